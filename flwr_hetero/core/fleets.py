@@ -1,0 +1,118 @@
+"""Named fleets: which device profile each node of an emulated fleet has."""
+
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.core.errors import invalid
+
+REAL = "real"
+"""The fleet that is not emulated: real devices, real clocks."""
+
+PAPER_5_CPU_SHARES = (4.0, 2.0, 1.0, 0.5, 0.1)
+"""TiFL, section 5.1: five equal groups of clients by CPUs."""
+
+GPU_CPU_GAP = 32.0
+"""Biased local SGD, section 5.1: the widest gap, gamma = 1/32."""
+
+WIFI_MBPS = (10, 50, 100, 200)
+"""Mercury, section 6.2: the bandwidths of its test bed, both ways."""
+
+WIFI_SECONDS_PER_EXAMPLE = 3e-5
+"""Such that the small CNN for 28x28 images (82 kB) computes and transfers in the ratio of the
+paper's ResNet-18 (45 MB; on a Jetson TX1 about half a second per batch of 32)."""
+
+NAMED_FLEETS: dict[str, tuple[DeviceProfile, ...]] = {
+    "uniform": (DeviceProfile(name="reference"),),
+    "paper-5": tuple(
+        DeviceProfile(compute_factor=share, name=f"{share:g} CPU") for share in PAPER_5_CPU_SHARES
+    ),
+    "gpu-cpu": (
+        *[DeviceProfile(compute_factor=GPU_CPU_GAP, name="GPU")] * 4,
+        DeviceProfile(name="CPU"),
+    ),
+    **{
+        f"wifi-{mbps}": (
+            DeviceProfile(
+                uplink_mbps=mbps,
+                downlink_mbps=mbps,
+                seconds_per_example=WIFI_SECONDS_PER_EXAMPLE,
+                name=f"{mbps} Mbit/s",
+            ),
+        )
+        for mbps in WIFI_MBPS
+    },
+}
+"""Name to equally large groups of devices."""
+
+
+def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
+    """Give each node of a fleet its device profile.
+
+    Parameters
+    ----------
+    fleet : str
+        A name in ``NAMED_FLEETS``, or the path of a TOML file with ``[[device]]`` tables that
+        hold fields of :class:`DeviceProfile` and a relative ``share`` of the nodes (default 1).
+    num_nodes : int
+        Number of nodes; node i is the one with ``partition-id`` i.
+
+    Returns
+    -------
+    list of DeviceProfile
+        One per node; groups are contiguous, sizes differ by at most 1 from their share.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown or the file is not of that form.
+
+    Examples
+    --------
+    >>> [device.compute_factor for device in named_fleet("paper-5", 10)]
+    [4.0, 4.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
+    """
+    if num_nodes < 1:
+        raise invalid("num_nodes", num_nodes, "be at least 1", "start some SuperNodes")
+    if fleet in NAMED_FLEETS:
+        groups = [(device, 1.0) for device in NAMED_FLEETS[fleet]]
+    else:
+        groups = _read_fleet(fleet)
+    total = sum(share for _, share in groups)
+    ends = 0.0
+    profiles: list[DeviceProfile] = []
+    for device, share in groups:
+        ends += share
+        upto = round(num_nodes * ends / total)
+        profiles += [device] * (upto - len(profiles))
+    return profiles
+
+
+def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
+    cure = f"use one of {', '.join(sorted(NAMED_FLEETS))}, or the path of a TOML file"
+    path = Path(fleet).expanduser()
+    if path.suffix != ".toml" or not path.is_file():
+        raise invalid("fleet", fleet, "be a known name or an existing .toml file", cure)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("device", [])
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise invalid("fleet", fleet, f"be valid TOML ({error})", cure) from error
+    if not isinstance(tables, list) or not tables:
+        raise invalid("fleet", fleet, "hold at least one [[device]] table", "add one")
+    return [_read_device(table) for table in tables]
+
+
+def _read_device(table: dict[str, Any]) -> tuple[DeviceProfile, float]:
+    known = {field.name.replace("_", "-"): field.name for field in fields(DeviceProfile)}
+    settings = {key.replace("_", "-"): value for key, value in table.items()}
+    share = settings.pop("share", 1.0)
+    if not isinstance(share, (int, float)) or not share > 0:
+        raise invalid("share", share, "be a positive number", "it is relative to the others")
+    if unknown := sorted(set(settings) - set(known)):
+        raise invalid("[[device]]", unknown, f"hold only {sorted(known)} and share", "rename it")
+    for key, value in settings.items():
+        if isinstance(value, str) != (key == "name"):
+            raise invalid(key, value, "be a number (name: a text)", "correct the fleet file")
+    return replace(DeviceProfile(), **{known[key]: settings[key] for key in settings}), float(share)

@@ -1,0 +1,221 @@
+"""The order server: whose pairs are balanced together, and which order each node has."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flwr_hetero.core.order_book import Answer, OrderBook, Report
+from flwr_hetero.core.shared_balance import own_share, shared_balance
+
+NEARLY = 1.03
+"""Orders are taken as equally long up to this factor."""
+OUTLIER = 3.0
+"""A node whose differences are longer than this many times the median node's walks alone."""
+
+
+class Balanced(NamedTuple):
+    """What the reports of a round came to.
+
+    Parameters
+    ----------
+    num_pairs : int
+        Pairs that got a sign.
+    num_together : int
+        Those of them that were balanced in company.
+    own_share : float
+        Mean weight of nodes' own sums in them; 0 if there were none.
+    signed_sum : float
+        Longest signed sum of a company, in usual lengths of a difference; 0 if there was none.
+    """
+
+    num_pairs: int = 0
+    num_together: int = 0
+    own_share: float = 0.0
+    signed_sum: float = 0.0
+
+
+class OrderServer:
+    """Balance pairs that arrive round by round, and keep every node's order (Algorithm 4).
+
+    Nodes at the same place of orders about equally long are balanced together, each of the others
+    by itself: a common sum is of no use to nodes that do not walk side by side. How much weight a
+    node's own sum has is up to :func:`~flwr_hetero.core.shared_balance.own_share`.
+
+    Parameters
+    ----------
+    exact : bool
+        Balance all nodes at the same place together, as the paper does. Otherwise a node whose
+        vectors are far longer than the others' walks alone, so that none rules the signs of all.
+
+    Examples
+    --------
+    >>> server = OrderServer()
+    >>> diffs = np.array([[1.0], [1.0]])
+    >>> server.receive([Report(node, 0, 4, 0, diffs) for node in ("a", "b")]).num_together
+    4
+    >>> server.answer("a").signs.tolist(), server.answer("b").signs.tolist()
+    ([1, 1], [-1, -1])
+    """
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
+        self.books: dict[str, OrderBook] = {}
+
+    def answer(self, node: str) -> Answer:
+        """Tell a node which order is next.
+
+        Parameters
+        ----------
+        node : str
+            Its identity.
+
+        Returns
+        -------
+        Answer
+            Version 0 for a node that was never heard of.
+        """
+        book = self.books.get(node)
+        return Answer() if book is None else book.answer()
+
+    def receive(self, reports: Iterable[Report]) -> Balanced:
+        """Balance the pairs of a round.
+
+        Parameters
+        ----------
+        reports : iterable of Report
+            In the order in which nodes are visited within a step.
+
+        Returns
+        -------
+        Balanced
+            For the history.
+        """
+        fitting = [report for report in reports if self._book(report).follows(report)]
+        companies = _companies(fitting, exact=self.exact)
+        facts = [self._balance(company) for company in companies]
+        if not facts:
+            return Balanced()
+        pairs = [fact.num_pairs for fact in facts]
+        return Balanced(
+            sum(pairs),
+            sum(fact.num_together for fact in facts),
+            float(np.average([fact.own_share for fact in facts], weights=pairs)),
+            max(fact.signed_sum for fact in facts),
+        )
+
+    def rename(self, old: str, new: str) -> None:
+        """Keep a node's book under a better identity.
+
+        Parameters
+        ----------
+        old, new : str
+            Identities; if both have a book, that of the new one stays.
+        """
+        book = self.books.pop(old, None)
+        if book is not None:
+            self.books.setdefault(new, book)
+
+    def _book(self, report: Report) -> OrderBook:
+        book = self.books.get(report.node)
+        if book is None or len(book.order) != report.num_units:
+            book = OrderBook(np.arange(report.num_units))
+            if report.version:  # its order is not known here: it gets a fresh one
+                book.version, book.lost = report.version + 1, True
+            self.books[report.node] = book
+        return book
+
+    def _balance(self, company: Sequence[Report]) -> Balanced:
+        books = [self.books[report.node] for report in company]
+        _introduce(books, frozenset(report.node for report in company))
+        diffs = [report.diffs for report in company]
+        overlaps = [book.overlap for book in books]
+        shares = own_share(overlaps, len(books)) if len(books) > 1 else np.ones(1)
+        running_sum, signs = shared_balance([book.own_sum for book in books], diffs, shares)
+        for book, own in zip(books, signs, strict=True):
+            book.add(own)
+        lengths = [np.linalg.norm(each) for each in diffs]
+        num_pairs = sum(map(len, signs))
+        usual = float(np.linalg.norm(lengths) / np.sqrt(num_pairs)) or 1.0
+        together = num_pairs if len(books) > 1 else 0
+        signed_sum = float(np.linalg.norm(running_sum)) / usual
+        return Balanced(num_pairs, together, float(shares.mean()), signed_sum)
+
+    # --- state -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all books, flat: ``node/field``, and the companies once each."""
+        number: dict[frozenset[str] | None, int] = {None: -1}
+        state: dict[str, Any] = {}
+        for node, book in self.books.items():
+            fields = vars(book) | {"own_sum": book.own_sum.copy()}  # it is changed in place
+            fields["company"] = number.setdefault(book.company, len(number) - 1)
+            state |= {f"{node}/{name}": value for name, value in fields.items()}
+        companies = [sorted(company) for company in number if company is not None]
+        state = {name: value for name, value in state.items() if value is not None}
+        return state | {"companies": json.dumps(companies)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``; every node gets its order whole, it may have lost it.
+
+        Parameters
+        ----------
+        state : mapping
+            As saved.
+        """
+        companies: list[frozenset[str] | None] = [
+            frozenset(names) for names in json.loads(state["companies"])
+        ]
+        fields: dict[str, dict[str, Any]] = {}
+        for key, value in state.items():
+            node, _, name = key.rpartition("/")
+            if node:
+                fields.setdefault(node, {})[name] = value
+        for values in fields.values():
+            values["company"] = [*companies, None][values["company"]]
+            values["own_sum"], values["lost"] = values["own_sum"].copy(), True
+        self.books = {node: OrderBook(**values) for node, values in fields.items()}
+
+
+def _companies(reports: Sequence[Report], *, exact: bool) -> list[list[Report]]:
+    """Put nodes together that walk side by side, those with far longer vectors by themselves."""
+    places = _places(reports)
+    together: dict[tuple[int, ...], list[Report]] = {}
+    for report in reports:
+        together.setdefault(places[_place(report)], []).append(report)
+    if exact:
+        return list(together.values())
+    companies = []
+    for company in together.values():
+        lengths = [float(np.linalg.norm(r.diffs)) for r in company]
+        limit = OUTLIER * float(np.median(lengths))
+        pairs = list(zip(company, lengths, strict=True))
+        companies.append([report for report, length in pairs if length <= limit])
+        companies += [[report] for report, length in pairs if length > limit]
+    return companies
+
+
+def _place(report: Report) -> tuple[int, int, int]:
+    return report.first_pair, report.num_units, len(report.diffs)
+
+
+def _places(reports: Sequence[Report]) -> dict[tuple[int, int, int], tuple[int, int, int]]:
+    """Map each place to the first one, in rising order, that is nearly the same."""
+    places: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+    leader = (-1, 0, 0)
+    for place in sorted({_place(report) for report in reports}):
+        near = (max(a, b) <= NEARLY * min(a, b) for a, b in zip(place[1:], leader[1:], strict=True))
+        if place[0] != leader[0] or not all(near):
+            leader = place
+        places[place] = leader
+    return places
+
+
+def _introduce(books: Sequence[OrderBook], company: frozenset[str]) -> None:
+    """Tell nodes with whom they are now; companies are compared once each."""
+    known: dict[frozenset[str] | None, int] = {None: 0}
+    for book in books:
+        if book.company not in known:
+            known[book.company] = len(company & (book.company or frozenset()))
+        book.meet(company, known[book.company])

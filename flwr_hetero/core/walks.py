@@ -1,0 +1,231 @@
+"""Walks of one node through its units, pass after pass: the baselines of CD-GraB.
+
+Every walk has an ``order``, a ``position`` in it, and takes the vectors of the units just visited.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_hetero.core.orders import Signs, checked_order, reorder, unit_signs
+from flwr_hetero.core.pair_balance import Vectors, pair_balance
+
+NO_VECTORS: Vectors = np.zeros((0, 0), np.float32)
+NO_SIGNS: Signs = np.zeros(0, np.int8)
+
+
+class Walk:
+    """Always the same order: shuffle-once, since units are numbered at random.
+
+    Parameters
+    ----------
+    num_units : int
+        Units of the node.
+    seed : int
+        Seed, where the walk draws.
+
+    Attributes
+    ----------
+    order : ndarray of int64, shape (num_units,)
+        The order of this pass, at first ``range(num_units)``.
+    position : int
+        Units visited in this pass.
+
+    Examples
+    --------
+    >>> walk = Walk(3)
+    >>> [walk.take(2).tolist() for _ in range(3)]
+    [[0, 1], [2], [0, 1]]
+    """
+
+    watching = False
+    """Whether the vectors of the units visited next are wanted."""
+
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        self.order: NDArray[np.int64] = np.arange(num_units)
+        self.seed, self.position = seed, 0
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Visit the next units; a pass ends where the order does.
+
+        Parameters
+        ----------
+        count : int
+            Units wanted.
+
+        Returns
+        -------
+        ndarray of int64, shape (at most count,)
+            Their numbers.
+        """
+        if self.position >= len(self.order):
+            self.turn()
+            self.position = 0
+        units = self.order[self.position : self.position + count]
+        self.position += len(units)
+        return units
+
+    def see(self, vectors: Vectors) -> None:
+        """Take the vectors of the units that were just visited.
+
+        Parameters
+        ----------
+        vectors : ndarray of float, shape (num_units, dim)
+            Copied where kept, so that the caller may write over them.
+        """
+
+    def turn(self) -> None:
+        """Find the order of the next pass."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to continue, flat."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``; keys of others are passed over.
+
+        Parameters
+        ----------
+        state : mapping
+            Of a walk of the same class.
+
+        Raises
+        ------
+        ValueError
+            If a key is missing or the order is no permutation.
+        """
+        if missing := [name for name in vars(self) if name not in state]:
+            raise ValueError(f"the saved walk lacks {missing}: start afresh.")
+        checked_order(state["order"])
+        for name in vars(self):
+            setattr(self, name, state[name])
+
+
+class Reshuffled(Walk):
+    """A fresh random order for each pass: D-RR, if every node has a seed of its own.
+
+    Examples
+    --------
+    >>> walk = Reshuffled(5, seed=1)
+    >>> walk.take(5).tolist() == walk.take(5).tolist()
+    False
+    """
+
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        super().__init__(num_units, seed)
+        self.num_passes = 0
+        self.turn()
+
+    def turn(self) -> None:
+        """Draw the order of the next pass."""
+        rng = np.random.default_rng([self.seed, self.num_passes])
+        self.order, self.num_passes = rng.permutation(len(self.order)), self.num_passes + 1
+
+
+class PairWalk(Walk):
+    """Make differences of pairs from the vectors of units visited one after the other.
+
+    Examples
+    --------
+    >>> walk = PairWalk(4)
+    >>> [walk.differ(np.array([[v]])).tolist() for v in (3.0, 1.0, 5.0)]
+    [[], [[2.0]], []]
+    """
+
+    watching = True
+
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        super().__init__(num_units, seed)
+        self.half: Vectors = NO_VECTORS
+
+    def differ(self, vectors: Vectors) -> Vectors:
+        """Return the differences of the pairs that are now complete, and keep half a pair.
+
+        Parameters
+        ----------
+        vectors : ndarray of float, shape (num_units, dim)
+            Of the units visited next.
+
+        Returns
+        -------
+        ndarray of float, shape (num_pairs, dim)
+            First minus second.
+        """
+        if len(self.half):
+            vectors = np.concatenate([self.half, vectors])
+        paired = len(vectors) // 2 * 2
+        self.half = vectors[paired:].copy()
+        return np.asarray(vectors[0:paired:2] - vectors[1:paired:2])
+
+
+class OwnPairs(PairWalk):
+    """Balance the node's own pairs: ID-GraB(PairBal), which needs no server.
+
+    Examples
+    --------
+    >>> walk = OwnPairs(4)
+    >>> _ = walk.take(4)
+    >>> walk.see(np.array([[3.0], [1.0], [5.0], [1.0]]))
+    >>> walk.take(4).tolist()
+    [0, 3, 2, 1]
+    """
+
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        super().__init__(num_units, seed)
+        self.total, self.signs = NO_VECTORS, NO_SIGNS
+
+    def see(self, vectors: Vectors) -> None:
+        """Give signs to the pairs that are complete."""
+        diffs = self.differ(vectors)
+        if len(diffs):
+            start = self.total if self.total.size else np.zeros_like(diffs[0])
+            self.total, signs = pair_balance(start, diffs)
+            self.signs = np.concatenate([self.signs, signs])
+
+    def turn(self) -> None:
+        """Reorder by the signs of the pass; the signed sum starts from zero again."""
+        if self.signs.size:
+            self.order = reorder(self.order, unit_signs(self.signs, len(self.order)))
+        self.half, self.total, self.signs = NO_VECTORS, NO_VECTORS, NO_SIGNS
+
+
+class OwnMean(Walk):
+    """Balance each unit against the mean of the pass before: ID-GraB(Bal), GraB on each node.
+
+    Notes
+    -----
+    The mean is that of the vectors as they came, in the first pass zero. (Some published code
+    takes the mean of vectors from which the old mean was subtracted already.)
+
+    Examples
+    --------
+    >>> walk = OwnMean(2)
+    >>> _ = walk.take(2)
+    >>> walk.see(np.array([[3.0], [1.0]]))
+    >>> walk.take(1).tolist(), walk.mean.tolist()
+    ([0], [2.0])
+    """
+
+    watching = True
+
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        super().__init__(num_units, seed)
+        self.mean, self.sum, self.total, self.signs = *[NO_VECTORS] * 3, NO_SIGNS
+
+    def see(self, vectors: Vectors) -> None:
+        """Give each unit its sign."""
+        if not self.total.size:
+            self.total = self.sum = np.zeros_like(vectors[0])
+        mean = self.mean if self.mean.size else np.zeros_like(vectors[0])
+        self.total, signs = pair_balance(self.total, vectors - mean)
+        self.sum = self.sum + vectors.sum(axis=0)
+        self.signs = np.concatenate([self.signs, signs])
+
+    def turn(self) -> None:
+        """Reorder by the signs of the pass; its mean is subtracted in the next one."""
+        if self.signs.size:
+            self.order = reorder(self.order, self.signs)
+            self.mean = self.sum / self.sum.dtype.type(len(self.signs))
+        self.sum, self.total, self.signs = NO_VECTORS, NO_VECTORS, NO_SIGNS
