@@ -1,0 +1,168 @@
+"""Ask every node how long its local training takes (TiFL, section 4.2)."""
+
+from collections.abc import Sequence
+from logging import INFO
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_hetero import keys
+from flwr_hetero.strategy.reply_checks import Expected
+from flwr_hetero.strategy.rounds import timed_exchange
+
+if TYPE_CHECKING:
+    from flwr_hetero.strategy.wrapper import Wrapper
+
+CLIENT_APP_RAISED_EXCEPTION = 2
+"""Flower's error code for a ClientApp without a handler for the message."""
+
+
+class Measured(NamedTuple):
+    """Latencies of a profiling.
+
+    Parameters
+    ----------
+    node_ids : list of int
+        The nodes asked.
+    rounds : ndarray of float64, shape (sync_rounds, num_nodes)
+        Latency in seconds; NaN where a node did not answer.
+    """
+
+    node_ids: list[int]
+    rounds: NDArray[np.float64]
+
+
+def profile_nodes(
+    strategy: "Wrapper",
+    grid: Grid,
+    node_ids: Sequence[int],
+    *,
+    server_round: int,
+    sync_rounds: int,
+    warmup_rounds: int,
+    t_max: float,
+) -> Measured:
+    """Measure the latency of nodes in some rounds of their own.
+
+    The instruction has the message type ``train.profile``, which the ClientApp answers with
+    the time its training takes and no arrays. A ClientApp without a handler for it is sent an
+    ordinary training message instead, the result of which is thrown away.
+
+    Parameters
+    ----------
+    strategy : Wrapper
+        Whose session counts the time and the failures.
+    grid : Grid
+        The fleet.
+    node_ids : sequence of int
+        Whom to ask.
+    server_round : int
+        Current round, told to the nodes.
+    sync_rounds : int
+        Rounds that count.
+    warmup_rounds : int
+        Rounds before them that do not (a cold start can take ten times as long).
+    t_max : float
+        Time-out of a round, in seconds of the fleet's clock.
+
+    Returns
+    -------
+    Measured
+        Latency of each node and round.
+    """
+    nodes = list(node_ids)
+    column = {node_id: i for i, node_id in enumerate(nodes)}
+    kind = dict.fromkeys(nodes, keys.PROFILE_MESSAGE)
+    rounds = np.full((sync_rounds, len(nodes)), np.nan)
+    log(INFO, "Profiling %d nodes: %d + %d rounds", len(nodes), warmup_rounds, sync_rounds)
+    for number in range(warmup_rounds + sync_rounds):
+        messages = [
+            profile_message(strategy, node_id, kind[node_id], server_round, number)
+            for node_id in nodes
+        ]
+        strategy.session.ask(messages, grid)
+        replies = timed_exchange(strategy, grid, messages, t_max).replies
+        _fall_back(replies, messages, kind)
+        good = strategy.session.take_in(replies, Expected(metrics=False))
+        if number >= warmup_rounds:
+            for wrapper in strategy.wrappers():
+                wrapper.on_profile_replies(good)
+            for node_id, latency in strategy.session.latency.items():
+                rounds[number - warmup_rounds, column[node_id]] = latency.seconds
+    return Measured(nodes, rounds)
+
+
+def call_the_roll(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
+    """Find out who is who after a resume; its time is no part of the run.
+
+    Nodes whose ClientApp does not know ``train.profile`` stay unknown until they have trained.
+
+    Parameters
+    ----------
+    strategy : Wrapper
+        Whose roster learns the identities of the nodes online.
+    grid : Grid
+        The fleet.
+    t_max : float
+        Time-out, in seconds of the fleet's clock.
+    """
+    session = strategy.session
+    session.roster.learn(grid)
+    unknown = sorted(node for node in grid.get_node_ids() if not session.roster.knows(node))
+    virtual_s, wall_s = session.virtual_s, session.wall_s
+    if unknown:
+        profile_nodes(
+            strategy, grid, unknown, server_round=0, sync_rounds=0, warmup_rounds=1, t_max=t_max
+        )
+    session.virtual_s, session.wall_s = virtual_s, wall_s
+
+
+def profile_message(
+    strategy: "Wrapper", node_id: int, kind: str, server_round: int, number: int
+) -> Message:
+    """Make the instruction that asks a node for its latency.
+
+    Parameters
+    ----------
+    strategy : Wrapper
+        Its session has the current model and settings, which real training needs.
+    node_id : int
+        Destination.
+    kind : str
+        ``train.profile``, or ``train`` for ClientApps that do not know it.
+    server_round, number : int
+        Current round, and number of the profiling round.
+
+    Returns
+    -------
+    Message
+        With a config record of its own.
+    """
+    session, leaf = strategy.session, strategy.leaf
+    config = ConfigRecord(dict((session.config or ConfigRecord()).items()))
+    config[keys.SERVER_ROUND] = server_round
+    config[keys.PROFILE_ROUND] = number
+    content = RecordDict(
+        {
+            getattr(leaf, "arrayrecord_key", "arrays"): session.arrays or ArrayRecord(),
+            getattr(leaf, "configrecord_key", "config"): config,
+        }
+    )
+    return Message(content, dst_node_id=node_id, message_type=kind)
+
+
+def _fall_back(replies: list[Message], messages: list[Message], kind: dict[int, str]) -> None:
+    """Send nodes whose ClientApp does not know the message an ordinary one from now on."""
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+    for reply in replies:
+        node_id = asked.get(reply.metadata.reply_to_message_id)
+        if (
+            node_id is not None
+            and reply.has_error()
+            and reply.error.code == CLIENT_APP_RAISED_EXCEPTION
+        ):
+            kind[node_id] = MessageType.TRAIN

@@ -1,0 +1,214 @@
+"""What a reply must look like before any strategy sees it."""
+
+import io
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from numpy.typing import NDArray
+
+from flwr_hetero import keys
+
+
+class Expected(NamedTuple):
+    """What the replies of an exchange must hold.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord or None
+        The arrays sent out; replies must have the same names and shapes. None: not checked.
+    weight_key : str or None
+        Metric that must be a finite number of at least 0. None: not checked.
+    metrics : bool
+        Whether exactly one MetricRecord must be there.
+    """
+
+    arrays: ArrayRecord | None = None
+    weight_key: str | None = None
+    metrics: bool = True
+
+
+def why_bad(reply: Message, expected: Expected) -> str | None:
+    """Tell what is wrong with a reply.
+
+    Parameters
+    ----------
+    reply : Message
+        A reply.
+    expected : Expected
+        What it must hold.
+
+    Returns
+    -------
+    str or None
+        A reason for people, None if the reply is good.
+    """
+    if reply.has_error():
+        return f"error {reply.error.code}: {_one_line(reply.error.reason)}"
+    content = reply.content
+    if expected.arrays is not None:
+        records = list(content.array_records.values())
+        if len(records) != 1:
+            return f"{len(records)} ArrayRecords instead of 1"
+        if reason := _why_bad_arrays(records[0], expected.arrays):
+            return reason
+    if expected.metrics:
+        metrics = list(content.metric_records.values())
+        if len(metrics) != 1:
+            return f"{len(metrics)} MetricRecords instead of 1"
+        return _why_bad_weight(metrics[0], expected.weight_key)
+    return None
+
+
+def odd_ones_out(replies: Sequence[Message]) -> list[int]:
+    """Find replies whose metric names differ from those of the majority.
+
+    Flower's strategies stop the whole run when they differ.
+
+    Parameters
+    ----------
+    replies : sequence of Message
+        Good replies.
+
+    Returns
+    -------
+    list of int
+        Positions of the replies to drop; at a tie the names seen first win.
+    """
+    names = [
+        (key, frozenset(record))
+        for m in replies
+        for key, record in m.content.metric_records.items()
+    ]
+    if len(set(names)) <= 1:
+        return []
+    usual = Counter(names).most_common(1)[0][0]
+    return [i for i, name in enumerate(names) if name != usual]
+
+
+def drop_private_metrics(reply: Message) -> dict[str, Any]:
+    """Take our own keys out of a reply's metrics, so that the wrapped strategy sees its own only.
+
+    Parameters
+    ----------
+    reply : Message
+        Its MetricRecords are changed in place.
+
+    Returns
+    -------
+    dict
+        What was taken out.
+    """
+    taken: dict[str, Any] = {}
+    for record in reply.content.metric_records.values():
+        for key in [k for k in record if k == keys.TRAIN_TIME or k.startswith(keys.PREFIX)]:
+            taken[key] = record.pop(key)
+    return taken
+
+
+def view_array(array: Array) -> NDArray[Any]:
+    """Look at an array of a reply without copying its payload and without pickle.
+
+    Parameters
+    ----------
+    array : Array
+        In NumPy's npy format, as Flower sends it.
+
+    Returns
+    -------
+    ndarray
+        Read only.
+
+    Raises
+    ------
+    ValueError
+        If the payload is not a plain npy array.
+    """
+    start, shape, fortran, dtype = _read_header(array.data)
+    if dtype.hasobject:
+        raise ValueError("the array holds Python objects")
+    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
+    """Read where an npy file's values start, their shape, order and type."""
+    if data[6:7] == b"\1":  # the same few headers come again and again
+        start = 10 + int.from_bytes(data[8:10], "little")
+        return start, *_parse_header(data[:start])
+    stream = io.BytesIO(data)
+    if np.lib.format.read_magic(stream) != (2, 0):
+        raise ValueError("not an npy file of version 1 or 2")
+    header = np.lib.format.read_array_header_2_0(stream)
+    return stream.tell(), *header
+
+
+@lru_cache(maxsize=1024)
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    return np.lib.format.read_array_header_1_0(stream)
+
+
+def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | None:
+    if arrays.keys() != sent.keys():
+        return f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown"
+    for name, array in arrays.items():
+        try:
+            values = view_array(array)
+        except (ValueError, KeyError, TypeError, SyntaxError, OverflowError) as error:
+            return f"array {name!r} cannot be read ({_one_line(str(error))})"
+        if values.shape != tuple(sent[name].shape):
+            return f"array {name!r} has shape {values.shape} instead of {sent[name].shape}"
+        if values.dtype.kind not in "fiub":  # averaging may have made floats of integers
+            return f"array {name!r} has type {values.dtype}, which cannot be averaged"
+        if not _is_finite(values):
+            return f"array {name!r} holds NaN or infinity"
+    return None
+
+
+def _is_finite(values: NDArray[Any]) -> bool:
+    if values.dtype.kind != "f":
+        return True
+    flat = values.reshape(-1)
+    with np.errstate(all="ignore"):
+        if flat.dtype != np.float16 and np.isfinite(np.dot(flat, flat)):
+            return True  # no NaN or infinity can hide in a finite sum of squares
+    return bool(np.isfinite(flat).all())
+
+
+def weight_of(reply: Message, weight_key: str) -> float:
+    """Read the weight of a good reply.
+
+    Parameters
+    ----------
+    reply : Message
+        With one MetricRecord that holds the key.
+    weight_key : str
+        Name of the metric.
+
+    Returns
+    -------
+    float
+        Finite and at least 0.
+    """
+    (metrics,) = reply.content.metric_records.values()
+    return float(metrics[weight_key])  # type: ignore[arg-type]
+
+
+def _why_bad_weight(metrics: MetricRecord, weight_key: str | None) -> str | None:
+    if weight_key is None:
+        return None
+    weight = metrics.get(weight_key)
+    if isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0:
+        return None
+    return f"metric {weight_key!r} is {weight!r} instead of a number of at least 0"
+
+
+def _one_line(text: str | None) -> str:
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason given")[:200]

@@ -1,0 +1,70 @@
+"""A toy federated task with local steps: nodes descend to their own goal, one step at a time."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+LR = 0.25
+BATCH = 8
+
+
+def goal(partition: int) -> float:
+    """Give what node ``partition`` descends to."""
+    return 1.0 + partition
+
+
+def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
+    """Take gradient steps on (w - goal)^2 / 2."""
+    w = start
+    for _ in range(steps):
+        w = (w - LR * (w - goal(partition))).astype(np.float32)
+    return w
+
+
+def steps_app(claims=None, num_examples=None, reports=True, seen=None, mods=()) -> ClientApp:
+    """Make a ClientApp that takes ``num-steps`` steps.
+
+    ``claims``: partition to what it says instead of its steps; ``num_examples``: partition to
+    data size; ``reports``: whether it says how many steps it took; ``seen``: gets every config.
+    """
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        partition = int(context.node_config["partition-id"])
+        arrays, config = message.content["arrays"], message.content["config"]
+        steps = int(config.get("num-steps", 4))
+        if seen is not None:
+            seen.append((int(config["server-round"]), partition, dict(config)))
+        w = local_model(arrays["w"].numpy(), partition, steps)
+        before = arrays["n"].numpy()
+        count = np.asarray(before + steps, before.dtype)
+        metrics = MetricRecord(
+            {
+                "num-examples": (num_examples or {}).get(partition, 100),
+                "examples-processed": steps * BATCH,
+                "train-loss": float(np.mean((w - goal(partition)) ** 2)),
+            }
+        )
+        if reports:
+            metrics["num-steps"] = (claims or {}).get(partition, steps)
+        new = ArrayRecord({"w": Array(w), "n": Array(count)})
+        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
+
+    @app.train("profile")
+    def profile(message: Message, context: Context) -> Message:
+        work = {"num-examples": 100, "num-steps": 10, "examples-processed": 10 * BATCH}
+        content = RecordDict({"metrics": MetricRecord(work)})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 10, "eval-acc": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def steps_arrays() -> ArrayRecord:
+    """Make a model of one float array and one integer buffer."""
+    return ArrayRecord({"w": Array(np.zeros(3, np.float32)), "n": Array(np.array(0))})
