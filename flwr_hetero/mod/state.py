@@ -1,0 +1,70 @@
+"""A sampler's flat state in ``context.state``, where it outlives the ClientApp process."""
+
+from collections.abc import Mapping
+from typing import TypeAlias, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from numpy.typing import NDArray
+
+from flwr_hetero.keys import PREFIX
+
+State: TypeAlias = Mapping[str, NDArray[np.generic] | int | float | str | bool]
+
+
+def save_state(context: Context, name: str, state: State) -> None:
+    """Keep a flat state dict in the node's context until the next message.
+
+    Parameters
+    ----------
+    context : Context
+        The context handed to the ClientApp.
+    name : str
+        Name of the state, for instance the sampler's.
+    state : mapping of str to ndarray, int, float, str or bool
+        As from ``sampler.state_dict()``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import RecordDict
+    >>> context = Context(1, 1, {}, RecordDict(), {})
+    >>> save_state(context, "sampler", {"order": np.arange(3), "position": 2})
+    >>> load_state(context, "sampler")
+    {'order': array([0, 1, 2]), 'position': 2}
+    """
+    arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+    scalars = {key: value for key, value in state.items() if key not in arrays}
+    context.state[f"{PREFIX}{name}.arrays"] = ArrayRecord(
+        {key: Array(value) for key, value in arrays.items()}
+    )
+    context.state[f"{PREFIX}{name}.scalars"] = ConfigRecord(scalars)  # type: ignore[arg-type]
+
+
+def load_state(
+    context: Context, name: str
+) -> dict[str, NDArray[np.generic] | int | float | str | bool] | None:
+    """Read back what :func:`save_state` kept.
+
+    Parameters
+    ----------
+    context : Context
+        The context handed to the ClientApp.
+    name : str
+        As given to :func:`save_state`.
+
+    Returns
+    -------
+    dict or None
+        The state; None if the node has none (first message, or restarted) or it is damaged.
+    """
+    arrays = context.state.array_records.get(f"{PREFIX}{name}.arrays")
+    scalars = context.state.config_records.get(f"{PREFIX}{name}.scalars")
+    if arrays is None or scalars is None:
+        return None
+    try:
+        state: dict[str, NDArray[np.generic] | int | float | str | bool]
+        state = {key: array.numpy() for key, array in arrays.items()}
+        return state | cast(dict[str, int | float | str | bool], dict(scalars))
+    except (ValueError, TypeError, EOFError):
+        return None

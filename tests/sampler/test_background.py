@@ -1,0 +1,138 @@
+"""The worker is a real process; the tests that wait for it are marked as the slow ones."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flwr_hetero.sampler import background
+from flwr_hetero.sampler.background import Collected, collect_scores, start_scoring
+from flwr_hetero.sampler.scores import score_batches
+
+
+def data(count=600):
+    torch.manual_seed(0)
+    return nn.Linear(4, 3), torch.randn(count, 4), torch.randint(0, 3, (count,))
+
+
+def workers_of(folder: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if folder.encode() in arguments:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition, timeout_s=60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def scored(folder: str) -> int:
+    path = Path(folder, background.SCORES)
+    return path.stat().st_size // 8 if path.exists() else 0
+
+
+@pytest.mark.deploy
+def test_scores_are_those_of_the_model_then_and_nothing_stays_behind():
+    model, inputs, targets = data()
+    expected = score_batches(model, [(inputs, targets)], "loss")
+    folder = start_scoring(model, inputs, targets, "loss", batch_size=100)
+    with torch.no_grad():
+        model.weight.zero_()  # the worker has its own copy
+    wait_until(lambda: scored(folder) == 600)
+    wait_until(lambda: memory_mb(folder) < 60)  # it has made room while it waits
+    collected = collect_scores(folder)
+    np.testing.assert_allclose(collected.scores, expected, rtol=1e-6)
+    assert collected.seconds > 0
+    assert not Path(folder).exists()
+    wait_until(lambda: not workers_of(folder))
+
+
+def memory_mb(folder: str) -> float:
+    pids = workers_of(folder)
+    if len(pids) != 1:  # just being replaced
+        return float("inf")
+    (pid,) = pids
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+@pytest.mark.deploy
+def test_the_worker_outlives_its_parent_and_yields_when_collected():
+    code = (
+        "import torch; from torch import nn\n"
+        "from flwr_hetero.sampler.background import start_scoring\n"
+        "print(start_scoring(nn.Linear(4, 3), torch.randn(10**6, 4),"
+        " torch.zeros(10**6).long(), batch_size=1))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    folder = done.stdout.strip()
+    wait_until(lambda: scored(folder) > 20)
+    (pid,) = workers_of(folder)
+    assert os.getsid(pid) == pid, "a session of its own"
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    collected = collect_scores(folder)
+    assert 20 < len(collected.scores) < 10**6
+    wait_until(lambda: not workers_of(folder), timeout_s=20.0)
+    assert not Path(folder).exists()
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("count", [3, 10**6], ids=["waiting", "scoring"])
+def test_uncollected_it_ends_when_its_time_is_up(count):
+    model, inputs, targets = data(count)
+    folder = start_scoring(model, inputs, targets, batch_size=1, limit_s=3.0)
+    wait_until(lambda: not Path(folder).exists())
+    wait_until(lambda: not workers_of(folder), timeout_s=10.0)
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("count", [3, 10**6], ids=["waiting", "scoring"])
+def test_asked_to_end_it_leaves_nothing_behind(count):
+    folder = start_scoring(*data(count), batch_size=1)
+    wait_until(lambda: scored(folder) >= 3)
+    if count == 3:
+        wait_until(lambda: memory_mb(folder) < 60)
+        time.sleep(0.5)  # a Python that has just begun ends at once and cleans nothing
+    (pid,) = workers_of(folder)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not workers_of(folder))
+    assert not Path(folder).exists()
+
+
+@pytest.mark.deploy
+def test_a_job_that_fails_leaves_nothing_behind():
+    model, inputs, _ = data()
+    folder = start_scoring(model, inputs, torch.full((600,), 99))  # no such class
+    wait_until(lambda: not Path(folder).exists())
+    wait_until(lambda: not workers_of(folder), timeout_s=10.0)
+    assert collect_scores(folder) == Collected(pytest.approx(np.empty(0)), 0.0)
+
+
+def test_only_a_workers_folder_is_removed(tmp_path):
+    assert len(collect_scores(str(tmp_path)).scores) == 0
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [({"batch_size": 0}, "batch_size must be at least 1"), ({"limit_s": 0.0}, "limit_s must be")],
+)
+def test_refuses(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        start_scoring(*data(3), **arguments)
