@@ -1,0 +1,170 @@
+"""How Flower's programs are called for a fleet on this machine: commands, environment, ports."""
+
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from flwr_hetero.fleet.certificates import (
+    CA_CERTIFICATE,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+)
+from flwr_hetero.fleet.fleet_file import HOST, FleetFile, Node
+
+CONNECTION = "fleet"
+"""Name of the SuperLink connection in the fleet's own Flower configuration."""
+BIN = Path(sys.executable).parent
+
+
+def prepare(folder: Path, fleet: FleetFile) -> None:
+    """Make the folder of a fleet: keys, certificates, and Flower's configuration.
+
+    Parameters
+    ----------
+    folder : Path
+        Empty or new.
+    fleet : FleetFile
+        With ports.
+    """
+    for name in ("logs", "home", "homes"):
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    keys = folder / "keys"
+    make_authority(keys)
+    make_server_certificate(keys, [HOST, "localhost"])
+    for node in fleet.nodes:
+        make_node_key(keys, node.name)
+    (folder / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "{fleet.address}"\nroot-certificates = "{keys / CA_CERTIFICATE}"\n',
+        encoding="utf-8",
+    )
+
+
+def superlink_command(folder: Path, fleet: FleetFile) -> list[str]:
+    """Return the command of the SuperLink: TLS, authentication of SuperNodes, no installing.
+
+    Parameters
+    ----------
+    folder : Path
+        The fleet's folder.
+    fleet : FleetFile
+        Its port, and whether it keeps a database.
+
+    Returns
+    -------
+    list of str
+        Program and arguments.
+    """
+    keys = folder / "keys"
+    return [
+        str(BIN / "flower-superlink"),
+        *("--host", HOST, "--port", str(fleet.port)),
+        *("--ssl-ca-certfile", str(keys / CA_CERTIFICATE)),
+        *("--ssl-certfile", str(keys / SERVER_CERTIFICATE)),
+        *("--ssl-keyfile", str(keys / SERVER_KEY)),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *(("--database", str(folder / "state.db")) if fleet.database else ()),
+    ]
+
+
+def supernode_command(folder: Path, fleet: FleetFile, node: Node) -> list[str]:
+    """Return the command of a SuperNode, which knows its partition by its place in the fleet.
+
+    Parameters
+    ----------
+    folder : Path
+        The fleet's folder.
+    fleet : FleetFile
+        Has the node.
+    node : Node
+        With ports.
+
+    Returns
+    -------
+    list of str
+        Program and arguments.
+    """
+    keys, partition = folder / "keys", fleet.nodes.index(node)
+    return [
+        str(BIN / "flower-supernode"),
+        *("--superlink", f"{HOST}:{node.link_port or fleet.port}"),
+        *("--root-certificates", str(keys / CA_CERTIFICATE)),
+        *("--auth-supernode-private-key", str(keys / node.name)),
+        *("--port", str(node.port)),
+        *("--node-config", f"partition-id={partition} num-partitions={len(fleet.nodes)}"),
+    ]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Make an environment that keeps Flower at home and away from the network.
+
+    Parameters
+    ----------
+    home : Path
+        Its ``FLWR_HOME``; made if missing. Each process has its own: two SuperNodes with one
+        home unpack the same app over each other.
+
+    Returns
+    -------
+    dict of str to str
+        This process's environment with Flower's settings; one thread per ClientApp unless
+        ``OMP_NUM_THREADS`` says otherwise.
+    """
+    home.mkdir(mode=0o700, exist_ok=True)
+    return {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "NO_PROXY": f"{HOST},localhost",
+        "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports of the loopback interface that nobody listens on.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+
+    Returns
+    -------
+    list of int
+        All different.
+
+    Examples
+    --------
+    >>> len(set(free_ports(3)))
+    3
+    """
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def listens(port: int) -> bool:
+    """Tell whether somebody listens on a port of the loopback interface.
+
+    Parameters
+    ----------
+    port : int
+        The port.
+
+    Returns
+    -------
+    bool
+        True if a connection is accepted.
+    """
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0

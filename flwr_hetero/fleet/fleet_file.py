@@ -1,0 +1,212 @@
+"""What a real local fleet consists of, kept as a file in its folder."""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from math import inf, isinf
+from pathlib import Path
+from typing import Any
+
+from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.core.errors import invalid
+
+FILE = "fleet.json"
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One SuperNode.
+
+    Parameters
+    ----------
+    name : str
+        ``node-<partition-id>``; also its name in Flower's registry and that of its key.
+    cpu : float
+        Share of one CPU for its ClientApps, in (0, 1].
+    uplink_mbps, downlink_mbps : float
+        Speed of its link; infinite without a limit.
+    port : int
+        Of its own API, for its executor.
+    link_port : int
+        Where its slow link listens; 0 without a limit.
+    pid : int
+        Of the SuperNode; 0 if it was not started.
+    """
+
+    name: str
+    cpu: float = 1.0
+    uplink_mbps: float = inf
+    downlink_mbps: float = inf
+    port: int = 0
+    link_port: int = 0
+    pid: int = 0
+
+    @property
+    def has_link(self) -> bool:
+        """Whether its link is limited."""
+        return not (isinf(self.uplink_mbps) and isinf(self.downlink_mbps))
+
+
+@dataclass(frozen=True)
+class FleetFile:
+    """A fleet, as ``up`` left it.
+
+    Parameters
+    ----------
+    port : int
+        Of the SuperLink.
+    database : bool
+        Whether the SuperLink keeps its state in a file, and so over a restart.
+    superlink_pid, warden_pid : int
+        Process ids; 0 if not started.
+    nodes : list of Node
+        The SuperNodes, by partition.
+
+    Examples
+    --------
+    >>> fleet = FleetFile(port=9443, nodes=[Node("node-0", cpu=0.5)])
+    >>> FleetFile.from_text(fleet.to_text()) == fleet
+    True
+    """
+
+    port: int
+    database: bool = False
+    superlink_pid: int = 0
+    warden_pid: int = 0
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """Of the SuperLink, as Flower wants it."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def needs_warden(self) -> bool:
+        """Whether any node has a limit that somebody must enforce."""
+        return any(node.cpu < 1 or node.has_link for node in self.nodes)
+
+    def node(self, name: str) -> Node:
+        """Find a node.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+
+        Returns
+        -------
+        Node
+            Of that name.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise invalid("node", name, f"be one of {[n.name for n in self.nodes]}", "check the name")
+
+    def with_node(self, node: Node) -> "FleetFile":
+        """Return a copy in which a node of the same name is replaced.
+
+        Parameters
+        ----------
+        node : Node
+            The new one.
+
+        Returns
+        -------
+        FleetFile
+            The copy.
+        """
+        return replace(self, nodes=[node if n.name == node.name else n for n in self.nodes])
+
+    def to_text(self) -> str:
+        """Return this fleet as JSON."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> "FleetFile":
+        """Read what :meth:`to_text` wrote.
+
+        Parameters
+        ----------
+        text : str
+            JSON.
+
+        Returns
+        -------
+        FleetFile
+            An equal fleet.
+        """
+        facts: dict[str, Any] = json.loads(text)
+        return cls(**facts | {"nodes": [Node(**node) for node in facts["nodes"]]})
+
+    def save(self, folder: Path) -> None:
+        """Replace the file in one step.
+
+        Parameters
+        ----------
+        folder : Path
+            The fleet's folder.
+        """
+        draft = folder / f"{FILE}.draft"
+        draft.write_text(self.to_text(), encoding="utf-8")
+        draft.replace(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> "FleetFile":
+        """Read the file.
+
+        Parameters
+        ----------
+        folder : Path
+            The fleet's folder.
+
+        Returns
+        -------
+        FleetFile
+            As last saved.
+
+        Raises
+        ------
+        ValueError
+            If there is no fleet in the folder.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            raise invalid("dir", str(folder), "hold a fleet", "start one with `up`")
+        return cls.from_text(path.read_text(encoding="utf-8"))
+
+
+def nodes_of(profiles: list[DeviceProfile]) -> list[Node]:
+    """Turn device profiles into limits for SuperNodes on this machine.
+
+    Parameters
+    ----------
+    profiles : list of DeviceProfile
+        One per node. The fastest device gets one whole CPU, the others their part of it.
+
+    Returns
+    -------
+    list of Node
+        Without ports.
+
+    Examples
+    --------
+    >>> devices = [DeviceProfile(2.0), DeviceProfile(0.5, uplink_mbps=10.0)]
+    >>> [(node.cpu, node.uplink_mbps) for node in nodes_of(devices)]
+    [(1.0, inf), (0.25, 10.0)]
+    """
+    fastest = max(profile.compute_factor for profile in profiles)
+    return [
+        Node(
+            name=f"node-{number}",
+            cpu=profile.compute_factor / fastest,
+            uplink_mbps=profile.uplink_mbps,
+            downlink_mbps=profile.downlink_mbps,
+        )
+        for number, profile in enumerate(profiles)
+    ]

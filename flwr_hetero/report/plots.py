@@ -1,0 +1,126 @@
+"""The plots of a run: what there is to draw, and the drawing of it."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from flwr_hetero.report.history import History
+from flwr_hetero.report.node_plots import draw_latency, draw_selection
+from flwr_hetero.report.progress_plots import (
+    draw_main_metric,
+    draw_other_metrics,
+    draw_round_times,
+)
+from flwr_hetero.report.style import Theme, png
+from flwr_hetero.report.tier_plots import draw_tiers
+from flwr_hetero.report.wrapper_plots import draw_wrapper, wrappers_of
+
+
+class Plot(NamedTuple):
+    """One figure of the report.
+
+    Parameters
+    ----------
+    name : str
+        Stem of its PNG.
+    heading, caption : str
+        For the page.
+    draw : callable
+        History to Figure, or None where the history has nothing for it.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    draw: Callable[[History], Figure | None]
+
+
+PLOTS = (
+    Plot(
+        "progress",
+        "Progress",
+        "The filled dot is the last value, the ring the best. The fleet's clock is the time that "
+        "the nodes need; emulated devices make it virtual.",
+        draw_main_metric,
+    ),
+    Plot(
+        "metrics", "Other metrics", "As the nodes and the server reported them.", draw_other_metrics
+    ),
+    Plot(
+        "tiers",
+        "Tiers",
+        "Tier 0 holds the fastest nodes. Chances and credits are those after the round.",
+        draw_tiers,
+    ),
+    Plot(
+        "time",
+        "Time and traffic",
+        "A round takes as long as the slowest node that was asked. With tiers, the colour is that "
+        "of the round's tier.",
+        draw_round_times,
+    ),
+    Plot(
+        "latency",
+        "Latency of the nodes",
+        "From the instruction to the reply, as each node reports it; nodes by tier, then latency.",
+        draw_latency,
+    ),
+    Plot(
+        "selection",
+        "Who trained",
+        "Nodes by tier, then latency.",
+        draw_selection,
+    ),
+)
+
+
+def plots_of(history: History) -> list[Plot]:
+    """Return the plots for a history: the fixed ones, then one per wrapper with figures.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    list of Plot
+        Each may still turn out to have nothing to show.
+    """
+    wrappers = [
+        Plot(
+            "wrapper-" + re.sub(r"[^\w-]+", "-", section),
+            section,
+            "Figures of this wrapper, round by round.",
+            partial(draw_wrapper, section=section),
+        )
+        for section in wrappers_of(history)
+    ]
+    return [*PLOTS, *wrappers]
+
+
+def render(plot: Plot, history: History, theme: Theme) -> bytes | None:
+    """Draw a plot.
+
+    Parameters
+    ----------
+    plot : Plot
+        What to draw.
+    history : History
+        A run.
+    theme : Theme
+        How it looks.
+
+    Returns
+    -------
+    bytes or None
+        A PNG; None if there is nothing to show.
+    """
+    if not history.rounds:
+        return None
+    with theme.applied():
+        drawn = plot.draw(history)
+        return None if drawn is None else png(drawn)

@@ -1,0 +1,241 @@
+"""How figures look: two themes, colours that colour-blind readers can tell apart, axes."""
+
+import io
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from flwr_hetero.report.units import is_share, words
+
+# Okabe and Ito's colours: distinct under all common forms of colour blindness.
+BLUE, SKY, GREEN, ORANGE, RED = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00"
+TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
+"""From the fastest tier to the slowest."""
+RUN_COLOURS = (BLUE, RED, GREEN, "#cc79a7", ORANGE, SKY, "#8c8c8c")
+RUN_STYLES = ("-", "--", "-.", ":")
+DPI = 144
+WIDTH = 10.0
+"""Inches; shown across the page."""
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g} %")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of paper and ink.
+
+    Parameters
+    ----------
+    name : str
+        For file names and pages.
+    paper, ink, muted, grid : str
+        Background, text, secondary text and grid lines.
+    """
+
+    name: str
+    paper: str
+    ink: str
+    muted: str
+    grid: str
+
+    def applied(self) -> AbstractContextManager[None]:
+        """Return a context in which figures are drawn in this theme."""
+        return mpl.rc_context(
+            {
+                "figure.facecolor": self.paper,
+                "axes.facecolor": self.paper,
+                "savefig.facecolor": self.paper,
+                "legend.facecolor": self.paper,
+                "text.color": self.ink,
+                "text.parse_math": False,  # names of nodes may hold a dollar sign
+                "axes.titlecolor": self.ink,
+                "axes.labelcolor": self.muted,
+                "axes.edgecolor": self.grid,
+                "xtick.color": self.grid,
+                "ytick.color": self.grid,
+                "xtick.labelcolor": self.muted,
+                "ytick.labelcolor": self.muted,
+                "grid.color": self.grid,
+                "grid.linewidth": 0.8,
+                "axes.grid": True,
+                "axes.axisbelow": True,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.titlelocation": "left",
+                "axes.titlesize": 11,
+                "axes.titleweight": "bold",
+                "axes.labelsize": 10,
+                "font.size": 10,
+                "legend.frameon": False,
+                "legend.fontsize": 9,
+                "lines.linewidth": 1.8,
+                "lines.solid_capstyle": "round",
+                "hatch.linewidth": 0.8,
+                "savefig.dpi": DPI,
+            }
+        )
+
+
+LIGHT = Theme("light", paper="#ffffff", ink="#1c2430", muted="#5a6675", grid="#e3e7ec")
+DARK = Theme("dark", paper="#171c23", ink="#e8ecf1", muted="#a3afbd", grid="#303843")
+
+
+def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Make a figure of the page's width with a grid of panels.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Of the grid.
+    height : float
+        Inches.
+    **options
+        For ``Figure.subplots``.
+
+    Returns
+    -------
+    figure : Figure
+        Not known to pyplot, so that it needs no display and no closing.
+    axes : list of Axes
+        Row by row.
+    """
+    drawn = Figure(figsize=(WIDTH, height), layout="constrained")
+    return drawn, list(drawn.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def png(drawn: Figure) -> bytes:
+    """Render a figure.
+
+    Parameters
+    ----------
+    drawn : Figure
+        Any.
+
+    Returns
+    -------
+    bytes
+        A PNG without a time stamp: the same figure gives the same bytes.
+    """
+    file = io.BytesIO()
+    drawn.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def tier_colours(count: int) -> list[str]:
+    """Return a colour per tier, from fast (blue) to slow (vermilion).
+
+    Parameters
+    ----------
+    count : int
+        Number of tiers.
+
+    Returns
+    -------
+    list of str
+        Hexadecimal.
+
+    Examples
+    --------
+    >>> tier_colours(2)
+    ['#0072b2', '#d55e00']
+    """
+    ramp = LinearSegmentedColormap.from_list("tiers", TIER_RAMP, N=257)
+    return [to_hex(ramp(position)) for position in np.linspace(0, 1, max(count, 2))][:count]
+
+
+def run_look(number: int) -> dict[str, Any]:
+    """Return colour and line style of the n-th run or line of a panel.
+
+    Parameters
+    ----------
+    number : int
+        From 0.
+
+    Returns
+    -------
+    dict
+        For ``Axes.plot``; differs for the first 28.
+    """
+    style = RUN_STYLES[number // len(RUN_COLOURS) % len(RUN_STYLES)]
+    return {"color": RUN_COLOURS[number % len(RUN_COLOURS)], "linestyle": style}
+
+
+def metric_axis(axes: Axes, metric: str, values: NDArray[np.float64]) -> None:
+    """Label the y axis for a metric; accuracies in percent.
+
+    Parameters
+    ----------
+    axes : Axes
+        The panel.
+    metric : str
+        Name of the metric.
+    values : ndarray of float64
+        What is drawn.
+    """
+    shown = values[np.isfinite(values)]
+    if is_share(metric) and len(shown) and shown.min() >= 0 and shown.max() <= 1:
+        axes.yaxis.set_major_formatter(PERCENT)
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, 0.0), min(top, 1.03))
+    axes.set_ylabel(words(metric.rpartition("/")[2]))
+
+
+def zoom(axes: Axes, values: NDArray[np.float64], *, falls: bool) -> None:
+    """Leave the first steep steps of a long curve out of the y axis.
+
+    Parameters
+    ----------
+    axes : Axes
+        The panel.
+    values : ndarray of float64
+        What is drawn. Up to 20 values are all shown, of more the worst twentieth is not.
+    falls : bool, keyword-only
+        Whether low values are good.
+    """
+    shown = values[np.isfinite(values)]
+    if len(shown) > 20:
+        low, high = np.quantile(shown, (0.0, 0.95) if falls else (0.05, 1.0))
+        margin = 0.1 * (high - low)
+        if margin > 0:
+            axes.set_ylim(low - margin, high + margin)
+
+
+def round_axis(axes: Axes) -> None:
+    """Label the x axis for rounds.
+
+    Parameters
+    ----------
+    axes : Axes
+        The panel.
+    """
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=(1, 2, 5, 10)))
+    axes.set_xlabel("round")
+
+
+def positive_axis(axes: Axes, values: NDArray[np.float64]) -> None:
+    """Let the y axis begin at 0, or make it logarithmic where the values differ much.
+
+    Parameters
+    ----------
+    axes : Axes
+        The panel.
+    values : ndarray of float64
+        What is drawn.
+    """
+    shown = values[np.isfinite(values) & (values > 0)]
+    ratio = shown.max() / shown.min() if len(shown) else 1.0
+    if ratio > 20:
+        axes.set_yscale("log")
+        subs = (1.0, 2.0, 5.0) if ratio < 500 else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(subs=subs))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(bottom=0)

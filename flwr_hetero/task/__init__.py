@@ -1,0 +1,38 @@
+"""Data, small models and the training loop that the apps and benchmarks share."""
+
+from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node, train_node
+from flwr_hetero.task.data import (
+    Examples,
+    data_shape,
+    hold_out,
+    load_partition,
+    load_test,
+    partition_labels,
+)
+from flwr_hetero.task.models import make_model, model_from
+from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.settings import Settings
+from flwr_hetero.task.training import TrainResult, batch_losses, evaluate, train
+
+__all__ = [
+    "Examples",
+    "Node",
+    "Settings",
+    "TrainResult",
+    "batch_losses",
+    "central_evaluate",
+    "data_shape",
+    "evaluate",
+    "evaluate_node",
+    "hold_out",
+    "initial_arrays",
+    "load_partition",
+    "load_test",
+    "make_model",
+    "model_from",
+    "open_node",
+    "partition_labels",
+    "profile_node",
+    "train",
+    "train_node",
+]

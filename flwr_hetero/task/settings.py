@@ -1,0 +1,193 @@
+"""An app's run-config, read and checked before anything is trained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any, Self
+
+from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.fleets import REAL, named_fleet
+from flwr_hetero.task.models import MODELS
+from flwr_hetero.task.partitions import check_partition
+
+RUNS = "flwr-hetero-runs"
+"""Folder in the home directory for runs without an ``output-dir``."""
+_CURE = "correct it in --run-config or in the app's pyproject.toml"
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run-config that all apps share; an app with keys of its own derives from it.
+
+    In the run-config names have dashes: ``num-server-rounds``.
+
+    Parameters
+    ----------
+    num_server_rounds : int
+        Rounds to train.
+    dataset : str
+        ``digits``, a folder or file of Parquet, or a name on the Hub.
+    partition : str
+        ``iid``, ``dirichlet``, ``classes``, ``quantity`` or ``quantity-classes``: see
+        :func:`~flwr_hetero.task.partitions.partition_rows`.
+    alpha : float
+        Concentration of ``dirichlet``.
+    classes_per_node : int
+        For ``classes`` and ``quantity-classes``.
+    model : str
+        See :func:`~flwr_hetero.task.models.make_model`.
+    fleet : str
+        ``paper-5``, ``uniform``, the path of a TOML file, or ``real``: see
+        :func:`~flwr_hetero.core.fleets.named_fleet`.
+    seed : int
+        Of everything drawn.
+    output_dir : str
+        Absolute run directory; empty: see :meth:`run_directory`.
+    local_epochs, batch_size : int
+        Passes of a node over its data each round, and examples per step.
+    learning_rate : float
+        Of the nodes' SGD.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range. One clear error, for the first one found.
+
+    Examples
+    --------
+    >>> Settings.from_run_config({"num-server-rounds": 3, "alpha": 1}).alpha
+    1.0
+    >>> Settings.from_run_config({"num-server-round": 3})
+    Traceback (most recent call last):
+    ...
+    ValueError: run-config must hold known keys only, got 'num-server-round': did you mean
+    'num-server-rounds'? Known are alpha, ...
+    """
+
+    num_server_rounds: int = 30
+    dataset: str = "digits"
+    partition: str = "dirichlet"
+    alpha: float = 0.5
+    classes_per_node: int = 2
+    model: str = "auto"
+    fleet: str = "paper-5"
+    seed: int = 0
+    output_dir: str = ""
+    local_epochs: int = 1
+    batch_size: int = 16
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("num_server_rounds", "local_epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise invalid(_key(name), getattr(self, name), "be at least 1", _CURE)
+        if not (isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise invalid("learning-rate", self.learning_rate, "be positive and finite", _CURE)
+        if self.seed < 0:
+            raise invalid("seed", self.seed, "be at least 0", _CURE)
+        check_partition(self.partition, self.alpha, self.classes_per_node)
+        if self.model not in ("auto", *MODELS):
+            raise invalid("model", self.model, "be a known model", f"use auto, {', '.join(MODELS)}")
+        if self.fleet != REAL:
+            named_fleet(self.fleet, num_nodes=1)
+        if not self.dataset:
+            raise invalid("dataset", self.dataset, "be given", "digits needs no download")
+        if self.output_dir and not Path(self.output_dir).expanduser().is_absolute():
+            rule = "be absolute (a ServerApp's working directory is not yours) or empty"
+            raise invalid("output-dir", self.output_dir, rule, "begin it with / or ~")
+
+    @classmethod
+    def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:
+        """Read a run-config.
+
+        Parameters
+        ----------
+        run_config : mapping of str to bool, int, float or str
+            ``context.run_config``; keys that are left out have their defaults.
+
+        Returns
+        -------
+        Settings
+            Of the class it is called on.
+
+        Raises
+        ------
+        ValueError
+            If a key is unknown or a value is of the wrong type or out of range.
+        """
+        kinds = {_key(field.name): type(field.default) for field in fields(cls)}
+        for key in run_config:
+            if key not in kinds:
+                raise _unknown(key, sorted(kinds))
+        values = {key: _typed(key, value, kinds[key]) for key, value in run_config.items()}
+        return cls(**{key.replace("-", "_"): value for key, value in values.items()})
+
+    @classmethod
+    def shared_part(cls, run_config: Mapping[str, Any]) -> Self:
+        """Read the keys that this class knows and pass over an app's own, as a node does.
+
+        Parameters
+        ----------
+        run_config : mapping of str to bool, int, float or str
+            ``context.run_config``; the server has checked it whole.
+
+        Returns
+        -------
+        Settings
+            Of the class it is called on.
+        """
+        known = {_key(field.name) for field in fields(cls)}
+        return cls.from_run_config({k: v for k, v in run_config.items() if k in known})
+
+    @property
+    def deal(self) -> dict[str, Any]:
+        """How examples are dealt to nodes: keyword arguments of ``load_partition``."""
+        names = ("partition", "alpha", "classes_per_node", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    def run_directory(self, app: str) -> Path:
+        """Say where this run shall leave its files.
+
+        Parameters
+        ----------
+        app : str
+            Name of the app.
+
+        Returns
+        -------
+        Path
+            ``output_dir``; if that is empty, a directory that is not there yet, named by app
+            and time in ``flwr-hetero-runs`` in the home directory. Always absolute.
+        """
+        if self.output_dir:
+            return Path(self.output_dir).expanduser()
+        stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+        path = fresh = Path.home() / RUNS / f"{app}-{stamp}"
+        number = 1
+        while fresh.exists():
+            number += 1
+            fresh = path.with_name(f"{path.name}-{number}")
+        return fresh
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _unknown(key: str, known: list[str]) -> ValueError:
+    close = get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]!r}? Known are " if close else "known are "
+    return invalid("run-config", key, "hold known keys only", hint + ", ".join(known))
+
+
+def _typed(key: str, value: Any, kind: type) -> Any:
+    """Check a value's type; whole numbers pass for numbers, nothing else is converted."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise invalid(key, value, f"be {_KINDS[kind]}", _CURE)
+    return value

@@ -1,0 +1,228 @@
+"""The training loop of a node: batches from a sampler, weighted losses, plain SGD."""
+
+from collections.abc import Callable
+from math import isfinite
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from flwr_hetero.core.errors import invalid
+from flwr_hetero.sampler.batches import BatchSampler
+from flwr_hetero.task.data import Examples
+
+OnBatch: TypeAlias = Callable[[nn.Module, NDArray[np.int64], Tensor], int | None]
+"""Called with the model, the batch's indices and losses after each backward pass, before the
+step: the model's gradients are there to be read or changed. Returns how many examples it ran
+forward besides, if any."""
+
+
+class TrainResult(NamedTuple):
+    """What a node did.
+
+    Parameters
+    ----------
+    num_steps : int
+        Optimisation steps.
+    examples_processed : int
+        Examples that went forward and backward.
+    examples_scored : int
+        Examples that went forward only.
+    loss : float
+        Mean of their unweighted losses, each before the step it led to.
+    """
+
+    num_steps: int
+    examples_processed: int
+    examples_scored: int
+    loss: float
+
+
+def train(
+    model: nn.Module,
+    examples: Examples,
+    sampler: BatchSampler,
+    *,
+    num_steps: int,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal: float = 0.0,
+    on_batch: OnBatch | None = None,
+    device: str = "cpu",
+) -> TrainResult:
+    r"""Take steps of SGD on batches that a sampler draws.
+
+    .. math:: w \leftarrow w - \eta \left( \frac{1}{|B|} \sum_{i \in B} c_i \nabla f_i(w)
+              + \mu (w - w^0) \right)
+
+    with the sampler's weights :math:`c_i` and FedProx's pull to the start :math:`w^0`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained in place.
+    examples : Examples
+        The node's data.
+    sampler : BatchSampler
+        Of ``len(examples)`` samples; learns from each batch's losses.
+    num_steps : int
+        Steps, at least 1.
+    lr : float
+        Learning rate.
+    momentum, weight_decay : float
+        As for ``torch.optim.SGD``.
+    proximal : float
+        FedProx's mu; 0 is plain SGD.
+    on_batch : callable, optional
+        See ``OnBatch``.
+    device : str
+        ``cpu``, ``cuda``, ... or ``auto``: the first of cuda and cpu that is there.
+
+    Returns
+    -------
+    TrainResult
+        Steps, examples and loss.
+
+    Raises
+    ------
+    ValueError
+        If a figure is out of range or the sampler is of another size.
+
+    Examples
+    --------
+    >>> from flwr_hetero.sampler.uniform import UniformSampler
+    >>> from flwr_hetero.task import load_partition, make_model
+    >>> examples = load_partition("digits", 0, 10)
+    >>> model = make_model("softmax", (1, 8, 8), 10)
+    >>> sampler = UniformSampler(len(examples), batch_size=16)
+    >>> result = train(model, examples, sampler, num_steps=9, lr=0.1)
+    >>> result.num_steps, result.examples_processed
+    (9, 144)
+    """
+    _check(examples, sampler, num_steps, lr, proximal)
+    where = pick_device(device)
+    model.to(where).train()
+    examples = examples.to(where)
+    params = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in params] if proximal else []
+    optimizer = torch.optim.SGD(params, lr, momentum, weight_decay=weight_decay)
+    processed = scored = 0
+    total = torch.zeros((), dtype=torch.float64, device=where)
+    for _ in range(num_steps):
+        indices, weights = sampler.next_batch()
+        optimizer.zero_grad()
+        losses = batch_losses(model, examples, indices)
+        (losses * torch.from_numpy(weights).to(losses)).mean().backward()  # type: ignore[no-untyped-call]
+        for param, origin in zip(params, start, strict=False):
+            if param.grad is not None:
+                param.grad.add_(param.detach() - origin, alpha=proximal)
+        losses = losses.detach()
+        if on_batch is not None:
+            scored += on_batch(model, indices, losses) or 0
+        optimizer.step()
+        sampler.update(indices, losses.cpu().numpy().astype(np.float64))
+        total += losses.sum()
+        processed += len(indices)
+    return TrainResult(num_steps, processed, scored, float(total) / processed)
+
+
+def batch_losses(model: nn.Module, examples: Examples, indices: NDArray[np.int64]) -> Tensor:
+    """Run a batch forward.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model, on the examples' device.
+    examples : Examples
+        The node's data.
+    indices : ndarray of int64, shape (batch,)
+        Which examples.
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+        Cross-entropy of each.
+    """
+    inputs, targets = examples.take(indices)
+    return cross_entropy(model(inputs), targets, reduction="none")
+
+
+def evaluate(
+    model: nn.Module, examples: Examples, batch_size: int = 512, *, device: str = "cpu"
+) -> tuple[float, float]:
+    """Measure a model.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its mode is left as it was.
+    examples : Examples
+        What to measure it on, at least one example.
+    batch_size : int
+        Examples at a time; no influence on the result.
+    device : str
+        As for :func:`train`.
+
+    Returns
+    -------
+    loss, accuracy : float
+        Mean cross-entropy, and share of examples with the right class on top.
+
+    Examples
+    --------
+    >>> from flwr_hetero.task import load_test, make_model
+    >>> loss, accuracy = evaluate(make_model("softmax", (1, 8, 8), 10), load_test("digits"))
+    >>> 1.0 < loss < 4.0
+    True
+    """
+    where = pick_device(device)
+    was_training, examples = model.training, examples.to(where)
+    model.to(where).eval()
+    loss = torch.zeros((), dtype=torch.float64, device=where)
+    right = torch.zeros((), dtype=torch.int64, device=where)
+    with torch.inference_mode():
+        for start in range(0, len(examples), batch_size):
+            targets = examples.targets[start : start + batch_size]
+            logits = model(examples.inputs[start : start + batch_size])
+            loss += cross_entropy(logits, targets, reduction="sum")
+            right += (logits.argmax(1) == targets).sum()
+    model.train(was_training)
+    return float(loss) / len(examples), float(right) / len(examples)
+
+
+def pick_device(device: str) -> torch.device:
+    """Turn the name of a device into one.
+
+    Parameters
+    ----------
+    device : str
+        A torch device, or ``auto``: cuda where there is one, else cpu.
+
+    Returns
+    -------
+    torch.device
+        The device.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _check(
+    examples: Examples, sampler: BatchSampler, num_steps: int, lr: float, proximal: float
+) -> None:
+    if sampler.num_samples != len(examples):
+        rule = f"be the number of examples {len(examples)}"
+        raise invalid("sampler.num_samples", sampler.num_samples, rule, "make a sampler for them")
+    if num_steps < 1:
+        raise invalid(
+            "num_steps", num_steps, "be at least 1", "leave an idle node out of the round"
+        )
+    if not (isfinite(lr) and lr > 0):
+        raise invalid("lr", lr, "be positive and finite", "0.1 is a start")
+    if not (isfinite(proximal) and proximal >= 0):
+        raise invalid("proximal", proximal, "be at least 0 and finite", "0 is plain SGD")

@@ -1,0 +1,241 @@
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from toy import target, toy_app, toy_arrays
+
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.fleet.faults import CORRUPTIONS
+
+MEAN = sum(target(i) for i in range(3)) / 3
+PROFILES = [DeviceProfile(4.0), DeviceProfile(1.0), DeviceProfile(0.5)]
+
+
+def ask(grid, kind="train", server_round=1):
+    def content():
+        config = ConfigRecord({"server-round": server_round})
+        return RecordDict({"arrays": toy_arrays(), "config": config})
+
+    return [Message(content(), node, kind) for node in grid.get_node_ids()]
+
+
+def partitions(grid, replies):
+    return sorted(grid.context(r.metadata.src_node_id).node_config["partition-id"] for r in replies)
+
+
+def test_latency_is_work_over_speed_and_round_is_the_slowest():
+    grid = LocalGrid(toy_app(), profiles=PROFILES)
+    grid.send_and_receive(ask(grid))
+    # 100 examples at 0.01 s each, half the reference speed
+    assert grid.virtual_time_s == pytest.approx(2.0)
+
+
+def test_replies_come_in_order_of_arrival():
+    grid = LocalGrid(toy_app(), profiles=PROFILES[::-1])
+    replies = list(grid.send_and_receive(ask(grid)))
+    order = [grid.context(r.metadata.src_node_id).node_config["partition-id"] for r in replies]
+    assert order == [2, 1, 0]
+
+
+def test_link_time_is_counted_both_ways():
+    slow_link = DeviceProfile(1.0, uplink_mbps=0.01, downlink_mbps=0.02)
+    grid = LocalGrid(toy_app(), profiles=[slow_link])
+    message = ask(grid)[0]
+    down = 8 * (sum(len(a.data) for a in message.content["arrays"].values()) + 8)
+    [reply] = grid.send_and_receive([message])
+    up = 8 * (sum(len(a.data) for a in reply.content["arrays"].values()) + 2 * 8)
+    assert grid.virtual_time_s == pytest.approx(1.0 + down / 0.02e6 + up / 0.01e6)
+
+
+def test_evaluation_costs_a_third_of_training():
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0)])
+    grid.send_and_receive(ask(grid, "evaluate"))
+    assert grid.virtual_time_s == pytest.approx(10 * 0.01 / 3)
+
+
+def test_timeout_hides_late_replies_and_moves_the_clock_to_it():
+    grid = LocalGrid(toy_app(), profiles=PROFILES)
+    messages = ask(grid)
+    replies = grid.send_and_receive(messages, timeout=1.5)
+    assert partitions(grid, replies) == [0, 1]
+    assert grid.virtual_time_s == 1.5
+    late = messages[2].metadata.message_id
+    assert grid.pull_messages([late]) == []  # costs a tenth of a second, not the wait
+    assert grid.virtual_time_s == pytest.approx(1.6)
+
+
+def test_a_node_does_one_job_at_a_time():
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0)])
+    grid.push_messages(ask(grid))
+    grid.push_messages(ask(grid))
+    grid.send_and_receive(ask(grid))
+    assert grid.virtual_time_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+def test_same_seed_same_run(jitter):
+    def times(seed):
+        profiles = [DeviceProfile(2.0, jitter=jitter, availability=0.7) for _ in range(8)]
+        grid = LocalGrid(toy_app(), profiles=profiles, seed=seed)
+        rounds = (grid.send_and_receive(ask(grid, server_round=r)) for r in range(1, 6))
+        return [
+            (partitions(grid, [m for m in replies if m.has_content()]), grid.virtual_time_s)
+            for replies in rounds
+        ]
+
+    assert times(3) == times(3)
+    assert times(3) != times(4)
+
+
+def test_jitter_has_the_stated_spread():
+    profiles = [DeviceProfile(1.0, jitter=0.2)] * 2000
+    replies = LocalGrid(toy_app(), profiles=profiles, seed=1)
+    logs = [
+        math.log(r.content["flwr-hetero.timing"]["train-time"])
+        for r in replies.send_and_receive(ask(replies))
+    ]
+    assert np.std(logs) == pytest.approx(0.2, abs=0.015)  # about 4 standard errors
+    assert np.mean(logs) == pytest.approx(0.0, abs=0.02)
+
+
+def test_client_app_cannot_change_what_others_see():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        message.content["config"]["server-round"] = 99
+        message.content["arrays"]["w"] = Array(np.ones(1))
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    grid = LocalGrid(app, profiles=PROFILES)
+    shared = RecordDict({"arrays": toy_arrays(), "config": ConfigRecord({"server-round": 1})})
+    grid.send_and_receive([Message(shared, node, "train") for node in grid.get_node_ids()])
+    assert shared["config"]["server-round"] == 1
+    assert shared["arrays"]["w"].numpy().shape == (4,)
+
+
+def test_state_stays_with_the_node():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        seen = int(context.state["seen"]["n"]) if "seen" in context.state else 0
+        context.state["seen"] = ConfigRecord({"n": seen + 1})
+        metrics = MetricRecord({"num-examples": 1, "seen": seen})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    grid = LocalGrid(app, profiles=PROFILES)
+    for expected in range(3):
+        replies = grid.send_and_receive(ask(grid))
+        assert [r.content["metrics"]["seen"] for r in replies] == [expected] * 3
+
+
+def test_faults_strike_the_right_node_and_round():
+    faults = [
+        Fault(0, "dies", 2, 2),
+        Fault(1, "errs", 2, 2),
+        Fault(2, "late", 2, 2, delay_s=10),
+    ]
+    grid = LocalGrid(toy_app(), profiles=PROFILES, faults=faults)
+    assert partitions(grid, grid.send_and_receive(ask(grid, server_round=1))) == [0, 1, 2]
+    replies = list(grid.send_and_receive(ask(grid, server_round=2), timeout=60))
+    assert [r.has_error() for r in replies] == [True, False]
+    assert partitions(grid, replies) == [1, 2]
+    assert grid.virtual_time_s == 2.0 + 60.0
+    assert partitions(grid, grid.send_and_receive(ask(grid, server_round=3))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("corrupt", sorted(CORRUPTIONS))
+def test_every_corruption_changes_the_reply(corrupt):
+    def reply(*faults):
+        grid = LocalGrid(toy_app(), profiles=PROFILES[:1], faults=faults)
+        content = grid.send_and_receive(ask(grid))[0].content
+        return {
+            name: {
+                key: (value.shape, value.data) if isinstance(record, ArrayRecord) else repr(value)
+                for key, value in record.items()
+            }
+            for name, record in content.items()
+        }
+
+    assert reply(Fault(0, "garbage", corrupt=corrupt)) != reply()
+
+
+def test_leave_join_and_come_back():
+    grid = LocalGrid(toy_app(), profiles=PROFILES)
+    first = next(iter(grid.get_node_ids()))
+    grid.leave(first)
+    newcomer = grid.join(DeviceProfile(1.0))
+    assert set(grid.get_node_ids()) == {first + 1, first + 2, newcomer}
+    assert grid.context(newcomer).node_config["partition-id"] == 3
+    [reply] = grid.send_and_receive([Message(RecordDict(), first, "train")])
+    assert reply.error.code == 5
+    grid.come_back(first)
+    assert first in set(grid.get_node_ids())
+
+
+def test_client_exception_becomes_an_error_reply():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        raise RuntimeError("out of memory")
+
+    [reply] = LocalGrid(app, profiles=PROFILES[:1]).send_and_receive(
+        ask(LocalGrid(app, profiles=PROFILES[:1]))
+    )
+    assert reply.error.code == 2
+    assert "out of memory" in reply.error.reason
+
+
+def test_flowers_own_strategy_runs_unchanged():
+    grid = LocalGrid(toy_app(), profiles=PROFILES)
+    result = FedAvg().start(grid, toy_arrays(), num_rounds=20)
+    assert result.arrays["w"].numpy() == pytest.approx(np.full(4, MEAN), abs=1e-4)
+
+
+def test_no_profile_is_refused():
+    with pytest.raises(ValueError, match="profiles must hold at least one device"):
+        LocalGrid(toy_app(), profiles=[])
+
+
+def test_named_fleet_of_any_size():
+    assert [len(named_fleet("paper-5", n)) for n in range(1, 12)] == list(range(1, 12))
+    factors = [p.compute_factor for p in named_fleet("paper-5", 7)]
+    assert factors == sorted(factors, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("", "at least one"),
+        ("[[device]]\nspeed = 2", "hold only"),
+        ("[[device]]\ncompute-factor = 0", "compute_factor must be positive"),
+        ("[[device]]\ncompute-factor = 'fast'", "be a number"),
+        ("[[device]]\nshare = -1", "share must be a positive number"),
+        ("[[device", "valid TOML"),
+    ],
+)
+def test_bad_fleet_file_is_refused(tmp_path, toml, message):
+    path = tmp_path / "fleet.toml"
+    path.write_text(toml)
+    with pytest.raises(ValueError, match=message):
+        named_fleet(str(path), 3)
+
+
+def test_fleet_file_gives_devices_by_share(tmp_path):
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        "[[device]]\ncompute-factor = 2.0\nshare = 3\n[[device]]\nuplink_mbps = 5.0\nname = 'x'"
+    )
+    fleet = named_fleet(str(path), 8)
+    assert fleet == [DeviceProfile(2.0)] * 6 + [DeviceProfile(uplink_mbps=5.0, name="x")] * 2
+
+
+def test_unknown_fleet_is_refused():
+    with pytest.raises(ValueError, match=r"fleet must be a known name .* got 'moon'"):
+        named_fleet("moon", 3)

@@ -1,0 +1,71 @@
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from flwr_hetero.fleet import marked
+
+WITH_CHILD = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+print("up", flush=True)
+time.sleep(300)
+"""
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    def run(code: str, folder=tmp_path) -> int:
+        log = tmp_path / f"{time.monotonic_ns()}.log"
+        pid = marked.start([sys.executable, "-c", code], folder, log, dict(os.environ))
+        while "up" not in log.read_text():
+            time.sleep(0.01)
+        return pid
+
+    yield run
+    marked.end(tmp_path, grace_s=0.0)
+
+
+def test_children_in_sessions_of_their_own_are_found_and_ended(start, tmp_path):
+    pid = start(WITH_CHILD)
+    while len(marked.find(tmp_path)) < 2:
+        time.sleep(0.01)
+    assert pid in marked.find(tmp_path)
+    assert marked.end(tmp_path) == 2
+    assert marked.find(tmp_path) == []
+
+
+def test_another_fleet_is_left_alone(start, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    pid = start("import time; print('up', flush=True); time.sleep(300)", other)
+    assert marked.end(tmp_path) == 0
+    assert marked.has_mark(pid, other)
+    marked.end_one(pid, tmp_path, signal.SIGKILL)
+    assert marked.has_mark(pid, other)
+    assert marked.end(other) == 1
+
+
+def test_deaf_and_stopped_processes_end_too(start, tmp_path):
+    start(DEAF)
+    os.kill(start("import time; print('up', flush=True); time.sleep(300)"), signal.SIGSTOP)
+    assert marked.end(tmp_path, grace_s=0.3) == 2
+    assert marked.find(tmp_path) == []
+
+
+def test_a_process_that_ended_has_no_mark(start, tmp_path):
+    pid = start("print('up', flush=True)")
+    while marked.has_mark(pid, tmp_path):
+        time.sleep(0.01)
+    marked.end_one(pid, tmp_path, signal.SIGKILL)
+    marked.collect()
+    marked.end_one(pid, tmp_path, signal.SIGKILL)
+    assert not os.path.exists(f"/proc/{pid}")

@@ -1,0 +1,118 @@
+import json
+
+import pytest
+
+from flwr_hetero.fleet import named_fleet
+from flwr_hetero.fleet.cli import main
+from flwr_hetero.fleet.commands import prepare, superlink_command, supernode_command
+from flwr_hetero.fleet.fleet_file import FleetFile, Node, nodes_of
+from flwr_hetero.fleet.real_fleet import RealFleet
+from flwr_hetero.report.cli import main as report_main
+
+
+def fleet_file(**changes):
+    nodes = [Node("node-0", port=2, link_port=3, uplink_mbps=5.0), Node("node-1", cpu=0.5, port=4)]
+    return FleetFile(**{"port": 1, "nodes": nodes} | changes)
+
+
+def test_file_survives_saving(tmp_path):
+    fleet = fleet_file(database=True, superlink_pid=7)
+    fleet.save(tmp_path)
+    assert FleetFile.load(tmp_path) == fleet
+    assert json.loads((tmp_path / "fleet.json").read_text())["nodes"][1]["cpu"] == 0.5
+
+
+def test_the_papers_fleet_keeps_its_ratios():
+    cpus = [node.cpu for node in nodes_of(named_fleet("paper-5", 5))]
+    assert cpus == [1.0, 0.5, 0.25, 0.125, 0.025]
+
+
+@pytest.mark.parametrize(
+    ("node", "needed"),
+    [
+        (Node("a"), False),
+        (Node("a", cpu=0.9), True),
+        (Node("a", downlink_mbps=1.0), True),
+    ],
+)
+def test_a_warden_is_there_only_if_it_has_work(node, needed):
+    assert fleet_file(nodes=[node]).needs_warden is needed
+
+
+def test_commands_ask_for_tls_authentication_and_no_installing(tmp_path):
+    fleet = fleet_file()
+    superlink = superlink_command(tmp_path, fleet)
+    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} < set(superlink)
+    assert "--insecure" not in superlink
+    assert "--database" not in superlink
+    assert "--database" in superlink_command(tmp_path, fleet_file(database=True))
+    first, second = (supernode_command(tmp_path, fleet, node) for node in fleet.nodes)
+    assert first[first.index("--superlink") + 1] == "127.0.0.1:3"  # through its link
+    assert second[second.index("--superlink") + 1] == "127.0.0.1:1"
+    assert second[second.index("--node-config") + 1] == "partition-id=1 num-partitions=2"
+    for command in (first, second):
+        assert {"--root-certificates", "--auth-supernode-private-key"} < set(command)
+        assert "--allow-runtime-dependency-installation" not in command
+
+
+def test_prepared_folder_has_all_that_the_commands_name(tmp_path):
+    fleet = fleet_file()
+    prepare(tmp_path, fleet)
+    for command in (
+        superlink_command(tmp_path, fleet),
+        *(supernode_command(tmp_path, fleet, n) for n in fleet.nodes),
+    ):
+        for word in command[1:]:
+            if word.startswith("/"):
+                assert (tmp_path / word).is_file(), word
+
+
+def test_down_removes_its_own_files_only(tmp_path):
+    folder = tmp_path / "fleet"
+    prepare(folder, fleet_file())
+    fleet_file().save(folder)
+    (folder / "results.txt").write_text("mine")
+    assert RealFleet(folder).down() == 0
+    assert [path.name for path in folder.iterdir()] == ["results.txt"]
+
+
+def test_down_removes_an_empty_folder(tmp_path):
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    fleet_file().save(folder)
+    RealFleet(folder).down()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["down", "--dir", "{}/none"], "dir must hold a fleet"),
+        (["status", "--dir", "{}/none"], "dir must hold a fleet"),
+        (["up", "--dir", "{}"], "dir must be empty or new"),
+        (["up", "--dir", "{}/new", "--nodes", "0"], "num_nodes must be at least 1"),
+        (["up", "--dir", "{}/new", "--fleet", "warp"], "fleet must be a known name"),
+        (["certificates", "{}/keys", "--node", "a/b"], "node must be a plain file name"),
+    ],
+)
+def test_errors_are_one_line_and_a_status(tmp_path, capsys, arguments, message):
+    (tmp_path / "something").touch()
+    assert main([word.format(tmp_path) for word in arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_packages_own_command_has_it_too(tmp_path, capsys):
+    assert report_main(["fleet", "status", "--dir", str(tmp_path)]) == 2
+    assert "flwr-hetero fleet: error: dir must hold a fleet" in capsys.readouterr().err
+
+
+def test_certificates_for_devices_elsewhere(tmp_path, capsys):
+    keys = tmp_path / "keys"
+    assert main(["certificates", str(keys), "--host", "superlink.lan", "--node", "a", "b"]) == 0
+    assert main(["certificates", str(keys), "--node", "c"]) == 0  # the same authority again
+    assert sorted(path.name for path in (keys / "nodes").iterdir()) == [
+        "a", "a.pub", "b", "b.pub", "c", "c.pub",
+    ]  # fmt: skip
+    assert "goes to that device only" in capsys.readouterr().out

@@ -1,0 +1,170 @@
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from flwr_hetero.report.history import History
+from flwr_hetero.report.node_plots import draw_latency, draw_selection
+from flwr_hetero.report.plots import PLOTS, plots_of, render
+from flwr_hetero.report.progress_plots import draw_main_metric, draw_other_metrics, draw_round_times
+from flwr_hetero.report.style import DARK, LIGHT, TIER_RAMP, tier_colours
+from flwr_hetero.report.tier_plots import draw_tiers
+from flwr_hetero.report.wrapper_plots import draw_wrapper, fans
+
+
+@pytest.fixture(scope="module")
+def history(rounds_of):
+    return History(tuple(rounds_of(30)))
+
+
+@pytest.fixture(autouse=True)
+def theme():
+    with LIGHT.applied():
+        yield
+
+
+def test_progress_shows_every_value_against_time_and_rounds(history):
+    by_time, by_round = draw_main_metric(history).axes
+    accuracy = [record["global"]["accuracy"] for record in history.rounds]
+    np.testing.assert_array_equal(by_time.lines[0].get_ydata(), accuracy)
+    np.testing.assert_array_equal(by_round.lines[0].get_xdata(), np.arange(31))
+    seconds = np.array([record["virtual_s"] for record in history.rounds])
+    assert by_time.get_xlabel() == "time on the fleet's clock (s)"
+    np.testing.assert_allclose(by_time.lines[0].get_xdata(), seconds)
+    assert by_time.get_ylabel() == "accuracy"
+
+
+def test_long_times_change_the_unit_of_the_axis(history):
+    slow = History(tuple({**r, "virtual_s": 3600 * r["virtual_s"]} for r in history.rounds))
+    axes = draw_main_metric(slow).axes[0]
+    seconds = [record["virtual_s"] for record in history.rounds]
+    assert axes.get_xlabel() == "time on the fleet's clock (d)"
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), np.array(seconds) / 24)
+
+
+def test_a_long_curve_is_not_squeezed_by_its_start(history):
+    values = np.concatenate([[0.1, 0.5], np.full(60, 0.97), np.full(20, 0.98)])
+    rounds = tuple(
+        {**history.rounds[1], "round": i, "global": {"accuracy": v, "loss": 1 - v}}
+        for i, v in enumerate(values)
+    )
+    low, high = draw_main_metric(History(rounds)).axes[1].get_ylim()
+    assert 0.96 < low < 0.97
+    assert 0.98 < high < 0.99
+    short = History(rounds[:10])
+    assert draw_main_metric(short).axes[1].get_ylim()[0] < 0.1
+
+
+def test_metrics_that_are_always_zero_are_left_out(history):
+    rounds = [{**r, "train": {"scored": 0, "loss": 1.0}, "evaluate": {}} for r in history.rounds]
+    titles = [axes.get_title(loc="left") for axes in draw_other_metrics(History((*rounds,))).axes]
+    assert titles == ["Loss", "Train: loss"]
+
+
+def test_tiers_are_drawn_where_they_trained(history):
+    axes = draw_tiers(history).axes[0]
+    for tier, lines in enumerate(axes.collections):
+        drawn = [segment[0, 0] for segment in lines.get_segments()]
+        assert drawn == [r["round"] for r in history.rounds if r["tifl"]["tier"] == tier]
+    assert axes.get_yticklabels()[0].get_text() == "tier 0 (fastest)"
+    assert axes.yaxis_inverted()
+
+
+def test_panels_without_figures_are_left_out(history):
+    rounds = [{**r, "tifl": {**r["tifl"], "credits": [None] * 5}} for r in history.rounds]
+    titles = [axes.get_title(loc="left") for axes in draw_tiers(History(tuple(rounds))).axes]
+    assert len(titles) == 3
+    assert not any("Credits" in title for title in titles)
+
+
+def test_selection_counts_good_and_vain_rounds(history):
+    axes = draw_selection(history).axes[0]
+    good, vain = (
+        [path.get_extents().height for path in bars.get_paths()] for bars in axes.collections[:2]
+    )
+    asked = [name for record in history.rounds for name in record["selected"]]
+    failed = [fault["node"] for record in history.rounds for fault in record["failures"]]
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert failed
+    np.testing.assert_allclose(np.add(good, vain), [asked.count(name) for name in names])
+    np.testing.assert_allclose(vain, [failed.count(name) for name in names])
+
+
+def test_latency_is_coloured_by_tier(history):
+    axes = draw_latency(history).axes[0]
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    tiers = history.rounds[0]["tifl"]["tiers"]
+    profiled = axes.collections[-1]
+    colours = [to_hex(colour) for colour in profiled.get_facecolors()]
+    assert colours == [tier_colours(5)[tiers[name]] for name in names]
+    latency = history.rounds[0]["tifl"]["latency"]
+    np.testing.assert_allclose(profiled.get_offsets()[:, 1], [latency[name] for name in names])
+
+
+def test_time_of_each_round_is_the_difference_of_the_clock(history):
+    axes = draw_round_times(history).axes[0]
+    clock = np.array([record["virtual_s"] for record in history.rounds])
+    np.testing.assert_allclose(axes.collections[0].get_offsets()[:, 1], np.diff(clock))
+
+
+def test_figures_of_a_new_wrapper_need_no_code():
+    rounds = tuple(
+        {
+            "round": number,
+            "new-method": {
+                "bound": 1.0 / number,
+                "pair": [number, None],
+                "steps": {f"node-{i}": i + number for i in range(number, number + 4)},
+                "many": list(range(9)),
+                "on": True,
+                "text": "x",
+                "mixed": [1, "x"],
+                "empty": [],
+                "unknown": None,
+            },
+        }
+        for number in (1, 2, 3, 4)
+    )
+    history = History(rounds)
+    found = {fan.key: fan for fan in fans(history, "new-method")}
+    assert list(found) == ["bound", "pair", "steps", "many", "on"]
+    assert found["pair"].values.tolist() == [[1], [2], [3], [4]]
+    assert found["steps"].labels == [f"node-{i}" for i in range(1, 8)]
+    np.testing.assert_array_equal(found["steps"].values[1], [np.nan, 4, 5, 6, 7, *[np.nan] * 2])
+    axes = [axes for axes in draw_wrapper(history, "new-method").axes if axes.get_visible()]
+    assert len(axes) == 5
+    np.testing.assert_array_equal(axes[2].lines[0].get_ydata(), [3.5, 5.5, 7.5, 9.5])
+    assert [plot.name for plot in plots_of(history)][len(PLOTS) :] == ["wrapper-new-method"]
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        (),
+        ({"round": 0},),
+        ({"round": 0, "wall_s": 0.1}, {"round": 1, "wall_s": 0.2}),
+        ({"round": 5, "virtual_s": 9.0, "global": {"accuracy": None, "loss": 1.5}},),
+        ({"round": 0, "global": {"accuracy": 0.5}}, {"round": 1, "global": {"accuracy": 0.6}}),
+        ({"round": 0, "tifl": {"tier": None, "tier_probs": [1.0]}},),
+        ({"round": 1, "selected": ["a"], "failures": [{"node": "a", "reason": "b"}] * 2},),
+        ({"round": 1, "latency": {"a": 0.0, "b": None}},),
+    ],
+)
+def test_sparse_histories_are_drawn_or_left_out(rounds):
+    history = History(rounds)
+    for plot in plots_of(history):
+        picture = render(plot, history, DARK)
+        assert picture is None or picture.startswith(b"\x89PNG")
+
+
+def test_tier_colours_go_from_fast_to_slow():
+    assert tier_colours(5) == list(TIER_RAMP)
+    assert tier_colours(1) == [TIER_RAMP[0]]
+    assert len(set(tier_colours(12))) == 12
+
+
+def test_drawing_leaves_no_trace_in_the_settings_of_matplotlib(history):
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    render(PLOTS[0], history, LIGHT)
+    assert dict(mpl.rcParams) == before

@@ -1,0 +1,65 @@
+"""The run directory under real strategies, on a fleet that fails now and then."""
+
+import pytest
+from flwr.app import MetricRecord
+from toy import toy_app, toy_arrays
+
+from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.report import RunDirectory, read_history, time_to_target
+from flwr_hetero.report.fleet_facts import node_facts, num_tiers
+from flwr_hetero.report.page import write_report
+from flwr_hetero.report.plots import plots_of
+from flwr_hetero.strategy import TiFL
+from flwr_hetero.strategy.recorded import Recorded
+
+
+@pytest.fixture(autouse=True)
+def quick_finish(monkeypatch):
+    """Leave out the report at the end of each run."""
+    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
+
+
+def train(path, num_rounds=6, *, resume=False):
+    shares = (4.0, 4.0, 4.0, 1.0, 1.0, 1.0)
+    profiles = [DeviceProfile(compute_factor=s, jitter=0.1, availability=0.9) for s in shares]
+    run_dir = RunDirectory(path, {"num-server-rounds": 6, "seed": 0}, resume=resume)
+    strategy = Recorded(
+        TiFL(clients_per_round=2, num_tiers=2, interval=2), run_dir=run_dir, resume=resume
+    )
+    strategy.start(
+        LocalGrid(toy_app(), profiles=profiles, seed=0),
+        toy_arrays(),
+        num_rounds=num_rounds,
+        evaluate_fn=lambda number, _: MetricRecord({"accuracy": number / 10}),
+    )
+    return read_history(path)
+
+
+def test_a_run_leaves_a_whole_directory(tmp_path, monkeypatch):
+    history = train(tmp_path / "run")
+    assert history.notes == ()
+    assert history.column("round").tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert num_tiers(history) == 2
+    nodes = node_facts(history)
+    assert {node.identity for node in nodes} == {f"node-{i}" for i in range(6)}
+    assert sum(node.selected for node in nodes) == 12
+    assert time_to_target(history, "accuracy", 0.3) == history.column("virtual_s")[3]
+    assert all(plot.draw(history) for plot in plots_of(history))
+    monkeypatch.setattr("flwr_hetero.report.page.plots_of", lambda _: [])  # rendered elsewhere
+    page = write_report(tmp_path / "run").read_text()
+    for words in ("Tiers at a glance", "tier 1 (slowest)", "as planned", "60.0 %"):
+        assert words in page
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {
+        *("config.json", "history.jsonl", "model.safetensors", "checkpoint", "report.html")
+    }
+
+
+def test_after_a_resume_no_round_stands_twice(tmp_path):
+    train(tmp_path / "run", 3)
+    with (tmp_path / "run" / "history.jsonl").open("a") as file:
+        file.write('{"round": 4, "virtual_s": 1.0}\n{"round": 5, "vir')  # killed in round 5
+    history = train(tmp_path / "run", 6, resume=True)
+    assert history.notes == ()
+    assert history.column("round").tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert all(record["selected"] for record in history.rounds[1:])

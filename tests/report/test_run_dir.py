@@ -1,0 +1,186 @@
+import json
+import logging
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from flwr_hetero.report import RunDirectory, read_history
+from flwr_hetero.report import page as page_module
+
+
+def rounds_in(path):
+    return [json.loads(line)["round"] for line in (path / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "run", {"seed": 3})
+
+
+def test_settings_versions_and_command_are_written(tmp_path):
+    settings = {"seed": np.int64(3), "learning-rate": np.float32(0.5), "hub-token": "hush"}
+    RunDirectory(tmp_path / "a" / "run", settings)
+    config = json.loads((tmp_path / "a" / "run" / "config.json").read_text())
+    assert config["settings"] == {"seed": 3, "learning-rate": 0.5, "hub-token": "(hidden)"}
+    assert config["versions"]["numpy"] == np.__version__
+    assert {"flwr", "torch", "flwr-hetero"} <= set(config["versions"])
+    assert config["python"].startswith("3.")
+    assert config["command"]
+    assert config["started"].endswith("+00:00")
+    assert config["resumed"] == []
+
+
+def test_a_round_is_on_disk_at_once_and_is_plain_json(run):
+    run.append_round(
+        {
+            "round": np.int64(0),
+            "global": {"accuracy": np.float32(0.5), "loss": float("nan")},
+            "tifl": {"credits": np.array([1.0, np.inf]), "tiers": {"node-0": np.int8(1)}},
+            "train": {},
+        }
+    )
+    [line] = (run.path / "history.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "round": 0,
+        "global": {"accuracy": 0.5, "loss": None},
+        "tifl": {"credits": [1.0, None], "tiers": {"node-0": 1}},
+        "train": {},
+    }
+
+
+def test_a_line_is_written_through_before_the_next_round_begins(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr("os.fsync", lambda _: seen.append(rounds_in(run.path)))
+    for number in range(2):
+        run.append_round({"round": number})
+    assert seen == [[0], [0, 1]]
+
+
+def test_line_separators_inside_a_text_do_not_split_the_line(run):
+    failure = {"node": "a\u2028b\x85c\nd", "reason": "x"}
+    run.append_round({"round": 0, "failures": [failure]})
+    assert read_history(run.path).rounds[0]["failures"] == [failure]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("runs/first", "output-dir must be an absolute path, got 'runs/first'"),
+        ("", "output-dir must be an absolute path"),
+        ("{tmp}/old", "output-dir must not hold another run, got '{tmp}/old': choose a new folder"),
+        ("{tmp}/file", "output-dir must be a folder to write to"),
+        ("{tmp}/file/below", "output-dir must be a folder to write to"),
+    ],
+)
+def test_a_bad_folder_is_refused_before_training(tmp_path, path, words):
+    (tmp_path / "file").write_text("text")
+    RunDirectory(tmp_path / "old").append_round({"round": 0})
+    with pytest.raises(ValueError, match="output-dir") as caught:
+        RunDirectory(path.format(tmp=tmp_path))
+    assert words.format(tmp=tmp_path) in str(caught.value)
+    assert rounds_in(tmp_path / "old") == [0]
+
+
+@pytest.mark.parametrize("number", [None, -1, 1.5, True, "1"])
+def test_a_round_needs_a_number(run, number):
+    with pytest.raises(ValueError, match="round must be an integer from 0"):
+        run.append_round({"round": number})
+
+
+def test_a_run_that_failed_before_its_first_round_does_not_block_its_folder(run):
+    RunDirectory(run.path, {"seed": 4})
+    assert json.loads((run.path / "config.json").read_text())["resumed"] == []
+
+
+def test_no_round_stands_twice_after_a_resume(run):
+    for number in range(6):
+        run.append_round({"round": number, "try": 1})
+    (run.checkpoint_dir / "state.npz").write_bytes(b"after round 3")
+    again = RunDirectory(run.path, {"seed": 3}, resume=True)
+    assert rounds_in(run.path) == [0, 1, 2, 3, 4, 5]
+    again.cut_after(3)
+    assert rounds_in(run.path) == [0, 1, 2, 3]
+    for number in (4, 5, 6):
+        again.append_round({"round": number, "try": 2})
+    assert rounds_in(run.path) == [0, 1, 2, 3, 4, 5, 6]
+    assert [r["try"] for r in read_history(run.path).rounds] == [1, 1, 1, 1, 2, 2, 2]
+    assert len(json.loads((run.path / "config.json").read_text())["resumed"]) == 1
+
+
+def test_a_resumed_run_that_cuts_nothing_still_has_no_round_twice(run):
+    for number in range(6):
+        run.append_round({"round": number})
+    (run.checkpoint_dir / "state.npz").write_bytes(b"after round 3")
+    RunDirectory(run.path, resume=True).append_round({"round": 4})
+    assert rounds_in(run.path) == [0, 1, 2, 3, 4]
+
+
+def test_without_a_checkpoint_a_resumed_run_begins_anew(run):
+    run.append_round({"round": 0})
+    again = RunDirectory(run.path, resume=True)
+    assert rounds_in(run.path) == []
+    again.append_round({"round": 0})
+    assert rounds_in(run.path) == [0]
+
+
+def test_a_torn_line_is_dropped_on_resume(run):
+    run.append_round({"round": 0})
+    (run.checkpoint_dir / "state.npz").write_bytes(b"after round 0")
+    with (run.path / "history.jsonl").open("a") as file:
+        file.write('{"round": 1, "vir')
+    again = RunDirectory(run.path, resume=True)
+    assert rounds_in(run.path) == [0]
+    again.append_round({"round": 1})
+    assert rounds_in(run.path) == [0, 1]
+
+
+def test_resume_in_an_empty_folder_begins_a_run(tmp_path):
+    RunDirectory(tmp_path / "new", resume=True).append_round({"round": 0})
+    assert rounds_in(tmp_path / "new") == [0]
+
+
+def test_the_model_comes_back_as_it_was(run):
+    arrays = {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        "strided": np.arange(10)[::2],
+        "scalar": np.array(7, np.int64),
+        "empty": np.zeros((0, 4), np.float16),
+    }
+    run.save_model(arrays)
+    loaded = load_file(run.path / "model.safetensors")
+    assert set(loaded) == set(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert loaded[name].dtype == array.dtype
+        assert loaded[name].shape == array.shape
+
+
+def test_a_crash_while_writing_leaves_the_model_before(run, monkeypatch):
+    run.save_model({"w": np.zeros(2)})
+
+    def crash(_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        run.save_model({"w": np.ones(2)})
+    assert load_file(run.path / "model.safetensors")["w"].tolist() == [0.0, 0.0]
+
+
+def test_finish_without_rounds_says_so_on_the_page(run):
+    assert run.finish() == run.path
+    assert run.path.is_absolute()
+    assert "No round was completed" in (run.path / "report.html").read_text()
+
+
+def test_a_report_that_cannot_be_built_does_not_cost_the_run(run, monkeypatch, caplog):
+    def fail(_):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(page_module, "write_report", fail)
+    with caplog.at_level(logging.ERROR):
+        assert run.finish() == run.path
+    assert f"flwr-hetero report {run.path}" in caplog.text
+    assert "no ink" in caplog.text

@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+
+from flwr_hetero.report.fleet_facts import faults, node_facts, num_tiers
+from flwr_hetero.report.history import History
+from flwr_hetero.report.summary import summary, tier_rows
+
+ROUNDS = (
+    {
+        "round": 0,
+        "virtual_s": 10.0,
+        "wall_s": 1.0,
+        "global": {"accuracy": 0.1},
+        "tifl": {
+            "tier": None,
+            "tier_probs": [0.5, 0.5],
+            "tiers": {"node-10": 0, "node-2": 0, "node-1": 1},
+            "latency": {"node-10": 1.0, "node-2": 2.0, "node-1": 8.0, "node-7": None},
+        },
+    },
+    {
+        "round": 1,
+        "virtual_s": 13.0,
+        "wall_s": 2.0,
+        "bytes_up": 1000,
+        "bytes_down": 3000,
+        "global": {"accuracy": 0.7},
+        "selected": ["node-10", "node-2"],
+        "latency": {"node-10": 3.0},
+        "failures": [{"node": "node-2", "reason": "late"}],
+        "tifl": {"tier": 0, "actual_s": 3.0, "exact_estimate_s": 3.3, "paper_estimate_s": 2.4},
+    },
+    {
+        "round": 2,
+        "virtual_s": 25.0,
+        "wall_s": 3.0,
+        "bytes_up": 1000,
+        "global": {"accuracy": 0.6},
+        "selected": ["node-1", "node-2"],
+        "latency": {"node-1": 12.0},
+        "failures": [  # the last two while evaluating
+            {"node": "node-2", "reason": "late"},
+            {"node": "node-9", "reason": "odd"},
+            {"node": "node-1", "reason": "odd"},
+        ],
+        "tifl": {
+            "tier": 1,
+            "tier_accuracy": [0.8, None],
+            "actual_s": 15.0,
+            "exact_estimate_s": 12.0,
+            "paper_estimate_s": 18.0,
+        },
+    },
+)
+
+
+def test_the_figures_of_a_run_by_hand():
+    facts = {fact.label: (fact.value, fact.note) for fact in summary(History(ROUNDS))}
+    assert facts == {
+        "Final accuracy": ("60.0 %", "best 70.0 % in round 1"),
+        "Rounds": ("2", ""),
+        "Time on the fleet's clock": ("25 s", "10 s of it before round 1"),
+        "Time on the server's clock": ("3 s", ""),
+        "Estimated against actual time": ("-20.0 %", "TiFL's Eq. 6: +20.0 %"),
+        "Traffic of training": ("5 kB", "2 kB up, 3 kB down"),
+        "Nodes": ("4", "2 of them trained"),
+        "Failures": ("4", "in 2 rounds"),
+    }
+
+
+@pytest.mark.parametrize(("planned", "note"), [(2, "as planned"), (None, ""), (5, "of 5 planned")])
+def test_a_run_that_ended_early_says_so(planned, note):
+    facts = summary(History(ROUNDS), {"num-server-rounds": planned})
+    assert [fact.note for fact in facts if fact.label == "Rounds"] == [note]
+
+
+def test_tiers_by_hand():
+    fast, slow = tier_rows(History(ROUNDS))
+    assert fast[:5] == (0, 2, 2.5, 1, 3.0)
+    assert slow[:5] == (1, 1, 12.0, 1, 12.0)
+    assert fast.accuracy == 0.8
+    assert np.isnan(slow.accuracy)
+
+
+def test_nodes_come_by_tier_then_latency():
+    nodes = node_facts(History(ROUNDS))
+    assert [node.identity for node in nodes] == ["node-2", "node-10", "node-1", "node-7"]
+    assert [(node.tier, node.selected, node.in_vain) for node in nodes] == [
+        *((0, 2, 2), (0, 1, 0), (1, 1, 0), (None, 0, 0))
+    ]
+    assert nodes[1].profiled_s == 1.0
+    assert nodes[1].latency_s.tolist() == [3.0]
+
+
+def test_failures_are_grouped_the_most_frequent_first():
+    assert faults(History(ROUNDS)) == [
+        *(("node-2", "late", [1, 2]), ("node-1", "odd", [2]), ("node-9", "odd", [2]))
+    ]
+
+
+def test_tiers_of_the_latest_profiling_count():
+    again = {"round": 3, "tifl": {"tiers": {"node-1": 0}, "latency": {"node-1": 0.5}}}
+    history = History((*ROUNDS, again))
+    [node] = [node for node in node_facts(history) if node.tier is not None]
+    assert (node.identity, node.profiled_s) == ("node-1", 0.5)
+    assert num_tiers(history) == 2
+    assert num_tiers(History(({"round": 0},))) == 0

@@ -1,0 +1,37 @@
+import math
+
+import pytest
+
+from flwr_hetero.report.units import duration, figure, size, time_unit
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.0004, "0.4 ms"),
+        (59.4, "59.4 s"),
+        (59.6, "1 min 00 s"),
+        (119.7, "2 min 00 s"),
+        (3599.7, "1 h 00 min"),
+        (86399, "1 d 0 h"),
+        (math.nan, "?"),
+        (math.inf, "?"),
+    ],
+)
+def test_durations_round_without_overflow(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "symbol"), [(0, "s"), (200, "min"), (20_000, "h"), (1e6, "d")])
+def test_axes_of_time_have_a_handy_unit(seconds, symbol):
+    assert time_unit(seconds).symbol == symbol
+
+
+def test_accuracies_beyond_a_share_are_not_percent():
+    assert figure("accuracy", 87.5) == "87.5"
+    assert figure("accuracy", 1.0) == "100.0 %"
+
+
+def test_sizes():
+    assert [size(n) for n in (0, 999, 1000, math.nan)] == ["0 B", "999 B", "1 kB", "?"]

@@ -1,0 +1,189 @@
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, FedProx
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.sampler.uniform import UniformSampler
+from flwr_hetero.task import (
+    Settings,
+    central_evaluate,
+    client,
+    evaluate,
+    evaluate_node,
+    hold_out,
+    initial_arrays,
+    load_partition,
+    open_node,
+    profile_node,
+    train_node,
+)
+from flwr_hetero.task.client import examples_in
+
+RUN_CONFIG = {"model": "softmax", "partition": "iid", "policy": "an app's own key", "seed": 3}
+SETTINGS = Settings.shared_part(RUN_CONFIG)
+
+
+def app():
+    app = ClientApp()
+    app.train()(train_node)
+    app.train("profile")(profile_node)
+    app.evaluate()(evaluate_node)
+    return app
+
+
+def grid(num_nodes=4, **run_config):
+    return LocalGrid(app(), [DeviceProfile()] * num_nodes, run_config=RUN_CONFIG | run_config)
+
+
+def ask(grid, kind="train", server_round=1, **config):
+    arrays, record = initial_arrays(SETTINGS), ConfigRecord({"server-round": server_round} | config)
+    content = RecordDict({"arrays": arrays, "config": record})
+    node = next(iter(grid.get_node_ids()))
+    [reply] = grid.send_and_receive([Message(content, node, kind)])
+    assert not reply.has_error(), reply.error.reason
+    return reply
+
+
+def weights(reply):
+    return {name: array.numpy() for name, array in reply.content["arrays"].items()}
+
+
+def same(one, two):
+    return all(np.array_equal(weights(one)[name], weights(two)[name]) for name in weights(one))
+
+
+def test_training_reports_its_work_and_changes_the_model():
+    reply = ask(grid())
+    metrics = dict(reply.content["metrics"])  # 1438 digits over 4 nodes, a tenth held out
+    assert metrics.pop("train-loss") > 0
+    assert metrics == {
+        "num-examples": 324,
+        "num-steps": 21,
+        "examples-processed": 324,
+        "examples-scored": 0,
+    }
+    before = {name: array.numpy() for name, array in initial_arrays(SETTINGS).items()}
+    assert all(not np.array_equal(before[name], w) for name, w in weights(reply).items())
+
+
+def test_the_server_may_set_the_steps():
+    metrics = ask(grid(), **{keys.NUM_STEPS: 22}).content["metrics"]
+    assert (metrics["num-steps"], metrics["examples-processed"]) == (22, 324 + 16)
+    assert ask(grid(**{"local-epochs": 3})).content["metrics"]["num-steps"] == 63
+
+
+def test_the_same_round_gives_the_same_reply_and_another_round_or_seed_does_not():
+    first, again = ask(grid()), ask(grid())
+    assert same(first, again)
+    assert not same(first, ask(grid(), server_round=2))
+    assert not same(first, ask(grid(seed=4)))
+
+
+def test_fedprox_pulls_towards_the_global_model():
+    def moved(**config):
+        start = initial_arrays(SETTINGS)
+        reply = ask(grid(), **config)
+        return sum(np.abs(w - start[name].numpy()).sum() for name, w in weights(reply).items())
+
+    assert moved(**{"proximal-mu": 5.0}) < 0.7 * moved()
+
+
+def test_profiling_an_emulated_node_counts_the_same_work_without_training(monkeypatch):
+    trained = ask(grid()).content["metrics"]
+    monkeypatch.setattr(client, "train", None)
+    fleet = grid()
+    reply = ask(fleet, keys.PROFILE_MESSAGE)
+    same_keys = (keys.NUM_EXAMPLES, keys.NUM_STEPS, keys.EXAMPLES_PROCESSED)
+    assert dict(reply.content["metrics"]) == {key: trained[key] for key in same_keys}
+    assert fleet.virtual_time_s == pytest.approx(3.24)
+    sent = initial_arrays(SETTINGS)
+    assert all(np.array_equal(sent[name].numpy(), w) for name, w in weights(reply).items())
+
+
+def test_profiling_a_real_node_trains_and_throws_the_result_away(monkeypatch):
+    calls = []
+    monkeypatch.setattr(client, "is_emulated", lambda context: False)
+    real = client.train
+    monkeypatch.setattr(client, "train", lambda *a, **k: calls.append(1) or real(*a, **k))
+    reply = ask(grid(), keys.PROFILE_MESSAGE)
+    sent = initial_arrays(SETTINGS)
+    assert calls == [1]
+    assert reply.content["metrics"]["examples-processed"] == 324
+    assert all(np.array_equal(sent[name].numpy(), w) for name, w in weights(reply).items())
+
+
+def node(kind="train", server_round=1, partition_id=0, **run_config):
+    config = ConfigRecord({"server-round": server_round})
+    content = RecordDict({"arrays": initial_arrays(SETTINGS), "config": config})
+    where = {"partition-id": partition_id, "num-partitions": 4}
+    context = Context(1, 1, where, RecordDict(), RUN_CONFIG | run_config)
+    return open_node(Message(content, 1, kind), context)
+
+
+def test_evaluation_is_on_examples_that_are_never_trained_on():
+    metrics = dict(ask(grid(), "evaluate").content["metrics"])
+    here = node()
+    loss, accuracy = evaluate(here.model(), here.held_out)
+    assert metrics == {"num-examples": 36, "eval-loss": loss, "eval-acc": accuracy}
+    trained_on = {row.numpy().tobytes() for row in here.examples.inputs}
+    assert not any(row.numpy().tobytes() in trained_on for row in here.held_out.inputs)
+
+
+def test_each_node_round_and_run_has_a_seed_of_its_own():
+    seeds = {
+        node(server_round=r, partition_id=p, seed=s).seed
+        for r in (1, 2)
+        for p in (0, 1)
+        for s in (0, 1)
+    }
+    assert len(seeds) == 8
+
+
+def test_a_node_has_the_part_that_the_run_config_deals_it():
+    deal = {"partition": "classes", "classes_per_node": 4, "seed": 8}
+    expected = hold_out(load_partition("digits", 2, 4, **deal))
+    here = node(partition_id=2, **{key.replace("_", "-"): value for key, value in deal.items()})
+    assert torch.equal(here.examples.inputs, expected[0].inputs)
+    assert torch.equal(here.held_out.targets, expected[1].targets)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg(), FedProx(proximal_mu=0.01)])
+def test_flowers_own_strategies_learn_with_it(strategy):
+    result = strategy.start(
+        grid(), initial_arrays(SETTINGS), num_rounds=3, evaluate_fn=central_evaluate(SETTINGS)
+    )
+    accuracy = [float(m["accuracy"]) for m in result.evaluate_metrics_serverapp.values()]
+    assert accuracy[0] < 0.3
+    assert accuracy[-1] > 0.85
+    assert 0.8 < float(result.evaluate_metrics_clientapp[3]["eval-acc"]) <= 1.0
+
+
+def test_a_node_without_a_partition_says_how_to_give_it_one():
+    content = RecordDict({"arrays": initial_arrays(SETTINGS)})
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), RUN_CONFIG)
+    with pytest.raises(ValueError, match=r"node_config must hold 'num-partitions'.*--node-config"):
+        open_node(Message(content, 1, "train"), context)
+
+
+def test_torch_threads_are_one_in_a_simulation_only(monkeypatch):
+    threads = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    ask(grid(), keys.PROFILE_MESSAGE)
+    assert threads == []
+    monkeypatch.setattr(client, "in_simulation", lambda: True)
+    ask(grid(), keys.PROFILE_MESSAGE)
+    assert threads == [1]
+
+
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (8, 4), (1, 16), (17, 16)])
+def test_counted_examples_are_those_that_reshuffling_gives(num_examples, batch_size):
+    sampler = UniformSampler(num_examples, batch_size)
+    total = 0
+    for steps in range(1, 20):
+        total += len(sampler.next_batch()[0])
+        assert examples_in(steps, num_examples, batch_size) == total

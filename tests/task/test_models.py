@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from torch import nn
+
+from flwr_hetero.task import make_model, model_from
+from flwr_hetero.task.models import MODELS
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 80)]
+FITTING = [
+    (name, shape)
+    for name, (_, smallest) in MODELS.items()
+    for shape in SHAPES
+    if shape[1] >= smallest and (name != "resnet18" or shape[1] >= 32)
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), FITTING)
+def test_every_model_maps_every_shape_to_logits(name, shape):
+    model = make_model(name, shape, 7)
+    assert model(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+def test_parameters_are_those_counted_by_hand():
+    count = {
+        "softmax": 784 * 10 + 10,
+        "mlp": 784 * 300 + 300 + 300 * 10 + 10,
+        "cnn": (9 * 16 + 16) + (16 * 9 * 32 + 32) + (32 * 7 * 7 * 10 + 10),
+        "lenet": (25 * 6 + 6) + (6 * 25 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + 850,
+    }
+    for name, expected in count.items():
+        model = make_model(name, (1, 28, 28), 10)
+        assert sum(p.numel() for p in model.parameters()) == expected
+
+
+def test_resnet18_has_group_norm_and_no_batch_statistics():
+    model = make_model("resnet18", (1, 32, 32), 10)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    assert sum(isinstance(layer, nn.GroupNorm) for layer in model.modules()) == 20
+    assert model.conv1.weight.shape == (64, 1, 3, 3)
+    assert make_model("auto", (1, 64, 64), 10).conv1.weight.shape == (64, 1, 7, 7)
+
+
+def test_a_seed_gives_the_same_parameters_and_leaves_the_callers_generator_alone():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    first, again, other = (make_model("cnn", (1, 8, 8), 10, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first[0].weight, again[0].weight)
+    assert not torch.equal(first[0].weight, other[0].weight)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn4"])
+def test_a_model_survives_the_way_through_a_message(name):
+    model = make_model(name, (3, 32, 32), 10, seed=3)
+    arrays = ArrayRecord(model.state_dict())
+    twin = model_from(arrays.to_torch_state_dict(), name, (3, 32, 32), 10)
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 3, 32, 32)).astype(np.float32))
+    assert torch.equal(model(x), twin(x))
+    assert all(p.requires_grad and not p.is_meta for p in twin.parameters())
+
+
+def test_models_from_one_state_do_not_share_what_they_learn():
+    arrays = ArrayRecord(make_model("softmax", (1, 8, 8), 10).state_dict())
+    one, two = (model_from(arrays.to_torch_state_dict(), "softmax", (1, 8, 8), 10) for _ in "ab")
+    with torch.no_grad():
+        one[1].bias += 1
+    assert not torch.equal(one[1].bias, two[1].bias)
+
+
+def test_arrays_of_another_model_are_refused():
+    arrays = ArrayRecord(make_model("softmax", (1, 8, 8), 10).state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model_from(arrays.to_torch_state_dict(), "mlp", (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("vgg", (1, 8, 8), 10), "model must be a known model, got 'vgg': use auto, softmax"),
+        (("lenet", (1, 8, 8), 10), r"model must fit images of 8x8 \(it needs 12 pixels\)"),
+        (("cnn", (1, 8, 1), 10), r"model must fit images of 8x1"),
+        (("cnn", (0, 8, 8), 10), "input_shape must be positive"),
+        (("cnn", (1, 8, 8), 0), "input_shape must be positive"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(*arguments)

@@ -1,0 +1,105 @@
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flwr_hetero.task import Settings, load_partition
+
+
+@dataclass(frozen=True)
+class AppSettings(Settings):
+    policy: str = "adaptive"
+    num_tiers: int = 5
+    resume: bool = False
+
+
+def test_all_keys_of_a_run_config_arrive():
+    run_config = {
+        "num-server-rounds": 7,
+        "dataset": "digits",
+        "partition": "classes",
+        "alpha": 2,
+        "classes-per-node": 3,
+        "model": "mlp",
+        "fleet": "uniform",
+        "seed": 4,
+        "output-dir": "/data/run",
+        "local-epochs": 2,
+        "batch-size": 8,
+        "learning-rate": 0.5,
+    }
+    settings = Settings.from_run_config(run_config)
+    got = {name.replace("_", "-"): value for name, value in vars(settings).items()}
+    assert got == run_config
+    assert isinstance(settings.alpha, float)
+    assert Settings.from_run_config({}) == Settings()
+
+
+def test_an_app_adds_keys_of_its_own_and_a_node_passes_over_them():
+    run_config = {"policy": "fast", "num-tiers": 3, "seed": 2, "resume": True}
+    assert AppSettings.from_run_config(run_config) == AppSettings(
+        policy="fast", num_tiers=3, seed=2, resume=True
+    )
+    assert Settings.shared_part(run_config) == Settings(seed=2)
+
+
+def test_the_deal_fits_load_partition():
+    settings = Settings(partition="classes", classes_per_node=3, seed=5)
+    part = load_partition("digits", 0, 10, **settings.deal)
+    assert len(part.targets.unique()) == 3
+
+
+@pytest.mark.parametrize(
+    ("run_config", "message"),
+    [
+        ({"polici": "fast"}, "got 'polici': did you mean 'policy'[?] Known are alpha, "),
+        ({"zzz": 1}, "run-config must hold known keys only, got 'zzz': known are alpha, "),
+        ({"num_tiers": 3}, "got 'num_tiers': did you mean 'num-tiers'"),
+        ({"num-server-rounds": "3"}, "num-server-rounds must be a whole number, got '3'"),
+        ({"num-server-rounds": 3.0}, r"num-server-rounds must be a whole number, got 3\.0"),
+        ({"seed": True}, "seed must be a whole number, got True"),
+        ({"alpha": True}, "alpha must be a number, got True"),
+        ({"alpha": "0.5"}, r"alpha must be a number, got '0\.5'"),
+        ({"model": 3}, "model must be a text, got 3"),
+        ({"resume": 1}, "resume must be true or false, got 1"),
+        ({"num-server-rounds": 0}, "num-server-rounds must be at least 1, got 0: correct it in"),
+        ({"local-epochs": 0}, "local-epochs must be at least 1, got 0"),
+        ({"batch-size": -1}, "batch-size must be at least 1, got -1"),
+        ({"learning-rate": 0}, r"learning-rate must be positive and finite, got 0\.0"),
+        ({"learning-rate": float("nan")}, "learning-rate must be positive and finite, got nan"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"partition": "sorted"}, "partition must be a known way to deal data, got 'sorted'"),
+        ({"alpha": 0}, r"alpha must be positive and finite, got 0\.0"),
+        ({"classes-per-node": 0}, "classes_per_node must be at least 1, got 0"),
+        ({"model": "vgg"}, "model must be a known model, got 'vgg': use auto, softmax"),
+        ({"fleet": "paper-6"}, "fleet must be a known name or an existing .toml file"),
+        ({"dataset": ""}, "dataset must be given, got ''"),
+        ({"output-dir": "runs/1"}, r"output-dir must be absolute .* got 'runs/1': begin it with"),
+        ({"output-dir": "./runs"}, "output-dir must be absolute"),
+    ],
+)
+def test_what_is_wrong_is_one_clear_error(run_config, message):
+    with pytest.raises(ValueError, match=message):
+        AppSettings.from_run_config(run_config)
+
+
+def test_real_fleets_need_no_profile():
+    assert Settings(fleet="real").fleet == "real"
+
+
+def test_the_run_directory_is_the_one_asked_for(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert Settings(output_dir="/data/run").run_directory("tifl") == Path("/data/run")
+    assert Settings(output_dir="~/run").run_directory("tifl") == Path("/home/someone/run")
+
+
+def test_without_one_it_is_fresh_and_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = []
+    for _ in range(3):
+        paths.append(Settings().run_directory("tifl"))
+        paths[-1].mkdir(parents=True)
+    assert len(set(paths)) == 3
+    assert all(path.is_absolute() for path in paths)
+    assert all(path.parent == tmp_path / "flwr-hetero-runs" for path in paths)
+    assert all(path.name.startswith("tifl-20") for path in paths)

@@ -1,0 +1,170 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flwr_hetero.sampler.batches import BatchSampler
+from flwr_hetero.sampler.uniform import UniformSampler
+from flwr_hetero.task import Examples, evaluate, load_partition, load_test, make_model, train
+
+RNG = np.random.default_rng(0)
+EXAMPLES = Examples(
+    torch.from_numpy(RNG.normal(size=(12, 1, 2, 2)).astype(np.float32)),
+    torch.from_numpy(RNG.integers(0, 3, 12)),
+)
+
+
+class Script(BatchSampler):
+    """Draws given batches and notes what it is told."""
+
+    def __init__(self, batches):
+        super().__init__(len(EXAMPLES), 1)
+        self.batches, self.told = list(batches), []
+
+    def next_batch(self):
+        return self.batches.pop(0)
+
+    def update(self, indices, scores):
+        self.told.append(self.check_scores(indices, scores))
+
+
+BATCHES = [
+    (np.array([0, 3, 3]), np.array([0.5, 2.0, 1.0])),
+    (np.array([7]), np.array([3.0])),
+    (np.array([1, 2]), np.array([1.0, 0.0])),
+]
+
+
+def softmax(seed=0):
+    return make_model("softmax", (1, 2, 2), 3, seed=seed)
+
+
+def by_hand(lr, proximal=0.0, momentum=0.0, weight_decay=0.0):
+    """Run BATCHES with NumPy: softmax regression, gradient written out."""
+    model = softmax()
+    w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
+    w0, b0, vw, vb, seen = w.copy(), b.copy(), 0.0, 0.0, []
+    for indices, weights in BATCHES:
+        x = EXAMPLES.inputs.numpy()[indices].reshape(len(indices), 4).astype(np.float64)
+        y = EXAMPLES.targets.numpy()[indices]
+        logits = x @ w.T + b
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        seen.append(-np.log(p[np.arange(len(y)), y]))
+        error = (p - np.eye(3)[y]) * weights[:, None] / len(y)
+        gw = error.T @ x + proximal * (w - w0) + weight_decay * w
+        gb = error.sum(0) + proximal * (b - b0) + weight_decay * b
+        vw, vb = momentum * vw + gw, momentum * vb + gb
+        w, b = w - lr * vw, b - lr * vb
+    return w, b, seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": 0.5},
+        {"lr": 0.5, "proximal": 0.8},
+        {"lr": 0.2, "momentum": 0.9},
+        {"lr": 0.2, "weight_decay": 0.3},
+    ],
+)
+def test_steps_are_those_written_out_in_numpy(settings):
+    model, sampler = softmax(), Script(BATCHES)
+    result = train(model, EXAMPLES, sampler, num_steps=3, **settings)
+    w, b, seen = by_hand(**settings)
+    np.testing.assert_allclose(model[1].weight.detach(), w, atol=1e-6)
+    np.testing.assert_allclose(model[1].bias.detach(), b, atol=1e-6)
+    assert result[:3] == (3, 6, 0)
+    assert result.loss == pytest.approx(np.concatenate(seen).mean(), rel=1e-5)
+    for (indices, _), (told, scores), losses in zip(BATCHES, sampler.told, seen, strict=True):
+        np.testing.assert_array_equal(told, indices)
+        np.testing.assert_allclose(scores, losses, rtol=1e-5)
+
+
+def test_on_batch_sees_the_gradient_before_the_step_and_may_change_it():
+    model, start, seen = softmax(), softmax(), []
+
+    def stop_the_bias(model, indices, losses):
+        seen.append((indices.tolist(), losses.requires_grad, model[1].weight.grad.norm().item()))
+        if len(seen) == 1:
+            assert torch.equal(model[1].weight, start[1].weight)
+        model[1].bias.grad.zero_()
+        return 5 if len(seen) > 1 else None
+
+    result = train(model, EXAMPLES, Script(BATCHES), num_steps=3, lr=0.1, on_batch=stop_the_bias)
+    assert [indices for indices, *_ in seen] == [[0, 3, 3], [7], [1, 2]]
+    assert all(norm > 0 and not grad for _, grad, norm in seen)
+    assert torch.equal(model[1].bias, start[1].bias)
+    assert not torch.equal(model[1].weight, start[1].weight)
+    assert result.examples_scored == 10
+
+
+def test_stop_save_load_continue_equals_uninterrupted():
+    examples = load_partition("digits", 0, 10)
+    models = [make_model("cnn", (1, 8, 8), 10) for _ in range(2)]
+    train(models[0], examples, UniformSampler(len(examples), 10, seed=4), num_steps=13, lr=0.1)
+    first = UniformSampler(len(examples), 10, seed=4)
+    train(models[1], examples, first, num_steps=6, lr=0.1)
+    second = UniformSampler(len(examples), 10, seed=99)
+    second.load_state_dict(first.state_dict())
+    resumed = copy.deepcopy(models[1])
+    train(resumed, examples, second, num_steps=7, lr=0.1)
+    for a, b in zip(models[0].parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_cnn_learns_digits():
+    examples, model = load_partition("digits", 0, 1), make_model("cnn", (1, 8, 8), 10)
+    train(model, examples, UniformSampler(len(examples), 16), num_steps=180, lr=0.1)
+    assert evaluate(model, load_test("digits"))[1] > 0.93
+
+
+def test_evaluation_is_that_written_out_in_numpy_for_any_batch_size():
+    model = softmax()
+    w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
+    logits = EXAMPLES.inputs.numpy().reshape(12, 4) @ w.T + b
+    y = EXAMPLES.targets.numpy()
+    loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(12), y]).mean()
+    accuracy = (logits.argmax(1) == y).mean()
+    for batch_size in (1, 5, 12, 512):
+        assert evaluate(model, EXAMPLES, batch_size) == pytest.approx((loss, accuracy), rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_is_in_eval_mode_and_leaves_the_mode(training):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(4, 3)).train(training)
+    assert evaluate(model, EXAMPLES) == evaluate(model, EXAMPLES)
+    assert model.training is training
+
+
+def test_training_is_in_training_mode():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    train(model, EXAMPLES, UniformSampler(12, 6), num_steps=2, lr=0.1)
+    assert int(model[1].num_batches_tracked) == 2
+
+
+def test_frozen_parameters_stay():
+    model, start = softmax(), softmax()
+    model[1].bias.requires_grad_(False)
+    train(model, EXAMPLES, UniformSampler(12, 6), num_steps=2, lr=0.1, proximal=1.0)
+    assert torch.equal(model[1].bias, start[1].bias)
+    assert not torch.equal(model[1].weight, start[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_steps": 0}, "num_steps must be at least 1, got 0"),
+        ({"lr": 0.0}, r"lr must be positive and finite, got 0\.0"),
+        ({"lr": math.inf}, "lr must be positive and finite, got inf"),
+        ({"proximal": -0.1}, r"proximal must be at least 0 and finite, got -0\.1"),
+        ({"proximal": math.nan}, "proximal must be at least 0 and finite, got nan"),
+        ({"sampler": UniformSampler(11, 4)}, r"sampler\.num_samples must be the number of .* 12"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    arguments = {"sampler": UniformSampler(12, 4), "num_steps": 1, "lr": 0.1} | arguments
+    with pytest.raises(ValueError, match=message):
+        train(softmax(), EXAMPLES, **arguments)
