@@ -1,0 +1,63 @@
+"""What a node does: as many steps as it is given, on the samples that its speed entitles it to."""
+
+from dataclasses import replace
+from logging import WARNING
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from biased_app.task import BiasedSettings, all_examples
+from flwr_hetero import keys
+from flwr_hetero.mod import emulated_device, load_state, save_state
+from flwr_hetero.sample_lists import read_samples, samples_record
+from flwr_hetero.sampler import TopLossSampler
+from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
+
+STATE = "top-loss"
+
+app = ClientApp(mods=[emulated_device])
+app.train("profile")(profile_node)
+app.evaluate()(evaluate_node)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Take the steps, record the losses, keep them until the next round."""
+    settings = BiasedSettings.from_run_config(context.run_config)
+    node = open_node(message, context)
+    if settings.shared_data:
+        node = replace(node, examples=all_examples(settings))
+    sampler = open_sampler(node, settings, context)
+    model = node.model()
+    reply = node.reply(model, node.train(model, sampler))
+    save_state(context, STATE, sampler.state_dict())
+    if keys.SAMPLES in message.content.config_records:
+        reply.content[keys.SAMPLES] = samples_record(*sampler.take_losses())
+    return reply
+
+
+def open_sampler(node: Node, settings: BiasedSettings, context: Context) -> TopLossSampler:
+    """Take up the sampler where the last round left it, in the role that the server gives.
+
+    Without a role, or with nothing kept, the node samples uniformly.
+    """
+    role = node.config
+    fast, share = bool(role.get(keys.FAST, False)), float(role.get(keys.FAST_SHARE, 1.0))
+    sampler = TopLossSampler(
+        len(node.examples),
+        settings.batch_size,
+        seed=node.seed,
+        high_loss_fraction=float(role.get(keys.HIGH_LOSS_FRACTION, 1.0)),
+    )
+    samples = node.message.content.config_records.get(keys.SAMPLES)
+    state = None if settings.shared_data else load_state(context, STATE)
+    if state is not None:
+        try:
+            sampler.load_state_dict(state)
+        except ValueError as error:
+            log(WARNING, "losses of earlier rounds not used: %s", error)
+    sampler.set_role(fast=fast, share=share)
+    if samples is not None:
+        sampler.assign(read_samples(samples)[0])
+    return sampler

@@ -1,0 +1,100 @@
+"""Settings of this app, and the strategy of each algorithm."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, Strategy
+
+from flwr_hetero.core.errors import invalid
+from flwr_hetero.strategy import BiasedLocalSGD, FedNova, Wrapper
+from flwr_hetero.task import Examples, load_partition
+from flwr_hetero.task.settings import Settings
+
+INNER = {
+    "fedavg": lambda: FedAvg(fraction_evaluate=0.0),
+    "fedadam": lambda: FedAdam(fraction_evaluate=0.0),
+    "fedavgm": lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.9),
+    "fedprox": lambda: FedProx(fraction_evaluate=0.0, proximal_mu=0.1),
+    "fedmedian": lambda: FedMedian(fraction_evaluate=0.0),
+}
+"""The strategy inside."""
+
+BIASES = {
+    "biased": (True, True),
+    "weights-bias": (True, False),
+    "sampling-bias": (False, True),
+    "unbalanced": (False, False),
+    "balanced": (False, False),
+    "sync-sgd": (False, False),
+}
+"""Algorithm to whether models are weighted by steps, and whether fast nodes sample by loss."""
+
+FEDNOVA = "fednova"
+
+
+@dataclass(frozen=True)
+class BiasedSettings(Settings):
+    """The run-config of ``apps/biased-local-sgd``; see its pyproject.toml."""
+
+    algorithm: str = "biased"
+    fast_steps: int = 32
+    budget: str = "two-class"
+    gamma: float = 0.0
+    deadline_s: float = 0.0
+    high_loss_fraction: float = 0.5
+    share: float = 0.0
+    shared_data: bool = False
+    unified: bool = False
+    inner: str = "fedavg"
+    partition: str = "iid"
+    fleet: str = "gpu-cpu"
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner not in INNER:
+            raise invalid("inner", self.inner, f"be one of {', '.join(INNER)}", "choose one")
+        if self.algorithm not in (*BIASES, FEDNOVA):
+            known = ", ".join([*BIASES, FEDNOVA])
+            raise invalid("algorithm", self.algorithm, f"be one of {known}", "choose one")
+        if self.shared_data and self.algorithm == FEDNOVA:
+            rule = "be false with fednova, whose nodes have data of their own"
+            raise invalid("shared-data", True, rule, "choose another algorithm")
+        if self.resume and not self.output_dir:
+            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
+
+    def strategy(self) -> Wrapper:
+        """Make the strategy of the algorithm."""
+        if self.algorithm == FEDNOVA:
+            return FedNova(self._inner(), self.fast_steps, **self._budget())
+        weights, sampling = BIASES[self.algorithm]
+        steps = 1 if self.algorithm == "sync-sgd" else self.fast_steps
+        return BiasedLocalSGD(
+            self._inner(),
+            steps,
+            weighted_by_steps=weights,
+            high_loss_fraction=self.high_loss_fraction if sampling else None,
+            share=self.share or None,
+            shared_samples=len(all_examples(self)) if self.shared_data else None,
+            batch_size=self.batch_size,
+            unified=self.unified,
+            seed=self.seed,
+            **self._budget(),
+        )
+
+    def _inner(self) -> Strategy:
+        return INNER[self.inner]()
+
+    def _budget(self) -> dict[str, Any]:
+        if self.algorithm in ("balanced", "sync-sgd"):
+            return {"gamma": 1.0}
+        return {
+            "budget": self.budget,
+            "gamma": self.gamma or None,
+            "deadline_s": self.deadline_s or None,
+        }
+
+
+def all_examples(settings: Settings) -> Examples:
+    """Load the data set that all nodes see in shared-data mode."""
+    return load_partition(settings.dataset, 0, 1, seed=settings.seed)

@@ -1,0 +1,1 @@
+"""CD-GraB: example orders that nodes find together."""

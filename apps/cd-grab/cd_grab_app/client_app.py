@@ -1,0 +1,74 @@
+"""What a node does: visit its data in order, and tell the server what it saw on the way."""
+
+from logging import WARNING
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from cd_grab_app.task import OrderSettings
+from flwr_hetero import keys
+from flwr_hetero.mod import emulated_device, load_state, save_state
+from flwr_hetero.sampler import HerdingProbe, OrderedSampler
+from flwr_hetero.sampler.unit_gradients import batch_gradient, example_gradients
+from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
+
+STATE = "order"
+
+app = ClientApp(mods=[emulated_device])
+app.train("profile")(profile_node)
+app.evaluate()(evaluate_node)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Take the steps in order; show the sampler every unit's gradient."""
+    settings = OrderSettings.from_run_config(context.run_config)
+    node = open_node(message, context)
+    records = message.content.config_records
+    sampler = open_sampler(node, settings, context)
+    sampler.follow(records.get(keys.ORDER, {}))
+    probe = HerdingProbe(records.get(keys.HERDING, {}))
+
+    def watch(model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> None:
+        if not (sampler.watching or probe.on):
+            return
+        if settings.unit == "example":
+            gradients = example_gradients(model, cross_entropy, *node.examples.take(indices))
+        else:
+            gradients = batch_gradient(model)
+        sampler.observe(gradients)
+        probe.see(gradients)
+
+    model = node.model()
+    reply = node.reply(model, node.train(model, sampler, watch))
+    save_state(context, STATE, sampler.state_dict())
+    found = {keys.ORDER: sampler.report(), keys.HERDING: probe.report(len(sampler.units))}
+    for name, record in found.items():
+        if record:
+            reply.content[name] = ConfigRecord(record)
+    return reply
+
+
+def open_sampler(node: Node, settings: OrderSettings, context: Context) -> OrderedSampler:
+    """Take up the sampler where the last round left it; without its state it starts afresh."""
+    partition_id = int(context.node_config[keys.PARTITION_ID])
+    sampler = OrderedSampler(
+        len(node.examples),
+        settings.batch_size,
+        seed=int(np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)[0]),
+        method=settings.method,
+        unit=settings.unit,
+        num_units=min(settings.num_units, len(node.examples)) or None,
+    )
+    state = load_state(context, STATE)
+    if state is not None:
+        try:
+            sampler.load_state_dict(state)
+        except ValueError as error:
+            log(WARNING, "order of earlier rounds not used: %s", error)
+    return sampler

@@ -1,0 +1,1 @@
+"""Mercury: importance sampling on the node, sized to the link."""

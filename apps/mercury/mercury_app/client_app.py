@@ -1,0 +1,183 @@
+"""What a node does: train on important samples, and score the next ones while it waits."""
+
+from dataclasses import replace
+from logging import WARNING
+from math import nan
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from numpy.typing import NDArray
+from torch import nn
+
+from flwr_hetero import keys
+from flwr_hetero.core.bandwidth import group_size
+from flwr_hetero.core.device import FORWARD_SHARE
+from flwr_hetero.core.resharding import offer
+from flwr_hetero.core.shard import pack, unpack
+from flwr_hetero.mod import emulated_device, load_state, save_state
+from flwr_hetero.mod.emulation import is_emulated
+from flwr_hetero.mod.pace import note_pace, read_pace
+from flwr_hetero.mod.resharding import NodeShard
+from flwr_hetero.sampler import MercurySampler
+from flwr_hetero.sampler.background import collect_scores, start_scoring
+from flwr_hetero.sampler.scores import score_batches
+from flwr_hetero.task import Examples, data_shape
+from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
+from mercury_app.task import MercurySettings
+
+STATE, JOB = "mercury", "scoring"
+SCORE_BATCH = 256
+LIMIT_S, LIMIT_IDLE = 60.0, 5.0
+"""When a detached worker ends by itself: seconds, and multiples of the usual wait."""
+
+app = ClientApp(mods=[emulated_device])
+app.train("profile")(profile_node)
+app.evaluate()(evaluate_node)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train as ``sampling`` says; take in and offer samples if the server reshards."""
+    settings = MercurySettings.from_run_config(context.run_config)
+    node, shard = open_node(message, context), NodeShard.open(message, context)
+    if shard is not None:
+        node = replace(node, examples=with_others(node, shard))
+    sampler, model = open_sampler(node, settings, context, shard), node.model()
+    scored = hidden = 0
+    if settings.sampling == "uniform":
+        result = node.train(model, node.sampler())
+    else:
+        if settings.sampling in ("sequential", "all-inclusive"):
+            scored = score(model, node, sampler, next_group(settings, context, sampler))
+        result = node.train(model, sampler)
+        if settings.sampling == "bacc":
+            group = next_group(settings, context, sampler)
+            if is_emulated(context):
+                hidden = score(model, node, sampler, group)
+            else:
+                score_meanwhile(model, node, context, group)
+    reply = node.reply(model, result._replace(examples_scored=scored))
+    reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
+    if settings.sampling != "uniform":
+        reply.content[keys.SAMPLER] = sampler_facts(sampler, context, scored, hidden)
+    if shard is not None:
+        offer_samples(reply, context, node.examples, shard, sampler)
+    save_state(context, STATE, sampler.state_dict())
+    return reply
+
+
+def sampler_facts(
+    sampler: MercurySampler, context: Context, scored: int, hidden: int
+) -> ConfigRecord:
+    """Say what the sampler does, and how much of the time for scoring the network hides."""
+    facts, pace = sampler.summary(), read_pace(context)
+    if pace is not None and scored + hidden:
+        hidden_s = min(hidden * pace.score_s, pace.idle_s)
+        facts[keys.HIDDEN_SHARE] = hidden_s / ((scored + hidden) * pace.score_s)
+    return ConfigRecord(facts | {"samples-scored": scored + hidden})
+
+
+def open_sampler(
+    node: Node, settings: MercurySettings, context: Context, shard: NodeShard | None
+) -> MercurySampler:
+    """Take up the sampler where the last round left it; without its state it starts afresh."""
+    sampler = MercurySampler(
+        len(node.examples),
+        settings.batch_size,
+        seed=node.seed,
+        estimator=settings.estimator,
+        mixing=settings.mixing,
+        gate=settings.gate,
+        scores="loss",
+    )
+    state = load_state(context, STATE)
+    try:
+        if state is not None:
+            sampler.load_state_dict(state)
+        collect_meanwhile(sampler, context)
+    except ValueError as error:
+        log(WARNING, "importance of earlier rounds not used: %s", error)
+    if shard is not None and not shard.missing:
+        sampler.forget(np.array(shard.fresh, dtype=np.int64))
+    return sampler
+
+
+def next_group(
+    settings: MercurySettings, context: Context, sampler: MercurySampler
+) -> NDArray[np.int64]:
+    """Name the samples to score: as many as the network hides, or all."""
+    if settings.sampling == "all-inclusive":
+        return np.arange(sampler.num_samples)
+    pace = read_pace(context)
+    size = 0 if pace is None else group_size(pace, sampler.num_samples)
+    if size == 0:
+        return np.empty(0, dtype=np.int64)
+    sampler.resize_groups(size)
+    return sampler.refresh_indices()
+
+
+def score(model: nn.Module, node: Node, sampler: MercurySampler, indices: NDArray[np.int64]) -> int:
+    """Score samples by the model as it is; returns how many."""
+    if len(indices):
+        where = next(model.parameters()).device
+        parts = np.array_split(indices, -(-len(indices) // SCORE_BATCH))
+        batches = ([x.to(where) for x in node.examples.take(part)] for part in parts)
+        sampler.update(indices, score_batches(model, batches, "loss"))
+    return len(indices)
+
+
+def score_meanwhile(
+    model: nn.Module, node: Node, context: Context, indices: NDArray[np.int64]
+) -> None:
+    """Let a detached process score samples while the reply travels and the server aggregates."""
+    pace = read_pace(context)
+    if pace is not None and len(indices):
+        limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
+        folder = start_scoring(model, *node.examples.take(indices), "loss", limit_s=limit_s)
+        save_state(context, JOB, {"folder": folder, "indices": indices})
+
+
+def collect_meanwhile(sampler: MercurySampler, context: Context) -> None:
+    """End the detached process of the last round and take what it got done."""
+    job = load_state(context, JOB)
+    if job is not None and job["folder"]:
+        save_state(context, JOB, {"folder": "", "indices": np.empty(0, dtype=np.int64)})
+        scores, seconds = collect_scores(str(job["folder"]))
+        if len(scores):
+            note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)
+            sampler.update(np.asarray(job["indices"])[: len(scores)], scores)
+
+
+def with_others(node: Node, shard: NodeShard) -> Examples:
+    """Put other nodes' samples into their slots; leave out those that have not arrived."""
+    inputs, targets = node.examples.inputs, node.examples.targets
+    if shard.held:
+        slots = list(shard.held)
+        content = b"".join(shard.held.values())
+        new_inputs, new_targets = unpack(content, *data_shape(node.settings.dataset))
+        inputs, targets = inputs.clone(), targets.clone()
+        inputs[slots], targets[slots] = torch.from_numpy(new_inputs), torch.from_numpy(new_targets)
+    if shard.missing:
+        keep = np.setdiff1d(np.arange(len(targets)), shard.missing)
+        inputs, targets = inputs[keep], targets[keep]
+    return Examples(inputs, targets)
+
+
+def offer_samples(
+    reply: Message, context: Context, examples: Examples, shard: NodeShard, sampler: MercurySampler
+) -> None:
+    """Add samples to the reply, the important ones first: RAW SAMPLES LEAVE THE DEVICE."""
+
+    def choose(count: int, by_importance: bool) -> NDArray[np.int64]:
+        importance = sampler.flat.cache.values if by_importance else np.ones(sampler.num_samples)
+        return offer(importance, sampler.groups, count, sampler.rng)
+
+    slots: list[int] = []
+    if not shard.missing:  # else slots are not positions in the examples
+        sample_bytes = 4 * examples.inputs[0].numel() + 8
+        slots = shard.offers(len(examples), sample_bytes, choose)
+    content = pack(examples.inputs[slots].numpy(), examples.targets[slots].numpy())
+    shard.close(reply, context, slots, content)

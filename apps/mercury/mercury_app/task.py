@@ -1,0 +1,67 @@
+"""Settings of this app, and the strategy that they describe."""
+
+from dataclasses import dataclass
+
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from flwr_hetero.core.errors import invalid
+from flwr_hetero.sampler.mercury import ESTIMATORS
+from flwr_hetero.strategy import AdaComm, Resharding, SamplerFacts
+from flwr_hetero.task.settings import Settings
+
+SAMPLING = ("bacc", "sequential", "all-inclusive", "free", "uniform")
+COMMUNICATION = ("fixed", "adacomm")
+RESHARDING = ("off", "importance", "random")
+
+
+@dataclass(frozen=True)
+class MercurySettings(Settings):
+    """The run-config of ``apps/mercury``; see its pyproject.toml."""
+
+    sampling: str = "bacc"
+    estimator: str = "flat"
+    mixing: float = 0.5
+    gate: float = 1.2
+    local_steps: int = 5
+    communication: str = "fixed"
+    adapt_every_s: float = 10.0
+    resharding: str = "off"
+    reshard_share: float = 0.2
+    reshard_budget: int = 100_000
+    alpha: float = 1.0
+    fleet: str = "wifi-10"
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (
+            ("sampling", SAMPLING),
+            ("estimator", ESTIMATORS),
+            ("communication", COMMUNICATION),
+            ("resharding", RESHARDING),
+        ):
+            if getattr(self, name) not in known:
+                raise invalid(name, getattr(self, name), f"be one of {', '.join(known)}", "choose")
+        if not 0 < self.mixing <= 1:
+            raise invalid("mixing", self.mixing, "lie in (0, 1]", "0.5 is a safe start")
+        if not self.gate >= 0:
+            raise invalid("gate", self.gate, "be at least 0", "0 takes the gate away")
+        if self.local_steps < 0:
+            raise invalid("local-steps", self.local_steps, "be at least 0", "0 is local-epochs")
+        if self.resume and not self.output_dir:
+            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
+
+    def strategy(self) -> Strategy:
+        """Make FedAvg, with AdaComm and resharding around it where they are asked for."""
+        strategy: Strategy = FedAvg(fraction_evaluate=0.0)
+        if self.communication == "adacomm":
+            strategy = AdaComm(strategy, max(self.local_steps, 1), interval_s=self.adapt_every_s)
+        if self.resharding != "off":
+            strategy = Resharding(
+                strategy,
+                share=self.reshard_share,
+                budget_bytes=self.reshard_budget,
+                by_importance=self.resharding == "importance",
+                seed=self.seed,
+            )
+        return strategy if self.sampling == "uniform" else SamplerFacts(strategy)

@@ -1,0 +1,89 @@
+"""What a node does: train on prioritised samples and keep what it learned about them."""
+
+from logging import WARNING
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from torch import Tensor, from_numpy, nn
+
+from flwr_hetero import keys
+from flwr_hetero.core.priority import top_share
+from flwr_hetero.mod import emulated_device, load_state, save_state
+from flwr_hetero.sampler import PGDSampler, PriorityFeed
+from flwr_hetero.sampler.full_pass import all_priorities
+from flwr_hetero.sampler.uniform import UniformSampler
+from flwr_hetero.task.client import DEVICE, Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.training import pick_device
+from pgd_app.task import FIGURES, TOPS, PGDSettings
+
+STATE, RECEIVED = "pgd", "pgd-received"
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+app = ClientApp(mods=[emulated_device])
+app.train("profile")(profile_node)
+app.evaluate()(evaluate_node)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Take the steps of a round by the rule of the run-config."""
+    settings = PGDSettings.from_run_config(context.run_config)
+    node = open_node(message, context)
+    model = node.model().to(pick_device(DEVICE))
+    figures = look(model, node) if settings.looks_in(node.config.get(keys.SERVER_ROUND, 0)) else {}
+    sampler = settings.sampler(len(node.examples), node.seed)
+    if isinstance(sampler, UniformSampler):
+        reply = node.reply(model, node.train(model, sampler))
+    else:
+        with open_feed(model, node, sampler, settings, context) as feed:
+            reply = node.reply(model, node.train(model, feed, feed.on_batch))
+            figures |= feed.summary()
+            save_state(context, STATE, feed.state_dict())
+    reply.content[FIGURES] = ConfigRecord(figures)
+    return reply
+
+
+def open_feed(
+    model: nn.Module, node: Node, sampler: PGDSampler, settings: PGDSettings, context: Context
+) -> PriorityFeed:
+    """Take up sampler and gradient where the last round left them, or start afresh."""
+    feed = PriorityFeed(sampler, model, layers=settings.layers)
+    state = load_state(context, STATE)
+    if state is not None:
+        try:
+            feed.load_state_dict(state)
+        except ValueError as error:
+            log(WARNING, "priorities of earlier rounds not used: %s", error)
+            state = None
+    if state is None and settings.full_pass:
+        feed.full_pass(model, LOSS, *on_device(model, node))
+    if settings.direction == "global":
+        follow_fleet(feed, context)
+    return feed
+
+
+def follow_fleet(feed: PriorityFeed, context: Context) -> None:
+    """Point the gradient along the server's update since this node was last asked."""
+    now = {name: p.detach().cpu() for name, p in feed.gradient.parameters.items()}
+    before = load_state(context, RECEIVED)
+    if before is not None and set(before) == set(now):
+        then = {name: from_numpy(np.array(value)) for name, value in before.items()}
+        feed.gradient.follow(then, now)
+    save_state(context, RECEIVED, {name: value.numpy().copy() for name, value in now.items()})
+
+
+def look(model: nn.Module, node: Node) -> dict[str, float]:
+    """Compute all priorities of the node's samples, for the plots; trains nothing."""
+    priorities, _ = all_priorities(model, LOSS, *on_device(model, node))
+    scale = float(np.abs(priorities).mean()) or 1.0
+    deciles = {f"priority-{q}": float(np.quantile(priorities, q / 100)) for q in (10, 50, 90)}
+    shares = {f"top-{top:g}": top_share(priorities, top / 100) for top in TOPS}
+    return {name: value / scale for name, value in deciles.items()} | shares
+
+
+def on_device(model: nn.Module, node: Node) -> tuple[Tensor, Tensor]:
+    """Return the node's inputs and targets where the model is."""
+    examples = node.examples.to(next(model.parameters()).device)
+    return examples.inputs, examples.targets

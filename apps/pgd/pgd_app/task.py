@@ -1,0 +1,118 @@
+"""Settings of this app, the sampler and the strategy that they describe."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero import keys
+from flwr_hetero.core.errors import invalid
+from flwr_hetero.sampler import PGDSampler
+from flwr_hetero.sampler.layer_priorities import LAYERS
+from flwr_hetero.sampler.pgd import RULES
+from flwr_hetero.sampler.uniform import UniformSampler
+from flwr_hetero.strategy import Wrapper
+from flwr_hetero.task.settings import Settings
+
+FIGURES = keys.PREFIX + "pgd"
+"""ConfigRecord in a reply: figures on the node's priorities and sampling."""
+TOPS = (0.5, 1, 2, 5)
+"""Top percentages whose share of the loss decrease is shown (the paper's Figure 1b)."""
+DIRECTIONS = ("local", "global")
+
+
+@dataclass(frozen=True)
+class PGDSettings(Settings):
+    """The run-config of ``apps/pgd``; see its pyproject.toml."""
+
+    num_server_rounds: int = 40
+    rule: str = "stochastic"
+    renewal_share: float = 0.5
+    step_ratio: float = 0.0
+    gate: float = 1.2
+    layers: str = "last"
+    direction: str = "local"
+    full_pass: bool = False
+    look_every: int = 5
+    local_steps: int = 0
+    alpha: float = 1.0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (
+            ("rule", (*RULES, "uniform")),
+            ("layers", LAYERS),
+            ("direction", DIRECTIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise invalid(name, getattr(self, name), f"be one of {', '.join(known)}", "choose")
+        for name in ("look_every", "local_steps"):
+            if getattr(self, name) < 0:
+                rule = "be at least 0"
+                raise invalid(
+                    name.replace("_", "-"), getattr(self, name), rule, "see pyproject.toml"
+                )
+        if not 0 <= self.step_ratio <= 1:
+            raise invalid("step-ratio", self.step_ratio, "lie in [0, 1]", "0 takes batch-size")
+        if self.resume and not self.output_dir:
+            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
+        self.sampler(100, seed=0)
+
+    def sampler(self, num_samples: int, seed: int) -> PGDSampler | UniformSampler:
+        """Make a node's sampler."""
+        batch_size = round(self.step_ratio * num_samples) if self.step_ratio else self.batch_size
+        batch_size = max(1, batch_size)
+        if self.rule == "uniform":
+            return UniformSampler(num_samples, batch_size, seed=seed)
+        return PGDSampler(
+            num_samples,
+            batch_size,
+            seed=seed,
+            rule=self.rule,
+            renewal_share=self.renewal_share,
+            gate=self.gate,
+        )
+
+    def looks_in(self, server_round: Any) -> bool:
+        """Tell whether nodes look at all their priorities in this round."""
+        return self.look_every > 0 and (int(server_round) - 1) % self.look_every == 0
+
+    def strategy(self) -> Wrapper:
+        """Make FedAvg inside a wrapper that notes the nodes' figures."""
+        one = {"min_train_nodes": 1, "min_available_nodes": 1}
+        return PriorityLog(FedAvg(fraction_evaluate=0.0, **one))
+
+
+class PriorityLog(Wrapper):
+    """Write the nodes' figures, means over the round's nodes, into the history."""
+
+    name = "pgd"
+
+    def __init__(self, strategy: FedAvg) -> None:
+        super().__init__(strategy)
+        self.figures: dict[str, list[float]] = {}
+
+    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Collect the figures; what is not a finite number is passed over."""
+        self.figures = defaultdict(list)
+        for reply in replies:
+            for name, value in reply.content.config_records.get(FIGURES, {}).items():
+                if isinstance(value, (int, float)) and np.isfinite(value):
+                    self.figures[name].append(float(value))
+        return replies
+
+    def round_info(self) -> dict[str, Any]:
+        """Return the means, those that belong on one plot together."""
+        means = {name: float(np.mean(values)) for name, values in self.figures.items()}
+        tops = {f"top {top:g} %": means.pop(f"top-{top:g}", None) for top in TOPS}
+        deciles = {f"{q} %": means.pop(f"priority-{q}", None) for q in (10, 50, 90)}
+        grouped = {"share-of-loss-decrease": tops, "priority-quantiles": deciles}
+        present = {
+            name: {key: value for key, value in group.items() if value is not None}
+            for name, group in grouped.items()
+        }
+        return means | {name: group for name, group in present.items() if group}

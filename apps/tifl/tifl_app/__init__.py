@@ -1,0 +1,1 @@
+"""TiFL on an emulated or real fleet of unequal devices."""

@@ -1,0 +1,52 @@
+"""Build the strategy from the run-config, run it, say where the results are."""
+
+from dataclasses import asdict
+from logging import INFO, WARNING
+
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from flwr_hetero.report import RunDirectory
+from flwr_hetero.strategy import Recorded, TiFL
+from flwr_hetero.strategy.grid_view import is_simulated
+from flwr_hetero.task.server import central_evaluate, initial_arrays
+from tifl_app.task import TiflSettings
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run TiFL."""
+    settings = TiflSettings.from_run_config(context.run_config)
+    evaluate_fn = central_evaluate(settings)
+    strategy = TiFL(
+        settings.inner_strategy(),
+        settings.clients_per_round,
+        tiers_for(settings.num_tiers, num_nodes=len(list(grid.get_node_ids()))),
+        policy=settings.policy,
+        interval=settings.interval,
+        credits=settings.tier_credits,
+        sync_rounds=settings.sync_rounds,
+        warmup_rounds=0 if is_simulated(grid) else 1,  # an emulated device has no cold start
+        seed=settings.seed,
+    )
+    run_dir = RunDirectory(settings.run_directory("tifl"), asdict(settings), resume=settings.resume)
+    Recorded(strategy, run_dir=run_dir, resume=settings.resume).start(
+        grid, initial_arrays(settings), settings.num_server_rounds, evaluate_fn=evaluate_fn
+    )
+    log(INFO, "Results: %s", run_dir.path / "report.html")
+
+
+def tiers_for(num_tiers: int, num_nodes: int) -> int:
+    """Take fewer tiers than asked for on a fleet that is too small for them, and say so."""
+    if num_nodes >= num_tiers:
+        return num_tiers
+    fewer = max(num_nodes, 1)
+    log(WARNING, "%d nodes are too few for %d tiers: %d instead.", num_nodes, num_tiers, fewer)
+    log(
+        WARNING,
+        'Start more with --federation-config "num-supernodes=20 client-resources-num-cpus=1"',
+    )
+    return fewer

@@ -1,0 +1,56 @@
+"""Settings of this app, beside those that all apps share."""
+
+from dataclasses import dataclass
+
+from flwr.serverapp.strategy import (
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedProx,
+    FedTrimmedAvg,
+    Strategy,
+)
+
+from flwr_hetero.core.errors import invalid
+from flwr_hetero.task.settings import Settings
+
+INNER = {
+    "fedavg": lambda: FedAvg(fraction_evaluate=0.0),
+    "fedadam": lambda: FedAdam(fraction_evaluate=0.0),
+    "fedavgm": lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.9),
+    "fedprox": lambda: FedProx(fraction_evaluate=0.0, proximal_mu=0.1),
+    "fedtrimmedavg": lambda: FedTrimmedAvg(fraction_evaluate=0.0),
+}
+"""The strategy inside TiFL; federated evaluation happens only where TiFL needs it."""
+
+
+@dataclass(frozen=True)
+class TiflSettings(Settings):
+    """The run-config of ``apps/tifl``; see its pyproject.toml."""
+
+    policy: str = "adaptive"
+    num_tiers: int = 5
+    clients_per_round: int = 3
+    interval: int = 10
+    credits: str = "auto"
+    sync_rounds: int = 1
+    inner: str = "fedavg"
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner not in INNER:
+            raise invalid("inner", self.inner, f"be one of {', '.join(INNER)}", "choose one")
+        if self.resume and not self.output_dir:
+            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
+
+    @property
+    def tier_credits(self) -> int | str | None:
+        """The credits as :class:`~flwr_hetero.strategy.TiFL` wants them."""
+        if self.credits == "unlimited":
+            return None
+        return int(self.credits) if self.credits.isdigit() else self.credits
+
+    def inner_strategy(self) -> Strategy:
+        """Make the strategy inside TiFL."""
+        return INNER[self.inner]()

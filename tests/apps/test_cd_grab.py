@@ -1,0 +1,142 @@
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.strategy.wrapper import Wrapper
+from flwr_hetero.task.server import central_evaluate, initial_arrays
+
+APP = Path(__file__).parents[2] / "apps" / "cd-grab"
+sys.path.insert(0, str(APP))
+from cd_grab_app.client_app import app  # noqa: E402
+from cd_grab_app.task import METHODS, OrderSettings  # noqa: E402
+
+DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+def local_run(num_rounds=3, *, nodes=4, grid=None, **config):
+    """Run the app on an emulated fleet in this process."""
+    run_config = DEFAULTS | {"num-server-rounds": num_rounds, "batch-size": 16}
+    run_config |= {key.replace("_", "-"): value for key, value in config.items()}
+    settings = OrderSettings.from_run_config(run_config)
+    grid = grid or LocalGrid(app, named_fleet("uniform", nodes), run_config=run_config)
+    strategy, rounds = Wrapper(settings.strategy()), []
+    strategy.on_round_end = lambda run, record: rounds.append(record)
+    strategy.start(
+        grid, initial_arrays(settings), num_rounds, evaluate_fn=central_evaluate(settings)
+    )
+    assert not any(record["failures"] for record in rounds)
+    return rounds
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs(method):
+    rounds = local_run(4, method=method)
+    assert rounds[-1]["global"]["accuracy"] > 0.8
+    assert all(record["herding"]["herding-bound"] > 0 for record in rounds[1:])
+    steps = round(0.9 * 1438 / 4 / 16)
+    assert rounds[-1]["train"]["num-steps"] == steps
+    if method == "cd-grab":
+        assert rounds[-1]["cd-grab"]["pairs-together"] == 4 * (steps // 2)
+    else:
+        assert "cd-grab" not in rounds[-1]
+
+
+@pytest.mark.parametrize(
+    ("config", "pairs"),
+    [
+        ({"unit": "example", "sketch_size": 64, "local_epochs": 2}, 2 * 162 + 2 * 161),
+        ({"mode": "exact"}, 4),
+        ({"num_units": 6, "partition": "quantity"}, 4 * 3),
+        ({"fraction_train": 0.5, "measure": False}, 2 * 10),
+        ({"inner": "fedadam", "model": "cnn", "sketch_size": 256}, 4 * 10),
+    ],
+)
+def test_every_setting_runs(config, pairs):
+    rounds = local_run(2, **config)
+    assert rounds[-1]["cd-grab"]["pairs"] == pairs
+    assert np.isfinite(rounds[-1]["global"]["loss"])
+
+
+def test_orders_persist_and_their_loss_is_survived():
+    run_config = DEFAULTS | {"batch-size": 16}
+    grid = LocalGrid(app, named_fleet("uniform", 3), run_config=run_config)
+    local_run(3, grid=grid)
+    node_id = next(iter(grid.get_node_ids()))
+    records = grid.context(node_id).state
+    (arrays,) = [name for name in records if name.endswith("order.arrays")]
+    assert sorted(records[arrays]["walk.order"].numpy()) == list(range(27))
+    for spoil in (lambda: records[arrays].pop("walk.order"), lambda: records.clear()):
+        spoil()
+        assert local_run(2, grid=grid)[-1]["global"]["accuracy"] > 0.7
+
+
+def test_the_defaults_are_those_of_the_pyproject():
+    assert OrderSettings.from_run_config(DEFAULTS) == OrderSettings()
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"method": "best"}, "method must be one of cd-grab"),
+        ({"unit": "pixel"}, "unit must be one of batch, example"),
+        ({"inner": "sgd"}, "inner must be one of fedavg"),
+        ({"mode": "exact", "method": "d-rr"}, "mode must be sketched without cd-grab"),
+        ({"fraction-train": 0.0}, r"fraction-train must lie in \(0, 1\]"),
+        ({"resume": True}, "output-dir must be given to resume"),
+    ],
+)
+def test_settings(config, named):
+    with pytest.raises(ValueError, match=named):
+        OrderSettings.from_run_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"mode": "fast"}, "mode must be sketched or exact"),
+        ({"sketch-size": 0}, "sketch_size must be at least 1"),
+        ({"num-units": 1}, "num_units must lie in"),
+    ],
+)
+def test_settings_of_the_method(config, named):
+    with pytest.raises(ValueError, match=named):
+        OrderSettings.from_run_config(config).strategy()
+
+
+# --- a real `flwr run` -----------------------------------------------------------------
+
+
+def history(folder):
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.app
+def test_four_nodes_leave_a_run_directory(flower, tmp_path):
+    out = tmp_path / "run"
+    log = flower("cd-grab", 4, num_server_rounds=6, batch_size=16, output_dir=out)
+    assert f"{out}/report.html" in log, log[-3000:]
+    rounds = history(out)
+    assert [record["round"] for record in rounds] == list(range(7))
+    assert rounds[-1]["cd-grab"]["pairs-together"] == 40
+    assert rounds[-1]["herding"]["herding-bound"] < rounds[1]["herding"]["herding-bound"]
+    assert not any(record["failures"] for record in rounds)
+    for name in ("config.json", "model.safetensors", "report.html", "checkpoint/state.npz"):
+        assert (out / name).stat().st_size > 0, name
+
+
+@pytest.mark.app
+def test_resume_equals_unbroken(flower, tmp_path):
+    flower("cd-grab", 3, num_server_rounds=4, output_dir=tmp_path / "whole")
+    for rounds, resume in ((2, False), (4, True)):
+        out = tmp_path / "broken"
+        flower("cd-grab", 3, num_server_rounds=rounds, output_dir=out, resume=resume)
+    whole, broken = history(tmp_path / "whole"), history(tmp_path / "broken")
+    assert [r["global"] for r in broken] == [r["global"] for r in whole]
+    assert broken[-1]["herding"] == whole[-1]["herding"]
