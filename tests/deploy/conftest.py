@@ -1,0 +1,34 @@
+"""Real fleets for tests: in a folder of their own, on the loopback interface, always ended."""
+
+import pytest
+
+from benchmarks.faults.scenarios import QUICK, start_fleet
+from flwr_hetero.fleet import RealFleet, marked, named_fleet
+
+
+def ended(fleet: RealFleet) -> None:
+    fleet.down(keep=True)
+    assert marked.find(fleet.folder) == []
+
+
+@pytest.fixture(scope="module")
+def small_fleet(tmp_path_factory):
+    """Two SuperNodes; the second has half a CPU behind a slow link."""
+    folder = tmp_path_factory.mktemp("small") / "fleet"
+    devices = folder.with_name("devices.toml")
+    devices.write_text(
+        "[[device]]\ncompute-factor = 2.0\n\n"
+        "[[device]]\ncompute-factor = 1.0\nuplink-mbps = 20.0\ndownlink-mbps = 20.0\n"
+    )
+    fleet = RealFleet(folder, QUICK)
+    fleet.up(named_fleet(str(devices), 2))
+    yield fleet
+    ended(fleet)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """Four equal SuperNodes and a SuperLink with a database."""
+    fleet = start_fleet(tmp_path_factory.mktemp("four") / "fleet")
+    yield fleet
+    ended(fleet)

@@ -1,0 +1,87 @@
+"""What deploy/ hands out: units, environment files, front and scripts, checked without a fleet."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.deploy
+DEPLOY = Path(__file__).parents[2] / "deploy"
+BIN = Path(sys.executable).parent
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+
+
+def settings_of(unit: Path) -> dict[str, str]:
+    name = unit.stem.removeprefix("flower-")
+    lines = (DEPLOY / "environment" / f"{name}.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def command_of(unit: Path) -> list[str]:
+    text = unit.read_text().replace("\\\n", " ")
+    return re.search(r"^ExecStart=(.+)$", text, re.MULTILINE)[1].split()
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_are_valid(unit, tmp_path):
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/flwr-hetero/bin/", f"{BIN}/"))
+    done = subprocess.run(
+        [program, "verify", copy], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert unit.name not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_flower_knows_every_option_of_a_unit(unit):
+    command = command_of(unit)
+    program = BIN / Path(command[0]).name
+    text = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    options = {word for word in command if word.startswith("--")}
+    assert len(options) >= 4
+    assert options <= set(re.findall(r"--[a-z-]+", text))
+    assert "--insecure" not in options
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_every_variable_of_a_unit_is_in_its_environment_file(unit):
+    variables = set(re.findall(r"\$\{(\w+)}", " ".join(command_of(unit))))
+    assert variables
+    assert variables <= set(settings_of(unit))
+
+
+def test_the_superlink_listens_to_its_own_machine_only():
+    settings = settings_of(DEPLOY / "systemd" / "flower-superlink.service")
+    assert settings["HOST"] == "127.0.0.1"
+    front = (DEPLOY / "nginx" / "fleet-only.conf").read_text()
+    assert f"proxy_pass https://127.0.0.1:{settings['PORT']};" in front
+    assert re.findall(r"location (\S+)", front) == ["/v1/fleet/", "/"]
+
+
+def test_the_script_makes_keys(tmp_path):
+    done = subprocess.run(
+        [DEPLOY / "make-certificates", tmp_path / "keys", "--host", "localhost", "--node", "a"],
+        env={"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "keys" / "nodes" / "a.pub").exists()
+
+
+def test_the_container_copies_what_the_build_needs():
+    lines = (DEPLOY / "Containerfile").read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert {"pyproject.toml", "constraints.txt", "flwr_hetero"} <= set(copied)
+    assert all((DEPLOY.parent / name).exists() for name in copied)

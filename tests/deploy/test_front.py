@@ -1,0 +1,79 @@
+"""nginx/fleet-only.conf in front of a real SuperLink: devices come through, nobody else."""
+
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flwr_hetero.fleet import commands, marked
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
+CONF = Path(__file__).parents[2] / "deploy" / "nginx" / "fleet-only.conf"
+
+
+@pytest.fixture
+def front(small_fleet, tmp_path):
+    """Run nginx as this user; gives the port that devices dial."""
+    nginx = shutil.which("nginx")
+    if nginx is None:
+        pytest.skip("nginx is not installed")
+    (port,) = commands.free_ports(1)
+    keys, fleet = small_fleet.folder / "keys", small_fleet.file
+    server = CONF.read_text().replace("listen 9092", f"listen 127.0.0.1:{port}")
+    server = server.replace("127.0.0.1:8000", fleet.address).replace("/etc/flwr-hetero", str(keys))
+    paths = "".join(
+        f"{kind}_temp_path {tmp_path}/{kind};\n"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    conf = tmp_path / "nginx.conf"
+    conf.write_text(
+        f"pid {tmp_path}/pid;\ndaemon off;\nerror_log {tmp_path}/error.log;\nevents {{}}\n"
+        f"http {{\naccess_log off;\n{paths}{server}}}\n"
+    )
+    log = tmp_path / "nginx.log"
+    command = [nginx, "-c", str(conf), "-p", str(tmp_path)]
+    pid = marked.start(command, small_fleet.folder, log, {})
+    deadline_s = time.monotonic() + 20
+    while not commands.listens(port):
+        assert time.monotonic() < deadline_s, log.read_text()
+        time.sleep(0.1)
+    yield port
+    small_fleet.end_process(pid, signal.SIGTERM)
+
+
+def test_supernodes_come_through_and_runs_do_not(small_fleet, front):
+    old = small_fleet.file.node("node-0")
+    small_fleet.end_process(old.pid, signal.SIGTERM)
+    while "node-0" in small_fleet.online():
+        pass
+    through = replace(old, link_port=front, pid=0)
+    small_fleet.file.with_node(through).save(small_fleet.folder)
+    small_fleet.start_node("node-0")
+    small_fleet.wait_online(["node-0"])
+
+    home = small_fleet.folder / "home"
+    conf = home / "config.toml"
+    direct = conf.read_text()
+    conf.write_text(direct.replace(small_fleet.file.address, f"127.0.0.1:{front}"))
+    try:
+        refused = small_fleet.flwr("supernode", "list", commands.CONNECTION, "--format", "json")
+    finally:
+        conf.write_text(direct)
+    assert '"success": true' not in refused.stdout
+    certificate = small_fleet.folder / "keys" / "ca.crt"
+    for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs", "/"):
+        assert status(f"https://127.0.0.1:{front}{path}", certificate) == "403", path
+
+
+def status(url: str, certificate: Path) -> str:
+    return subprocess.run(
+        ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", certificate, url],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    ).stdout

@@ -1,0 +1,1 @@
+"""The smallest federated task, with nodes that misbehave on request."""

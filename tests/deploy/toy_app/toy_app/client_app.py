@@ -1,0 +1,111 @@
+"""Each node pulls the model towards its partition number, unless it is told to misbehave."""
+
+import os
+import signal
+import time
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flwr_hetero import keys
+from flwr_hetero.mod import timing
+
+
+def misbehave(message, context, call_next):
+    """Outside the timing mod, so that what it reports can be spoilt too."""
+    kind = fault(message, context)
+    if kind == "raises":
+        raise RuntimeError("told to raise")
+    if kind == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "memory":
+        return Message(RecordDict({"much": ArrayRecord([np.ones(2**50)])}), reply_to=message)
+    if kind == "hangs":
+        time.sleep(3600)
+    reply = call_next(message, context)
+    SPOIL.get(kind, lambda content: None)(reply.content)
+    return reply
+
+
+app = ClientApp(mods=[misbehave, timing])
+
+
+@app.train()
+def train(message, context):
+    burn(context)
+    w = message.content["arrays"]["w"].numpy()
+    goal = float(context.node_config["partition-id"])
+    arrays = ArrayRecord({"w": Array((w + (goal - w) / 2).astype(np.float32))})
+    metrics = MetricRecord({"num-examples": 100, "train-loss": float(np.mean((w - goal) ** 2))})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+@app.train("profile")
+def profile(message, context):
+    burn(context)
+    metrics = MetricRecord({"num-examples": 100})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def burn(context):
+    start = time.process_time()
+    while time.process_time() - start < context.run_config["work"]:
+        pass
+
+
+def fault(message, context):
+    if message.metadata.message_type != "train":
+        return ""
+    here = (context.node_config["partition-id"], message.content["config"]["server-round"])
+    for word in str(context.run_config["faults"]).split():
+        partition, server_round, kind = word.split(":")
+        if here == (int(partition), int(server_round)):
+            return kind
+    return ""
+
+
+def _nan(content):
+    content["arrays"]["w"] = Array(np.full(1000, np.nan, np.float32))
+
+
+def _shape(content):
+    content["arrays"]["w"] = Array(np.zeros((2, 2), np.float32))
+
+
+def _missing(content):
+    content["arrays"] = ArrayRecord()
+
+
+def _extra(content):
+    content["arrays"]["v"] = Array(np.zeros(1, np.float32))
+
+
+def _metric(content):
+    content["metrics"]["extra"] = 1.0
+
+
+def _latency(content):
+    content[keys.TIMING] = ConfigRecord({keys.TRAIN_TIME: 1e6, keys.TRANSFER_TIME: 0.0})
+
+
+def _weight(content):
+    content["metrics"]["num-examples"] = float("inf")
+
+
+def _pickle(content):
+    content["arrays"]["w"] = Array(
+        dtype="float32", shape=(1000,), stype="numpy.ndarray", data=b"\x80\x04N."
+    )
+
+
+SPOIL = {
+    "nan": _nan,
+    "shape": _shape,
+    "missing": _missing,
+    "extra": _extra,
+    "metric": _metric,
+    "latency": _latency,
+    "weight": _weight,
+    "pickle": _pickle,
+}

@@ -1,0 +1,38 @@
+"""TiFL around FedAvg, recorded."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero.report import RunDirectory
+from flwr_hetero.strategy import Recorded, TiFL
+
+app = ServerApp()
+SIZE = 1000
+
+
+def strategy_for(config) -> TiFL:
+    """Make the strategy; tests make the same one for a LocalGrid."""
+    return TiFL(
+        FedAvg(fraction_evaluate=0.0),
+        clients_per_round=config["clients-per-round"],
+        num_tiers=config["num-tiers"],
+        policy="vanilla" if config["num-tiers"] == 1 else "uniform",
+        sync_rounds=1,
+        warmup_rounds=0,
+        max_failures=config["max-failures"],
+        seed=config["seed"],
+    )
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    run_dir = RunDirectory(config["output-dir"], dict(config), resume=config["resume"])
+    Recorded(strategy_for(config), run_dir=run_dir, resume=config["resume"]).start(
+        grid,
+        ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}),
+        num_rounds=config["num-server-rounds"],
+        timeout=config["timeout"],
+    )
