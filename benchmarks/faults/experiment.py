@@ -1,0 +1,131 @@
+"""A run of the toy app on a real fleet, watched through its history while faults are injected."""
+
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from flwr_hetero.fleet import RealFleet, marked
+from flwr_hetero.fleet.commands import BIN, CONNECTION, environment
+from flwr_hetero.fleet.cpu_share import descendants
+
+TOY_APP = Path(__file__).parents[2] / "tests" / "deploy" / "toy_app"
+
+
+class Experiment:
+    """Start an app on a fleet, wait for moments in its run, and read what came out.
+
+    ``folder`` becomes the run directory; ``config`` holds keys of the app's run-config.
+    """
+
+    def __init__(self, fleet: RealFleet, folder: Path, app: Path = TOY_APP, /, **config: object):
+        self.fleet, self.folder, self.app = fleet, folder, app
+        self.config = {"output_dir": str(folder), **config}
+        self.log = folder.with_suffix(".log")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **changes: object) -> "Experiment":
+        """Submit the run; ``changes`` are added to the config, to resume for instance."""
+        self.stop_watching()
+        settings = " ".join(
+            f"{key.replace('_', '-')}={json.dumps(value)}"
+            for key, value in (self.config | changes).items()
+        )
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [BIN / "flwr", "run", self.app, CONNECTION, "--stream", "--run-config", settings],
+                env=environment(self.fleet.folder / "home"),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def stop_watching(self) -> None:
+        """End ``flwr run --stream``, which still waits for the log of a run that was killed."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+    def history(self) -> list[dict]:
+        """Return the lines of history.jsonl so far."""
+        path = self.folder / "history.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+    def round(self) -> int:
+        """Return the last complete round, -1 before profiling is over."""
+        return max((record["round"] for record in self.history()), default=-1)
+
+    def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 120.0) -> float:
+        """Wait until ``ready()``; returns the seconds it took."""
+        start_s = time.monotonic()
+        while not ready():
+            if time.monotonic() - start_s > timeout_s:
+                raise TimeoutError(f"waited {timeout_s:g} s for {what}:\n{self.tail()}")
+            time.sleep(0.1)
+        return time.monotonic() - start_s
+
+    def wait_round(self, number: int, timeout_s: float = 120.0) -> None:
+        """Wait until a round is complete, or the run is over."""
+        self.wait(f"round {number}", lambda: self.round() >= number or self.is_over(), timeout_s)
+
+    def is_over(self) -> bool:
+        """Tell whether ``flwr run --stream`` has ended, and with it the run."""
+        return self.process is not None and self.process.poll() is not None
+
+    def finish(self, timeout_s: float = 180.0) -> list[dict]:
+        """Wait for the end of the run and return its history."""
+        self.wait("the end of the run", self.is_over, timeout_s)
+        return self.history()
+
+    def client_app(self, node: str) -> list[int]:
+        """Return the processes of a node's ClientApp, if it is at work."""
+        supernode = self.fleet.file.node(node).pid
+        return [pid for pid in descendants(supernode) if "flwr-clientapp" in command_of(pid)]
+
+    def server_app(self) -> list[int]:
+        """Return the processes of the ServerApp."""
+        return [
+            pid for pid in marked.find(self.fleet.folder) if "flwr-serverapp" in command_of(pid)
+        ]
+
+    def tail(self, characters: int = 3000) -> str:
+        """Return the end of what ``flwr run`` printed."""
+        return self.log.read_text(errors="replace")[-characters:]
+
+
+def command_of(pid: int) -> str:
+    """Return a process's command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def durations(history: list[dict]) -> dict[int, float]:
+    """Return the wall seconds of each round, profiling (round 0) left out."""
+    return {
+        record["round"]: record["wall_s"] - before["wall_s"] for before, record in pairwise(history)
+    }
+
+
+def losses(history: list[dict], rounds: int) -> dict[str, object]:
+    """Say what a run lost: rounds without any result, replies, and seconds.
+
+    Seconds are those by which rounds with a failure took longer than the median of the others.
+    """
+    times = durations(history)
+    bad = [record["round"] for record in history if record["failures"]]
+    usual_s = statistics.median([s for number, s in times.items() if number not in bad] or [0.0])
+    return {
+        "survived": [record["round"] for record in history] == list(range(rounds + 1)),
+        "rounds_with_failures": len(bad),
+        "rounds_lost": sum(not record["train"] for record in history[1:]),
+        "replies_lost": sum(len(record["failures"]) for record in history),
+        "seconds_lost": round(sum(max(times[n] - usual_s, 0.0) for n in bad if n in times), 1),
+        "usual_round_s": round(usual_s, 1),
+    }

@@ -1,0 +1,110 @@
+"""What goes wrong in real fleets, done to a real fleet of four SuperNodes; each returns facts.
+
+``tests/deploy`` asserts on these facts, ``run.py`` writes them down.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from benchmarks.faults.experiment import Experiment, losses
+from flwr_hetero.fleet import RealFleet, named_fleet
+from flwr_hetero.fleet.cpu_share import descendants
+
+NUM_NODES = 4
+BAD_REPLIES = (
+    "0:1:nan 1:1:raises 2:1:memory "
+    "1:2:shape 2:2:missing 3:2:extra "
+    "0:3:pickle 3:3:weight 1:3:metric "
+    "2:4:latency"
+)
+"""Partition, round, fault; node-1 fails three times in a row, two good replies a round at least,
+but in round 3 of two good ones, of which one has a metric that the other has not."""
+QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+"""Flower's executors look for work four times a second, so that a round takes 3 s and not 5."""
+
+
+def start_fleet(folder: Path, num_nodes: int = NUM_NODES) -> RealFleet:
+    """Start a fleet whose SuperLink survives a restart."""
+    fleet = RealFleet(folder, QUICK)
+    fleet.up(named_fleet("uniform", num_nodes), database=True)
+    return fleet
+
+
+def bad_replies(fleet: RealFleet, folder: Path) -> dict:
+    """Let ClientApps raise, run out of memory, answer nonsense, claim an impossible latency."""
+    run = Experiment(
+        fleet, folder, clients_per_round=4, num_server_rounds=5, faults=BAD_REPLIES, max_failures=9
+    )
+    history = run.start().finish()
+    return {"history": history, **losses(history, 5), "log": run.tail(20_000)}
+
+
+def frozen_and_stopped(fleet: RealFleet, folder: Path) -> dict:
+    """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again."""
+    run = Experiment(
+        fleet, folder, clients_per_round=4, num_server_rounds=6, timeout=30.0, work=0.5
+    )
+    run.start().wait_round(1)
+    run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
+    frozen = [fleet.file.node("node-1").pid, *descendants(fleet.file.node("node-1").pid)]
+    _send(frozen, signal.SIGSTOP)
+    fleet.end_process(fleet.file.node("node-2").pid, signal.SIGTERM)
+    fleet.start_node("node-2")
+    run.wait_round(2)
+    _send(frozen, signal.SIGCONT)
+    history = run.finish()
+    return {"history": history, **losses(history, 6)}
+
+
+def killed_and_joined(fleet: RealFleet, folder: Path) -> dict:
+    """Kill node-1, which comes back; let node-2's ClientApp be killed and node-3 join late."""
+    fleet.end_process(fleet.file.node("node-3").pid, signal.SIGTERM)
+    run = Experiment(
+        fleet, folder, clients_per_round=4, num_server_rounds=8, work=0.5, faults="2:2:dies"
+    )
+    run.start().wait_round(1)
+    run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
+    fleet.end_process(fleet.file.node("node-1").pid)
+    fleet.start_node("node-3")
+    start_s = time.monotonic()
+    refused = 0
+    while not (run.is_over() or (run.round() >= 2 and "node-1" in fleet.online())):
+        if not fleet.is_alive(fleet.file.node("node-1").pid):  # as systemd does: Restart=always
+            refused += 1
+            fleet.start_node("node-1")
+        time.sleep(2)
+    back_s = time.monotonic() - start_s
+    history = run.finish()
+    return {"history": history, **losses(history, 8), "back_s": round(back_s), "starts": refused}
+
+
+def server_app_killed(fleet: RealFleet, folder: Path, after_round: int = 2) -> dict:
+    """Kill the ServerApp in the middle of a round and resume the run at once."""
+    run = Experiment(fleet, folder, clients_per_round=2, num_server_rounds=6)
+    run.start().wait_round(after_round)
+    _send(run.server_app(), signal.SIGKILL)
+    reached = run.round()
+    history = run.start(resume=True).finish()
+    return {"history": history, **losses(history, 6), "killed_after": reached}
+
+
+def superlink_restarted(fleet: RealFleet, folder: Path) -> dict:
+    """Kill the SuperLink in the middle of a round, start it again, and resume the run."""
+    run = Experiment(fleet, folder, clients_per_round=2, num_server_rounds=6)
+    run.start().wait_round(2)
+    reached = run.round()
+    fleet.end_process(fleet.file.superlink_pid)
+    fleet.start_superlink()
+    start_s = time.monotonic()
+    fleet.wait_online([node.name for node in fleet.file.nodes])
+    back_s = round(time.monotonic() - start_s)
+    run.wait("the end of the old ServerApp", lambda: not run.server_app())
+    history = run.start(resume=True).finish()
+    return {"history": history, **losses(history, 6), "killed_after": reached, "back_s": back_s}
+
+
+def _send(pids: list[int], signal_number: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal_number)

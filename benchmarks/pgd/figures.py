@@ -1,0 +1,61 @@
+"""Training curves and distributions of priorities as PNG."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from curves import Line, by
+from matplotlib import pyplot as plt
+from matplotlib.ticker import PercentFormatter
+
+from flwr_hetero.report.style import LIGHT, run_look
+
+Curve = dict[str, list[float]]
+
+
+def draw_curves(curves: Mapping[str, Curve], path: Path, title: str) -> None:
+    """Draw the training loss against iterations and against CPU time."""
+    mpl.use("Agg")
+    with LIGHT.applied():
+        figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+        for number, (name, curve) in enumerate(curves.items()):
+            for axes, clock in zip(panels, ("iteration", "seconds"), strict=True):
+                axes.plot(curve[clock], curve["loss"], label=name, **run_look(number))
+        for axes, label in zip(panels, ("iterations", "CPU seconds"), strict=True):
+            axes.set_xlabel(label)
+            axes.set_yscale("log")
+        panels[0].set_ylabel("training loss")
+        panels[0].set_title(title)
+        figure.tight_layout(rect=(0, 0.06 * -(-len(curves) // 4), 1, 1))
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="lower center", ncols=4)
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def draw_shares(lines: Sequence[Line], path: Path) -> None:
+    """Draw quantiles of the priorities and the share of the top over iterations."""
+    mpl.use("Agg")
+    tasks = by(lines, "task")
+    with LIGHT.applied():
+        figure, grid = plt.subplots(len(tasks), 2, figsize=(10, 3.4 * len(tasks)), squeeze=False)
+        for (left, right), (task, group) in zip(grid, tasks.items(), strict=True):
+            for number, line in enumerate(group):
+                look = run_look(number) | {"label": f"iteration {line['iteration']}"}
+                left.plot(line["quantiles"], line["levels"], **look)
+                tops = {float(k): v["of_decrease"] for k, v in line["tops"].items()}
+                right.plot(list(tops), list(tops.values()), marker="o", markersize=3, **look)
+            left.set_title(f"{task}: distribution of priorities")
+            left.set_xlabel("priority / mean of |priority|")
+            left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            right.set_title("loss decrease by the top k alone")
+            right.set_xlabel("k")
+            right.set_ylabel("of that by all")
+            for axis in (right.xaxis, right.yaxis):
+                axis.set_major_formatter(
+                    PercentFormatter(1.0, decimals=1 if axis is right.xaxis else 0)
+                )
+            right.legend()
+        figure.tight_layout()
+        figure.savefig(path)
+        plt.close(figure)
