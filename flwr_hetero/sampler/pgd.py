@@ -156,7 +156,7 @@ class PGDSampler(BatchSampler):
     @property
     def is_open(self) -> bool:
         """Whether the next batch is drawn by priority; always, but for a closed gate."""
-        return not isinstance(self.draw, MercurySampler) or self.draw.is_open
+        return not isinstance(self.draw, MercurySampler) or self.draw.flat.is_open
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Draw the next batch with its weights; see the class for how."""
