@@ -100,22 +100,35 @@ def should_change(current: float, previous: float) -> bool:
     return bool(current <= previous)
 
 
+PACE = 0.75
+"""Power of the speed ratio in "paced" credits: 1 would give every tier the same share of the
+run's time, 0 the same share of its rounds."""
+
+
 def start_credits(
-    credits: int | Sequence[int] | str | None, num_tiers: int, num_rounds: int
+    credits: int | Sequence[int] | str | None,
+    num_tiers: int,
+    num_rounds: int,
+    latency: ArrayLike | None = None,
 ) -> NDArray[np.float64]:
-    """Set up the credits of each tier: one is spent per round that the tier is chosen.
+    r"""Set up the credits of each tier: one is spent per round that the tier is chosen.
+
+    .. math:: paced_j = \min(2^{T-1-j}, (\max_k L_k / L_j)^{0.75}), \quad at least 1, rounded
 
     Parameters
     ----------
     credits : None, int, sequence of int, "equal", "geometric" or "paced"
         None: no limit. An int: the same for every tier. A sequence: one per tier, fastest
         first. "equal": the rounds shared equally, ceil(R / T). "geometric": each tier half
-        as many as the next faster one, rounded up. "paced": the same in the smallest whole
-        numbers, 16, 8, 4, 2, 1 for five tiers.
+        as many as the next faster one, rounded up. "paced": the equation, as many as a
+        tier's speed earns, and at most twice as many as the next slower one could get.
     num_tiers : int
         Number of tiers T.
     num_rounds : int
         Rounds R of the run, or of the period until credits are refilled.
+    latency : array_like of float, shape (num_tiers,), optional
+        Typical latency L_j of each tier in seconds, for "paced"; None: each tier twice as
+        slow as the one before, or slower.
 
     Returns
     -------
@@ -132,8 +145,9 @@ def start_credits(
     -----
     The paper leaves the figures open. "equal" and "geometric" sum to at least R and last for
     the whole run; slow tiers may then spend theirs early and be missing at the end. "paced"
-    is meant to be refilled each time it is spent, every 2^T - 1 rounds, so that the mix of
-    tiers holds in every part of the run.
+    is meant to be refilled each time it is spent, so that the mix of tiers holds in every part
+    of the run; on the paper's fleet (CPU shares 4, 2, 1, 0.5, 0.1) it is 16, 8, 4, 2, 1, on a
+    fleet of equal devices 1 each, where to prefer a tier would gain nothing.
 
     References
     ----------
@@ -147,6 +161,8 @@ def start_credits(
     array([52., 26., 13.,  7.,  4.])
     >>> start_credits("paced", num_tiers=5, num_rounds=100)
     array([16.,  8.,  4.,  2.,  1.])
+    >>> start_credits("paced", num_tiers=3, num_rounds=100, latency=[1.0, 1.1, 3.0])
+    array([2., 2., 1.])
     """
     if num_tiers < 1:
         raise invalid("num_tiers", num_tiers, "be at least 1", "pass the number of groups you want")
@@ -155,7 +171,7 @@ def start_credits(
     if credits is None:
         return np.full(num_tiers, np.inf)
     if isinstance(credits, str):
-        return _named(credits, num_tiers, num_rounds)
+        return _named(credits, num_tiers, num_rounds, latency)
     figures = np.atleast_1d(np.array(credits, dtype=np.float64))
     if np.ndim(credits) == 0:
         figures = np.repeat(figures, num_tiers)
@@ -169,15 +185,26 @@ def start_credits(
     return figures
 
 
-def _named(credits: str, num_tiers: int, num_rounds: int) -> NDArray[np.float64]:
+def _named(
+    credits: str, num_tiers: int, num_rounds: int, latency: ArrayLike | None
+) -> NDArray[np.float64]:
     if credits == "equal":
         return np.full(num_tiers, np.ceil(num_rounds / num_tiers))
     if credits == "geometric":
         halves = 0.5 ** np.arange(num_tiers)
         return np.asarray(np.ceil(num_rounds * halves / halves.sum()))
     if credits == "paced":
-        return np.asarray(2.0 ** np.arange(num_tiers)[::-1])
+        return _paced(2.0 ** np.arange(num_tiers)[::-1], latency)
     raise invalid("credits", credits, "be equal, geometric or paced if a text", "check the name")
+
+
+def _paced(most: NDArray[np.float64], latency: ArrayLike | None) -> NDArray[np.float64]:
+    if latency is None:
+        return most
+    seconds = np.asarray(latency, dtype=np.float64)
+    if seconds.shape != most.shape or not (np.isfinite(seconds) & (seconds > 0)).all():
+        raise invalid("latency", latency, "be positive, one per tier", "pass seconds")
+    return np.asarray(np.minimum(most, np.round((seconds.max() / seconds) ** PACE)))
 
 
 def _find_rule(rule: Rule) -> Callable[[NDArray[np.float64]], ArrayLike]:

@@ -84,6 +84,8 @@ class TierChooser:
         Tiers there are.
     num_rounds : int or None
         Rounds of the run, for credits that are shares of it; None if nobody knows.
+    latency : ndarray of float64, shape (num_tiers,), optional
+        Typical latency of each tier in seconds, for credits that follow it.
 
     Attributes
     ----------
@@ -95,11 +97,17 @@ class TierChooser:
         Last known accuracy of each tier, NaN where unknown.
     """
 
-    def __init__(self, settings: ChooserSettings, num_tiers: int, num_rounds: int | None) -> None:
+    def __init__(
+        self,
+        settings: ChooserSettings,
+        num_tiers: int,
+        num_rounds: int | None,
+        latency: NDArray[np.float64] | None = None,
+    ) -> None:
         self.settings = settings
         self.probs = settings.first_probs(num_tiers)
         self.accuracy = np.full(num_tiers, np.nan)
-        self.full_credits = self._full_credits(num_tiers, num_rounds)
+        self.full_credits = self._full_credits(num_tiers, num_rounds, latency)
         self.credits = self.full_credits.copy()
 
     def chances(self, possible: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -191,6 +199,18 @@ class TierChooser:
             )
             log(INFO, "TiFL: tier chances are now %s", np.round(self.probs, 3).tolist())
 
+    def take_over(self, old: "TierChooser") -> None:
+        """Go on with the books of the tiers before a new profiling; credits refill as new.
+
+        Parameters
+        ----------
+        old : TierChooser
+            Of as many tiers.
+        """
+        full = self.full_credits
+        self.load(old.as_dict())
+        self.full_credits = full
+
     def as_dict(self) -> dict[str, Any]:
         """Return the books, JSON-able."""
         return {
@@ -214,17 +234,21 @@ class TierChooser:
             figures = [np.inf if c is None else c for c in saved[name]]
             setattr(self, name, np.array(figures, np.float64))
 
-    def _full_credits(self, num_tiers: int, num_rounds: int | None) -> NDArray[np.float64]:
+    def _full_credits(
+        self, num_tiers: int, num_rounds: int | None, latency: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
         credits = self.settings.credits
-        if isinstance(credits, str) and num_rounds is None:
+        if isinstance(credits, str) and credits != "paced" and num_rounds is None:
             log(WARNING, "TiFL: credits=%r needs the number of rounds: no limit instead", credits)
             return np.full(num_tiers, np.inf)
         if credits is None or isinstance(credits, str):
-            full = start_credits(credits, num_tiers, max(num_rounds or 1, 1))
+            full = start_credits(credits, num_tiers, max(num_rounds or 1, 1), latency)
         else:
             full = start_credits(credits, self.settings.num_tiers, 1)
             full = np.ceil(resample(full, num_tiers)) if np.isfinite(full).all() else full
-        if num_rounds is not None and full.sum() < num_rounds:
+        if credits == "paced":
+            log(INFO, "TiFL: credits %s, refilled when spent", full.astype(int).tolist())
+        elif num_rounds is not None and full.sum() < num_rounds:
             log(
                 WARNING,
                 "TiFL: %d credits for %d rounds; when they are spent: %s",

@@ -104,9 +104,7 @@ class TiFL(Wrapper):
     draw over the tiers that can be chosen (as printed it can loop for ever), tiers are
     evaluated on a sample and only in the rounds whose figures are compared, quantile tiers by
     default, a selected tier of which nobody answers gets its credit back. The paper leaves the
-    credits open; "paced" suits fleets whose tiers differ much in speed. Where they hardly
-    differ and each node's data are one-sided it neglects the slower tiers for nothing: there
-    pass ``credits=None`` (figures in ``benchmarks/tifl``).
+    credits open; "paced" gives a tier as many as its measured speed earns.
 
     References
     ----------
@@ -250,9 +248,10 @@ class TiFL(Wrapper):
     def _set_tiers(self, table: TierTable) -> None:
         old = self.chooser
         self.table, self._new_table = table, True
-        self.chooser = TierChooser(self.settings, table.num_tiers, self._num_rounds)
+        latency = np.array([np.median(table.tier_latencies(t)) for t in range(table.num_tiers)])
+        self.chooser = TierChooser(self.settings, table.num_tiers, self._num_rounds, latency)
         if old is not None and len(old.probs) == table.num_tiers:
-            self.chooser.load(old.as_dict())
+            self.chooser.take_over(old)
         sizes = [len(members) for members in table.members]
         if table.num_tiers < self.settings.num_tiers:
             log(

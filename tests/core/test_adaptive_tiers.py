@@ -148,6 +148,26 @@ def test_credits_in_every_form(credits, expected):
     assert start_credits(credits, num_tiers=3, num_rounds=10).tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("latency", "expected"),
+    [
+        ([0.25, 0.5, 1, 2, 10], [16, 8, 4, 2, 1]),  # TiFL's CPU shares
+        ([3.0] * 5, [1] * 5),
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [1] * 5),
+        ([1, 2, 2, 3, 4], [3, 2, 2, 1, 1]),
+        ([1e-6, 1, 1, 1, 1], [16, 1, 1, 1, 1]),
+    ],
+)
+def test_paced_credits_are_what_speed_earns_up_to_a_doubling(latency, expected):
+    assert start_credits("paced", 5, 100, latency).tolist() == expected
+
+
+@pytest.mark.parametrize("latency", [[1.0, 2.0], [1.0, 0.0, 2.0], [1.0, NAN, 2.0]])
+def test_paced_credits_want_a_positive_latency_per_tier(latency):
+    with pytest.raises(ValueError, match="latency must be positive, one per tier"):
+        start_credits("paced", 3, 10, latency)
+
+
 @given(st.sampled_from(["equal", "geometric"]), st.integers(1, 20), st.integers(1, 5000))
 def test_named_credits_last_for_the_run_and_favour_the_fast(credits, num_tiers, num_rounds):
     figures = start_credits(credits, num_tiers, num_rounds)

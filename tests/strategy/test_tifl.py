@@ -10,6 +10,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL, Wrapper
+from flwr_hetero.strategy.tier_chooser import TierChooser
 
 QUIET = {"fraction_evaluate": 0.0}
 
@@ -214,6 +215,27 @@ def test_credits_are_spent_once_a_round_and_refilled():
     tiers = [record["tifl"]["tier"] for record in records[1:]]
     assert np.bincount(tiers[:4]).tolist() == [3, 1]
     assert np.bincount(tiers[4:]).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize(("fleet", "credits"), [("paper-5", [16, 8, 4, 2, 1]), ("2x", [2, 2, 1])])
+def test_default_credits_follow_the_measured_latency(fleet, credits):
+    twice = [DeviceProfile(2.5), DeviceProfile(2.4), DeviceProfile(1.0)]
+    profiles = named_fleet("paper-5", 10) if fleet == "paper-5" else twice
+    tifl = TiFL(flower.FedAvg(**QUIET), 1, len(credits))
+    run(tifl, LocalGrid(toy_app(), profiles=profiles), num_rounds=1)
+    assert tifl.chooser.full_credits.tolist() == credits
+
+
+def test_after_a_new_profiling_credits_refill_by_the_new_latency():
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(4.0)] * 2 + [DeviceProfile(0.1)] * 2)
+    tifl = TiFL(flower.FedAvg(**QUIET), 1, 2, profile_interval=2)
+    run(tifl, grid, num_rounds=1)
+    assert tifl.chooser.full_credits.tolist() == [2, 1]
+    left = tifl.chooser.credits.copy()
+    even = TierChooser(tifl.settings, 2, 10, latency=np.array([1.0, 1.1]))
+    even.take_over(tifl.chooser)
+    assert even.full_credits.tolist() == [1, 1]
+    assert even.credits.tolist() == left.tolist()
 
 
 def test_spent_credits_can_end_the_run():
