@@ -1,9 +1,10 @@
 """How Flower's programs are called for a fleet on this machine: commands, environment, ports."""
 
 import os
+import random
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from flwr_hetero.fleet.certificates import (
@@ -19,6 +20,8 @@ from flwr_hetero.fleet.fleet_file import HOST, FleetFile, Node
 CONNECTION = "fleet"
 """Name of the SuperLink connection in the fleet's own Flower configuration."""
 BIN = Path(sys.executable).parent
+PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to outgoing connections, which could take one before it is used."""
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
@@ -146,11 +149,16 @@ def free_ports(count: int) -> list[int]:
     >>> len(set(free_ports(3)))
     3
     """
+    found: list[int] = []
     with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                break
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind((HOST, port))
+                found.append(port)
+    return found
 
 
 def listens(port: int) -> bool:

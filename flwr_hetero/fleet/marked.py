@@ -17,6 +17,9 @@ MARK = "FLWR_HETERO_FLEET"
 """Environment variable: the folder of the fleet that a process belongs to."""
 GRACE_S = 6.0
 """Seconds between the polite signal and the other one; Flower gives a ServerApp 5."""
+EXEC_S = 0.2
+"""Seconds for which a process without an environment may be one that still loads its program."""
+PROC = Path("/proc")
 _started: list[int] = []
 
 
@@ -67,7 +70,7 @@ def find(folder: Path) -> list[int]:
     list of int
         Process ids, this one left out.
     """
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and has_mark(pid, folder)]
 
 
@@ -87,10 +90,26 @@ def has_mark(pid: int, folder: Path) -> bool:
         False also for processes of other users and for those that only wait to be collected.
     """
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environment = _environment(pid)
     except OSError:
         return False
-    return f"{MARK}={folder}".encode() in environment
+    return f"{MARK}={folder}".encode() in environment.split(b"\0")
+
+
+def _environment(pid: int) -> bytes:
+    """Read a process's environment, if need be as soon as it has one.
+
+    While a new program is loaded, for some microseconds or, on a busy machine, milliseconds, a
+    process has a program but no environment: it would pass for one that is gone. ``Popen``
+    returns before that is over. Kernel threads and zombies have no program either.
+    """
+    process, deadline_s = PROC / str(pid), time.monotonic() + EXEC_S
+    while not (environment := (process / "environ").read_bytes()):
+        (process / "exe").readlink()
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(0.001)
+    return environment
 
 
 def end(folder: Path, grace_s: float = GRACE_S) -> int:

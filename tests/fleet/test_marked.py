@@ -69,3 +69,35 @@ def test_a_process_that_ended_has_no_mark(start, tmp_path):
     marked.collect()
     marked.end_one(pid, tmp_path, signal.SIGKILL)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """Process 7 between two programs: for a moment it has neither arguments nor environment."""
+    process = tmp_path / "proc" / "7"
+    process.mkdir(parents=True)
+    (process / "environ").touch()
+    monkeypatch.setattr(marked, "PROC", tmp_path / "proc")
+    return process
+
+
+def test_a_process_that_still_loads_its_program_is_not_taken_for_gone(
+    tmp_path, process, monkeypatch
+):
+    def load(seconds):
+        (process / "environ").write_bytes(f"A=1\0{marked.MARK}={tmp_path}\0".encode())
+
+    (process / "exe").symlink_to("/bin/true")
+    monkeypatch.setattr(marked.time, "sleep", load)
+    assert marked.has_mark(7, tmp_path)
+
+
+def test_zombies_are_not_waited_for(tmp_path, process, monkeypatch):
+    monkeypatch.setattr(marked.time, "sleep", None)  # it would raise
+    assert not marked.has_mark(7, tmp_path)
+
+
+def test_a_process_without_environment_is_waited_for_in_vain(tmp_path, process, monkeypatch):
+    (process / "exe").symlink_to("/bin/true")
+    monkeypatch.setattr(marked, "EXEC_S", 0.0)
+    assert not marked.has_mark(7, tmp_path)
