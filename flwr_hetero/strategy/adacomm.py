@@ -51,6 +51,7 @@ class AdaComm(Wrapper):
     """
 
     name: ClassVar[str] = "adacomm"
+    decides = frozenset({"steps"})
 
     def __init__(
         self,

@@ -96,6 +96,8 @@ class BiasedLocalSGD(LocalSteps):
         smoothing: float = 0.5,
         **budget: Unpack[Budget],
     ) -> None:
+        if shared_samples is not None:
+            self.decides = self.decides | {"samples", "orders"}
         super().__init__(strategy, fast_steps, smoothing=smoothing, **budget)
         if high_loss_fraction is not None:
             check_high_loss_fraction(high_loss_fraction)

@@ -72,6 +72,7 @@ class CDGraB(Wrapper):
     """
 
     name: ClassVar[str] = "cd-grab"
+    decides = frozenset({"orders"})
 
     def __init__(
         self,
@@ -92,8 +93,10 @@ class CDGraB(Wrapper):
             raise invalid("num_units", num_units, rule, "about examples per node / batch size")
         if seed < 0:
             raise invalid("seed", seed, "be at least 0", "any such number will do")
-        super().__init__(strategy)
         self.exact = mode == "exact"
+        if self.exact:
+            self.decides = self.decides | {"steps"}
+        super().__init__(strategy)
         self.server = OrderServer(exact=self.exact)
         self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)
         self._names: dict[int, str] = {}

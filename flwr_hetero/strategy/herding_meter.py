@@ -47,6 +47,7 @@ class HerdingMeter(Wrapper):
     """
 
     name: ClassVar[str] = "herding"
+    decides = frozenset({"herding sketches"})
 
     def __init__(
         self, strategy: Strategy | None = None, *, sketch_size: int = 64, seed: int = 1

@@ -65,6 +65,7 @@ class LocalSteps(Wrapper):
     """
 
     name: ClassVar[str] = "local-steps"
+    decides = frozenset({"steps"})
 
     def __init__(
         self,
@@ -78,9 +79,6 @@ class LocalSteps(Wrapper):
             raise invalid("smoothing", smoothing, "lie in [0, 1)", "0 keeps only the newest time")
         self.plan = StepPlan(fast_steps, **budget)
         super().__init__(strategy)
-        if any(isinstance(wrapped, LocalSteps) for wrapped in list(self.chain())[1:]):
-            rule = "hold no step budget yet"
-            raise invalid("strategy", type(self.inner).__name__, rule, "use one of these wrappers")
         self.speeds = Speeds(smoothing)
         self.assigned: dict[int, int] = {}
         self._simulated = False

@@ -60,6 +60,8 @@ class OverSelect(Wrapper):
     """
 
     name: ClassVar[str] = "over-select"
+    decides = frozenset({"waiting"})
+    outside_of = frozenset({"selection", "samples"})
 
     def __init__(
         self, strategy: Strategy | None = None, take: int = 5, *, timeout_s: float | None = None

@@ -62,6 +62,8 @@ class Recorded(Wrapper):
     """
 
     name: ClassVar[str] = "recorded"
+    decides = frozenset({"the record"})
+    outermost = True
 
     def __init__(
         self,

@@ -73,6 +73,7 @@ class Resharding(Wrapper):
     """
 
     name: ClassVar[str] = "resharding"
+    decides = frozenset({"samples"})
 
     def __init__(
         self,

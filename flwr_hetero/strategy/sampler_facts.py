@@ -30,6 +30,7 @@ class SamplerFacts(Wrapper):
     """
 
     name: ClassVar[str] = "sampler"
+    decides = frozenset({"sampler facts"})
 
     def __init__(self, strategy: Strategy | None = None) -> None:
         super().__init__(strategy)

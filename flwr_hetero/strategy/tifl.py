@@ -121,6 +121,7 @@ class TiFL(Wrapper):
     """
 
     name: ClassVar[str] = "tifl"
+    decides = frozenset({"selection"})
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.strategy.mean_arrays import keep_dtypes
+from flwr_hetero.strategy.nesting import check_nest
 from flwr_hetero.strategy.rounds import run_rounds
 from flwr_hetero.strategy.session import Session, expected_of
 from flwr_hetero.strategy.steps_mean import aggregate_in_place
@@ -38,7 +39,23 @@ class Wrapper(Strategy):
     Raises
     ------
     ValueError
-        If it is not a Flower strategy, or already wrapped by another wrapper.
+        If it is not a Flower strategy, is already wrapped by another wrapper, or holds a wrapper
+        that this one does not go with.
+
+    Notes
+    -----
+    What goes with what, checked at construction (:mod:`flwr_hetero.strategy.nesting`):
+
+    - No two wrappers of a nest decide the same thing. ``TiFL`` decides the selection;
+      ``LocalSteps``, ``BiasedLocalSGD``, ``FedNova``, ``AdaComm`` and the exact mode of
+      ``CDGraB`` the steps; ``CDGraB`` the orders; ``Resharding`` the samples of a node; the
+      shared-data mode of ``BiasedLocalSGD`` samples and orders. So none is there twice.
+    - ``OverSelect`` goes outside ``TiFL`` and ``Resharding``: both send nodes messages of their
+      own, and a node that is still at work must not get any.
+    - ``Recorded`` goes outside all others: it restores them before they begin.
+    - ``TiFL`` and weighting by steps ask for a strategy that derives from FedAvg, TiFL for one
+      that leaves the choice of nodes open; steps and orders ask for one that trains by gradients.
+    - All else goes, in any order.
 
     Examples
     --------
@@ -50,6 +67,12 @@ class Wrapper(Strategy):
 
     name: ClassVar[str] = "wrapper"
     """Key of this wrapper's facts in the history."""
+    decides: frozenset[str] = frozenset()
+    """What this wrapper decides for the whole nest, so that no other one may."""
+    outside_of: ClassVar[frozenset[str]] = frozenset()
+    """Decisions that must be made further in."""
+    outermost: ClassVar[bool] = False
+    """Whether nothing may be wrapped around this one."""
 
     def __init__(self, strategy: Strategy | None = None) -> None:
         if strategy is not None and not isinstance(strategy, Strategy):
@@ -61,9 +84,11 @@ class Wrapper(Strategy):
         if isinstance(self.inner, Wrapper):
             if self.inner.outer is not None:
                 raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
+            check_nest(self)
             self.inner.outer = self
             self.session: Session = self.inner.session
         else:
+            check_nest(self)
             self.session = Session()
 
     # --- hooks: override these -------------------------------------------------------

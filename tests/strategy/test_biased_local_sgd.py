@@ -272,7 +272,7 @@ def test_config_of_the_user_is_left_alone():
         (lambda: BiasedLocalSGD(gamma=2.0), "gamma must lie in"),
         (lambda: BiasedLocalSGD(fast_steps=0), "fast_steps must be a positive integer"),
         (lambda: BiasedLocalSGD("FedAvg"), "strategy must be a flwr"),
-        (lambda: BiasedLocalSGD(FedNova()), "strategy must hold no step budget yet"),
+        (lambda: BiasedLocalSGD(FedNova()), "strategy must leave steps to"),
         (lambda: BiasedLocalSGD(OwnRule()), "strategy must derive from FedAvg to weight"),
         (lambda: BiasedLocalSGD(accounted()), "strategy must be without a privacy accountant"),
     ],

@@ -178,7 +178,7 @@ def test_a_report_of_no_time_at_all_is_survived():
         (lambda: LocalSteps(min_steps=0), "min_steps must be a positive integer"),
         (lambda: LocalSteps(min_steps=64), "max_steps must be at least min_steps"),
         (lambda: LocalSteps(smoothing=1.0), "smoothing must lie in"),
-        (lambda: LocalSteps(LocalSteps(FedAvg())), "strategy must hold no step budget yet"),
+        (lambda: LocalSteps(LocalSteps(FedAvg())), "strategy must leave steps to"),
     ],
 )
 def test_errors_name_the_argument(call, named):
