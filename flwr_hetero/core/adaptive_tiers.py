@@ -194,7 +194,7 @@ def _named(
         halves = 0.5 ** np.arange(num_tiers)
         return np.asarray(np.ceil(num_rounds * halves / halves.sum()))
     if credits == "paced":
-        return _paced(2.0 ** np.arange(num_tiers)[::-1], latency)
+        return _paced(np.asarray(2.0 ** np.arange(num_tiers)[::-1], np.float64), latency)
     raise invalid("credits", credits, "be equal, geometric or paced if a text", "check the name")
 
 

@@ -1,10 +1,12 @@
 """A sampler's flat state in ``context.state``, where it outlives the ClientApp process."""
 
 from collections.abc import Mapping
-from typing import TypeAlias, cast
+from logging import WARNING
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from flwr_hetero.keys import PREFIX
@@ -68,3 +70,49 @@ def load_state(
         return state | cast(dict[str, int | float | str | bool], dict(scalars))
     except (ValueError, TypeError, EOFError):
         return None
+
+
+class Stateful(Protocol):
+    """What has a state to continue from: every sampler of this package."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state; ValueError if it is not one of its own."""
+
+
+def restore(sampler: Stateful, context: Context, name: str) -> bool:
+    """Continue a sampler where an earlier round left it; without its state it starts afresh.
+
+    Parameters
+    ----------
+    sampler : Stateful
+        New; of the same class and sizes as the one that was saved.
+    context : Context
+        The context handed to the ClientApp.
+    name : str
+        As given to :func:`save_state`.
+
+    Returns
+    -------
+    bool
+        Whether there was a usable state. One that is not is logged and passed over.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> from flwr_hetero.sampler.uniform import UniformSampler
+    >>> context = Context(1, 1, {}, RecordDict(), {})
+    >>> restore(UniformSampler(10, 5), context, "sampler")
+    False
+    >>> save_state(context, "sampler", UniformSampler(10, 5).state_dict())
+    >>> restore(UniformSampler(10, 5), context, "sampler")
+    True
+    """
+    state = load_state(context, name)
+    if state is None:
+        return False
+    try:
+        sampler.load_state_dict(state)
+    except ValueError as error:
+        log(WARNING, "%s of earlier rounds not used: %s", name, error)
+        return False
+    return True

@@ -71,8 +71,8 @@ def test_in_private_mode_no_index_and_no_single_loss_leaves_a_node():
     sent = []
 
     class Listening(LocalGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            replies = super().send_and_receive(messages, timeout=timeout)
+        def wait_for(self, message_ids, timeout=None, enough=None):
+            replies = super().wait_for(message_ids, timeout, enough)
             sent.extend(replies)
             return replies
 

@@ -124,7 +124,7 @@ def test_a_lost_or_damaged_state_is_rebuilt(damage, caplog):
     with caplog.at_level(logging.WARNING):
         records = run.go_on(2)
     assert not any(record["failures"] for record in records)
-    assert ("importance of earlier rounds not used" in caplog.text) == (damage[-4:] != "lost" or
+    assert ("mercury of earlier rounds not used" in caplog.text) == (damage[-4:] != "lost" or
         damage == "importance lost")  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def test_a_lost_or_damaged_state_is_rebuilt(damage, caplog):
         records = run.go_on(2)
     assert not failures(records)
     warned = damage in ("gradient lost", "other data")
-    assert ("priorities of earlier rounds not used" in caplog.text) == warned
+    assert ("pgd of earlier rounds not used" in caplog.text) == warned
 
 
 def test_looks_show_priorities_and_what_the_top_achieves():

@@ -1,15 +1,13 @@
 """What a node does: as many steps as it is given, on the samples that its speed entitles it to."""
 
 from dataclasses import replace
-from logging import WARNING
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 
 from biased_app.task import BiasedSettings, all_examples
 from flwr_hetero import keys
-from flwr_hetero.mod import emulated_device, load_state, save_state
+from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sample_lists import read_samples, samples_record
 from flwr_hetero.sampler import TopLossSampler
 from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
@@ -51,12 +49,8 @@ def open_sampler(node: Node, settings: BiasedSettings, context: Context) -> TopL
         high_loss_fraction=float(role.get(keys.HIGH_LOSS_FRACTION, 1.0)),
     )
     samples = node.message.content.config_records.get(keys.SAMPLES)
-    state = None if settings.shared_data else load_state(context, STATE)
-    if state is not None:
-        try:
-            sampler.load_state_dict(state)
-        except ValueError as error:
-            log(WARNING, "losses of earlier rounds not used: %s", error)
+    if not settings.shared_data:
+        restore(sampler, context, STATE)
     sampler.set_role(fast=fast, share=share)
     if samples is not None:
         sampler.assign(read_samples(samples)[0])

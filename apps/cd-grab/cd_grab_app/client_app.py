@@ -1,18 +1,15 @@
 """What a node does: visit its data in order, and tell the server what it saw on the way."""
 
-from logging import WARNING
-
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cd_grab_app.task import OrderSettings
 from flwr_hetero import keys
-from flwr_hetero.mod import emulated_device, load_state, save_state
+from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import HerdingProbe, OrderedSampler
 from flwr_hetero.sampler.unit_gradients import batch_gradient, example_gradients
 from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
@@ -65,10 +62,5 @@ def open_sampler(node: Node, settings: OrderSettings, context: Context) -> Order
         unit=settings.unit,
         num_units=min(settings.num_units, len(node.examples)) or None,
     )
-    state = load_state(context, STATE)
-    if state is not None:
-        try:
-            sampler.load_state_dict(state)
-        except ValueError as error:
-            log(WARNING, "order of earlier rounds not used: %s", error)
+    restore(sampler, context, STATE)
     return sampler

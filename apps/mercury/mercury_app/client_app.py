@@ -1,37 +1,31 @@
 """What a node does: train on important samples, and score the next ones while it waits."""
 
 from dataclasses import replace
-from logging import WARNING
-from math import nan
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 from numpy.typing import NDArray
-from torch import nn
 
 from flwr_hetero import keys
-from flwr_hetero.core.bandwidth import group_size
-from flwr_hetero.core.device import FORWARD_SHARE
 from flwr_hetero.core.resharding import offer
 from flwr_hetero.core.shard import pack, unpack
-from flwr_hetero.mod import emulated_device, load_state, save_state
-from flwr_hetero.mod.emulation import is_emulated
-from flwr_hetero.mod.pace import note_pace, read_pace
+from flwr_hetero.mod import emulated_device, restore, save_state
+from flwr_hetero.mod.pace import read_pace
 from flwr_hetero.mod.resharding import NodeShard
 from flwr_hetero.sampler import MercurySampler
-from flwr_hetero.sampler.background import collect_scores, start_scoring
-from flwr_hetero.sampler.scores import score_batches
 from flwr_hetero.task import Examples, data_shape
 from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.scoring import (
+    collect_hidden,
+    next_group,
+    score,
+    score_hidden,
+)
 from mercury_app.task import MercurySettings
 
-STATE, JOB = "mercury", "scoring"
-SCORE_BATCH = 256
-LIMIT_S, LIMIT_IDLE = 60.0, 5.0
-"""When a detached worker ends by itself: seconds, and multiples of the usual wait."""
+STATE = "mercury"
 
 app = ClientApp(mods=[emulated_device])
 app.train("profile")(profile_node)
@@ -50,15 +44,13 @@ def train(message: Message, context: Context) -> Message:
     if settings.sampling == "uniform":
         result = node.train(model, node.sampler())
     else:
-        if settings.sampling in ("sequential", "all-inclusive"):
-            scored = score(model, node, sampler, next_group(settings, context, sampler))
+        if settings.sampling == "all-inclusive":
+            scored = score(model, node, sampler, np.arange(sampler.num_samples))
+        elif settings.sampling == "sequential":
+            scored = score(model, node, sampler, next_group(context, sampler))
         result = node.train(model, sampler)
         if settings.sampling == "bacc":
-            group = next_group(settings, context, sampler)
-            if is_emulated(context):
-                hidden = score(model, node, sampler, group)
-            else:
-                score_meanwhile(model, node, context, group)
+            hidden = score_hidden(model, node, context, sampler)
     reply = node.reply(model, result._replace(examples_scored=scored))
     reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     if settings.sampling != "uniform":
@@ -93,62 +85,11 @@ def open_sampler(
         gate=settings.gate,
         scores="loss",
     )
-    state = load_state(context, STATE)
-    try:
-        if state is not None:
-            sampler.load_state_dict(state)
-        collect_meanwhile(sampler, context)
-    except ValueError as error:
-        log(WARNING, "importance of earlier rounds not used: %s", error)
+    restore(sampler, context, STATE)
+    collect_hidden(sampler, context)
     if shard is not None and not shard.missing:
         sampler.forget(np.array(shard.fresh, dtype=np.int64))
     return sampler
-
-
-def next_group(
-    settings: MercurySettings, context: Context, sampler: MercurySampler
-) -> NDArray[np.int64]:
-    """Name the samples to score: as many as the network hides, or all."""
-    if settings.sampling == "all-inclusive":
-        return np.arange(sampler.num_samples)
-    pace = read_pace(context)
-    size = 0 if pace is None else group_size(pace, sampler.num_samples)
-    if size == 0:
-        return np.empty(0, dtype=np.int64)
-    sampler.resize_groups(size)
-    return sampler.refresh_indices()
-
-
-def score(model: nn.Module, node: Node, sampler: MercurySampler, indices: NDArray[np.int64]) -> int:
-    """Score samples by the model as it is; returns how many."""
-    if len(indices):
-        where = next(model.parameters()).device
-        parts = np.array_split(indices, -(-len(indices) // SCORE_BATCH))
-        batches = ([x.to(where) for x in node.examples.take(part)] for part in parts)
-        sampler.update(indices, score_batches(model, batches, "loss"))
-    return len(indices)
-
-
-def score_meanwhile(
-    model: nn.Module, node: Node, context: Context, indices: NDArray[np.int64]
-) -> None:
-    """Let a detached process score samples while the reply travels and the server aggregates."""
-    pace = read_pace(context)
-    if pace is not None and len(indices):
-        limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
-        folder = start_scoring(model, *node.examples.take(indices), "loss", limit_s=limit_s)
-        save_state(context, JOB, {"folder": folder, "indices": indices})
-
-
-def collect_meanwhile(sampler: MercurySampler, context: Context) -> None:
-    """End the detached process of the last round and take what it got done."""
-    job = load_state(context, JOB)
-    if job is not None and job["folder"]:
-        save_state(context, JOB, {"folder": "", "indices": np.empty(0, dtype=np.int64)})
-        scores, seconds = collect_scores(str(job["folder"]))
-        if len(scores):
-            note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)
-            sampler.update(np.asarray(job["indices"])[: len(scores)], scores)
 
 
 def with_others(node: Node, shard: NodeShard) -> Examples:

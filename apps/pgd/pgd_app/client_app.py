@@ -1,16 +1,13 @@
 """What a node does: train on prioritised samples and keep what it learned about them."""
 
-from logging import WARNING
-
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 from torch import Tensor, from_numpy, nn
 
 from flwr_hetero import keys
 from flwr_hetero.core.priority import top_share
-from flwr_hetero.mod import emulated_device, load_state, save_state
+from flwr_hetero.mod import emulated_device, load_state, restore, save_state
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
 from flwr_hetero.sampler.full_pass import all_priorities
 from flwr_hetero.sampler.uniform import UniformSampler
@@ -50,14 +47,7 @@ def open_feed(
 ) -> PriorityFeed:
     """Take up sampler and gradient where the last round left them, or start afresh."""
     feed = PriorityFeed(sampler, model, layers=settings.layers)
-    state = load_state(context, STATE)
-    if state is not None:
-        try:
-            feed.load_state_dict(state)
-        except ValueError as error:
-            log(WARNING, "priorities of earlier rounds not used: %s", error)
-            state = None
-    if state is None and settings.full_pass:
+    if not restore(feed, context, STATE) and settings.full_pass:
         feed.full_pass(model, LOSS, *on_device(model, node))
     if settings.direction == "global":
         follow_fleet(feed, context)
