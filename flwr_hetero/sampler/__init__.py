@@ -1,6 +1,7 @@
 """Batch samplers for the node: which examples to train on, in which order, at which weight."""
 
 from flwr_hetero.sampler.herding_probe import HerdingProbe
+from flwr_hetero.sampler.in_turn import InTurn
 from flwr_hetero.sampler.mercury import MercurySampler
 from flwr_hetero.sampler.ordered import OrderedSampler
 from flwr_hetero.sampler.pgd import PGDSampler
@@ -10,6 +11,7 @@ from flwr_hetero.sampler.top_loss import TopLossSampler
 
 __all__ = [
     "HerdingProbe",
+    "InTurn",
     "MercurySampler",
     "OrderedSampler",
     "PGDSampler",
