@@ -19,72 +19,72 @@ from one_run import one_run, subset
 HERE = Path(__file__).parent
 Case = dict[str, Any]
 
+ADACOMM = {"sampling": "uniform", "communication": "adacomm", "local-steps": 20}
 METHODS: dict[str, Case] = {
     "uniform": {"sampling": "uniform"},
-    "free": {"sampling": "free"},
     "bacc": {"sampling": "bacc"},
-    "bacc, no gate": {"sampling": "bacc", "gate": 0.0},
-    "bacc, mixing 0.2": {"sampling": "bacc", "mixing": 0.2},
+    "free": {"sampling": "free"},
     "sequential": {"sampling": "sequential"},
     "all-inclusive": {"sampling": "all-inclusive"},
     "bacc, cycle": {"sampling": "bacc", "estimator": "cycle"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
-    "adacomm": {"sampling": "uniform", "communication": "adacomm", "local-steps": 20},
+    "bacc, no gate": {"sampling": "bacc", "gate": 0.0},
+    "bacc, gate shut": {"sampling": "bacc", "gate": 1e9},
+    "bacc, mixing 0.2": {"sampling": "bacc", "mixing": 0.2},
+    "adacomm": ADACOMM | {"adapt-every-s": 0.2},
+    "uniform, resharding": {"sampling": "uniform", "resharding": "random"},
+    "bacc, resharding": {"sampling": "bacc", "resharding": "importance"},
+    "bacc, random resharding": {"sampling": "bacc", "resharding": "random"},
 }
-MAIN = ("uniform", "free", "bacc", "bacc, paper", "adacomm")
+"""``bacc`` is the default of the app; AdaComm adapts about every ten rounds."""
+MBPS, ALPHAS, USUAL_MBPS = (10, 50, 100, 200), (10.0, 1.0, 0.5), 100
 
 
-def case(name: str, **more: Any) -> Case:
-    """Describe a run by a method and what else differs; keys are run-config or ``nodes``."""
-    return {"method": name, "nodes": 4, "partition": "iid"} | METHODS[name] | more
+def case(name: str, alpha: float | None = None, mbps: int = USUAL_MBPS, nodes: int = 4) -> Case:
+    """Describe a run by its method and its cell; keys are run-config or ``nodes``."""
+    split = {"partition": "iid"} if alpha is None else {"partition": "dirichlet", "alpha": alpha}
+    return {"method": name, "nodes": nodes, "fleet": f"wifi-{mbps}"} | split | METHODS[name]
 
 
 def bandwidths() -> Iterator[Case]:
-    """Vary the bandwidth for every method (paper: Figures 11, 13, 15), data IID on 4 nodes."""
-    for mbps in (10, 50, 200):
-        for name in METHODS:
-            yield case(name, fleet=f"wifi-{mbps}")
+    """Vary the bandwidth (paper: Figures 11, 13, 15), data IID."""
+    for mbps in MBPS:
+        for name in ("uniform", "bacc"):
+            yield case(name, mbps=mbps)
 
 
 def alphas() -> Iterator[Case]:
-    """Vary how unequal the data are (paper: Figure 18), on 12 nodes."""
-    for alpha in (10.0, 1.0, 0.5):
-        for name in MAIN:
-            yield case(name, nodes=12, partition="dirichlet", alpha=alpha, fleet="wifi-10")
+    """Vary how unequal the data are (paper: Figure 18)."""
+    for alpha in ALPHAS:
+        for name in ("uniform", "bacc"):
+            yield case(name, alpha)
 
 
 def nodes() -> Iterator[Case]:
-    """Vary the number of nodes (paper: Figure 17)."""
-    for count in (4, 8, 12):
-        for name in MAIN:
-            yield case(name, nodes=count, fleet="wifi-50")
+    """Spread the same data over more nodes (paper: Figure 17)."""
+    for name in ("uniform", "bacc"):
+        yield case(name, 1.0, nodes=12)
 
 
 def rates() -> Iterator[Case]:
-    """Vary the learning rate: each method is to be compared at its best."""
+    """Vary the learning rate: uniform sampling is to be compared at its best."""
     for rate in (0.05, 0.1, 0.2, 0.4):
-        for name in ("uniform", "free", "bacc"):
-            yield case(name, fleet="wifi-50") | {"learning-rate": rate}
+        for name in ("uniform", "bacc"):
+            yield case(name) | {"learning-rate": rate}
 
 
-def one_step() -> Iterator[Case]:
-    """Communicate after every step, as the paper does."""
-    for name in MAIN[:-1]:
-        yield case(name, fleet="wifi-10") | {"local-steps": 1}
+def rivals() -> Iterator[Case]:
+    """Run all methods in one cell."""
+    for name in METHODS:
+        yield case(name, 1.0)
 
 
-def knobs() -> Iterator[Case]:
-    """Vary the share of uniform draws and the gate."""
-    for mixing in (0.1, 0.25, 0.5, 0.75):
-        for gate in (0.0, 1.2, 1.5, 2.0):
-            yield case("bacc", fleet="wifi-50", mixing=mixing, gate=gate)
-
-
-def resharding() -> Iterator[Case]:
-    """Reshard by importance, at random and not at all, on very unequal data."""
-    for name in ("uniform", "bacc"):
-        for kind in ("off", "importance", "random"):
-            yield case(name, partition="dirichlet", alpha=0.1, fleet="wifi-50", resharding=kind)
+def grid() -> Iterator[Case]:
+    """Cross every bandwidth with every alpha."""
+    for mbps in MBPS:
+        for alpha in (None, *ALPHAS):
+            for name in ("uniform", "bacc"):
+                yield case(name, alpha, mbps)
 
 
 EXPERIMENTS = {
@@ -92,12 +92,9 @@ EXPERIMENTS = {
     "alphas": alphas,
     "nodes": nodes,
     "rates": rates,
-    "one step": one_step,
-    "knobs": knobs,
-    "resharding": resharding,
+    "rivals": rivals,
+    "grid": grid,
 }
-ROUNDS = {"one step": 4}
-"""Experiments that need a multiple of the usual rounds."""
 
 
 def identity(line: Case) -> str:
@@ -106,25 +103,25 @@ def identity(line: Case) -> str:
     return json.dumps(config, sort_keys=True)
 
 
-RESULT = ("rounds", "virtual_s", "accuracy", "open", "curve")
+RESULT = ("rounds", "virtual_s", "accuracy", "open", "curve", "versions")
 
 
 def run_case(described: Case, dataset: str) -> Case:
     """Run one case and return its line; ``dataset`` is where the data really are."""
-    told = ("experiment", "method", "nodes", "data", "rows")
-    config = {key: value for key, value in described.items() if key not in told}
-    every = max(1, config["num-server-rounds"] // 40)
+    config = {k: v for k, v in described.items() if k not in ("method", "nodes", "data", "rows")}
+    every = max(1, config["num-server-rounds"] // 60)
     return described | one_run(described["nodes"], every, dataset=dataset, **config)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="digits")
-    parser.add_argument("--rows", type=int, default=6000, help="training images in all")
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--rows", type=int, default=12_000, help="training images in all")
     parser.add_argument("--test-rows", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=0.2)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
@@ -133,28 +130,27 @@ def main() -> None:
     options = parser.parse_args()
     told = {"data": Path(options.dataset).name, "batch-size": options.batch_size}
     told["rows"] = 0 if options.dataset == "digits" else options.rows
+    told["model"] = options.model
     told["learning-rate"] = options.learning_rate
-    cases = [
-        told
-        | {"experiment": name, "seed": seed}
-        | {"num-server-rounds": options.rounds * ROUNDS.get(name, 1)}
-        | described
+    told["num-server-rounds"] = options.rounds
+    wanted = {
+        identity(one): one
         for seed in range(options.seeds)
         for name in options.experiments
-        for described in EXPERIMENTS[name]()
-        if described["method"] in options.methods
-    ]
+        for one in (told | {"seed": seed} | described for described in EXPERIMENTS[name]())
+        if one["method"] in options.methods
+    }
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     done = {identity(json.loads(line)) for line in lines}
-    todo = [one for one in cases if identity(one) not in done]
+    todo = [one for key, one in wanted.items() if key not in done]
     dataset = subset(options.dataset, options.rows, options.test_rows)
-    print(f"{len(todo)} of {len(cases)} runs to do", flush=True)
+    print(f"{len(todo)} of {len(wanted)} runs to do", flush=True)
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         for future in as_completed([pool.submit(run_case, one, dataset) for one in todo]):
             line = future.result()
             with options.results.open("a", encoding="utf-8") as results:
                 print(json.dumps(line), file=results)
-            facts = [line[key] for key in ("seed", "experiment", "method", "fleet")]
+            facts = [line.get(key, "iid") for key in ("seed", "nodes", "fleet", "alpha", "method")]
             print(*facts, f"{line['accuracy']:.4f} {line['virtual_s']:.1f} s", flush=True)
 
 
