@@ -213,10 +213,13 @@ class FlatImportance:
             twin.moments = Moments(
                 float(state["moment_uniform"]), float(state["moment_importance"])
             )
-        except (KeyError, TypeError) as error:
+            ahead = np.asarray(state["ahead_indices"], np.int64), np.asarray(state["ahead_weights"])
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"sampler state is incomplete ({error}): start afresh.") from error
         if len(twin.cache) != len(self.cache):
             raise ValueError("sampler state belongs to other data: start afresh.")
+        if not np.allclose(twin.cache.weights(ahead[0], self.mixing), ahead[1]):
+            raise ValueError("sampler state holds batches with other weights: start afresh.")
         if not (np.isfinite(twin.moments).all() and min(twin.moments) >= 0.0):
             raise ValueError("sampler state holds impossible figures: start afresh.")
         return twin

@@ -275,7 +275,7 @@ class MercurySampler(UniformSampler):
                 int(state["group_size"]),
             )
             awaits_group, steps = bool(int(state["awaits_group"])), int(state["steps"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"sampler state is incomplete ({error}): start afresh.") from error
         check_groups(groups, self.num_samples)
         if steps < 0:

@@ -120,14 +120,15 @@ def collect_hidden(sampler: MercurySampler, context: Context) -> None:
     context : Context
         Holds the job.
     """
-    job = load_state(context, JOB)
-    if job is None or not job["folder"]:
+    job = load_state(context, JOB) or {}
+    folder, indices = str(job.get("folder", "")), job.get("indices", np.empty(0))
+    if not folder:
         return
     save_state(context, JOB, {"folder": "", "indices": np.empty(0, dtype=np.int64)})
-    scores, seconds = collect_scores(str(job["folder"]))
+    scores, seconds = collect_scores(folder)
     if len(scores):
         note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)
         try:
-            sampler.update(np.asarray(job["indices"])[: len(scores)], scores)
+            sampler.update(np.ravel(indices)[: len(scores)], scores)
         except ValueError as error:
             log(WARNING, "scores from the background not used: %s", error)

@@ -9,6 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mod import save_state
+from flwr_hetero.sampler import background
 from flwr_hetero.strategy import Wrapper
 from flwr_hetero.task.server import central_evaluate, initial_arrays
 
@@ -126,6 +128,33 @@ def test_a_lost_or_damaged_state_is_rebuilt(damage, caplog):
     assert not any(record["failures"] for record in records)
     assert ("mercury of earlier rounds not used" in caplog.text) == (damage[-4:] != "lost" or
         damage == "importance lost")  # fmt: skip
+
+
+def leave_scores(monkeypatch, scores):
+    """Make a worker of the last round have left some scores."""
+    collected = background.Collected(np.array(scores), 0.1)
+    monkeypatch.setattr("flwr_hetero.task.scoring.collect_scores", lambda folder: collected)
+
+
+@pytest.mark.parametrize(
+    ("job", "scores", "warns"),
+    [
+        ({"nonsense": 1}, [1.0], False),
+        ({"folder": "gone"}, [1.0], True),
+        ({"folder": "gone", "indices": np.arange(2)}, [1.0, np.nan], True),
+        ({"folder": "gone", "indices": np.array([10**6])}, [1.0], True),
+        ({"folder": "gone", "indices": np.arange(9)}, [], False),
+    ],
+)
+def test_what_a_worker_left_is_used_or_passed_over(job, scores, warns, monkeypatch, caplog):
+    run = Run(sampling="free")
+    run.go_on(1)
+    leave_scores(monkeypatch, scores)
+    save_state(run.grid.context(1000), "scoring", job)
+    with caplog.at_level(logging.WARNING):
+        records = run.go_on(1)
+    assert not any(record["failures"] for record in records)
+    assert ("scores from the background not used" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("kind", ["importance", "random"])

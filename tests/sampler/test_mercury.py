@@ -331,6 +331,10 @@ GOOD = MercurySampler(20, 4).state_dict()
         {"moment_uniform": float("nan")},
         {"moment_importance": -1.0},
         {"steps": -1},
+        {"steps": float("inf")},
+        {"group_turn": float("nan")},
+        {"num_averaged": float("inf")},
+        {"heard_batches": float("inf")},
         {"num_samples": 21},
         {"estimator": "cycle"},
         {"order": np.zeros(20)},
@@ -344,6 +348,19 @@ def test_refuses_a_damaged_state_and_stays_as_it_was(damage: dict[str, object]) 
         sampler.load_state_dict(GOOD | damage)  # type: ignore[arg-type]
     after = sampler.state_dict()
     assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("factor", [3.0, float("inf"), float("nan")])
+def test_damaged_weights_of_batches_drawn_ahead_are_no_silent_bias(factor: float) -> None:
+    sampler = MercurySampler(640, 8, seed=1, gate=0.0)  # stride of 10
+    sampler.update(np.arange(640), norms(640))
+    sampler.next_batch()
+    state = sampler.state_dict()
+    assert len(state["ahead_weights"]) == 72  # type: ignore[arg-type]
+    MercurySampler(640, 8, gate=0.0).load_state_dict(state)
+    state["ahead_weights"] = factor * np.asarray(state["ahead_weights"])
+    with pytest.raises(ValueError, match="start afresh"):
+        MercurySampler(640, 8, gate=0.0).load_state_dict(state)
 
 
 def test_a_missing_key_is_named() -> None:
