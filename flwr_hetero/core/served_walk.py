@@ -1,6 +1,7 @@
 """The node's side of the order server: watch a pass, report its pairs, take over new orders."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,50 @@ class Seen(NamedTuple):
     version: int
     first_pair: int
     diffs: Vectors
+
+
+class Rows:
+    """Rows of equal length, added at the end without moving the earlier ones each time.
+
+    Examples
+    --------
+    >>> rows = Rows(np.zeros((0, 2)))
+    >>> for value in (1.0, 2.0, 3.0):
+    ...     rows.add(np.full((1, 2), value))
+    >>> rows.values.tolist()
+    [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+    """
+
+    def __init__(self, rows: Vectors = NO_VECTORS) -> None:
+        self._room, self._used = rows, len(rows)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._used
+
+    @property
+    def values(self) -> Vectors:
+        """The rows, not copied; nothing writes over them."""
+        return self._room[: self._used]
+
+    def add(self, rows: Vectors) -> None:
+        """Copy rows to the end.
+
+        Parameters
+        ----------
+        rows : ndarray of float, shape (num_rows, dim)
+            As long as those that are there, and of their type.
+        """
+        if not len(rows):
+            return
+        needed = self._used + len(rows)
+        if needed > len(self._room):
+            room = np.empty((max(needed, 2 * self._used), rows.shape[1]), rows.dtype)
+            if self._used:
+                room[: self._used] = self.values
+            self._room = room
+        self._room[self._used : needed] = rows
+        self._used = needed
 
 
 class ServedWalk(PairWalk):
@@ -61,7 +106,7 @@ class ServedWalk(PairWalk):
         super().__init__(num_units, seed)
         self.version, self.next_version, self.next_order = 0, 0, self.order
         self.watching, self.done, self.first_pair = True, False, 0
-        self.diffs: Vectors = NO_VECTORS
+        self.seen = Rows()
 
     def follow(self, answer: Answer) -> None:
         """Take note of what the server wants, in a new instruction.
@@ -73,7 +118,7 @@ class ServedWalk(PairWalk):
             tells the server so, which then sends the whole order.
         """
         self.done = False
-        self.first_pair, self.diffs = self.first_pair + len(self.diffs), NO_VECTORS
+        self.first_pair, self.seen = self.first_pair + len(self.seen), Rows()
         if answer.order is not None:
             self.next_version, self.next_order = answer.version, answer.order
             self.turn()
@@ -88,14 +133,13 @@ class ServedWalk(PairWalk):
         """Keep the differences of the pairs that are complete."""
         if not self.watching:
             return
-        diffs = self.differ(vectors)
-        self.diffs = np.concatenate([self.diffs, diffs]) if len(self.diffs) else diffs
-        if self.first_pair + len(self.diffs) == len(self.order) // 2:
+        self.seen.add(self.differ(vectors))
+        if self.first_pair + len(self.seen) == len(self.order) // 2:
             self.watching, self.done = False, True
 
     def report(self) -> Seen:
         """Tell which pairs were seen since the instruction; to be asked after each."""
-        return Seen(self.version, self.first_pair, self.diffs)
+        return Seen(self.version, self.first_pair, self.seen.values)
 
     def turn(self) -> None:
         """Take over the next order, if there is one, and begin to watch it."""
@@ -103,11 +147,20 @@ class ServedWalk(PairWalk):
         self.order, self.version = self.next_order, self.next_version
         self.half, self.watching = NO_VECTORS, new or not self.done
         if self.watching:
-            self.first_pair, self.diffs = 0, NO_VECTORS
+            self.first_pair, self.seen = 0, Rows()
 
     def forget(self) -> None:
         """Drop what was seen of this pass: it cannot be compared with what will be seen."""
-        self.half, self.diffs, self.watching = NO_VECTORS, NO_VECTORS, not self.position
+        self.half, self.seen, self.watching = NO_VECTORS, Rows(), not self.position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to continue, flat."""
+        return super().state_dict() | {"seen": self.seen.values}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``; see the parent for errors."""
+        super().load_state_dict(state)
+        self.seen = Rows(state["seen"])
 
     def _has_next(self) -> bool:
         return self.next_version != self.version
