@@ -52,6 +52,10 @@ class InTurn(BatchSampler):
         self.current = first
         self._turn = 0
 
+    def __len__(self) -> int:
+        """Batches per epoch: as many as the first sampler has alone."""
+        return len(self.samplers[0])
+
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Let the next sampler draw."""
         self.current = self.samplers[self._turn]

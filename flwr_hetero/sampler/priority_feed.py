@@ -124,6 +124,7 @@ class PriorityFeed(BatchSampler):
             factors = self._weights / (self.gradient.scale * len(indices))
             self.sampler.update(indices, flown.double().cpu().numpy() / factors)
         self.gradient.absorb(len(indices))
+        self.listener.direction = {}  # the next batch may be another sampler's
         return len(indices) if flown is not None and self.layers == "all" else 0
 
     def full_pass(

@@ -26,6 +26,11 @@ def test_each_draws_as_it_would_alone():
         assert together[number::3] == play(alone, 3)
 
 
+def test_an_epoch_is_as_long_as_the_firsts():
+    ordered = OrderedSampler(12, 4, num_units=2)
+    assert [len(InTurn([ordered, UniformSampler(12, 1)])), len(make())] == [2, 3]
+
+
 def test_scores_reach_the_one_that_drew():
     both = InTurn([UniformSampler(6, 2), MercurySampler(6, 2, gate=0)])
     heard = {number: [] for number in range(2)}
@@ -60,7 +65,7 @@ def test_stop_and_continue_equals_uninterrupted(stop):
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage):
     sampler, twin = make(), make()
     play(sampler, 4), play(twin, 4)
-    with pytest.raises(ValueError, match="afresh|generator"):
+    with pytest.raises(ValueError, match=r"afresh|generator"):
         sampler.load_state_dict(make(seed=1).state_dict() | damage)
     assert play(sampler, 6) == play(twin, 6)
 

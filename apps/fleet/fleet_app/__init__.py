@@ -1,0 +1,1 @@
+"""All five systems on one fleet, each part switched by run-config."""

@@ -1,0 +1,121 @@
+"""What a node does: draw its batches as the run-config says, and tell what each part needs."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleet_app.task import RESHUFFLE, TOP_LOSS, FleetSettings
+from flwr_hetero import keys
+from flwr_hetero.mod import emulated_device, restore, save_state
+from flwr_hetero.sampler import (
+    InTurn,
+    MercurySampler,
+    OrderedSampler,
+    PGDSampler,
+    PriorityFeed,
+    TopLossSampler,
+)
+from flwr_hetero.sampler.batches import BatchSampler
+from flwr_hetero.sampler.unit_gradients import batch_gradient
+from flwr_hetero.task.client import DEVICE, Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.scoring import collect_hidden, score_hidden
+from flwr_hetero.task.training import pick_device
+
+STATE = "fleet"
+
+app = ClientApp(mods=[emulated_device])
+app.train("profile")(profile_node)
+app.evaluate()(evaluate_node)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train on what the samplers draw in turn; report what they saw."""
+    settings = FleetSettings.from_run_config(context.run_config)
+    node = open_node(message, context)
+    model = node.model().to(pick_device(DEVICE))
+    with open_samplers(node, settings, context, model) as turns:
+
+        def watch(model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> int:
+            now = turns.current
+            if isinstance(now, OrderedSampler) and now.watching:
+                now.observe(batch_gradient(model))
+            return now.on_batch(model, indices, losses) if isinstance(now, PriorityFeed) else 0
+
+        reply = node.reply(model, node.train(model, turns, watch))
+        for sampler in turns.samplers:
+            report(sampler, reply, model, node, context)
+        save_state(context, STATE, turns.state_dict())
+    return reply
+
+
+@contextmanager
+def open_samplers(
+    node: Node, settings: FleetSettings, context: Context, model: nn.Module
+) -> Iterator[InTurn]:
+    """Take up the samplers where the last round left them; without state they start afresh."""
+    with ExitStack() as stack:
+        drawing = [make(name, node, settings, model, stack) for name in settings.samplers]
+        if settings.order != RESHUFFLE:
+            ordered = make_ordered(node, settings, context)
+            drawing = [ordered, *(s for s in drawing if s is not None)]
+        turns = InTurn([node.sampler() if s is None else s for s in drawing])
+        restore(turns, context, STATE)
+        records = node.message.content.config_records
+        for sampler in turns.samplers:
+            if isinstance(sampler, OrderedSampler):
+                sampler.follow(records.get(keys.ORDER, {}))
+            elif isinstance(sampler, MercurySampler):
+                collect_hidden(sampler, context)
+            elif isinstance(sampler, TopLossSampler):
+                share = float(node.config.get(keys.FAST_SHARE, 1.0))  # type: ignore[arg-type]
+                sampler.set_role(fast=bool(node.config.get(keys.FAST, False)), share=share)
+        yield turns
+
+
+def make(
+    name: str, node: Node, settings: FleetSettings, model: nn.Module, stack: ExitStack
+) -> BatchSampler | None:
+    """Make a sampler; None for the plain one, which an order replaces."""
+    sizes = len(node.examples), settings.batch_size
+    if name == TOP_LOSS:
+        high = float(node.config.get(keys.HIGH_LOSS_FRACTION, 1.0))  # type: ignore[arg-type]
+        return TopLossSampler(*sizes, seed=node.seed, high_loss_fraction=high)
+    if name == "mercury":
+        return MercurySampler(*sizes, seed=node.seed, scores="loss")
+    if name == "pgd":
+        return stack.enter_context(PriorityFeed(PGDSampler(*sizes, seed=node.seed), model))
+    return None
+
+
+def make_ordered(node: Node, settings: FleetSettings, context: Context) -> OrderedSampler:
+    """Make the sampler of an order, with a seed of the node's own for its whole life."""
+    partition_id = int(context.node_config[keys.PARTITION_ID])
+    return OrderedSampler(
+        len(node.examples),
+        settings.batch_size,
+        seed=int(np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)[0]),
+        method=settings.order,
+        num_units=min(settings.num_units, len(node.examples)) or None,
+    )
+
+
+def report(
+    sampler: BatchSampler, reply: Message, model: nn.Module, node: Node, context: Context
+) -> None:
+    """Add to the reply what the server wants to know of a sampler."""
+    if isinstance(sampler, OrderedSampler) and (found := sampler.report()):
+        reply.content[keys.ORDER] = ConfigRecord(found)
+    if isinstance(sampler, MercurySampler):
+        hidden = score_hidden(model, node, context, sampler)
+        reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
+    if isinstance(sampler, (MercurySampler, PriorityFeed)):
+        name = "mercury" if isinstance(sampler, MercurySampler) else "pgd"
+        facts = dict(reply.content.config_records.get(keys.SAMPLER, {}))
+        facts |= {f"{name}.{key}": value for key, value in sampler.summary().items()}
+        reply.content[keys.SAMPLER] = ConfigRecord(facts)

@@ -1,0 +1,154 @@
+"""Settings of this app, and the nest of strategies that they describe."""
+
+from dataclasses import dataclass
+
+from flwr.serverapp.strategy import (
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    Strategy,
+)
+
+from flwr_hetero.core.errors import invalid
+from flwr_hetero.sampler.ordered import METHODS
+from flwr_hetero.strategy import (
+    BiasedLocalSGD,
+    CDGraB,
+    FedNova,
+    OverSelect,
+    SamplerFacts,
+    TiFL,
+    Wrapper,
+)
+from flwr_hetero.task.settings import Settings
+
+INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
+    "fedavg": (FedAvg, {}),
+    "fedadam": (FedAdam, {}),
+    "fedavgm": (FedAvgM, {"server_momentum": 0.9}),
+    "fedprox": (FedProx, {"proximal_mu": 0.1}),
+    "fedmedian": (FedMedian, {}),
+    "fedtrimmedavg": (FedTrimmedAvg, {}),
+}
+"""The strategy inside, with what Flower leaves without a default."""
+
+PARTS = {
+    "selection": ("tifl", "random", "over-select", "all"),
+    "steps": ("epochs", "equal", "by-speed", "deadline"),
+    "aggregation": ("examples", "steps", "fednova"),
+    "order": ("reshuffle", *METHODS),
+    "inner": tuple(INNER),
+}
+SAMPLERS = ("uniform", "top-loss", "mercury", "pgd")
+RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
+
+
+@dataclass(frozen=True)
+class FleetSettings(Settings):
+    """The run-config of ``apps/fleet``; see its pyproject.toml."""
+
+    num_server_rounds: int = 60
+    selection: str = "tifl"
+    steps: str = "by-speed"
+    aggregation: str = "steps"
+    order: str = "cd-grab"
+    sampler: str = "mercury"
+    inner: str = "fedavg"
+    clients_per_round: int = 3
+    num_tiers: int = 5
+    spare_clients: int = 2
+    fast_steps: int = 8
+    num_units: int = 0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in PARTS.items():
+            if getattr(self, name) not in known:
+                raise invalid(name, getattr(self, name), f"be one of {', '.join(known)}", "choose")
+        for name in self.samplers:
+            if name not in SAMPLERS:
+                rule = f"be of {', '.join(SAMPLERS)}"
+                raise invalid("sampler", self.sampler, rule, "join several with +")
+        if len(set(self.samplers)) < len(self.samplers):
+            raise invalid("sampler", self.sampler, "name each once", "they draw in turn")
+        for name in ("clients_per_round", "num_tiers"):
+            if getattr(self, name) < 1:
+                raise invalid(
+                    name.replace("_", "-"),
+                    getattr(self, name),
+                    "be at least 1",
+                    "see pyproject.toml",
+                )
+        if self.spare_clients < 0:
+            raise invalid("spare-clients", self.spare_clients, "be at least 0", "2 is a start")
+        if self.num_units < 0:
+            raise invalid("num-units", self.num_units, "be at least 0", "0 is each node's own")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.steps == "epochs" and self.aggregation != "examples":
+            rule = "be equal, by-speed or deadline, for the server must know the steps"
+            raise invalid(
+                "steps", "epochs", rule, f"or aggregation=examples, not {self.aggregation}"
+            )
+        if TOP_LOSS in self.samplers and (self.steps == "epochs" or self.aggregation == "fednova"):
+            rule = "be without top-loss here: biased local SGD says which nodes are fast"
+            cure = "give steps other than epochs, and aggregation other than fednova"
+            raise invalid("sampler", self.sampler, rule, cure)
+        if self.resume and not self.output_dir:
+            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
+
+    @property
+    def samplers(self) -> list[str]:
+        """The samplers that draw in turn."""
+        return self.sampler.split("+")
+
+    def strategy(self, num_nodes: int) -> Wrapper:
+        """Nest the strategies: who trains, for how long, how weighted, in which order."""
+        strategy = self._inner(num_nodes)
+        if self.order == "cd-grab":
+            strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)
+        if self.steps != "epochs":
+            strategy = self._stepped(strategy)
+        if self.selection == "tifl":
+            strategy = TiFL(
+                strategy,
+                self.clients_per_round,
+                min(self.num_tiers, max(num_nodes, 1)),
+                sync_rounds=1,
+                warmup_rounds=1 if self.fleet == "real" else 0,
+                seed=self.seed,
+            )
+        if self.selection == "over-select":
+            strategy = OverSelect(strategy, self.clients_per_round)
+        return SamplerFacts(strategy)
+
+    def _inner(self, num_nodes: int) -> Strategy:
+        kind, arguments = INNER[self.inner]
+        wanted = {
+            "random": self.clients_per_round,
+            "over-select": self.clients_per_round + self.spare_clients,
+        }
+        share = min(1.0, wanted.get(self.selection, num_nodes) / max(num_nodes, 1))
+        one = {"min_train_nodes": 1, "min_available_nodes": 1}
+        return kind(fraction_train=share, fraction_evaluate=0.0, **one, **arguments)  # type: ignore[arg-type]
+
+    def _stepped(self, strategy: Strategy) -> Wrapper:
+        gamma = 1.0 if self.steps == "equal" else None
+        budget = "deadline" if self.steps == "deadline" else "two-class"
+        if self.aggregation == "fednova":
+            return FedNova(strategy, self.fast_steps, budget=budget, gamma=gamma)
+        return BiasedLocalSGD(
+            strategy,
+            self.fast_steps,
+            weighted_by_steps=self.aggregation == "steps",
+            high_loss_fraction=0.5 if TOP_LOSS in self.samplers else None,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            budget=budget,
+            gamma=gamma,
+        )

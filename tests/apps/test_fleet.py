@@ -1,0 +1,154 @@
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from flwr_hetero import keys
+from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.strategy import Wrapper
+from flwr_hetero.task.server import central_evaluate, initial_arrays
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "fleet"))
+from fleet_app.client_app import STATE, app
+from fleet_app.task import FleetSettings
+
+PLAIN = {
+    "selection": "all",
+    "steps": "epochs",
+    "aggregation": "examples",
+    "order": "reshuffle",
+    "sampler": "uniform",
+    "model": "softmax",
+}
+
+
+class History(Wrapper):
+    def __init__(self, strategy):
+        super().__init__(strategy)
+        self.records = []
+
+    def on_round_end(self, run, record):
+        self.records.append(record)
+
+
+def run(num_rounds=3, num_nodes=5, before_last=lambda grid: None, **settings):
+    """Train on emulated nodes; gives the nest, the history, and the loss before and after."""
+    settings = FleetSettings(**PLAIN | settings)
+    config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
+    random.seed(settings.seed)
+    grid = LocalGrid(app, named_fleet(settings.fleet, num_nodes), run_config=config)
+    history = History(settings.strategy(num_nodes))
+    evaluate, arrays = central_evaluate(settings), initial_arrays(settings)
+    losses = [evaluate(0, arrays)["loss"]]
+    arrays = history.start(grid, arrays, num_rounds).arrays
+    losses.append(evaluate(0, arrays)["loss"])
+    return history, losses, grid
+
+
+STEPPED = {"steps": "equal", "aggregation": "examples", "fast_steps": 6}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"selection": "tifl", "clients_per_round": 1},
+        {"selection": "random", "clients_per_round": 2},
+        {"selection": "over-select", "clients_per_round": 2, "spare_clients": 1},
+        STEPPED,
+        {**STEPPED, "steps": "by-speed", "aggregation": "steps"},
+        {**STEPPED, "steps": "deadline", "aggregation": "fednova"},
+        {"order": "cd-grab", "num_units": 6},
+        {"order": "id-grab"},
+        {"sampler": "mercury"},
+        {"sampler": "pgd"},
+        {**STEPPED, "sampler": "top-loss"},
+        {"order": "cd-grab", "sampler": "mercury+pgd"},
+        {"inner": "fedavgm"},
+        {"inner": "fedprox"},
+    ],
+)
+def test_every_part_alone_learns(settings):
+    history, (before, after), _ = run(4, **settings)
+    assert not [failure for record in history.records for failure in record["failures"]]
+    assert after < 0.8 * before
+
+
+def test_all_parts_together_say_what_they_do():
+    everything = FleetSettings(model="softmax", sampler="top-loss+mercury+pgd", clients_per_round=2)
+    names = [type(part).__name__ for part in everything.strategy(10).chain()]
+    assert names == ["SamplerFacts", "TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]
+    history, (before, after), _ = run(8, 10, **vars(everything))
+    assert after < before
+    last = history.records[-1]
+    assert not last["failures"]
+    assert {"tifl", "biased-local-sgd", "cd-grab", "sampler"} <= set(last)
+    assert {"mercury", "pgd"} <= set(last["sampler"])
+    assert sum(record["cd-grab"]["pairs"] for record in history.records[1:]) > 0
+
+
+def test_batches_of_an_order_alone_are_shown_to_the_order_server():
+    """In turn with another sampler an order sees as many pairs as it has batches, no more."""
+    alone, _, _ = run(2, order="cd-grab", num_units=6, partition="iid")
+    both, _, _ = run(2, order="cd-grab", num_units=6, partition="iid", sampler="mercury")
+    pairs = [h.records[1]["cd-grab"]["pairs"] for h in (alone, both)]
+    assert pairs == [5 * 3, 5 * 1]  # nodes times pairs in 6 and in 3 batches
+
+
+def test_state_is_kept_between_rounds_and_its_loss_costs_no_reply():
+    _, _, grid = run(2, sampler="mercury", order="cd-grab")
+    name = f"{keys.PREFIX}{STATE}.scalars"
+    state = grid.context(1000).state.config_records[name]
+    assert state["1.steps"] > 0
+    _, _, grid = run(3, sampler="mercury", order="cd-grab", fleet="uniform")
+    for node in grid.get_node_ids():
+        del grid.context(node).state[name]
+    again = History(FleetSettings(**PLAIN | {"order": "cd-grab"}).strategy(5))
+    again.start(grid, initial_arrays(FleetSettings(**PLAIN)), 2)
+    assert not [failure for record in again.records for failure in record["failures"]]
+
+
+@pytest.mark.parametrize("settings", [{"selection": "random"}, {"selection": "tifl"}])
+def test_same_seed_same_run(settings):
+    parts = {"sampler": "mercury+pgd", "order": "cd-grab", "clients_per_round": 1, **settings}
+    first, second = (run(3, **parts) for _ in range(2))
+    assert first[1] == second[1]
+    assert [r["virtual_s"] for r in first[0].records] == [r["virtual_s"] for r in second[0].records]
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"selection": "best"}, "selection must be one of tifl, random"),
+        ({"steps": "many"}, "steps must be one of epochs"),
+        ({"aggregation": "sum"}, "aggregation must be one of examples"),
+        ({"order": "sorted"}, "order must be one of reshuffle, cd-grab"),
+        ({"sampler": "luck"}, "sampler must be of uniform, top-loss"),
+        ({"sampler": "pgd+pgd"}, "sampler must name each once"),
+        ({"inner": "sgd"}, "inner must be one of fedavg"),
+        ({"steps": "epochs"}, "the server must know the steps"),
+        ({"sampler": "top-loss", "aggregation": "fednova"}, "sampler must be without top-loss"),
+        ({"clients-per-round": 0}, "clients-per-round must be at least 1"),
+        ({"num-tiers": 0}, "num-tiers must be at least 1"),
+        ({"spare-clients": -1}, "spare-clients must be at least 0"),
+        ({"num-units": -1}, "num-units must be at least 0"),
+        ({"resume": True}, "output-dir must be given to resume"),
+        ({"step": "equal"}, "run-config must hold known keys only, got 'step'"),
+    ],
+)
+def test_settings(config, named):
+    with pytest.raises(ValueError, match=named):
+        FleetSettings.from_run_config(config)
+
+
+@pytest.mark.app
+def test_flwr_run(flower, tmp_path):
+    out = tmp_path / "run"
+    log = flower("fleet", 5, num_server_rounds=3, sampler="mercury+pgd", output_dir=out)
+    assert f"{out}/report.html" in log, log[-3000:]
+    records = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    assert not any(record["failures"] for record in records), records
+    assert {"tifl", "biased-local-sgd", "cd-grab", "sampler"} <= set(records[-1])
