@@ -1,7 +1,7 @@
 """CD-GraB: the server finds for each node an order of its data that goes with the others'."""
 
 from collections import Counter
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -153,10 +153,19 @@ class CDGraB(Wrapper):
         return name
 
     def _of_other_lengths(self, reports: dict[int, Report]) -> set[int]:
-        """Find nodes whose vectors are not as long as those of all others."""
+        """Find nodes whose vectors are not as long as those of the others.
+
+        The first report of all may be the wrong one: two that agree overrule it.
+        """
         lengths = {node: r.diffs.shape[1] for node, r in reports.items() if len(r.diffs)}
-        if not self._dim and lengths:
-            self._dim = Counter(lengths.values()).most_common(1)[0][0]
+        counts = Counter(lengths.values())
+        if counts:
+            usual, votes = counts.most_common(1)[0]
+            if not self._dim:
+                self._dim = usual
+            elif votes > max(1, counts[self._dim]):
+                log(WARNING, "CD-GraB: vectors of %d numbers, not %d: afresh", usual, self._dim)
+                self._dim, self.server.books = usual, {}
         bad = {node for node, length in lengths.items() if length != self._dim}
         for node in bad:
             self.session.fail(node, f"vectors of {lengths[node]} numbers instead of {self._dim}")

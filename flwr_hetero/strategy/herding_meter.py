@@ -1,5 +1,6 @@
 """Measure how well balanced the orders are in which nodes visit their data."""
 
+from collections import Counter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,6 +74,7 @@ class HerdingMeter(Wrapper):
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Take the sketches out of the replies; drop replies with bad ones."""
+        self._agree_on_length(replies)
         good, complete = [], []
         for reply in replies:
             record = reply.content.config_records.get(keys.HERDING)
@@ -90,6 +92,16 @@ class HerdingMeter(Wrapper):
             self._seen.clear()
         return good
 
+    def _agree_on_length(self, replies: list[Message]) -> None:
+        """Find the usual length of vectors: no node that comes first may decide for all."""
+        records = [reply.content.config_records.get(keys.HERDING) for reply in replies]
+        lengths = [r.get(keys.SKETCH_SIZE) for r in records if r is not None]
+        counts = Counter(length for length in lengths if isinstance(length, int))
+        if counts:
+            usual, votes = counts.most_common(1)[0]
+            if not self._length or votes > max(1, counts[self._length]):
+                self._length, self._seen = usual, {}
+
     def _add(self, node: str, record: Any) -> NDArray[np.floating] | None:
         """Keep what a node saw; return its last whole pass, if there is one."""
         num_units, data, scale = (
@@ -98,12 +110,11 @@ class HerdingMeter(Wrapper):
         length = record.get(keys.SKETCH_SIZE)
         if not (isinstance(num_units, int) and isinstance(length, int)) or num_units < 1:
             raise ValueError("its herding record lacks units or the length of vectors")
-        if length != (self._length or length) or not 1 <= length <= self.sketch_size:
+        if length != self._length or not 1 <= length <= self.sketch_size:
             raise ValueError(f"its herding record has vectors of {length} numbers")
         if not (isinstance(data, bytes) and isinstance(scale, float)):
             raise ValueError("its herding record lacks vectors or their scale")
         vectors = unpack_vectors(data, scale, dim=length)
-        self._length = length
         if node in self._seen:
             vectors = np.concatenate([self._seen[node], vectors])
         self._seen[node] = vectors[-num_units:]

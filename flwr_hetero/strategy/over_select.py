@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from logging import INFO
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import Message
@@ -21,8 +21,8 @@ class OverSelect(Wrapper):
 
     Whom to ask remains the wrapped strategy's business: to take 5 of 7, write
     ``OverSelect(TiFL(clients_per_round=7), take=5)``. A node that is not waited for has not
-    failed; until it has answered it is left out of later rounds, so that no node ever has two
-    jobs.
+    failed; it is left out of later rounds until it has answered, so that no node has two jobs,
+    or until the time-out of its round is over, as without this wrapper.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class OverSelect(Wrapper):
             raise invalid("timeout_s", timeout_s, "be positive and finite", "pass seconds")
         super().__init__(strategy)
         self.take, self.timeout_s = int(take), timeout_s
-        self._at_work: dict[str, int] = {}
+        self._at_work: dict[str, _Job] = {}
         self._left_out: list[str] = []
 
     def on_start(self, run: Run) -> None:
@@ -85,7 +85,7 @@ class OverSelect(Wrapper):
         """Hide nodes that are still at work on an earlier round."""
         if self._at_work:
             self._release(grid.pull_messages(list(self._at_work)))
-        busy = set(self._at_work.values())
+        busy = {job.node_id for job in self._at_work.values()}
         if not busy:
             return grid
         return GridView(grid, [node_id for node_id in grid.get_node_ids() if node_id not in busy])
@@ -100,7 +100,10 @@ class OverSelect(Wrapper):
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Note who was not waited for; evaluation waits for everybody again."""
         surplus, self.session.enough = self.session.surplus, None
-        self._at_work |= {m.metadata.message_id: m.metadata.dst_node_id for m in surplus}
+        until_s = self.session.virtual_s - self.session.last_exchange_s + self.session.timeout_s
+        for message in surplus:
+            job = _Job(message.metadata.dst_node_id, until_s)
+            self._at_work[message.metadata.message_id] = job
         self._left_out = [self.identity(m.metadata.dst_node_id) for m in surplus]
         if surplus:
             log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
@@ -119,3 +122,12 @@ class OverSelect(Wrapper):
     def _release(self, late: Iterable[Message]) -> None:
         for reply in late:
             self._at_work.pop(reply.metadata.reply_to_message_id, None)
+        now_s = self.session.virtual_s
+        self._at_work = {i: job for i, job in self._at_work.items() if job.until_s > now_s}
+
+
+class _Job(NamedTuple):
+    """What a node that was not waited for is taken to be busy with, and until when at most."""
+
+    node_id: int
+    until_s: float

@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
+
+MAX_WEIGHT = 2.0**53
+"""Weights above this are nonsense, and sums of them could be infinite."""
 
 
 class Expected(NamedTuple):
@@ -65,9 +69,10 @@ def why_bad(reply: Message, expected: Expected) -> str | None:
 
 
 def odd_ones_out(replies: Sequence[Message]) -> list[int]:
-    """Find replies whose metric names differ from those of the majority.
+    """Find replies whose metrics differ in name or kind from those of the majority.
 
-    Flower's strategies stop the whole run when they differ.
+    Flower's strategies stop the whole run when names differ, or when one has a list where
+    another has a number or a longer list.
 
     Parameters
     ----------
@@ -80,7 +85,7 @@ def odd_ones_out(replies: Sequence[Message]) -> list[int]:
         Positions of the replies to drop; at a tie the names seen first win.
     """
     names = [
-        (key, frozenset(record))
+        (key, frozenset((name, _length(value)) for name, value in record.items()))
         for m in replies
         for key, record in m.content.metric_records.items()
     ]
@@ -88,6 +93,10 @@ def odd_ones_out(replies: Sequence[Message]) -> list[int]:
         return []
     usual = Counter(names).most_common(1)[0][0]
     return [i for i, name in enumerate(names) if name != usual]
+
+
+def _length(value: object) -> int | None:
+    return len(value) if isinstance(value, list) else None
 
 
 def drop_private_metrics(reply: Message) -> dict[str, Any]:
@@ -158,6 +167,8 @@ def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | Non
     if arrays.keys() != sent.keys():
         return f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown"
     for name, array in arrays.items():
+        if array.stype != SType.NUMPY:
+            return f"array {name!r} is written as {array.stype!r}, not as {SType.NUMPY!r}"
         try:
             values = view_array(array)
         except (ValueError, KeyError, TypeError, SyntaxError, OverflowError) as error:
@@ -204,7 +215,7 @@ def _why_bad_weight(metrics: MetricRecord, weight_key: str | None) -> str | None
     if weight_key is None:
         return None
     weight = metrics.get(weight_key)
-    if isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0:
+    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
         return None
     return f"metric {weight_key!r} is {weight!r} instead of a number of at least 0"
 

@@ -56,7 +56,7 @@ def aggregate_by_steps(
     weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
     contents = [reply.content for reply in replies]
     if inner is leaf and replies and is_linear(leaf):
-        mean = mean_reply(replies, [steps_of(reply) for reply in replies], like)
+        mean = mean_reply(replies, [steps_of(reply) for reply in replies], like, own_key)
         with _replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
             arrays, metrics = leaf.aggregate_train(server_round, [mean])
     else:
@@ -91,7 +91,8 @@ def aggregate_in_place(
         return inner.aggregate_train(server_round, replies)
     weigh, own_key = inner.train_metrics_aggr_fn, inner.weighted_by_key
     contents = [reply.content for reply in replies]
-    mean = mean_reply(replies, [weight_of(reply, own_key) for reply in replies], like)
+    weights = [weight_of(reply, own_key) for reply in replies]
+    mean = mean_reply(replies, weights, like, own_key)
     with _replaced(inner, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
         return inner.aggregate_train(server_round, [mean])
 
@@ -134,7 +135,9 @@ def steps_of(reply: Message) -> int:
     return int(weight_of(reply, keys.NUM_STEPS))
 
 
-def mean_reply(replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord) -> Message:
+def mean_reply(
+    replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord, weight_key: str
+) -> Message:
     """Make one reply that holds the weighted mean of the models of several.
 
     Parameters
@@ -145,16 +148,21 @@ def mean_reply(replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord
         One per reply.
     like : ArrayRecord
         The global model.
+    weight_key : str
+        Metric by which the strategy will weigh this single reply: it becomes 1, for the first
+        reply's own may be 0.
 
     Returns
     -------
     Message
-        The first reply's metadata and metrics, and the mean of the arrays.
+        The first reply's metadata and other metrics, and the mean of the arrays.
     """
     ((name, _),) = replies[0].content.array_records.items()
     records = [next(iter(reply.content.array_records.values())) for reply in replies]
     content = RecordDict(dict(replies[0].content))
     content[name] = mean_arrays(records, weights, like)
+    for metrics_name, metrics in replies[0].content.metric_records.items():
+        content[metrics_name] = MetricRecord({**metrics, weight_key: 1})
     return Message(content, metadata=replies[0].metadata)  # type: ignore[call-overload,no-any-return]
 
 

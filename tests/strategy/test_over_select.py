@@ -74,6 +74,16 @@ def test_silent_nodes_cost_nothing_as_long_as_enough_answer():
     assert [failure["node"] for failure in records[1]["failures"]] == ["id-1001"]
 
 
+def test_a_node_that_never_answers_is_asked_again_after_the_time_out():
+    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2, timeout_s=3.0)
+    faults = [Fault(0, "dies", first_round=1, last_round=1)]
+    records = run(strategy, fleet([1, 1, 1], faults=faults), 5)
+    asked = [len(record["selected"]) for record in records[1:]]
+    # rounds take 1 s; a look in vain takes 0.1 s more of the grid's time, not of the run's
+    assert asked == [3, 2, 2, 3, 3]
+    assert not any(record["failures"] for record in records)
+
+
 def test_too_few_answers_wait_for_the_time_out():
     faults = [Fault(0, "dies"), Fault(1, "dies")]
     strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3, timeout_s=7.0)

@@ -1,0 +1,206 @@
+"""Soak: 1,000 nodes, 1,000 rounds, 5 % faults of every kind in each; memory must stay flat.
+
+Everything at once: ``Recorded(OverSelect(TiFL(BiasedLocalSGD(CDGraB(FedAdam)))))`` on a LocalGrid,
+with a model of 5 numbers so that what is seen is the machinery's own memory. In every round six
+kinds of trouble strike 5 % of the nodes each, no node twice: it never answers, answers with an
+error, answers too late, sends garbage (every kind of it in turn), claims what is not so (steps,
+latency, order), has left the fleet. Every fourth virtual hour or so all nodes are profiled again.
+
+Usage: ``python -m benchmarks.faults.soak [--rounds 1000] [--nodes 1000]``; writes ``soak.jsonl``
+beside this file, a line every ten rounds. ``report.py`` makes the figure.
+"""
+
+import argparse
+import json
+import logging
+import os
+import platform
+import tempfile
+import time
+from collections import Counter
+from importlib.metadata import version
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import Fault, LocalGrid, named_fleet
+from flwr_hetero.fleet.faults import CORRUPTIONS
+from flwr_hetero.mod import load_state, save_state
+from flwr_hetero.report import RunDirectory
+from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, OverSelect, Recorded, TiFL, Wrapper
+
+HERE = Path(__file__).parent
+DIM, EXAMPLES, BATCH = 5, 8, 2
+ASKED, TAKEN = 40, 24
+SHARE = 0.05
+TIMEOUT_S = 30.0
+EVERY = 10
+LIES: dict[int, str] = {}
+"""Partition to what it claims in the round that is running."""
+
+
+def lie(message: Message, context: Context, call_next: Any) -> Message:
+    """Spoil what a node claims, if it is its turn."""
+    reply = call_next(message, context)
+    claim = LIES.get(int(context.node_config[keys.PARTITION_ID]))
+    if claim == "steps":
+        reply.content["metrics"][keys.NUM_STEPS] = 10**9
+    elif claim == "latency":
+        reply.content["metrics"][keys.TRAIN_TIME] = 1e9
+    elif claim == "order" and keys.ORDER in reply.content:
+        reply.content[keys.ORDER][keys.VERSION] = 2**63 - 1
+    return reply
+
+
+app = ClientApp(mods=[lie])
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Least squares on eight examples, visited in the order that the server wants."""
+    partition = int(context.node_config[keys.PARTITION_ID])
+    rng = np.random.default_rng(partition)
+    inputs = rng.standard_normal((EXAMPLES, DIM))
+    targets = inputs.sum(axis=1) + 0.1 * partition / 1000
+    sampler = OrderedSampler(EXAMPLES, BATCH, seed=partition, method="cd-grab")
+    if state := load_state(context, "order"):
+        sampler.load_state_dict(state)
+    sampler.follow(message.content.config_records.get(keys.ORDER, {}))
+    w = message.content["arrays"]["w"].numpy()
+    steps = int(message.content["config"].get(keys.NUM_STEPS, 4))
+    for _ in range(steps):
+        chosen, weights = sampler.next_batch()
+        step = (weights * (inputs[chosen] @ w - targets[chosen])) @ inputs[chosen] / len(chosen)
+        sampler.observe(torch.from_numpy(step[None].astype(np.float32)))
+        w = w - np.float32(0.05) * step.astype(np.float32)
+    save_state(context, "order", sampler.state_dict())
+    metrics = {"num-examples": EXAMPLES, "num-steps": steps, "examples-processed": steps * BATCH}
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": MetricRecord(metrics)})
+    if report := sampler.report():
+        content[keys.ORDER] = ConfigRecord(report)
+    return Message(content, reply_to=message)
+
+
+@app.train("profile")
+def profile(message: Message, context: Context) -> Message:
+    """Say how much work a round is."""
+    metrics = MetricRecord({"num-examples": EXAMPLES, "examples-processed": 8.0})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Say how far the model is from the truth."""
+    error = float(np.abs(message.content["arrays"]["w"].numpy() - 1).mean())
+    metrics = MetricRecord({"num-examples": EXAMPLES, "eval-loss": error})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+class NoReport(RunDirectory):
+    """History, model and checkpoints as ever, but no plots in the end."""
+
+    def finish(self) -> Path:
+        """Return what a report would be in."""
+        return self.path
+
+
+class Trouble(Wrapper):
+    """Spread each round's faults over the fleet, and write down how the run is."""
+
+    name = "trouble"
+
+    def __init__(self, strategy: Wrapper, grid: LocalGrid, num_nodes: int) -> None:
+        super().__init__(strategy)
+        self.grid, self.nodes = grid, list(grid.get_node_ids())
+        self.each = max(1, round(SHARE * num_nodes))
+        self.rng = np.random.default_rng(0)
+        self.garbage, self.claims = cycle(sorted(CORRUPTIONS)), cycle(["steps", "latency", "order"])
+        self.away: list[int] = []
+        self.lines: list[dict[str, Any]] = []
+        self.struck: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+        self.start_s = time.monotonic()
+
+    def before_train(self, server_round: int, grid: Any) -> Any:
+        """Strike; who was struck in the last round is well again."""
+        for node_id in self.away:
+            self.grid.come_back(node_id)
+        chosen = self.rng.permutation(len(self.nodes))[: 6 * self.each].reshape(6, -1).tolist()
+        dies, errs, late, garbage, lies, away = chosen
+        common: dict[str, Any] = {"message_type": "train"}
+        self.grid.faults = [
+            *(Fault(i, "dies", **common) for i in dies),
+            *(Fault(i, "errs", **common) for i in errs),
+            *(Fault(i, "late", delay_s=2 * TIMEOUT_S, **common) for i in late),
+            *(Fault(i, "garbage", corrupt=next(self.garbage), **common) for i in garbage),
+        ]
+        LIES.clear()
+        LIES.update({i: next(self.claims) for i in lies})
+        self.away = [self.nodes[i] for i in away]
+        for node_id in self.away:
+            self.grid.leave(node_id)
+        self.kind_of = {
+            **dict.fromkeys(dies, "never answers"),
+            **dict.fromkeys(errs, "error"),
+            **dict.fromkeys(late, "late"),
+            **dict.fromkeys(garbage, "garbage"),
+            **dict.fromkeys(lies, "false claim"),
+        }
+        return grid
+
+    def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Count, and measure the memory of this process every few rounds."""
+        if not record["round"]:
+            return
+        partitions = [int(name.rpartition("-")[2]) for name in record["selected"]]
+        self.struck.update(self.kind_of[i] for i in partitions if i in self.kind_of)
+        self.seen["failures"] += len(record["failures"])
+        self.seen["replies asked"] += len(partitions)
+        self.seen["rounds without result"] += not record["train"]
+        if record["round"] % EVERY == 0 or record["round"] == 1:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.lines.append(
+                {
+                    "round": record["round"],
+                    "resident_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 2),
+                    "virtual_h": round(record["virtual_s"] / 3600, 3),
+                    "wall_s": round(time.monotonic() - self.start_s, 1),
+                    "error": record["evaluate"].get("eval-loss"),
+                    "pending": len(self.grid.traffic.pending),
+                    **self.seen,
+                    **{f"struck: {kind}": n for kind, n in sorted(self.struck.items())},
+                }
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=HERE / "soak.jsonl")
+    options = parser.parse_args()
+    logging.disable()
+    grid = LocalGrid(app, named_fleet("paper-5", options.nodes))
+    inner = BiasedLocalSGD(CDGraB(FedAdam(eta=0.02), sketch_size=4), fast_steps=8)
+    tifl = TiFL(inner, clients_per_round=ASKED, num_tiers=5, profile_interval=250, sync_rounds=1)
+    trouble = Trouble(OverSelect(tifl, take=TAKEN), grid, options.nodes)
+    arrays = ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = NoReport(str(Path(folder) / "run"), {})
+        Recorded(trouble, run_dir=run_dir, checkpoint_every=50).start(
+            grid, arrays, options.rounds, timeout=TIMEOUT_S
+        )
+    about = {"python": platform.python_version(), "flwr": version("flwr"), "nodes": options.nodes}
+    options.out.write_text("".join(json.dumps(line | about) + "\n" for line in trouble.lines))
+
+
+if __name__ == "__main__":
+    main()
