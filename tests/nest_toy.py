@@ -1,0 +1,100 @@
+"""A toy node that follows whatever a wrapper of this package asks for."""
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flwr_hetero import keys
+from flwr_hetero.mod import restore, save_state, timing
+from flwr_hetero.mod.resharding import NodeShard
+from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero.sampler.herding_probe import HerdingProbe
+
+SLOTS, SAMPLE_BYTES, USUAL_STEPS = 4, 8, 4
+
+
+def num_examples(partition: int) -> int:
+    """Give the size of a node's data; no two are equal."""
+    return 10 * (1 + partition)
+
+
+def goal(partition: int) -> float:
+    """Give what node ``partition`` descends to; no two pairs are equally far apart."""
+    return 1.0 + partition + 0.1 * partition**2
+
+
+def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
+    """Go a quarter of the way to the node's goal in each step."""
+    return (goal(partition) + (start - goal(partition)) * 0.75**steps).astype(np.float32)
+
+
+def nest_app() -> ClientApp:
+    """Make a ClientApp with steps, ordered units, herding sketches, samples to swap and facts.
+
+    Its model depends on nothing but the node and its steps, so that a test can foretell it.
+    """
+    app = ClientApp(mods=[timing])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        partition = int(context.node_config["partition-id"])
+        config, arrays = message.content["config"], message.content["arrays"]
+        steps = int(config.get(keys.NUM_STEPS, USUAL_STEPS))
+        model = local_model(arrays["w"].numpy(), partition, steps)
+        metrics = {
+            "num-examples": num_examples(partition),
+            "num-steps": steps,
+            "train-loss": float(np.mean((model - goal(partition)) ** 2)),
+        }
+        new = ArrayRecord({"w": Array(model)})
+        content = RecordDict({"arrays": new, "metrics": MetricRecord(metrics)})
+        content[keys.SAMPLER] = ConfigRecord({"coverage": 0.5})
+        _visit(message, context, content, partition, steps)
+        reply = Message(content, reply_to=message)
+        _swap(message, context, reply)
+        return reply
+
+    @app.train("profile")
+    def profile(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 100, "num-steps": 10})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        partition = int(context.node_config["partition-id"])
+        metrics = MetricRecord({"num-examples": 10, "eval-acc": 0.5 + 0.01 * partition})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def _visit(message, context, content, partition, steps):
+    """Visit two units of data in the order that the server wants, and report on it."""
+    records = message.content.config_records
+    probe = HerdingProbe(records.get(keys.HERDING, {}))
+    if keys.ORDER not in records and not probe.on:
+        return
+    sampler = OrderedSampler(2, 1, seed=partition)
+    restore(sampler, context, "order")
+    sampler.follow(records.get(keys.ORDER, {}))
+    gradients = torch.tensor([[1.0, 2.0, 0.5 * partition], [-1.0, 0.3, 1.0]])
+    for _ in range(steps):
+        chosen, _ = sampler.next_batch()
+        sampler.observe(gradients[chosen])
+        probe.see(gradients[chosen])
+    save_state(context, "order", sampler.state_dict())
+    if keys.ORDER in records:
+        content[keys.ORDER] = ConfigRecord(sampler.report())
+    if probe.on:
+        content[keys.HERDING] = ConfigRecord(probe.report(2))
+
+
+def _swap(message, context, reply):
+    """Take in and offer samples of eight bytes."""
+    shard = NodeShard.open(message, context)
+    if shard is not None:
+        slots = shard.offers(SLOTS, SAMPLE_BYTES, lambda count, _: np.arange(count))
+        partition = int(context.node_config["partition-id"])
+        content = b"".join(bytes([partition, slot] * (SAMPLE_BYTES // 2)) for slot in slots)
+        shard.close(reply, context, slots, content)
