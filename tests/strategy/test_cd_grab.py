@@ -8,6 +8,7 @@ from order_toy import BATCH, DIM, examples, gradient, order_app, order_arrays, v
 
 from flwr_hetero import keys
 from flwr_hetero.core.order_messages import write_report
+from flwr_hetero.core.order_wire import pack_order
 from flwr_hetero.core.served_walk import Seen
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.fleet.faults import Fault
@@ -309,6 +310,31 @@ def test_a_bad_report_drops_that_reply_and_the_run_goes_on(changes, reason):
     (said,) = history.reasons()
     assert reason in said
     assert history.of("cd-grab", "pairs") == [12, 8, 12, 12]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {keys.WHOLE_ORDER: bytes(4 * 8), keys.FIRST_PAIR: 0},  # 0, 0, 0, ...
+        {keys.WHOLE_ORDER: pack_order(range(7)), keys.FIRST_PAIR: 0},
+        {keys.SIGNS: bytes(9)},
+    ],
+    ids=["no permutation", "too short", "too many signs"],
+)
+def test_an_instruction_that_makes_no_order_is_passed_over(change):
+    def garble(message, context, call_next):
+        third = message.content["config"]["server-round"] == 3
+        if third and context.node_config["partition-id"] == 1:
+            message.content[keys.ORDER].update(change)
+        return call_next(message, context)
+
+    strategy = CDGraB(fedavg(), num_units=8)
+    history, grid = History(strategy), grid_of([16] * 3, mods=[garble])
+    run(strategy, grid, 6)
+    assert history.reasons() == []
+    assert history.of("cd-grab", "pairs") == [12, 12, 8, 12, 12, 12]
+    for node in nodes_of(grid):
+        assert sorted(visited(grid, node)) == list(range(8))
 
 
 def test_the_order_record_does_not_reach_the_inner_strategy():
