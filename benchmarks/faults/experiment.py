@@ -60,7 +60,7 @@ class Experiment:
         """Return the last complete round, -1 before profiling is over."""
         return max((record["round"] for record in self.history()), default=-1)
 
-    def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 120.0) -> float:
+    def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 300.0) -> float:
         """Wait until ``ready()``; returns the seconds it took."""
         start_s = time.monotonic()
         while not ready():
@@ -69,7 +69,7 @@ class Experiment:
             time.sleep(0.1)
         return time.monotonic() - start_s
 
-    def wait_round(self, number: int, timeout_s: float = 120.0) -> None:
+    def wait_round(self, number: int, timeout_s: float = 300.0) -> None:
         """Wait until a round is complete, or the run is over."""
         self.wait(f"round {number}", lambda: self.round() >= number or self.is_over(), timeout_s)
 
@@ -77,7 +77,7 @@ class Experiment:
         """Tell whether ``flwr run --stream`` has ended, and with it the run."""
         return self.process is not None and self.process.poll() is not None
 
-    def finish(self, timeout_s: float = 180.0) -> list[dict]:
+    def finish(self, timeout_s: float = 420.0) -> list[dict]:
         """Wait for the end of the run and return its history."""
         self.wait("the end of the run", self.is_over, timeout_s)
         return self.history()

@@ -54,6 +54,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
         help="uniform, paper-5 or a TOML file of devices: speeds become shares of one CPU",
     )
     up.add_argument(
+        "--cpu", type=float, default=1.0, help="share of one CPU for the fastest (default: 1)"
+    )
+    up.add_argument(
         "--database", action="store_true", help="the SuperLink survives a restart of its process"
     )
     up.set_defaults(do=_up)
@@ -80,7 +83,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
 def _up(options: argparse.Namespace) -> None:
     fleet = RealFleet(Path(options.dir).expanduser())
     profiles = named_fleet(options.fleet, options.nodes)
-    fleet.up(profiles, database=options.database, say=lambda text: print(f"... {text}", flush=True))
+    fleet.up(
+        profiles,
+        cpu=options.cpu,
+        database=options.database,
+        say=lambda text: print(f"... {text}", flush=True),
+    )
     _status(options)
     print("\nRun an app on it:\n")
     print(f"  {fleet.run_line()}\n")

@@ -181,18 +181,25 @@ class FleetFile:
         return cls.from_text(path.read_text(encoding="utf-8"))
 
 
-def nodes_of(profiles: list[DeviceProfile]) -> list[Node]:
+def nodes_of(profiles: list[DeviceProfile], cpu: float = 1.0) -> list[Node]:
     """Turn device profiles into limits for SuperNodes on this machine.
 
     Parameters
     ----------
     profiles : list of DeviceProfile
-        One per node. The fastest device gets one whole CPU, the others their part of it.
+        One per node.
+    cpu : float
+        Share of one CPU that the fastest device gets, in (0, 1]; the others get their part of it.
 
     Returns
     -------
     list of Node
         Without ports.
+
+    Raises
+    ------
+    ValueError
+        If ``cpu`` is out of range.
 
     Examples
     --------
@@ -200,11 +207,13 @@ def nodes_of(profiles: list[DeviceProfile]) -> list[Node]:
     >>> [(node.cpu, node.uplink_mbps) for node in nodes_of(devices)]
     [(1.0, inf), (0.25, 10.0)]
     """
+    if not 0 < cpu <= 1:
+        raise invalid("cpu", cpu, "lie in (0, 1]", "1 is a whole CPU")
     fastest = max(profile.compute_factor for profile in profiles)
     return [
         Node(
             name=f"node-{number}",
-            cpu=profile.compute_factor / fastest,
+            cpu=cpu * profile.compute_factor / fastest,
             uplink_mbps=profile.uplink_mbps,
             downlink_mbps=profile.downlink_mbps,
         )

@@ -58,6 +58,7 @@ class RealFleet:
         self,
         profiles: Sequence[DeviceProfile],
         *,
+        cpu: float = 1.0,
         database: bool = False,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -66,8 +67,11 @@ class RealFleet:
         Parameters
         ----------
         profiles : sequence of DeviceProfile
-            One per SuperNode. ``compute_factor`` becomes a share of one CPU (the fastest gets
-            it whole), link speeds are kept, the rest does not apply to real processes.
+            One per SuperNode. ``compute_factor`` becomes a share of one CPU, link speeds are
+            kept, the rest does not apply to real processes.
+        cpu : float
+            Share of one CPU that the fastest gets, in (0, 1]. Shares hold only as long as all of
+            them together fit into the machine.
         database : bool
             Keep the SuperLink's state in a file, so that it survives a restart.
         say : callable
@@ -76,7 +80,7 @@ class RealFleet:
         Raises
         ------
         ValueError
-            If there is no profile, or the folder is not empty.
+            If there is no profile, ``cpu`` is out of range, or the folder is not empty.
         RuntimeError
             If something does not start; its log is quoted, and what was started is ended.
         """
@@ -85,10 +89,11 @@ class RealFleet:
         if self.folder.exists() and any(self.folder.iterdir()):
             cure = "end the fleet in it with `down`, or choose another"
             raise invalid("dir", str(self.folder), "be empty or new", cure)
-        port, *ports = commands.free_ports(1 + 2 * len(profiles))
+        limits = nodes_of(list(profiles), cpu)
+        port, *ports = commands.free_ports(1 + 2 * len(limits))
         nodes = [
             replace(node, port=ports.pop(), link_port=ports.pop() if node.has_link else 0)
-            for node in nodes_of(list(profiles))
+            for node in limits
         ]
         fleet = FleetFile(port=port, database=database, nodes=nodes)
         commands.prepare(self.folder, fleet)

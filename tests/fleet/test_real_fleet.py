@@ -25,6 +25,8 @@ def test_file_survives_saving(tmp_path):
 def test_the_papers_fleet_keeps_its_ratios():
     cpus = [node.cpu for node in nodes_of(named_fleet("paper-5", 5))]
     assert cpus == [1.0, 0.5, 0.25, 0.125, 0.025]
+    slow = [node.cpu for node in nodes_of(named_fleet("paper-5", 5), cpu=0.4)]
+    assert slow == [0.4 * cpu for cpu in cpus]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_down_removes_an_empty_folder(tmp_path):
         (["up", "--dir", "{}"], "dir must be empty or new"),
         (["up", "--dir", "{}/new", "--nodes", "0"], "num_nodes must be at least 1"),
         (["up", "--dir", "{}/new", "--fleet", "warp"], "fleet must be a known name"),
+        (["up", "--dir", "{}/new", "--cpu", "2"], "cpu must lie in"),
         (["certificates", "{}/keys", "--node", "a/b"], "node must be a plain file name"),
     ],
 )
