@@ -70,7 +70,7 @@ class NodeShard:
         self,
         num_samples: int,
         sample_bytes: int,
-        choose: Callable[[int, bool], NDArray[np.int64]],
+        choose: Callable[[int, bool], NDArray[np.int64] | None],
     ) -> list[int]:
         """Name the slots to offer with this reply.
 
@@ -82,7 +82,8 @@ class NodeShard:
             Size of one on the wire.
         choose : callable
             Called as ``choose(num_offers, by_importance)`` when a new plan begins; returns
-            slots, the first to be offered first.
+            slots, the first to be offered first, or None to be asked again with the next
+            message, for instance because little is known of importance yet.
 
         Returns
         -------
@@ -95,6 +96,8 @@ class NodeShard:
             chosen = choose(
                 min(count, num_samples), value_in(self.record, keys.BY_IMPORTANCE, bool)
             )
+            if chosen is None:
+                return []
             self.shard.plan, self.shard.queue = plan, chosen.tolist()
         received = value_in(self.record, keys.RECEIVED, int)
         return self.shard.offers(received, sample_bytes, value_in(self.record, keys.BUDGET, int))

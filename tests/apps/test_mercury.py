@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from flwr_hetero import keys
+from flwr_hetero.core.resharding import offer
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import save_state
 from flwr_hetero.sampler import background
@@ -159,13 +160,28 @@ def test_what_a_worker_left_is_used_or_passed_over(job, scores, warns, monkeypat
 
 @pytest.mark.parametrize("kind", ["importance", "random"])
 def test_resharding_moves_samples_and_keeps_sizes(kind):
-    run = Run(resharding=kind, reshard_share=0.2, reshard_budget=5000, sampling="free")
-    sizes = [dict(r["resharding"]) for r in run.go_on(4)]
+    run = Run(resharding=kind, reshard_share=0.2, reshard_budget=5000)
+    sizes = [dict(r["resharding"]) for r in run.go_on(7)]
     assert sum(r["swaps"] for r in sizes) > 10
     assert all(r["offered_bytes"] <= 3 * 5000 for r in sizes)
     assert not any(record["failures"] for record in run.history.records)
     shard = run.grid.context(1000).state[keys.PREFIX + "shard.arrays"]
     assert len(shard["slots"].numpy()) > 5
+
+
+@pytest.mark.parametrize("kind", ["importance", "random"])
+def test_samples_are_offered_by_an_importance_that_is_known(kind, monkeypatch):
+    given = []
+
+    def choose(importance, groups, count, rng):
+        given.append(importance.copy())
+        return offer(importance, groups, count, rng)
+
+    monkeypatch.setattr("mercury_app.client_app.offer", choose)
+    Run(resharding=kind).go_on(6)
+    assert len(given) == 3
+    for importance in given:
+        assert (len(np.unique(importance)) > len(importance) / 3) == (kind == "importance")
 
 
 def test_adacomm_takes_fewer_steps_as_the_loss_falls():
@@ -181,6 +197,7 @@ def test_adacomm_takes_fewer_steps_as_the_loss_falls():
         ({"estimator": "best"}, "estimator must be one of"),
         ({"communication": "none"}, "communication must be one of"),
         ({"resharding": "yes"}, "resharding must be one of"),
+        ({"resharding": "importance", "sampling": "uniform"}, "resharding must go with a sampling"),
         ({"mixing": 0.0}, "mixing must lie in"),
         ({"gate": -1.0}, "gate must be at least 0"),
         ({"local_steps": -1}, "local-steps must be at least 0"),

@@ -26,6 +26,8 @@ from flwr_hetero.task.scoring import (
 from mercury_app.task import MercurySettings
 
 STATE = "mercury"
+KNOWN_SHARE = 0.5
+"""Part of its samples that a node must have scored before it offers some by importance."""
 
 app = ClientApp(mods=[emulated_device])
 app.train("profile")(profile_node)
@@ -112,8 +114,11 @@ def offer_samples(
 ) -> None:
     """Add samples to the reply, the important ones first: RAW SAMPLES LEAVE THE DEVICE."""
 
-    def choose(count: int, by_importance: bool) -> NDArray[np.int64]:
-        importance = sampler.flat.cache.values if by_importance else np.ones(sampler.num_samples)
+    def choose(count: int, by_importance: bool) -> NDArray[np.int64] | None:
+        cache = sampler.flat.cache
+        if by_importance and cache.coverage < KNOWN_SHARE:
+            return None  # later, when importance is known
+        importance = cache.values if by_importance else np.ones(sampler.num_samples)
         return offer(importance, sampler.groups, count, sampler.rng)
 
     slots: list[int] = []

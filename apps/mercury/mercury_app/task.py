@@ -42,6 +42,9 @@ class MercurySettings(Settings):
         ):
             if getattr(self, name) not in known:
                 raise invalid(name, getattr(self, name), f"be one of {', '.join(known)}", "choose")
+        if self.resharding == "importance" and self.sampling == "uniform":
+            rule = "go with a sampling that finds out importance"
+            raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")
         if not 0 < self.mixing <= 1:
             raise invalid("mixing", self.mixing, "lie in (0, 1]", "0.5 is a safe start")
         if not self.gate >= 0:
