@@ -7,6 +7,7 @@ from flwr_hetero.sampler.ordered import OrderedSampler
 from flwr_hetero.sampler.pgd import PGDSampler
 from flwr_hetero.sampler.priorities import sample_priorities
 from flwr_hetero.sampler.priority_feed import PriorityFeed
+from flwr_hetero.sampler.sampled_loss import SampledLoss
 from flwr_hetero.sampler.top_loss import TopLossSampler
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "OrderedSampler",
     "PGDSampler",
     "PriorityFeed",
+    "SampledLoss",
     "TopLossSampler",
     "sample_priorities",
 ]

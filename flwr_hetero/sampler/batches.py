@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +33,11 @@ class BatchSampler(ABC):
     seed : int, keyword-only
         Seed of the sampler's own random generator.
 
+    Attributes
+    ----------
+    on_pass_end : callable or None
+        Called after each epoch of an iteration; see :func:`flwr_hetero.mod.keep`.
+
     Raises
     ------
     ValueError
@@ -56,6 +61,7 @@ class BatchSampler(ABC):
         self.num_samples = int(num_samples)
         self.batch_size = int(batch_size)
         self.rng = np.random.default_rng(seed)
+        self.on_pass_end: Callable[[], None] | None = None
         self._drawn: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = deque()
 
     @abstractmethod
@@ -93,6 +99,8 @@ class BatchSampler(ABC):
             indices, weights = self.next_batch()
             self._drawn.append((indices, weights))
             yield indices.tolist()
+        if self.on_pass_end is not None:
+            self.on_pass_end()
 
     def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Collect indices and weights of the oldest batch yielded by iteration.

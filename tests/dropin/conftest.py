@@ -1,0 +1,1 @@
+collect_ignore = ["quickstart"]  # a Flower app, with imports of its own

@@ -1,0 +1,23 @@
+"""Apply a unified diff to a copy of an app; no tool beside Python is needed."""
+
+from pathlib import Path
+
+
+def changed_lines(diff: str) -> int:
+    """Count lines that are new or replaced: those with a plus."""
+    return sum(line.startswith("+") and not line.startswith("+++") for line in diff.splitlines())
+
+
+def apply(diff: str, folder: Path) -> None:
+    """Change the files below ``folder``; what the diff takes out must be there, once."""
+    for part in ("\n" + diff).split("\n--- ")[1:]:
+        _, target, *lines = part.splitlines()
+        path = folder / target.removeprefix("+++ b/")
+        text = path.read_text(encoding="utf-8")
+        for hunk in "\n".join(lines).split("\n@@ "):
+            body = hunk.splitlines()[1:]
+            old = "".join(line[1:] + "\n" for line in body if not line.startswith("+"))
+            new = "".join(line[1:] + "\n" for line in body if not line.startswith("-"))
+            assert text.count(old) == 1, f"{target}: {old!r} is there {text.count(old)} times"
+            text = text.replace(old, new)
+        path.write_text(text, encoding="utf-8")
