@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from flwr_hetero.report.history import History
 from flwr_hetero.report.node_plots import draw_latency, draw_selection
 from flwr_hetero.report.progress_plots import (
+    draw_against_traffic,
     draw_main_metric,
     draw_other_metrics,
     draw_round_times,
@@ -61,6 +62,12 @@ PLOTS = (
         "A round takes as long as the slowest node that was asked. With tiers, the colour is that "
         "of the round's tier.",
         draw_round_times,
+    ),
+    Plot(
+        "traffic",
+        "What the traffic bought",
+        "Bytes of training, down and up, with all that wrappers add to them.",
+        draw_against_traffic,
     ),
     Plot(
         "latency",

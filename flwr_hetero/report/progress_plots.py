@@ -60,6 +60,33 @@ def draw_main_metric(history: History) -> Figure | None:
     return drawn
 
 
+def draw_against_traffic(history: History) -> Figure | None:
+    """Draw the main metric and the loss against the bytes that training has taken.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    Figure or None
+        None if the run has no metrics or no count of bytes.
+    """
+    known = (history.main_metric(), "loss")
+    names = [n for n in dict.fromkeys(known) if n is not None and n in history.metrics(METRICS)]
+    total = np.nancumsum(history.column("bytes_down") + history.column("bytes_up"))
+    if not names or not total[-1]:
+        return None
+    drawn, axes = panels(1, len(names), 3.4)
+    for axis, name in zip(axes, names, strict=True):
+        _draw_progress(axis, total, history.metric(name), name)
+        axis.xaxis.set_major_formatter(lambda value, _: size(value))
+        axis.set_xlabel("traffic, both ways")
+        axis.set_title(f"{heading(name)} against traffic")
+    return drawn
+
+
 def draw_other_metrics(history: History) -> Figure | None:
     """Draw every metric but the main one against rounds, a small panel each.
 

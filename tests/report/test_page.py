@@ -87,7 +87,15 @@ def test_every_figure_is_on_disk_and_in_the_page(evil_run):
     files = {file.read_bytes() for file in path.glob("*.png")}
     assert {base64.b64decode(given["src"].split(",")[1]) for given in inline} == files
     assert {file.name for file in path.glob("*.png")} >= {
-        *("progress.png", "metrics.png", "tiers.png", "time.png", "latency.png", "selection.png")
+        *(
+            "progress.png",
+            "metrics.png",
+            "tiers.png",
+            "time.png",
+            "traffic.png",
+            "latency.png",
+            "selection.png",
+        )
     }
     assert len(list(path.glob("wrapper-*.png"))) == 1
     assert all(given["alt"] and int(given["width"]) == 1440 for given in inline)
@@ -123,7 +131,7 @@ def test_a_run_without_tiers_or_metrics_has_neither(make_run):
     path = make_run(rounds=rounds)
     page = Page(write_report(path).read_text())
     assert {file.name for file in path.glob("*.png")} == {
-        *("time.png", "latency.png", "selection.png")
+        *("time.png", "traffic.png", "latency.png", "selection.png")
     }
     said = " ".join(page.texts)
     assert "Tiers at a glance" not in said

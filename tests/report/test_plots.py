@@ -5,7 +5,12 @@ from matplotlib.colors import to_hex
 from flwr_hetero.report.history import History
 from flwr_hetero.report.node_plots import draw_latency, draw_selection
 from flwr_hetero.report.plots import PLOTS, plots_of, render
-from flwr_hetero.report.progress_plots import draw_main_metric, draw_other_metrics, draw_round_times
+from flwr_hetero.report.progress_plots import (
+    draw_against_traffic,
+    draw_main_metric,
+    draw_other_metrics,
+    draw_round_times,
+)
 from flwr_hetero.report.style import DARK, LIGHT, TIER_RAMP, tier_colours
 from flwr_hetero.report.tier_plots import draw_tiers
 from flwr_hetero.report.wrapper_plots import draw_wrapper, fans
@@ -52,6 +57,17 @@ def test_a_long_curve_is_not_squeezed_by_its_start(history):
     assert 0.98 < high < 0.99
     short = History(rounds[:10])
     assert draw_main_metric(short).axes[1].get_ylim()[0] < 0.1
+
+
+def test_metric_and_loss_are_drawn_against_all_bytes_so_far(history):
+    accuracy, loss = draw_against_traffic(history).axes
+    total = np.cumsum([r["bytes_up"] + r["bytes_down"] for r in history.rounds])
+    for axis, name in ((accuracy, "accuracy"), (loss, "loss")):
+        np.testing.assert_allclose(axis.lines[0].get_xdata(), total)
+        expected = [record["global"][name] for record in history.rounds]
+        np.testing.assert_array_equal(axis.lines[0].get_ydata(), expected)
+    silent = tuple({**r, "bytes_up": 0, "bytes_down": 0} for r in history.rounds)
+    assert draw_against_traffic(History(silent)) is None
 
 
 def test_metrics_that_are_always_zero_are_left_out(history):
