@@ -215,22 +215,14 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_a_hostile_node_costs_its_own_reply_only(name, tmp_path_factory):
-    @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],  # a nest is slow to run: no time for the smallest example
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(plan=plans)
-    def run(plan):
-        strategy = WRAPPERS[name]()
+@pytest.fixture
+def survive(tmp_path):
+    """Run a strategy among hostile nodes, and see that nobody else is harmed."""
+
+    def run(strategy, plan):
         if not isinstance(strategy, ours.Recorded):
             strategy = History(strategy)
-        strategy.run_dir.checkpoint_dir = folder
+        strategy.run_dir.checkpoint_dir = tmp_path
         result = strategy.start(HostileGrid(plan), order_arrays(), ROUNDS, timeout=60.0)
         model = result.arrays["w"].numpy()
         assert np.isfinite(model).all()
@@ -242,16 +234,60 @@ def test_a_hostile_node_costs_its_own_reply_only(name, tmp_path_factory):
             assert not failed & honest
             assert all(failure["reason"] for failure in record["failures"])
             assert len(record["selected"]) == NUM_NODES
+        return strategy.run_dir.records
 
-    folder = tmp_path_factory.mktemp("checkpoints")
     logging.disable()  # a line per node, thousands of times
-    try:
-        run()
-    finally:
-        logging.disable(logging.NOTSET)
+    yield run
+    logging.disable(logging.NOTSET)
 
 
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@pytest.mark.parametrize("name", sorted(WRAPPERS))
+def test_a_hostile_node_costs_its_own_reply_only(name, survive):
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],  # a nest is slow to run: no time for the smallest example
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(plan=plans)
+    def run(plan):
+        survive(WRAPPERS[name](), plan)
+
+    run()
+
+
+def _reply_of_another_length(name):
+    return [_entry(name, keys.SKETCH_SIZE, 1), _entry(name, keys.VECTORS, bytes(8))]
+
+
+FOUND = {
+    "the first reply has no examples": ("Recorded", [_metric("num-examples", 0)], 0),
+    "more examples than can be added up": ("Recorded", [_metric("num-examples", 1e308)], 1),
+    "a list where others have a number": ("Recorded", [_metric("loss", [1.0, 2.0])], 1),
+    "an array that numpy cannot read": (
+        "LocalSteps",
+        [_array("w", Array("float32", (5,), "torch.tensor", Array(np.zeros(5)).data))],
+        1,
+    ),
+    "the first to say how long vectors are": (
+        "HerdingMeter",
+        _reply_of_another_length(keys.HERDING),
+        1,
+    ),
+    "the first to say how long pairs are": ("CDGraB", _reply_of_another_length(keys.ORDER), 1),
+}
+
+
+@pytest.mark.parametrize("what", sorted(FOUND))
+def test_what_once_harmed_others_does_so_no_more(what, survive):
+    name, spoil, num_failures = FOUND[what]
+    records = survive(WRAPPERS[name](), {(0, 1): spoil})
+    assert len(records[1]["failures"]) == num_failures
+
+
+@settings(max_examples=80, derandomize=True, database=None, deadline=None)
 @given(
     metrics=st.dictionaries(st.sampled_from(METRICS), metric_values),
     timing=st.dictionaries(st.sampled_from(OWN_KEYS[keys.TIMING]), config_values) | st.none(),
