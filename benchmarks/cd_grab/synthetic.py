@@ -3,8 +3,8 @@
 Vectors of 16 numbers, uniform in [0, 1], centred, of length 1, are dealt to 5 to 100 nodes.
 Each method makes orders from them for some rounds; nothing is trained.
 Usage, from the top folder: ``python -m benchmarks.cd_grab.synthetic --num-vectors 65536``
-(a minute; the paper's size is 1000000). Writes ``synthetic.jsonl``, a line per number of nodes,
-method and seed, and draws it: ``synthetic.png`` and ``synthetic.md``.
+(seconds per number of nodes; the paper's size is 1000000). Writes ``synthetic_65536.jsonl``, a line
+per number of nodes, method and seed, and draws it.
 """
 
 import argparse
@@ -114,8 +114,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS[:4], choices=METHODS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
-    parser.add_argument("--out", type=Path, default=HERE / "synthetic.jsonl")
+    parser.add_argument("--out", type=Path, help="synthetic_NUM-VECTORS.jsonl if left out")
     options = parser.parse_args()
+    options.out = options.out or HERE / f"synthetic_{options.num_vectors}.jsonl"
     with options.out.open("w") as file:
         for num_nodes in options.nodes:
             for method in options.methods:

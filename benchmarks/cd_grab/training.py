@@ -1,8 +1,17 @@
-"""Train a model on a fleet in this process, with data in the order of a method."""
+"""Train through Flower's messages: CDGraB and its baselines on an emulated fleet in this process.
 
+Either one step a round, as in the paper (``parallel.py`` does the same without messages, and
+``check`` says how far the two are apart), or a pass a round, as nodes train usually; with all
+nodes or some, and with replies that get lost.
+Usage, from the top folder: ``python -m benchmarks.cd_grab.training ../shared/data/fashion_mnist``;
+appends to ``local_grid.jsonl`` a line per run that is not there yet.
+"""
+
+import argparse
+import json
 import logging
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,69 +20,45 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from benchmarks.cd_grab.parallel import Setup, examples_of, optimum, test_of
+from benchmarks.cd_grab.parallel import run as run_parallel
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.sampler.unit_gradients import batch_gradient
 from flwr_hetero.strategy import CDGraB
 from flwr_hetero.strategy.wrapper import Wrapper
-from flwr_hetero.task import Examples, data_shape, evaluate, load_partition, load_test, make_model
+from flwr_hetero.task import Examples, data_shape, evaluate, make_model
 from flwr_hetero.task.training import train
+
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Setup:
-    """One training run.
+class FleetSetup(Setup):
+    """One training run on a fleet.
 
     Parameters
     ----------
-    dataset, model : str
-        As for the apps.
-    num_examples : int
-        Training examples in all, dealt evenly.
-    nodes, batch_size : int
-        Nodes, and examples per unit.
-    lr, l2 : float
-        Step size, and weight of the squared parameters / 2 in the objective.
-    epochs : int
-        Passes over the data.
     synchronous : bool
-        One step a round, as in the paper; else a whole pass a round, as nodes train usually.
-    method : str
-        Of the sampler; ``cd-grab`` with ``sketch_size`` 0 is the exact one.
-    sketch_size, seed : int
-        Numbers per pair, and the seed of deal, model and method.
+        One step a round, as in the paper; else a whole pass a round.
+    fraction : float
+        Part of the nodes that train in a round, drawn anew each time.
+    lost : float
+        Part of the replies that never arrive, models and pairs.
     """
 
-    dataset: str
-    model: str = "softmax"
-    num_examples: int = 2048
-    nodes: int = 8
-    batch_size: int = 2
-    lr: float = 0.1
-    l2: float = 0.01
-    epochs: int = 20
-    synchronous: bool = True
-    method: str = "cd-grab"
-    sketch_size: int = 1024
-    seed: int = 0
-
-    @property
-    def units(self) -> int:
-        """Units of each node."""
-        return self.num_examples // self.nodes // self.batch_size
+    num_examples: int = 1024
+    epochs: int = 12
+    synchronous: bool = False
+    fraction: float = 1.0
+    lost: float = 0.0
 
 
-@lru_cache(maxsize=2)
-def examples_of(dataset: str, num_examples: int, seed: int) -> Examples:
-    """Take the first examples of the shuffled training data."""
-    whole = load_partition(dataset, 0, 1, seed=seed)
-    return Examples(whole.inputs[:num_examples], whole.targets[:num_examples])
-
-
-def client_app(setup: Setup) -> ClientApp:
+def client_app(setup: FleetSetup) -> ClientApp:
     """Make nodes that keep model, data and order in memory: they live in this process."""
     app, samplers, parts = ClientApp(), {}, {}
+    luck = np.random.default_rng([setup.seed, 9])
     model = make_model(setup.model, *data_shape(setup.dataset))
     whole = examples_of(setup.dataset, setup.num_examples, setup.seed)
     for i, rows in enumerate(np.array_split(np.arange(setup.num_examples), setup.nodes)):
@@ -90,7 +75,7 @@ def client_app(setup: Setup) -> ClientApp:
         sampler.follow(message.content.config_records.get(keys.ORDER, {}))
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
 
-        def watch(*_: Any) -> None:
+        def watch(*_: Any) -> None:  # the step's gradient is there
             if sampler.watching:
                 sampler.observe(batch_gradient(model))
 
@@ -103,6 +88,8 @@ def client_app(setup: Setup) -> ClientApp:
             weight_decay=setup.l2,
             on_batch=watch,
         )
+        if luck.random() < setup.lost:
+            raise ConnectionError("reply lost, on purpose")
         content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
         content["metrics"] = MetricRecord({"num-examples": len(examples), "loss": result.loss})
         if report := sampler.report():
@@ -112,9 +99,9 @@ def client_app(setup: Setup) -> ClientApp:
     return app
 
 
-def run(setup: Setup) -> dict[str, Any]:
+def run(setup: FleetSetup) -> dict[str, Any]:
     """Train, and return the setting with loss, accuracy and bytes after each epoch."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     per_epoch = setup.units if setup.synchronous else 1
     train_set = examples_of(setup.dataset, setup.num_examples, setup.seed)
@@ -128,13 +115,13 @@ def run(setup: Setup) -> dict[str, Any]:
         model.load_state_dict(arrays.to_torch_state_dict())
         squares = sum(float(p.detach().square().sum()) for p in model.parameters())
         curve["loss"].append(evaluate(model, train_set)[0] + setup.l2 / 2 * squares)
-        curve["accuracy"].append(evaluate(model, load_test(setup.dataset))[1])
+        curve["accuracy"].append(evaluate(model, test_of(setup.dataset))[1])
         return None
 
-    strategy: Wrapper = Wrapper(FedAvg(fraction_evaluate=0.0))
+    inner = FedAvg(fraction_train=setup.fraction, fraction_evaluate=0.0, min_train_nodes=1)
+    strategy: Wrapper = Wrapper(inner)
     if setup.method == "cd-grab":
         mode = "sketched" if setup.sketch_size else "exact"
-        inner = FedAvg(fraction_evaluate=0.0)
         strategy = CDGraB(inner, mode=mode, sketch_size=setup.sketch_size or 1, seed=setup.seed)
     rounds: list[dict[str, Any]] = []
     strategy.on_round_end = lambda _, record: rounds.append(record)  # type: ignore[method-assign]
@@ -154,27 +141,68 @@ def run(setup: Setup) -> dict[str, Any]:
     }
 
 
-def optimum(setup: Setup) -> float:
-    """Find the least value of the objective for a convex model."""
-    train_set = examples_of(setup.dataset, setup.num_examples, setup.seed)
-    model = make_model(setup.model, *data_shape(setup.dataset), seed=0).double()
-    inputs, params = train_set.inputs.double(), list(model.parameters())
-    optimizer = torch.optim.LBFGS(
-        params,
-        max_iter=2000,
-        history_size=50,
-        tolerance_grad=1e-9,
-        tolerance_change=1e-15,
-        line_search_fn="strong_wolfe",
-    )
+CASES: dict[str, dict[str, Any]] = {
+    "8 nodes, a pass a round": {},
+    "16 nodes, 30 % a round": {"nodes": 16, "batch_size": 2, "fraction": 0.3, "epochs": 24},
+    "16 nodes, 30 % a round, 20 % lost": {
+        "nodes": 16,
+        "batch_size": 2,
+        "fraction": 0.3,
+        "lost": 0.2,
+        "epochs": 24,
+    },
+}
+METHODS = {
+    "d-rr": {"method": "d-rr"},
+    "id-grab": {"method": "id-grab"},
+    "cd-grab": {"method": "cd-grab"},
+}
 
-    def objective() -> torch.Tensor:
-        optimizer.zero_grad()
-        squares = sum(p.square().sum() for p in params)
-        value = torch.nn.functional.cross_entropy(model(inputs), train_set.targets)
-        value = value + setup.l2 / 2 * squares
-        value.backward()
-        return value
 
-    optimizer.step(objective)
-    return float(objective().detach())
+def check(dataset: str) -> dict[str, Any]:
+    """Compare the losses of exact CD-GraB with and without messages, three passes."""
+    setup = FleetSetup(dataset, num_examples=512, epochs=3, sketch_size=0, synchronous=True)
+    through_flower = run(setup)
+    own = {field.name: getattr(setup, field.name) for field in fields(Setup)}
+    alone = run_parallel(Setup(**own))
+    apart = np.abs(np.subtract(through_flower["loss"], alone["loss"])).max()
+    return {
+        "case": "check",
+        "loss": through_flower["loss"],
+        "loss-parallel": alone["loss"],
+        "apart": float(f"{apart:.2g}"),
+        "order-bytes": through_flower["order-bytes"],
+        "model-bytes": through_flower["model-bytes"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dataset")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=HERE / "local_grid.jsonl")
+    options = parser.parse_args()
+
+    def append(line: dict[str, Any]) -> None:
+        with options.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(line["case"], line.get("method", ""), line["loss"][-1], flush=True)
+
+    there = options.out.read_text().splitlines() if options.out.exists() else []
+    known = {(x["case"], x.get("method"), x.get("seed")) for x in map(json.loads, there)}
+    if ("check", None, None) not in known:
+        append(check(options.dataset))
+    for seed in options.seeds:
+        for case in options.cases:
+            base = replace(FleetSetup(options.dataset, seed=seed), **CASES[case])
+            least = None
+            for method, settings in METHODS.items():
+                if (case, method, seed) not in known:
+                    setup = replace(base, **settings)
+                    least = optimum(setup) if least is None else least
+                    append({"case": case, "optimum": least, **run(setup)})
+
+
+if __name__ == "__main__":
+    main()
