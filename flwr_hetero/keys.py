@@ -24,6 +24,9 @@ EMULATED = "emulated"
 PARTITION_ID = "partition-id"
 """The node's data partition, for a stable identity (Flower's own key in node_config)."""
 
+DEVICE = PREFIX + "device"
+"""ConfigRecord in a profiling reply: facts for people, such as power mode and temperature."""
+
 # --- keys in the MetricRecord of a reply -------------------------------------------
 NUM_EXAMPLES = "num-examples"
 """Size of the node's local data set (Flower's own default weight)."""

@@ -41,6 +41,7 @@ def row(fault: str, facts: Facts, number: int, *nodes: str, **more: Any) -> Fact
     record, times = facts["history"][number], durations(facts["history"])
     failed = {failure["node"]: failure["reason"] for failure in record["failures"]}
     later = [r for r in facts["history"] if r["round"] > number + 1]
+    again = facts.get("injected", set())
     return {
         "fault": fault,
         "round": number,
@@ -50,17 +51,26 @@ def row(fault: str, facts: Facts, number: int, *nodes: str, **more: Any) -> Fact
         "rounds_lost": int(not record["train"]),
         "seconds_lost": round(max(0.0, times[number] - facts["usual_round_s"]), 1),
         "usual_round_s": facts["usual_round_s"],
-        "lost_later": sum(f["node"] in nodes for r in later for f in r["failures"]),
+        "lost_later": sum(
+            f["node"] in nodes and (r["round"], f["node"]) not in again
+            for r in later
+            for f in r["failures"]
+        ),
         "reason": next((failed[node][:80] for node in nodes if node in failed), ""),
     } | more
 
 
 def bad_replies(facts: Facts) -> list[Facts]:
     """Return a line per kind of bad reply."""
+    words = [word.split(":") for word in scenarios.BAD_REPLIES.split()]
+    facts["injected"] = {(int(number), f"node-{partition}") for partition, number, _ in words}
     lines = []
-    for word in scenarios.BAD_REPLIES.split():
-        partition, number, kind = word.split(":")
-        lines.append(row(KINDS[kind], facts, int(number), f"node-{partition}"))
+    for partition, number, kind in words:
+        line = row(KINDS[kind], facts, int(number), f"node-{partition}")
+        if kind == "metric" and not line["replies_lost"]:
+            line["replies_lost"] = 1
+            line["note"] = "of two replies left it came first: the other one was dropped"
+        lines.append(line)
     return lines
 
 

@@ -6,6 +6,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from flwr_hetero import keys
+from flwr_hetero.mod.device_facts import device_facts
 from flwr_hetero.mod.pace import note_reply
 
 
@@ -13,7 +14,8 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     """Report how long the ClientApp worked on a message, by the monotonic clock.
 
     Use as ``ClientApp(mods=[timing])``. The time goes into a ``ConfigRecord`` of its own,
-    which every Flower strategy passes over.
+    which every Flower strategy passes over. A profiling reply gets facts of the board as well,
+    where there are any (:func:`~flwr_hetero.mod.device_facts.device_facts`).
 
     Parameters
     ----------
@@ -31,6 +33,8 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     note_reply(context, message, start_s, end_s)
     if reply.has_content():
         reply.content[keys.TIMING] = timing_record(context, end_s - start_s, 0.0, emulated=False)
+        if message.metadata.message_type == keys.PROFILE_MESSAGE and (facts := device_facts()):
+            reply.content[keys.DEVICE] = ConfigRecord(dict(facts.items()))
     return reply
 
 

@@ -1,5 +1,6 @@
 """Ask every node how long its local training takes (TiFL, section 4.2)."""
 
+import math
 from collections.abc import Sequence
 from logging import INFO
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 CLIENT_APP_RAISED_EXCEPTION = 2
 """Flower's error code for a ClientApp without a handler for the message."""
+
+MAX_FACTS, MAX_TEXT = 8, 80
+"""Facts of a board that are kept, and characters of each."""
 
 
 class Measured(NamedTuple):
@@ -88,6 +92,8 @@ def profile_nodes(
         replies = timed_exchange(strategy, grid, messages, t_max).replies
         _fall_back(replies, messages, kind)
         good = strategy.session.take_in(replies, Expected(metrics=False))
+        for reply in good:
+            _note_device(strategy, reply)
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(good)
@@ -166,3 +172,18 @@ def _fall_back(replies: list[Message], messages: list[Message], kind: dict[int, 
             and reply.error.code == CLIENT_APP_RAISED_EXCEPTION
         ):
             kind[node_id] = MessageType.TRAIN
+
+
+def _note_device(strategy: "Wrapper", reply: Message) -> None:
+    """Keep what a board says of itself, for the log and the history; it decides nothing."""
+    record = reply.content.config_records.get(keys.DEVICE)
+    if record is None:
+        return
+    facts = {
+        str(name)[:MAX_TEXT]: value[:MAX_TEXT] if isinstance(value, str) else float(value)
+        for name, value in list(record.items())[:MAX_FACTS]
+        if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+    }
+    identity = strategy.identity(reply.metadata.src_node_id)
+    strategy.session.devices[identity] = facts
+    log(INFO, "%s: %s", identity, ", ".join(f"{name} {value}" for name, value in facts.items()))

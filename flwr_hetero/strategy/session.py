@@ -62,6 +62,8 @@ class Session:
         Global model and settings of the current round.
     stop_reason : str or None
         Set by a wrapper that wants the run to end after this round.
+    devices : dict of str to dict
+        Identity to the facts that a node's board told when it was profiled last.
     enough : int or None
         Set by a wrapper that does not want to wait for more replies than this.
     surplus : list of Message
@@ -79,6 +81,7 @@ class Session:
     arrays: ArrayRecord | None = None
     config: ConfigRecord | None = None
     stop_reason: str | None = None
+    devices: dict[str, dict[str, str | float]] = field(default_factory=dict)
     enough: int | None = None
     surplus: list[Message] = field(default_factory=list)
     asked: list[Message] = field(default_factory=list)

@@ -378,6 +378,8 @@ class TiFL(Wrapper):
         }
         if self._new_table:
             info |= table.as_dict()
+            if self.session.devices:
+                info["devices"] = self.session.devices
             self._new_table = False
         return info
 
