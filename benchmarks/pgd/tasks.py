@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,7 @@ def teacher_data(num_samples: int, dim: int, classes: int, noise: float) -> tupl
     return points + noise * torch.randn(points.shape, generator=generator), targets
 
 
+@lru_cache(2)
 def make_task(name: str, num_samples: int, fashion: str | None) -> Task:
     """Build a task by name.
 

@@ -57,8 +57,8 @@ def sample_priorities(
     Raises
     ------
     ValueError
-        If the model has no parameters, ``direction`` does not fit them, ``loss_fn`` does not
-        return one finite loss per example, or the method is unknown.
+        If the model has no parameters, ``direction`` does not fit them or is not finite,
+        ``loss_fn`` does not return one finite loss per example, or the method is unknown.
     NotImplementedError
         If the named method is not possible with these layers.
 
@@ -93,7 +93,12 @@ def sample_priorities(
             outputs = functional_call(model, {**parameters, **buffers}, (inputs,))
             return _checked(loss_fn(outputs, targets), len(inputs))
 
-        return METHODS[method](losses_at, moving, direction)
+        priorities = METHODS[method](losses_at, moving, direction)
+    if not priorities.isfinite().all():
+        bad = priorities[~priorities.isfinite()][:3].tolist()
+        cure = "the aggregated gradient has diverged: begin it anew"
+        raise invalid("direction", bad, "give finite priorities", cure)
+    return priorities
 
 
 def per_sample_priorities(

@@ -266,6 +266,10 @@ def diverged(outputs: Tensor, targets: Tensor) -> Tensor:
             {"direction": {"0.bias": torch.ones(3)}},
             r"direction\['0.bias'\] must have the shape \(12,\) of the parameter, got \(3,\)",
         ),
+        (
+            {"direction": {"0.bias": torch.full((12,), torch.nan)}},
+            "direction must give finite priorities, got .nan, nan, nan.: the aggregated gradient",
+        ),
         ({"loss_fn": nn.CrossEntropyLoss()}, r"loss_fn must return one loss per example"),
         ({"loss_fn": diverged}, "loss_fn must return finite losses, got .nan, nan, nan."),
         ({"method": "guess"}, "method must be one of"),

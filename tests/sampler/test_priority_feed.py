@@ -214,6 +214,22 @@ def test_while_the_gate_is_closed_few_batches_are_measured(
     assert steps == heard
 
 
+@pytest.mark.parametrize("rule", ["stochastic", "topk"])
+def test_losses_that_are_not_numbers_stop_the_step_and_teach_nothing(rule: str) -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    inputs, targets = data(model)
+    feed = PriorityFeed(PGDSampler(NUM, 4, rule=rule, gate=0), model)
+    loop(model, feed, inputs, targets, 9)
+    before = feed.sampler.summary() | feed.gradient.state_dict()
+    with torch.no_grad():
+        model[1].weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"scores must be finite, got .nan.*has diverged"):
+        loop(model, feed, inputs, targets, 1)
+    after = feed.sampler.summary() | feed.gradient.state_dict()
+    np.testing.assert_equal(after | {"mean-age": 0}, before | {"mean-age": 0})
+
+
 def test_full_pass_is_the_paper_s_initial_pass() -> None:
     torch.manual_seed(2)
     model = image_net()
