@@ -9,8 +9,8 @@ HEAD = """# Memory of a node
 
 Processes of a real fleet with one SuperNode, on {machine}: Python {python}, Flower {flwr}, torch
 {torch}, one thread. `python benchmarks/memory/run.py DATASET` (28 x 28 images); one run, the
-highest figures seen. "Resident" counts shared libraries, "private" is what the process takes from the
-others. What that means for each Jetson: [deploy/jetson.md](../../deploy/jetson.md#memory).
+highest figures seen. "Resident" counts shared libraries, "private" is what the process takes from
+the others. What that means for each Jetson: [deploy/jetson.md](../../deploy/jetson.md#memory).
 
 | process | resident MB | private MB | peak resident MB |
 | --- | --- | --- | --- |

@@ -22,7 +22,7 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy.latency import judge_latency
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
 NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 2
 PROFILE = {"sync_rounds": 1, "warmup_rounds": 0}
 
