@@ -90,8 +90,10 @@ def start_scoring(
 
     Notes
     -----
-    The worker has the lowest priority, no terminal, and no open files of its parent. When all
-    is scored it makes room: only a small process stays that waits for the collector.
+    The worker has the lowest priority, no terminal, and no open files of its parent. It gets
+    model and samples in a file without a name, so that the caller goes on at once and nothing
+    of them is left when the worker ends. When all is scored it makes room: only a small process
+    stays that waits for the collector.
 
     Examples
     --------
@@ -112,17 +114,17 @@ def start_scoring(
     folder = tempfile.mkdtemp(prefix=PREFIX)
     command = [sys.executable, "-c", _START, folder, str(batch_size), str(limit_s)]
     try:
-        worker = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        assert worker.stdin is not None
-        with worker.stdin:
-            worker.stdin.write(job)
+        with tempfile.TemporaryFile() as source:  # a pipe would block until the worker reads it
+            source.write(job)
+            source.seek(0)
+            worker = subprocess.Popen(
+                command,
+                stdin=source,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -168,6 +170,8 @@ def work(folder: str, batch_size: str, limit_s: str) -> None:
     try:
         os.nice(19)
         _score_job(sys.stdin.buffer, Path(folder), int(batch_size), deadline_s)
+        with open(os.devnull) as nothing:  # lets go of model and samples
+            os.dup2(nothing.fileno(), sys.stdin.fileno())
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

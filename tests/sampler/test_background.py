@@ -124,6 +124,15 @@ def test_a_job_that_fails_leaves_nothing_behind():
     assert collect_scores(folder) == Collected(pytest.approx(np.empty(0)), 0.0)
 
 
+def test_the_caller_goes_on_before_the_worker_has_read_anything(monkeypatch):
+    late = "import pathlib, sys, time; time.sleep(2); pathlib.Path(sys.argv[1], 'late').touch()"
+    monkeypatch.setattr(background, "_START", late)
+    folder = start_scoring(*data(10**5))  # more than a pipe takes
+    assert Path(folder).is_dir()
+    assert not Path(folder, "late").exists()
+    collect_scores(folder)
+
+
 def test_only_a_workers_folder_is_removed(tmp_path):
     assert len(collect_scores(str(tmp_path)).scores) == 0
     assert tmp_path.exists()
