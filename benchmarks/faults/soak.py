@@ -117,14 +117,14 @@ class Trouble(Wrapper):
 
     name = "trouble"
 
-    def __init__(self, strategy: Wrapper, grid: LocalGrid, num_nodes: int) -> None:
+    def __init__(self, strategy: Wrapper, grid: LocalGrid, out: Path) -> None:
         super().__init__(strategy)
-        self.grid, self.nodes = grid, list(grid.get_node_ids())
-        self.each = max(1, round(SHARE * num_nodes))
+        self.grid, self.nodes, self.out = grid, list(grid.get_node_ids()), out
+        self.each = max(1, round(SHARE * len(self.nodes)))
+        out.write_text("")
         self.rng = np.random.default_rng(0)
         self.garbage, self.claims = cycle(sorted(CORRUPTIONS)), cycle(["steps", "latency", "order"])
         self.away: list[int] = []
-        self.lines: list[dict[str, Any]] = []
         self.struck: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
         self.start_s = time.monotonic()
@@ -167,18 +167,21 @@ class Trouble(Wrapper):
         self.seen["rounds without result"] += not record["train"]
         if record["round"] % EVERY == 0 or record["round"] == 1:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.lines.append(
-                {
-                    "round": record["round"],
-                    "resident_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 2),
-                    "virtual_h": round(record["virtual_s"] / 3600, 3),
-                    "wall_s": round(time.monotonic() - self.start_s, 1),
-                    "error": record["evaluate"].get("eval-loss"),
-                    "pending": len(self.grid.traffic.pending),
-                    **self.seen,
-                    **{f"struck: {kind}": n for kind, n in sorted(self.struck.items())},
-                }
-            )
+            line = {
+                "round": record["round"],
+                "resident_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 2),
+                "virtual_h": round(record["virtual_s"] / 3600, 3),
+                "wall_s": round(time.monotonic() - self.start_s, 1),
+                "error": record["evaluate"].get("eval-loss"),
+                "pending": len(self.grid.traffic.pending),
+                **self.seen,
+                **{f"struck: {kind}": n for kind, n in sorted(self.struck.items())},
+                "python": platform.python_version(),
+                "flwr": version("flwr"),
+                "nodes": len(self.nodes),
+            }
+            with self.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:
@@ -191,15 +194,13 @@ def main() -> None:
     grid = LocalGrid(app, named_fleet("paper-5", options.nodes))
     inner = BiasedLocalSGD(CDGraB(FedAdam(eta=0.02), sketch_size=4), fast_steps=8)
     tifl = TiFL(inner, clients_per_round=ASKED, num_tiers=5, profile_interval=250, sync_rounds=1)
-    trouble = Trouble(OverSelect(tifl, take=TAKEN), grid, options.nodes)
+    trouble = Trouble(OverSelect(tifl, take=TAKEN), grid, options.out)
     arrays = ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
     with tempfile.TemporaryDirectory() as folder:
         run_dir = NoReport(str(Path(folder) / "run"), {})
         Recorded(trouble, run_dir=run_dir, checkpoint_every=50).start(
             grid, arrays, options.rounds, timeout=TIMEOUT_S
         )
-    about = {"python": platform.python_version(), "flwr": version("flwr"), "nodes": options.nodes}
-    options.out.write_text("".join(json.dumps(line | about) + "\n" for line in trouble.lines))
 
 
 if __name__ == "__main__":
