@@ -25,7 +25,7 @@ def measure(fleet: RealFleet, folder: Path, sampling: str, rounds: int) -> dict:
         fleet, folder / sampling, APP, num_server_rounds=rounds, sampling=sampling,
         local_steps=20, partition="iid",
     )  # fmt: skip
-    history = run.start().finish(timeout_s=60.0 * rounds)
+    history = run.start().finish(timeout_s=120.0 * (rounds + 2))
     if not history or history[-1]["round"] != rounds:
         raise RuntimeError(run.tail())
     times = durations(history)

@@ -87,6 +87,12 @@ def knobs() -> Iterator[Case]:
         yield case(name, 1.0)
 
 
+def app() -> Iterator[Case]:
+    """Run the app's default: for ``--dataset digits --model auto --batch-size 16``."""
+    for name in ("uniform", "bacc"):
+        yield case(name, 1.0, mbps=10)
+
+
 def grid() -> Iterator[Case]:
     """Cross every bandwidth with every alpha."""
     for mbps in MBPS:
@@ -102,6 +108,7 @@ EXPERIMENTS = {
     "rates": rates,
     "rivals": rivals,
     "knobs": knobs,
+    "app": app,
     "grid": grid,
 }
 
