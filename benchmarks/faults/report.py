@@ -28,13 +28,13 @@ from the results beside it.
 `python -m benchmarks.faults.run`: one SuperLink with a database, four SuperNodes with TLS and keys,
 one ServerApp, TiFL around FedAvg on the toy app of `tests/deploy`. Every fault is done once to real
 processes (`scenarios.py`); `tests/deploy/test_faults.py` asserts on the same runs. Flower {flwr},
-Python {python}, {cores} cores, of which other work took a part: load {low:g} to {high:g} during the
-runs, so seconds are upper bounds.
+Python {python}, {cores} cores shared with other work (load {low:g} to {high:g}), so seconds are
+upper bounds.
 
 "Rounds lost" are rounds without any result, or done again. "Seconds lost" is how much longer the
-round took than the median round of its run without failures ({usual}); faults in the same round of
-a scenario share its seconds. "Lost later" counts replies of the node lost after the round that
-followed the fault.
+round took than the median round of its run without failures ({usual});
+faults in the same round of a scenario share its seconds. "Lost later" counts replies of the node
+that were lost, without another fault, after the round that followed.
 
 | {columns} |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -59,7 +59,7 @@ too late, send garbage, claim steps, a latency or an order version that cannot b
 
 | what | figure |
 | --- | --- |
-| rounds completed | {rounds:,} of {rounds:,}, {virtual_h:.1f} virtual hours |
+| rounds completed | {rounds:,} of {planned:,}, {virtual_h:.1f} virtual hours |
 | nodes asked | {asked:,} |
 | struck among them | {struck} |
 | failures in the history | {failures:,} |
@@ -113,9 +113,8 @@ def faults_text(lines: list[dict[str, Any]]) -> str:
     )
     for line in lines:
         blank = dict.fromkeys(ROW_KEYS, "")
-        says = line.get("error") or line.get("reason") or line.get("note") or ""
-        if line.get("reason") and line.get("note"):
-            says = f"{line['reason']}; {line['note']}"
+        reason = line.get("error") or line.get("reason")
+        says = "; ".join(filter(None, [reason and f"`{reason}`", line.get("note")]))
         survived = "yes" if line["survived"] else "**no**"
         text += ROW.format(**blank | line | {"survived": survived, "says": says.replace("|", "/")})
     return text
@@ -127,19 +126,29 @@ ROW_KEYS = ("injected", "replies_lost", "rounds_lost", "seconds_lost", "lost_lat
 def soak_text(lines: list[dict[str, Any]]) -> str:
     """Return the soak's table, and draw its figure."""
     last = lines[-1]
-    rounds = np.array([line["round"] for line in lines])
-    memory = np.array([line["resident_mb"] for line in lines])
+    measured = [line for line in lines if line["resident_mb"] is not None]
+    rounds = np.array([line["round"] for line in measured])
+    memory = np.array([line["resident_mb"] for line in measured])
     late = rounds >= SETTLED * last["round"]
     slope = float(np.polyfit(rounds[late], memory[late], 1)[0]) * 1000
     struck = {k.removeprefix("struck: "): n for k, n in last.items() if k.startswith("struck")}
-    _draw(rounds, memory, np.array([line["failures"] for line in lines]))
-    pending = (
-        f"In the end {last['pending']:,} messages were never answered or never fetched; an "
-        "emulated grid keeps them, as a SuperLink does for their time to live."
-    )
+    _draw(rounds, memory, lines)
+    notes = []
+    if "pending" in last:
+        notes.append(
+            f"In the end {last['pending']:,} messages were never answered or never fetched; an "
+            "emulated grid keeps them, as a SuperLink does for their time to live."
+        )
+    if "planned" in last:
+        notes.append(
+            f"This run was stopped after round {last['round']:,} of {last['planned']:,} for want "
+            f"of time, on a machine with other work. Memory was read from outside, every 20 s from "
+            f"round {rounds[0]:,} on; before that it was not read. The counts are from its history."
+        )
     return SOAK.format(
         nodes=last["nodes"],
         rounds=last["round"],
+        planned=last.get("planned", last["round"]),
         virtual_h=last["virtual_h"],
         asked=last["replies asked"],
         struck=", ".join(f"{number:,} {kind}" for kind, number in struck.items()),
@@ -151,18 +160,20 @@ def soak_text(lines: list[dict[str, Any]]) -> str:
         early_mb=memory[late][0],
         late_mb=memory[-1],
         slope=slope,
-        growth=pending,
+        growth="\n\n".join(notes),
     )
 
 
-def _draw(rounds: Any, memory: Any, failures: Any) -> None:
+def _draw(rounds: Any, memory: Any, lines: list[dict[str, Any]]) -> None:
+    numbers, failures = (np.array([line[key] for line in lines]) for key in ("round", "failures"))
     mpl.use("Agg")
     with LIGHT.applied():
         figure, (above, below) = plt.subplots(2, 1, figsize=(7, 4.2), sharex=True)
         above.plot(rounds, memory)
+        above.set_xlim(0, numbers[-1])
         above.set_ylim(0, 1.2 * memory.max())
         above.set_ylabel("resident MB")
-        below.plot(rounds[1:], np.diff(failures) / np.diff(rounds))
+        below.plot(numbers[1:], np.diff(failures) / np.diff(numbers))
         below.set_ylim(bottom=0)
         below.set_ylabel("failures a round")
         below.set_xlabel("round")
