@@ -11,6 +11,10 @@ from flwr_hetero.core.pair_balance import Vectors
 
 MEMORY = 0.5
 """Weight of the past in the overlap of a node's company."""
+LONGEST = 1e150
+"""Above this, lengths are all the same: their squares must be numbers."""
+PAIRS_REMEMBERED = 64
+"""Pairs over which the usual length of a node's differences is taken, about."""
 
 
 class Report(NamedTuple):
@@ -80,6 +84,8 @@ class OrderBook:
         Running part of its partners that it had met the time before.
     lost : bool
         The node does not have this order; it gets it whole.
+    squares, num_measured : float
+        Fading sum of squared lengths of the node's differences, and of how many they are.
 
     Examples
     --------
@@ -97,6 +103,8 @@ class OrderBook:
     company: frozenset[str] | None = None
     overlap: float = 1.0
     lost: bool = False
+    squares: float = 0.0
+    num_measured: float = 0.0
 
     def answer(self) -> Answer:
         """Tell the node which order is next; the same until it reports from that order."""
@@ -141,6 +149,26 @@ class OrderBook:
             kept = (num_known - 1) / max(1, len(company) - 1)
             self.overlap = MEMORY * self.overlap + (1 - MEMORY) * kept
         self.company = company
+
+    def measure(self, diffs: Vectors) -> tuple[float, float]:
+        """Take the lengths of differences into the node's usual length.
+
+        Parameters
+        ----------
+        diffs : ndarray of float, shape (num_pairs, dim)
+            Of the next pairs.
+
+        Returns
+        -------
+        length, num_pairs : float
+            Root mean square of the last lengths, these among them, and of how many pairs.
+        """
+        fade = (1 - 1 / PAIRS_REMEMBERED) ** len(diffs)
+        with np.errstate(over="ignore"):
+            length = min(float(np.linalg.norm(diffs.astype(np.float64))), LONGEST)
+        self.squares = fade * self.squares + length**2
+        self.num_measured = fade * self.num_measured + len(diffs)
+        return (self.squares / self.num_measured) ** 0.5, self.num_measured
 
     def add(self, signs: Signs) -> None:
         """Take the signs of the next pairs, and make the next order if these were the last.

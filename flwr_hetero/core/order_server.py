@@ -13,6 +13,8 @@ NEARLY = 1.03
 """Orders are taken as equally long up to this factor."""
 OUTLIER = 3.0
 """A node whose differences are longer than this many times the median node's walks alone."""
+ENOUGH = 16
+"""Pairs that tell how long a node's differences are; of fewer it takes more to be an outlier."""
 
 
 class Balanced(NamedTuple):
@@ -93,8 +95,10 @@ class OrderServer:
             For the history.
         """
         fitting = [report for report in reports if self._book(report).follows(report)]
-        companies = _companies(fitting, exact=self.exact)
-        facts = [self._balance(company) for company in companies]
+        together = _side_by_side(fitting)
+        if not self.exact:
+            together = [part for company in together for part in self._without_loud(company)]
+        facts = [self._balance(company) for company in together]
         if not facts:
             return Balanced()
         pairs = [fact.num_pairs for fact in facts]
@@ -125,6 +129,23 @@ class OrderServer:
                 book.version, book.lost = report.version + 1, True
             self.books[report.node] = book
         return book
+
+    def _without_loud(self, company: list[Report]) -> list[list[Report]]:
+        """Let nodes with far longer vectors walk by themselves.
+
+        One pair may well be long; it is the node's usual length that counts. One that was too
+        long is forgotten, so that the next report is judged by itself.
+        """
+        measured = [self.books[report.node].measure(report.diffs) for report in company]
+        limit = OUTLIER * float(np.median([length for length, _ in measured]))
+        quiet, loud = [], []
+        for report, (length, num_pairs) in zip(company, measured, strict=True):
+            if length <= limit * max(1.0, (ENOUGH / num_pairs) ** 0.5):
+                quiet.append(report)
+            else:
+                loud.append([report])
+                self.books[report.node].squares = self.books[report.node].num_measured = 0.0
+        return [quiet, *loud]
 
     def _balance(self, company: Sequence[Report]) -> Balanced:
         books = [self.books[report.node] for report in company]
@@ -178,22 +199,13 @@ class OrderServer:
         self.books = {node: OrderBook(**values) for node, values in fields.items()}
 
 
-def _companies(reports: Sequence[Report], *, exact: bool) -> list[list[Report]]:
-    """Put nodes together that walk side by side, those with far longer vectors by themselves."""
+def _side_by_side(reports: Sequence[Report]) -> list[list[Report]]:
+    """Put nodes together that are at the same place of orders about equally long."""
     places = _places(reports)
     together: dict[tuple[int, ...], list[Report]] = {}
     for report in reports:
         together.setdefault(places[_place(report)], []).append(report)
-    if exact:
-        return list(together.values())
-    companies = []
-    for company in together.values():
-        lengths = [float(np.linalg.norm(r.diffs)) for r in company]
-        limit = OUTLIER * float(np.median(lengths))
-        pairs = list(zip(company, lengths, strict=True))
-        companies.append([report for report, length in pairs if length <= limit])
-        companies += [[report] for report, length in pairs if length > limit]
-    return companies
+    return list(together.values())
 
 
 def _place(report: Report) -> tuple[int, int, int]:

@@ -305,6 +305,34 @@ def test_one_loud_node_does_not_rule_the_signs(factor):
         assert bounds["loud"] == bounds["loud, exact"]
 
 
+@pytest.mark.parametrize("pairs_per_round", [1, 4])
+def test_one_long_pair_does_not_make_a_node_an_outlier(pairs_per_round):
+    """Real gradients differ in length; with few pairs a round that must not part the company."""
+    bounds = []
+    for per_round in (32, pairs_per_round):
+        fleet, server = Fleet(8, dim=16), OrderServer()
+        lengths = np.exp(np.random.default_rng(1).standard_normal((8, 64, 1)))
+        fleet.vectors *= lengths
+        fleet.vectors -= fleet.vectors.mean(axis=(0, 1))
+        for _ in range(8):
+            for first in range(0, 32, per_round):
+                fleet.round(server, range(8), first, first + per_round)
+        bounds.append(fleet.bound(range(8)))
+    assert bounds[1] == bounds[0]
+
+
+def test_a_node_that_was_loud_for_once_is_back_the_next_round():
+    fleet, server = Fleet(4), OrderServer()
+    for factor, together in ((1.0, 128), (1e30, 96), (1.0, 128)):
+        for i in range(4):
+            fleet.obey(i, server.answer(f"node-{i}"))
+        reports = [fleet.report(i) for i in range(4)]
+        reports[0] = reports[0]._replace(diffs=factor * reports[0].diffs)
+        assert server.receive(reports).num_together == together
+    length, _ = server.books["node-0"].measure(np.full((2, 8), 1e300))
+    assert 1e30 < length < np.inf
+
+
 def test_saved_and_loaded_is_uninterrupted():
     whole, broken = (Fleet(6), OrderServer()), (Fleet(6), OrderServer())
     rng = np.random.default_rng(0)
