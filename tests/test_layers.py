@@ -15,7 +15,7 @@ FORBIDDEN = {
     "mod": ("torch", "flwr_hetero.strategy", "flwr_hetero.task"),
     "fleet": ("torch", "flwr_hetero.strategy", "flwr_hetero.task"),
     "report": ("torch", "flwr", "flwr_hetero.strategy", "flwr_hetero.task"),
-    "task": ("flwr_hetero.strategy",),
+    "task": ("ray", "matplotlib"),
 }
 
 

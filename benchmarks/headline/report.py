@@ -24,7 +24,7 @@ COLUMNS = {
     "bytes": "bytes",
     "device_s": "device-seconds",
 }
-DRAWN = ("FedAvg", "FedNova, steps by speed", "TiFL", "biased local SGD", "CD-GraB", "all five")
+DRAWN = ("FedAvg", "FedNova", "TiFL", "biased local SGD", "CD-GraB", "all five")
 Line = dict[str, Any]
 
 

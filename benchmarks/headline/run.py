@@ -1,7 +1,8 @@
 """One fleet, one data set: Flower's strategies, each system alone, all five, and all but one.
 
 20 nodes, CPU shares 4, 2, 1, 0.5 and 0.1 (``paper-5``), Dirichlet(0.5) labels, 3 nodes a round,
-small CNN. FedAvg trains for a fixed number of rounds; every other setting may use as much
+small CNN. FedNova and biased local SGD give each node the steps that it can take while the
+quickest takes 20. FedAvg trains for a fixed number of rounds; every other setting may use as much
 virtual time, but no more than ``--most`` times the rounds. Profiling counts.
 Usage: ``python benchmarks/headline/run.py DATASET`` with a Parquet folder such as Fashion-MNIST
 or CIFAR-10 (``train.parquet``, ``test.parquet``), or ``digits``; writes ``results.jsonl`` beside
@@ -43,7 +44,7 @@ PLAIN = {
     "order": "reshuffle",
     "sampler": "uniform",
 }
-STEPS = {"steps": "by-speed", "aggregation": "steps"}
+STEPS = {"steps": "deadline", "aggregation": "steps"}
 ALL = {
     **STEPS,
     "selection": "tifl",
@@ -53,7 +54,7 @@ ALL = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "FedAvg": PLAIN,
     "FedProx": {**PLAIN, "inner": "fedprox"},
-    "FedNova, steps by speed": {**PLAIN, "steps": "by-speed", "aggregation": "fednova"},
+    "FedNova": {**PLAIN, "steps": "deadline", "aggregation": "fednova"},
     "TiFL": {**PLAIN, "selection": "tifl"},
     "biased local SGD": {**PLAIN, **STEPS, "sampler": "top-loss"},
     "CD-GraB": {**PLAIN, "order": "cd-grab"},

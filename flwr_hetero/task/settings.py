@@ -47,6 +47,8 @@ class Settings:
         Of everything drawn.
     output_dir : str
         Absolute run directory; empty: see :meth:`run_directory`.
+    resume : bool
+        Continue from the checkpoint in ``output_dir``.
     local_epochs, batch_size : int
         Passes of a node over its data each round, and examples per step.
     learning_rate : float
@@ -77,6 +79,7 @@ class Settings:
     fleet: str = "paper-5"
     seed: int = 0
     output_dir: str = ""
+    resume: bool = False
     local_epochs: int = 1
     batch_size: int = 16
     learning_rate: float = 0.1
@@ -99,6 +102,8 @@ class Settings:
         if self.output_dir and not Path(self.output_dir).expanduser().is_absolute():
             rule = "be absolute (a ServerApp's working directory is not yours) or empty"
             raise invalid("output-dir", self.output_dir, rule, "begin it with / or ~")
+        if self.resume and not self.output_dir:
+            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:

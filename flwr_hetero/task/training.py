@@ -33,6 +33,12 @@ class TrainResult(NamedTuple):
         Examples that went forward only.
     loss : float
         Mean of their unweighted losses, each before the step it led to.
+
+    Examples
+    --------
+    >>> result = TrainResult(num_steps=8, examples_processed=64, examples_scored=0, loss=2.3)
+    >>> result._replace(examples_scored=16).examples_scored
+    16
     """
 
     num_steps: int
@@ -146,6 +152,12 @@ def batch_losses(model: nn.Module, examples: Examples, indices: NDArray[np.int64
     -------
     Tensor, shape (batch,)
         Cross-entropy of each.
+
+    Examples
+    --------
+    >>> examples = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+    >>> batch_losses(nn.Identity(), examples, np.array([0, 2])).numpy().round(4)
+    array([0.6931, 0.6931], dtype=float32)
     """
     inputs, targets = examples.take(indices)
     return cross_entropy(model(inputs), targets, reduction="none")

@@ -10,7 +10,7 @@ from flwr_hetero.task import Settings, load_partition
 class AppSettings(Settings):
     policy: str = "adaptive"
     num_tiers: int = 5
-    resume: bool = False
+    shuffle: bool = False
 
 
 def test_all_keys_of_a_run_config_arrive():
@@ -24,6 +24,7 @@ def test_all_keys_of_a_run_config_arrive():
         "fleet": "uniform",
         "seed": 4,
         "output-dir": "/data/run",
+        "resume": True,
         "local-epochs": 2,
         "batch-size": 8,
         "learning-rate": 0.5,
@@ -36,9 +37,9 @@ def test_all_keys_of_a_run_config_arrive():
 
 
 def test_an_app_adds_keys_of_its_own_and_a_node_passes_over_them():
-    run_config = {"policy": "fast", "num-tiers": 3, "seed": 2, "resume": True}
+    run_config = {"policy": "fast", "num-tiers": 3, "seed": 2, "shuffle": True}
     assert AppSettings.from_run_config(run_config) == AppSettings(
-        policy="fast", num_tiers=3, seed=2, resume=True
+        policy="fast", num_tiers=3, seed=2, shuffle=True
     )
     assert Settings.shared_part(run_config) == Settings(seed=2)
 
@@ -52,6 +53,7 @@ def test_the_deal_fits_load_partition():
 @pytest.mark.parametrize(
     ("run_config", "message"),
     [
+        ({"resume": True}, "output-dir must be given to resume, got ''"),
         ({"polici": "fast"}, "got 'polici': did you mean 'policy'[?] Known are alpha, "),
         ({"zzz": 1}, "run-config must hold known keys only, got 'zzz': known are alpha, "),
         ({"num_tiers": 3}, "got 'num_tiers': did you mean 'num-tiers'"),

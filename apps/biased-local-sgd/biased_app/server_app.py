@@ -1,16 +1,10 @@
-"""Build the strategy from the run-config, run it, say where the results are."""
-
-from dataclasses import asdict
-from logging import INFO
+"""Build the strategy from the run-config and run it."""
 
 from flwr.app import Context
-from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from biased_app.task import BiasedSettings
-from flwr_hetero.report import RunDirectory
-from flwr_hetero.strategy import Recorded
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.run import run_app
 
 app = ServerApp()
 
@@ -19,10 +13,4 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run biased local SGD or one of its baselines."""
     settings = BiasedSettings.from_run_config(context.run_config)
-    strategy, evaluate_fn = settings.strategy(), central_evaluate(settings)
-    path = settings.run_directory("biased-local-sgd")
-    run_dir = RunDirectory(path, asdict(settings), resume=settings.resume)
-    Recorded(strategy, run_dir=run_dir, resume=settings.resume).start(
-        grid, initial_arrays(settings), settings.num_server_rounds, evaluate_fn=evaluate_fn
-    )
-    log(INFO, "Results: %s", run_dir.path / "report.html")
+    run_app("biased-local-sgd", settings, settings.strategy(), grid)

@@ -48,7 +48,6 @@ class BiasedSettings(Settings):
     inner: str = "fedavg"
     partition: str = "iid"
     fleet: str = "gpu-cpu"
-    resume: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,8 +59,6 @@ class BiasedSettings(Settings):
         if self.shared_data and self.algorithm == FEDNOVA:
             rule = "be false with fednova, whose nodes have data of their own"
             raise invalid("shared-data", True, rule, "choose another algorithm")
-        if self.resume and not self.output_dir:
-            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
 
     def strategy(self) -> Wrapper:
         """Make the strategy of the algorithm."""

@@ -37,7 +37,6 @@ class OrderSettings(Settings):
     fleet: str = "uniform"
     batch_size: int = 4
     learning_rate: float = 0.05
-    resume: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,8 +49,6 @@ class OrderSettings(Settings):
             raise invalid("mode", self.mode, "be sketched without cd-grab", "choose another mode")
         if not 0 < self.fraction_train <= 1:
             raise invalid("fraction-train", self.fraction_train, "lie in (0, 1]", "1 is all nodes")
-        if self.resume and not self.output_dir:
-            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
 
     def strategy(self) -> Strategy:
         """Make the strategy."""

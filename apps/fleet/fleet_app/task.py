@@ -62,7 +62,6 @@ class FleetSettings(Settings):
     spare_clients: int = 2
     fast_steps: int = 8
     num_units: int = 0
-    resume: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,8 +98,6 @@ class FleetSettings(Settings):
             rule = "be without top-loss here: biased local SGD says which nodes are fast"
             cure = "give steps other than epochs, and aggregation other than fednova"
             raise invalid("sampler", self.sampler, rule, cure)
-        if self.resume and not self.output_dir:
-            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
 
     @property
     def samplers(self) -> list[str]:

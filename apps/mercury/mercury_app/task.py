@@ -30,7 +30,6 @@ class MercurySettings(Settings):
     reshard_budget: int = 100_000
     alpha: float = 1.0
     fleet: str = "wifi-10"
-    resume: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +50,6 @@ class MercurySettings(Settings):
             raise invalid("gate", self.gate, "be at least 0", "0 takes the gate away")
         if self.local_steps < 0:
             raise invalid("local-steps", self.local_steps, "be at least 0", "0 is local-epochs")
-        if self.resume and not self.output_dir:
-            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
 
     def strategy(self) -> Strategy:
         """Make FedAvg, with AdaComm and resharding around it where they are asked for."""

@@ -39,7 +39,6 @@ class PGDSettings(Settings):
     look_every: int = 5
     local_steps: int = 0
     alpha: float = 1.0
-    resume: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,8 +57,6 @@ class PGDSettings(Settings):
                 )
         if not 0 <= self.step_ratio <= 1:
             raise invalid("step-ratio", self.step_ratio, "lie in [0, 1]", "0 takes batch-size")
-        if self.resume and not self.output_dir:
-            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
         self.sampler(100, seed=0)
 
     def sampler(self, num_samples: int, seed: int) -> PGDSampler | UniformSampler:

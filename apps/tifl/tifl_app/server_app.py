@@ -1,16 +1,14 @@
-"""Build the strategy from the run-config, run it, say where the results are."""
+"""Build the strategy from the run-config and run it."""
 
-from dataclasses import asdict
-from logging import INFO, WARNING
+from logging import WARNING
 
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_hetero.report import RunDirectory
-from flwr_hetero.strategy import Recorded, TiFL
+from flwr_hetero.strategy import TiFL
 from flwr_hetero.strategy.grid_view import is_simulated
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.run import run_app
 from tifl_app.task import TiflSettings
 
 app = ServerApp()
@@ -20,7 +18,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run TiFL."""
     settings = TiflSettings.from_run_config(context.run_config)
-    evaluate_fn = central_evaluate(settings)
     strategy = TiFL(
         settings.inner_strategy(),
         settings.clients_per_round,
@@ -32,11 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         warmup_rounds=0 if is_simulated(grid) else 1,  # an emulated device has no cold start
         seed=settings.seed,
     )
-    run_dir = RunDirectory(settings.run_directory("tifl"), asdict(settings), resume=settings.resume)
-    Recorded(strategy, run_dir=run_dir, resume=settings.resume).start(
-        grid, initial_arrays(settings), settings.num_server_rounds, evaluate_fn=evaluate_fn
-    )
-    log(INFO, "Results: %s", run_dir.path / "report.html")
+    run_app("tifl", settings, strategy, grid)
 
 
 def tiers_for(num_tiers: int, num_nodes: int) -> int:

@@ -35,14 +35,11 @@ class TiflSettings(Settings):
     credits: str = "auto"
     sync_rounds: int = 1
     inner: str = "fedavg"
-    resume: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inner not in INNER:
             raise invalid("inner", self.inner, f"be one of {', '.join(INNER)}", "choose one")
-        if self.resume and not self.output_dir:
-            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
 
     @property
     def tier_credits(self) -> int | str | None:
