@@ -21,6 +21,12 @@ class Groups(NamedTuple):
         The group whose importance is computed next.
     size : int
         Size to which groups are cut at the next chance.
+
+    Examples
+    --------
+    >>> groups = Groups(np.array([3, 0, 2, 1]), np.array([0, 1, 4]), turn=0, size=2)
+    >>> groups.sizes.tolist(), groups.members(-1).tolist()
+    ([1, 3], [0, 2, 1])
     """
 
     order: NDArray[np.int64]

@@ -17,6 +17,14 @@ class Holding(NamedTuple):
         Number of the swap, from 1.
     sample : int
         Position in the ledger's store.
+
+    Examples
+    --------
+    >>> ledger = Ledger()
+    >>> _ = ledger.take("a", [3], b"A3"), ledger.take("b", [0], b"B0")
+    >>> _ = ledger.swap(np.random.default_rng(0))
+    >>> ledger.holdings["a"][3] == Holding(version=1, sample=1)
+    True
     """
 
     version: int

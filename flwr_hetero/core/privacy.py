@@ -21,6 +21,11 @@ class SamplingRates(NamedTuple):
         The largest chance of a node once it is known which tier was drawn.
     q_vanilla : float
         The chance without tiers, |C| / |K|.
+
+    Examples
+    --------
+    >>> isinstance(sampling_rates([0.5, 0.5], [10, 40], 5), SamplingRates)
+    True
     """
 
     per_tier: NDArray[np.float64]

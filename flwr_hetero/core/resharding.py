@@ -85,6 +85,12 @@ class Swap(NamedTuple):
         One place.
     other_node, other_slot : str, int
         The other.
+
+    Examples
+    --------
+    >>> swap = Swap("a", 3, "b", 0)
+    >>> swap.other_node, swap.other_slot
+    ('b', 0)
     """
 
     node: str

@@ -18,6 +18,13 @@ class Foreign(NamedTuple):
         The swap that brought it.
     content : bytes
         The sample.
+
+    Examples
+    --------
+    >>> shard = Shard()
+    >>> _ = shard.receive(Delivery([3], [1], [3], b"B0"))
+    >>> shard.foreign[3] == Foreign(version=1, content=b"B0")
+    True
     """
 
     version: int

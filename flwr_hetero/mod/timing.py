@@ -26,6 +26,11 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     -------
     Message
         The reply with a ``flwr-hetero.timing`` record, unless it is an error.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp(mods=[timing])
     """
     start_s = time.monotonic()
     reply = call_next(message, context)

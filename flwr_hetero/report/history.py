@@ -169,6 +169,14 @@ def read_history(directory: str | Path) -> History:
     ------
     ValueError
         If there is no such directory, or no history in it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "history.jsonl").write_text('{"round": 0, "virtual_s": 0.0}')
+    ...     read_history(folder).rounds[0]["virtual_s"]
+    0.0
     """
     folder = Path(directory)
     if not folder.is_dir():

@@ -59,6 +59,14 @@ class Recorded(Wrapper):
     The checkpoint holds the model, the round, all metrics so far, the clock, the state of each
     wrapper and of Flower's strategy, and Python's generator, which Flower's sampling uses. It
     is replaced in one step, so a run that is killed continues from the last whole one.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from flwr_hetero.report import RunDirectory
+    >>> from flwr_hetero.strategy import TiFL
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     strategy = Recorded(TiFL(), run_dir=RunDirectory(f"{folder}/first", {"seed": 0}))
     """
 
     name: ClassVar[str] = "recorded"
