@@ -165,7 +165,7 @@ class OrderBook:
         """
         fade = (1 - 1 / PAIRS_REMEMBERED) ** len(diffs)
         with np.errstate(over="ignore"):
-            length = min(float(np.linalg.norm(diffs.astype(np.float64))), LONGEST)
+            length = min(float(np.linalg.norm(diffs)), LONGEST)
         self.squares = fade * self.squares + length**2
         self.num_measured = fade * self.num_measured + len(diffs)
         return (self.squares / self.num_measured) ** 0.5, self.num_measured
