@@ -75,11 +75,11 @@ class FlatImportance:
         tuple of ndarray, or None
             Indices and weights; None if the gate is closed.
         """
-        if not self.is_open:
-            return None
-        if (batch := self.stride.pop()) is not None:
+        was_open = self.is_open
+        if was_open and (batch := self.stride.pop()) is not None:
             return batch
-        self.take_in(step)
+        if was_open:
+            self.take_in(step)
         if not self.is_open:
             return None
         indices = self.cache.draw((self.stride.length, self.batch_size), self.mixing, rng)
