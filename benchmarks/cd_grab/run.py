@@ -18,7 +18,7 @@ from benchmarks.cd_grab.parallel import Setup, optimum, run
 HERE = Path(__file__).parent
 SMALL: dict[str, object] = {"model": "lenet", "num_examples": 1024, "lr": 0.05, "l2": 0.0}
 SMALL["epochs"] = 12
-KEY = ("d-rr", "id-grab", "exact", "1024")
+KEY = ("d-rr", "1024", "id-grab", "exact")
 CASES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "softmax, 8 nodes": ({}, (*KEY, "256")),
     "lenet, 8 nodes": (SMALL, ("d-rr", "id-grab", "1024")),
