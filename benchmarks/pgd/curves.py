@@ -1,8 +1,8 @@
-"""Training curves: means over seeds, best learning rates, iterations and time to a loss."""
+"""Training curves: means over seeds, best learning rates, steps and time to a loss."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +36,11 @@ def end_of(line: Line) -> float:
     return float(smooth(line)[-1]) if whole else np.inf
 
 
-def least(lines: Sequence[Line]) -> list[Line]:
-    """Choose the learning rate of the least final loss, in the mean over seeds."""
-    rates = by(lines, "lr")
-    return min(rates.values(), key=lambda runs: np.mean([end_of(line) for line in runs]))
+def chosen(lines: Sequence[Line]) -> list[Line]:
+    """Keep the runs at the learning rate of the least final loss with the first seed."""
+    first = [line for line in lines if line["seed"] == 0]
+    best = min(first, key=end_of)["lr"] if first else None
+    return [line for line in lines if line["lr"] == best]
 
 
 def mean_curve(runs: Sequence[Line]) -> dict[str, list[float]]:
@@ -52,29 +53,59 @@ def mean_curve(runs: Sequence[Line]) -> dict[str, list[float]]:
     }
 
 
-def targets(sgd: Sequence[Line]) -> list[float]:
-    """Take the mean losses of SGD at some parts of its run."""
-    curves = [np.minimum.accumulate(smooth(line)) for line in sgd]
-    mean = np.mean(curves, axis=0)
-    return [float(mean[round(part * (len(mean) - 1))]) for part in PARTS]
+def goals(sgd: Line) -> list[float]:
+    """Take the least losses that SGD has seen at some parts of its run."""
+    curve = np.minimum.accumulate(smooth(sgd))
+    return [float(curve[round(part * (len(curve) - 1))]) for part in PARTS]
 
 
-def reached(line: Line, goal: float, clock: str) -> float:
-    """Count iterations or seconds to a loss; NaN if it is never reached."""
-    there = np.flatnonzero(smooth(line) <= goal)
-    return float(line["curve"][there[0]][clock]) if there.size else float("nan")
+def reached(line: Line, goal: float) -> float:
+    """Count steps to a loss, between points by a straight line; NaN if it is never reached."""
+    losses = smooth(line)
+    there = np.flatnonzero(losses <= goal)
+    if not there.size:
+        return float("nan")
+    i, steps = there[0], [point["iteration"] for point in line["curve"]]
+    if i == 0 or losses[i] == losses[i - 1]:
+        return float(steps[i])
+    part = (losses[i - 1] - goal) / (losses[i - 1] - losses[i])
+    return float(steps[i - 1] + part * (steps[i] - steps[i - 1]))
 
 
-def to_target(runs: Sequence[Line], sgd: Sequence[Line], goal: float, clock: str) -> str:
-    """Say when a loss is reached (median over seeds) and the gain over SGD (worst to best)."""
-    times = [reached(line, goal, clock) for line in runs]
-    missing = int(np.isnan(times).sum())
-    if missing:
-        return f"never in {missing} of {len(times)}"
-    base = {line["seed"]: reached(line, goal, clock) for line in sgd}
-    gains = [base[line["seed"]] / max(time, 1e-9) for line, time in zip(runs, times, strict=True)]
-    text = f"{np.median(times):.0f}" if clock == "iteration" else f"{np.median(times):.2f}"
-    return f"{text} ({np.median(gains):.2f}x, {min(gains):.2f} to {max(gains):.2f})"
+class Gain(NamedTuple):
+    """What a method gains over SGD on the way to a loss that SGD has reached, seed by seed."""
+
+    steps: list[float]
+    in_steps: list[float]
+    in_time: list[float]
+
+    def tell(self) -> list[str]:
+        """Give the steps with their gain, and the gain in time with its range."""
+        missing = sum(np.isnan(self.steps))
+        if missing:
+            return [f"never in {missing} of {len(self.steps)}", ""]
+        spread = f"({min(self.in_time):.2f} to {max(self.in_time):.2f})"
+        return [
+            f"{np.median(self.steps):.0f} ({np.median(self.in_steps):.2f}x)",
+            f"{np.median(self.in_time):.2f}x {spread}",
+        ]
+
+
+def gain(runs: Sequence[Line], sgd: Sequence[Line], part: int, price: Line) -> Gain:
+    """Compare the runs with SGD's of the same seeds; time counts in SGD's steps."""
+    rivals = {line["seed"]: line for line in sgd}
+    pairs = [(line, rivals[line["seed"]]) for line in runs if line["seed"] in rivals]
+    steps, base = [], []
+    for line, rival in pairs:
+        goal = goals(rival)[part]
+        steps.append(reached(line, goal))
+        base.append(reached(rival, goal))
+    times = [price["start"] + price["price"] * count for count in steps]
+    return Gain(
+        steps,
+        [b / max(s, 1e-9) for b, s in zip(base, steps, strict=True)],
+        [b / max(t, 1e-9) for b, t in zip(base, times, strict=True)],
+    )
 
 
 def final_loss(runs: Sequence[Line]) -> str:

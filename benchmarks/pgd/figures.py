@@ -6,31 +6,42 @@ from pathlib import Path
 import matplotlib as mpl
 from curves import Line, by
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from PIL import Image
 
 from flwr_hetero.report.style import LIGHT, run_look
 
 Curve = dict[str, list[float]]
 
 
-def draw_curves(curves: Mapping[str, Curve], path: Path, title: str) -> None:
-    """Draw the training loss against iterations and against CPU time."""
+def draw_races(races: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
+    """Draw the training loss against steps and against time, a row per race."""
     mpl.use("Agg")
     with LIGHT.applied():
-        figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
-        for number, (name, curve) in enumerate(curves.items()):
-            for axes, clock in zip(panels, ("iteration", "seconds"), strict=True):
-                axes.plot(curve[clock], curve["loss"], label=name, **run_look(number))
-        for axes, label in zip(panels, ("iterations", "CPU seconds"), strict=True):
+        figure, grid = plt.subplots(len(races), 2, figsize=(9, 2.6 * len(races)), squeeze=False)
+        for panels, (title, curves) in zip(grid, races.items(), strict=True):
+            for number, (name, curve) in enumerate(curves.items()):
+                for axes, clock in zip(panels, ("iteration", "time"), strict=True):
+                    axes.plot(curve[clock], curve["loss"], label=name, **run_look(number))
+                    axes.set_yscale("log")
+            panels[0].set_ylabel("training loss")
+            panels[0].set_title(title)
+        for axes, label in zip(grid[-1], ("steps", "time, in steps of SGD"), strict=True):
             axes.set_xlabel(label)
-            axes.set_yscale("log")
-        panels[0].set_ylabel("training loss")
-        panels[0].set_title(title)
-        figure.tight_layout(rect=(0, 0.06 * -(-len(curves) // 4), 1, 1))
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncols=4)
-        figure.savefig(path)
-        plt.close(figure)
+        handles, labels = max((row[0].get_legend_handles_labels() for row in grid), key=len)
+        figure.tight_layout(rect=(0, 0.05, 1, 1))
+        figure.legend(handles, labels, loc="lower center", ncols=3)
+        save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a small PNG: few colours, few pixels."""
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+    with Image.open(path) as image:
+        small = image.convert("RGB").quantize(64)
+    small.save(path, optimize=True)
 
 
 def draw_shares(lines: Sequence[Line], path: Path) -> None:
@@ -57,5 +68,4 @@ def draw_shares(lines: Sequence[Line], path: Path) -> None:
                 )
             right.legend()
         figure.tight_layout()
-        figure.savefig(path)
-        plt.close(figure)
+        save(figure, path)

@@ -15,7 +15,7 @@ from flwr_hetero.sampler.aggregated import AggregatedGradient
 from flwr_hetero.sampler.uniform import UniformSampler
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
-EVALUATION_BATCH = 2000
+EVALUATION_BATCH = 500
 Batch = tuple[NDArray[np.int64], NDArray[np.float64]]
 Step = Callable[[], None]
 
@@ -54,7 +54,6 @@ METHODS = {
     "normalised": Method("topk-normalised"),
     "stochastic": Method("stochastic", layers="last"),
     "stochastic, no gate": Method("stochastic", layers="last", gate=0.0),
-    "stochastic, all layers": Method("stochastic", layers="all"),
 }
 """``stochastic`` is the package's default."""
 

@@ -5,11 +5,14 @@ Usage: ``python benchmarks/pgd/report.py [--folder FOLDER]``. Files that are mis
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from curves import Line, by, final_loss, least, mean_curve, targets, to_target
-from figures import draw_curves, draw_shares
+import numpy as np
+from curves import PARTS, Gain, Line, by, chosen, final_loss, gain, goals, mean_curve
+from figures import draw_races, draw_shares
 
 HERE = Path(__file__).parent
 PAPER = {
@@ -21,7 +24,11 @@ PAPER = {
     "late": "not in the paper",
 }
 SWEEPS = ("fig6", "fig7", "fig8", "fig9")
-CLOCKS = ("iteration", "seconds")
+RACES = ("fig10", "late")
+SHORT = ("PGD-A", "PGD-A, full first pass", "PGD-S", "normalised", "stochastic",
+         "stochastic, no gate")  # fmt: skip
+DRAWN = ("SGD", "PGD-A", "PGD-S", "normalised", "stochastic", "stochastic, no gate")
+"""Methods on the figures of the races."""
 FIGURE_1 = {0.005: 0.05, 0.01: 0.08, 0.02: 0.15, 0.05: 0.32}
 """Share of the loss decrease by the top, MLP on MNIST, iteration 50."""
 
@@ -52,7 +59,7 @@ def cost(lines: list[Line]) -> str:
     head = ("model", "way", "CPU ms", "of forward + backward", "peak MB", "error")
     return (
         "## What priorities cost\n\nOne thread, median of the repeats. Peak: growth of the "
-        "resident memory in a process of its\nown. Error: largest in single precision, 8 examples, "
+        "resident memory in a process of its\nown. Error: largest in single precision, 4 examples, "
         "against per-sample gradients in double precision,\nrelative to the largest priority. "
         f"Forward mode in double precision: {doubles}.\n\n" + table(head, rows)
     )
@@ -77,63 +84,113 @@ def shares(lines: list[Line]) -> str:
     )
 
 
-def convergence(lines: list[Line], experiment: str, folder: Path) -> str:
-    """Tabulate iterations and time to a loss, each method at its best learning rate."""
+def race(lines: list[Line], prices: list[Line], experiment: str) -> str:
+    """Tabulate steps and time to a loss, each method at its best learning rate."""
     text = f"## {experiment}: convergence at equal work\n\nPaper: {PAPER[experiment]}.\n"
     for task, group in by(lines, "task").items():
-        chosen = {m: least(runs) for m, runs in by(group, "method").items()}
-        goals = targets(chosen["SGD"])
+        runs = {m: chosen(found) for m, found in by(group, "method").items()}
         rows = []
-        for method, runs in chosen.items():
-            cells = [method, f"{runs[0]['lr']:g}"]
-            for goal in goals:
-                cells += [to_target(runs, chosen["SGD"], goal, clock) for clock in CLOCKS]
-            rows.append([*cells, final_loss(runs)])
-        head = ["method", "lr"]
-        for goal in goals:
-            head += [f"steps to {goal:.3g}", f"CPU s to {goal:.3g}"]
+        for method, found in runs.items():
+            price = price_of(prices, experiment, task, method)
+            cells = [method, f"{found[0]['lr']:g}", f"{price['price']:.2f}x"]
+            for part in range(len(PARTS)):
+                cells += gain(found, runs["SGD"], part, price).tell()
+            rows.append([*cells, final_loss(found)])
+        head = ["method", "lr", "a step"]
+        for goal in np.mean([goals(line) for line in runs["SGD"]], axis=0):
+            head += [f"steps to {goal:.3g}", "gain in time"]
         text += f"\n### {task}, {size(group[0])}\n\n" + table([*head, "final loss"], rows)
-        name = f"{experiment}-{task}.png"
-        draw_curves({m: mean_curve(r) for m, r in chosen.items()}, folder / name, task)
-        text += f"\n![{task}]({name})\n"
     return text
 
 
-def sweep(lines: list[Line], experiment: str, folder: Path) -> str:
+def races(results: Mapping[str, list[Line]], prices: list[Line]) -> dict[str, Any]:
+    """Mean curves of all races, with time in steps of SGD."""
+    found: dict[str, Any] = {}
+    for experiment in RACES:
+        for task, group in by(results.get(experiment, []), "task").items():
+            curves = {}
+            for method, runs in by(group, "method").items():
+                if method in DRAWN:
+                    price = price_of(prices, experiment, task, method)
+                    curve = mean_curve(chosen(runs))
+                    steps = np.array(curve["iteration"])
+                    curves[method] = curve | {"time": price["start"] + price["price"] * steps}
+            found[f"{experiment}, {task}"] = curves
+    return found
+
+
+def price_of(prices: list[Line], experiment: str, task: str, method: str) -> Line:
+    """Find what a step of a method costs on a task."""
+    key = (experiment, task, method)
+    return next(p for p in prices if (p["experiment"], p["task"], p["method"]) == key)
+
+
+def in_short(results: Mapping[str, list[Line]], prices: list[Line]) -> str:
+    """Gains in time over SGD, all tasks on one page."""
+    rows = []
+    for experiment in RACES:
+        for task, group in by(results.get(experiment, []), "task").items():
+            runs = {m: chosen(found) for m, found in by(group, "method").items()}
+            cells = [f"{experiment}, {task}"]
+            for method in SHORT:
+                if method not in runs:
+                    cells.append("")
+                    continue
+                price = price_of(prices, experiment, task, method)
+                gains = [gain(runs[method], runs["SGD"], part, price) for part in range(len(PARTS))]
+                cells.append(" / ".join(briefly(g) for g in gains))
+            rows.append(cells)
+    return (
+        "## In short\n\nGain in time over SGD (median over seeds; above 1 is faster) on the way "
+        "to the losses that\nSGD has reached after "
+        f"{', '.join(f'{p:.0%}' for p in PARTS)} of its run; a dash\n"
+        "where a seed never gets there. "
+        "The paper: up to 1.6x for PGD-A. `stochastic` is the package's default.\n\n"
+        + table(["task", *SHORT], rows)
+    )
+
+
+def briefly(found: Gain) -> str:
+    return "-" if np.isnan(found.steps).any() else f"{np.median(found.in_time):.2f}"
+
+
+def sweep(lines: list[Line], experiment: str) -> str:
     """Tabulate final and worst losses over a grid of k and r."""
     text = f"## {experiment}\n\nPaper: {PAPER[experiment]}.\n"
     for task, group in by(lines, "task").items():
-        rows, curves = [], {}
+        rows = []
         for runs in by(group, "method", "top", "renewal").values():
             top, renewal, method = (runs[0][key] for key in ("top", "renewal", "method"))
-            curve = mean_curve(runs)
-            bumps = max((b - a for a, b in zip(curve["loss"], curve["loss"][1:], strict=False)))
-            half = len(curve["loss"]) // 2
+            losses = mean_curve(runs)["loss"]
+            rise = max((b - a for a, b in pairwise(losses)), default=0.0)
             rows.append(
-                [method, f"{top:.1%}", f"{renewal:.1%}", f"{curve['loss'][half]:.3f}",
-                 final_loss(runs), f"{max(bumps, 0):.3f}"]
+                [method, f"{top:.1%}", f"{renewal:.1%}", f"{losses[len(losses) // 2]:.3f}",
+                 final_loss(runs), f"{max(rise, 0):.3f}"]
             )  # fmt: skip
-            curves[f"{method} k={top:.1%} r={renewal:.1%}"] = curve
         head = ("method", "k", "r", "loss half-way", "final loss", "largest rise")
-        text += f"\n### {task}\n\n" + table(head, rows)
-        name = f"{experiment}-{task}.png"
-        draw_curves(curves, folder / name, task)
-        text += f"\n![{task}]({name})\n"
+        told = f"{group[0]['iterations']} steps, lr {group[0]['lr']:g}"
+        text += f"\n### {task}, N = {group[0]['samples']}, {told}\n\n" + table(head, rows)
     return text
 
 
 def scaling(lines: list[Line]) -> str:
     """Virtual time to one loss over the number of nodes (Figure 11)."""
     rows = []
-    for line in lines:
-        seconds = line["virtual_s"]
-        rows.append([line["task"], line["rule"], f"{line['link_mbps'] / 1000:g} Gbit/s",
-                     str(line["nodes"]), f"{line['loss']:.3f}",
-                     "never" if seconds is None else f"{seconds:.2f}",
-                     "" if line["speedup"] is None else f"{line['speedup']:.2f}x",
-                     str(line["rounds"] or "")])  # fmt: skip
-    head = ("task", "rule", "link", "nodes", "loss", "virtual s to it", "speed-up", "rounds")
-    return "## Scaling (Figure 11; paper: linear)\n\n" + table(head, rows)
+    for group in by(lines, "task", "rule", "link_mbps").values():
+        first = group[0]
+        cells = [first["task"], first["rule"], f"{first['link_mbps'] / 1000:g} Gbit/s"]
+        for line in group:
+            told = "never" if line["speedup"] is None else f"{line['speedup']:.2f}x"
+            cells.append(f"{told} ({line['rounds'] or '-'})")
+        rows.append([*cells, f"{first['loss']:.3f}"])
+    head = ["task", "rule", "link", *(f"{n} nodes" for n in by(lines, "nodes")), "loss"]
+    return (
+        "## Scaling (Figure 11; paper: linear)\n\nSpeed-up of the virtual time to the same "
+        "training loss over one node, in brackets the rounds it\ntook. Nodes take one step on "
+        "their share of the batch, then the server averages; a round lasts\nas long as compute "
+        f"({lines[0]['ms_per_example']:g} ms an example) and transfer of the model.\n\n"
+        + table(head, rows)
+    )
 
 
 def size(line: Line) -> str:
@@ -144,19 +201,48 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+SETTING = """All training runs on one thread of a CPU with torch {torch}, every method at the same
+number of examples per step and at the learning rate that served it best with the first seed
+(rates tried: see `run.py`). Losses are means over all training examples, smoothed over three
+evaluations; seeds {seeds}. A step's price is CPU time over that of SGD's step, measured side by
+side (`prices.py`), so that time is steps times price, plus the full first pass where there is one.
+In the tables: median over seeds, in brackets the least and the greatest.
+
+```bash
+python benchmarks/pgd/cost.py
+python benchmarks/pgd/shares.py --fashion FOLDER
+python benchmarks/pgd/run.py --fashion FOLDER
+python benchmarks/pgd/prices.py --fashion FOLDER
+python benchmarks/pgd/scaling.py --fashion FOLDER
+python benchmarks/pgd/report.py
+```
+
+FOLDER holds Fashion-MNIST as `train.parquet` and `test.parquet`.
+
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=HERE)
     folder = parser.parse_args().folder
-    text = "# PGD: measured\n\n"
-    if lines := read(folder / "cost.jsonl"):
-        text += cost(lines) + "\n"
+    results = by(read(folder / "results.jsonl"), "experiment")
+    prices = read(folder / "prices.jsonl")
+    every = [line for lines in results.values() for line in lines]
+    seeds = ", ".join(str(seed) for seed in sorted({line["seed"] for line in every}))
+    text = "# PGD\n\nMade by `report.py` from the json lines beside it.\n\n"
+    text += SETTING.format(torch=every[0]["torch"], seeds=seeds) + in_short(results, prices)
+    text += "\n![Training loss](races.png)\n\n"
+    draw_races(races(results, prices), folder / "races.png")
+    text += cost(read(folder / "cost.jsonl")) + "\n"
     if lines := read(folder / "shares.jsonl"):
         text += shares(lines) + "\n"
         draw_shares(lines, folder / "shares.png")
-    for experiment, lines in by(read(folder / "results.jsonl"), "experiment").items():
-        write = sweep if experiment in SWEEPS else convergence
-        text += write(lines, experiment, folder) + "\n"
+    for experiment, lines in results.items():
+        if experiment in SWEEPS:
+            text += sweep(lines, experiment) + "\n"
+        else:
+            text += race(lines, prices, experiment) + "\n"
     if lines := read(folder / "scaling.jsonl"):
         text += scaling(lines)
     (folder / "report.md").write_text(text, encoding="utf-8")

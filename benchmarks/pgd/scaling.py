@@ -1,19 +1,23 @@
 """Virtual time to one training loss on 1, 2, 4 and 8 nodes (the paper's Figure 11).
 
-Usage: ``python benchmarks/pgd/scaling.py [--fashion FOLDER] [--rounds 200]``. Writes
-``scaling.jsonl``, a line per rule, link and number of nodes. ``apps/pgd`` runs on an emulated
-fleet as the paper's workers do: the data are split evenly, every node takes one step on its own
-(k + r) N / n samples, and the server averages after each. Selecting the top takes no virtual time.
+Usage: ``python benchmarks/pgd/scaling.py --fashion FOLDER [--rounds 60]``. Writes
+``scaling.jsonl``, a line per model, rule, link and number of nodes. ``apps/pgd`` runs on an
+emulated fleet as the paper's workers do: the data are split evenly, every node takes one step on
+its own (k + r) N / n samples, and the server averages after each. Selecting the top takes no
+virtual time. The link changes how long a round lasts and nothing else, so that each training
+runs once and a few rounds tell what the other links make of it.
 """
 
 import argparse
 import json
 import logging
-import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
@@ -29,12 +33,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "pgd"))
 from pgd_app.client_app import app
 from pgd_app.task import PGDSettings
 
-HERE = Path(os.environ.get("OUT") or Path(__file__).parent)
+HERE = Path(__file__).parent
+Line = dict[str, Any]
+MODELS = ("mlp", "cnn")
 NODES = (1, 2, 4, 8)
-RULES = ("uniform", "topk", "stochastic")
-LINKS_MBPS = (1000.0, 10_000.0)
+RULES = ("topk", "stochastic")
+LINKS_MBPS = (10_000.0, 1000.0)
 SECONDS_PER_EXAMPLE = 1e-4
 """Of the 28x28 CNN on one core of a server."""
+RATE = 0.1
 GOAL = 0.6
 """The loss that one node has reached at this part of its rounds is the target."""
 
@@ -60,70 +67,92 @@ class Clock(Wrapper):
         return MetricRecord({"loss": loss})
 
 
-def one_run(nodes: int, link_mbps: float, options: argparse.Namespace, rule: str) -> list[dict]:
+def one_run(
+    dataset: str, model: str, rule: str, nodes: int, link_mbps: float, rounds: int, every: int
+) -> list[dict[str, float]]:
+    """Train and return the curve."""
     profile = DeviceProfile(
         uplink_mbps=link_mbps,
         downlink_mbps=link_mbps,
         seconds_per_example=SECONDS_PER_EXAMPLE,
     )
     config = {
-        "dataset": options.fashion or "digits",
+        "dataset": dataset,
         "partition": "iid",
-        "model": options.model,
+        "model": model,
         "rule": rule,
         "step-ratio": 0.02,
-        "learning-rate": options.lr,
+        "learning-rate": RATE,
         "local-steps": 1,
         "look-every": 0,
     }
     settings = PGDSettings.from_run_config(config)
     grid = LocalGrid(app, [profile] * nodes, run_config=config)
-    clock = Clock(settings, options.every)
+    clock = Clock(settings, every)
     steps = ConfigRecord({keys.NUM_STEPS: 1})
     clock.start(
-        grid, initial_arrays(settings), options.rounds, train_config=steps,
-        evaluate_fn=clock.measure,
-    )  # fmt: skip
+        grid, initial_arrays(settings), rounds, train_config=steps, evaluate_fn=clock.measure
+    )
     return clock.curve
 
 
-def first(curve: list[dict], goal: float) -> dict[str, Any]:
-    """Find the first point at the goal; empty figures if there is none."""
-    nothing = {"virtual_s": None, "round": None}
-    return next((point for point in curve if point["loss"] <= goal), nothing)
+def part_of(fashion: str, samples: int, folder: str) -> str:
+    """Write the first examples as a data set of their own; return where."""
+    for name, count in (("train", samples), ("test", 100)):
+        table = pq.read_table(Path(fashion) / f"{name}.parquet").slice(0, count)
+        pq.write_table(table, Path(folder) / f"{name}.parquet")
+    return folder
+
+
+def reached(curve: list[dict[str, float]], goal: float) -> float | None:
+    """Find the round of the first point at the goal; None if there is none."""
+    return next((point["round"] for point in curve if point["loss"] <= goal), None)
+
+
+def lines(dataset: str, model: str, rule: str, options: argparse.Namespace) -> Iterator[Line]:
+    """Measure one rule on all fleets and links."""
+    alone: dict[float, float | None] = {}
+    goal = 0.0
+    for nodes in NODES:
+        fleet = (dataset, model, rule, nodes)
+        curve = one_run(*fleet, LINKS_MBPS[0], options.rounds, options.every)
+        if nodes == 1:
+            goal = curve[round(GOAL * (len(curve) - 1))]["loss"]
+        rounds = reached(curve, goal)
+        for link_mbps in LINKS_MBPS:
+            end = one_run(*fleet, link_mbps, 2, 1)[-1]
+            seconds = rounds and rounds * end["virtual_s"] / end["round"]
+            alone.setdefault(link_mbps, seconds)
+            yield {
+                "task": f"{model}, {options.samples} of Fashion-MNIST",
+                "rule": rule,
+                "link_mbps": link_mbps,
+                "ms_per_example": 1e3 * SECONDS_PER_EXAMPLE,
+                "nodes": nodes,
+                "loss": goal,
+                "virtual_s": seconds,
+                "rounds": rounds,
+                "speedup": alone[link_mbps] / seconds if seconds else None,
+            }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fashion", help="folder of Fashion-MNIST as Parquet; else digits")
-    parser.add_argument("--model", default="cnn")
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--fashion", required=True, help="folder of Fashion-MNIST as Parquet")
+    parser.add_argument("--samples", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--every", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    data = "Fashion-MNIST" if options.fashion else "digits"
-    with (HERE / "scaling.jsonl").open("w", encoding="utf-8") as file:
-        for rule in RULES:
-            for link_mbps in LINKS_MBPS:
-                alone = None
-                for nodes in NODES:
-                    curve = one_run(nodes, link_mbps, options, rule)
-                    if nodes == 1:
-                        goal = curve[round(GOAL * (len(curve) - 1))]["loss"]
-                    point = first(curve, goal)
-                    alone = alone or point["virtual_s"]
-                    line = {
-                        "task": f"{options.model}, {data}",
-                        "rule": rule,
-                        "link_mbps": link_mbps,
-                        "nodes": nodes,
-                        "loss": goal,
-                        "virtual_s": point["virtual_s"],
-                        "rounds": point["round"],
-                        "speedup": alone / point["virtual_s"] if point["virtual_s"] else None,
-                    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        (HERE / "scaling.jsonl").open("w", encoding="utf-8") as file,
+    ):
+        dataset = part_of(options.fashion, options.samples, folder)
+        for model in MODELS:
+            for rule in RULES:
+                for line in lines(dataset, model, rule, options):
                     file.write(json.dumps(line) + "\n")
                     print(json.dumps(line), flush=True)
 

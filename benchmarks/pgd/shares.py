@@ -8,7 +8,6 @@ measured, at the same small learning rate.
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,8 @@ from flwr_hetero.core.priority import top_share
 from flwr_hetero.sampler.full_pass import all_priorities
 from flwr_hetero.sampler.uniform import UniformSampler
 
-HERE = Path(os.environ.get("OUT") or Path(__file__).parent)
-ITERATIONS = (0, 10, 50, 200, 1000)
+HERE = Path(__file__).parent
+ITERATIONS = (0, 10, 50, 200, 600)
 TOPS = (0.005, 0.01, 0.02, 0.05)
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 SMALL_STEP = 1e-3
@@ -81,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=["mlp-synthetic", "mlp-fashion"])
     parser.add_argument("--fashion", help="folder of Fashion-MNIST as Parquet")
-    parser.add_argument("--samples", type=int, default=6000)
+    parser.add_argument("--samples", type=int, default=3000)
     parser.add_argument("--lr", type=float, default=0.1)
     options = parser.parse_args()
     torch.set_num_threads(1)
