@@ -45,6 +45,7 @@ def nest_app() -> ClientApp:
         metrics = {
             "num-examples": num_examples(partition),
             "num-steps": steps,
+            "examples-processed": 8 * steps,
             "train-loss": float(np.mean((model - goal(partition)) ** 2)),
         }
         new = ArrayRecord({"w": Array(model)})
@@ -57,7 +58,7 @@ def nest_app() -> ClientApp:
 
     @app.train("profile")
     def profile(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 100, "num-steps": 10})
+        metrics = MetricRecord({"num-examples": 100, "num-steps": 10, "examples-processed": 80})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     @app.evaluate()

@@ -47,7 +47,7 @@ class SampledLoss:
     [0.6931, 0.6931]
     """
 
-    def __init__(self, sampler: BatchSampler, loss_fn: Loss = LOSS) -> None:
+    def __init__(self, sampler: object, loss_fn: Loss = LOSS) -> None:
         if not isinstance(sampler, BatchSampler):
             rule = "be a sampler of flwr_hetero.sampler"
             raise invalid("sampler", sampler, rule, "pass the DataLoader's batch_sampler")
