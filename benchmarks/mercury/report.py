@@ -222,8 +222,8 @@ def findings(lines: list[Line]) -> list[str]:
         "",
         "- These runs are short, a few passes over the data by plain SGD; the paper trains",
         "  ResNet-18 by Adam to convergence. Importance cuts variance little while most samples",
-        "  are still badly fitted: the measured ratio of second moments, uniform over importance, is",
-        f"  {moment_ratio(rivals['bacc'], 0.25)} after a quarter of a run and "
+        "  are still badly fitted: the measured ratio of second moments, uniform over importance,",
+        f"  is {moment_ratio(rivals['bacc'], 0.25)} after a quarter of a run and "
         f"{moment_ratio(rivals['bacc'], 1.0)} at its end.",
         "- Ours is unbiased at every step. The paper's estimator is not, and is "
         f"{gain_of.get('bacc, paper', '')} here.",
