@@ -25,7 +25,7 @@ from mercury_app.client_app import app
 from mercury_app.task import MercurySettings
 
 CNN_BYTES = 4 * 20_490
-KEPT = ("variance-ratio", "importance-open", "effective-share", "mean-age", "hidden-share")
+KEPT = ("variance-ratio", "hidden-share")
 
 
 class Curve(Wrapper):
@@ -65,6 +65,14 @@ def subset(dataset: str, rows: int, test_rows: int) -> str:
     return str(folder)
 
 
+def columns(points: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Turn points into columns, which take a third of the room."""
+    names = ("round", "virtual_s", "accuracy", "loss", *KEPT)
+    found = {name: [point.get(name) for point in points] for name in names}
+    found["virtual_s"] = [round(point["virtual_s"], 5) for point in points]
+    return {name: values for name, values in found.items() if any(v is not None for v in values)}
+
+
 def fleet(name: str, num_nodes: int, arrays: ArrayRecord) -> list[DeviceProfile]:
     """Make a fleet that computes and transfers in the paper's ratio, whatever the model's size.
 
@@ -101,5 +109,5 @@ def one_run(num_nodes: int, every: int, **run_config: Any) -> dict[str, Any]:
         "accuracy": last["accuracy"],
         "open": round(curve.open_rounds / settings.num_server_rounds, 3),
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},
-        "curve": curve.points,
+        "curve": columns(curve.points),
     }

@@ -136,10 +136,10 @@ def training(line: Case) -> str:
 
 def timed_anew(line: Case, described: Case, dataset: str) -> Case:
     """Give a run of uniform sampling the clock of another link, as measured in two rounds."""
-    first, second = run_case(described | {"num-server-rounds": 2}, dataset)["curve"][1:]
-    round_s = second["virtual_s"] - first["virtual_s"]
-    curve = [point | {"virtual_s": point["round"] * round_s} for point in line["curve"]]
-    return line | described | {"curve": curve, "virtual_s": curve[-1]["virtual_s"]}
+    times = run_case(described | {"num-server-rounds": 2}, dataset)["curve"]["virtual_s"]
+    clock = [round(number * (times[2] - times[1]), 5) for number in line["curve"]["round"]]
+    curve = line["curve"] | {"virtual_s": clock}
+    return line | described | {"curve": curve, "virtual_s": clock[-1]}
 
 
 def main() -> None:

@@ -19,10 +19,12 @@ def report():
 
 def run(rise, round_s=1.0, rounds=100):
     """Rise by so much a round up to 0.8, and stay there."""
-    curve = [
-        {"round": n, "virtual_s": n * round_s, "accuracy": min(0.8, rise * n)}
-        for n in range(rounds + 1)
-    ]
+    numbers = range(rounds + 1)
+    curve = {
+        "round": list(numbers),
+        "virtual_s": [n * round_s for n in numbers],
+        "accuracy": [min(0.8, rise * n) for n in numbers],
+    }
     return {"curve": curve, "seed": 0}
 
 
