@@ -17,6 +17,8 @@ HERE = Path(__file__).parent
 SETTLED = 0.2
 """Part of the soak after which memory is compared: before it, nodes are still met for the first
 time."""
+SHORT = 1.2
+"""A device whose own report is this many times what its share allows did not get its share."""
 
 HEAD = """# Faults
 
@@ -187,6 +189,7 @@ def prediction_text(lines: list[dict[str, Any]]) -> str:
     text = PREDICTION.format(
         work=lines[0]["work_cpu_s"], load=lines[-1]["load"], cores=lines[0]["cores"]
     )
+    short: list[str] = []
     for line in lines:
         predicted = line["emulated_s"] + line["constant_s"]
         text += PREDICTION_ROW.format(
@@ -196,6 +199,14 @@ def prediction_text(lines: list[dict[str, Any]]) -> str:
             most=max(line["round_all_s"]),
             number=len(line["round_all_s"]),
             difference=line["round_s"] / predicted - 1,
+        )
+        if line["reported_s"] > SHORT * line["emulated_s"]:
+            short.append(f"{line['cpu']:g}")
+    if short:
+        text += (
+            f"\nThe device with {' and '.join(short)} of a CPU did not get it: by its own clock it "
+            "needed longer than its share allows, because the machine had other work. Its row says "
+            "how the machine was, and nothing of the emulation.\n"
         )
     return text
 
