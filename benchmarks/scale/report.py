@@ -1,7 +1,6 @@
 """Turn ``results.jsonl`` into ``report.md`` and ``scale.png``; never runs anything."""
 
 import json
-from itertools import groupby
 from pathlib import Path
 
 import matplotlib as mpl
@@ -39,10 +38,12 @@ def growth(lines: list[Line], key: str) -> float:
 
 
 def series(lines: list[Line], everybody: bool) -> list[tuple[str, list[Line]]]:
-    """Group the runs of one kind by nest, smallest fleet first."""
-    kind = [line for line in lines if (line["rounds"] < 10) == everybody]
-    ordered = sorted(kind, key=lambda line: (len(line["nest"]), line["nest"], line["nodes"]))
-    return [(nest, list(group)) for nest, group in groupby(ordered, key=lambda line: line["nest"])]
+    """Group the runs of one kind by nest, in the order they were made."""
+    nests: dict[str, list[Line]] = {}
+    for line in lines:
+        if (line["rounds"] < 10) == everybody:
+            nests.setdefault(line["nest"], []).append(line)
+    return list(nests.items())
 
 
 def table(kind: list[tuple[str, list[Line]]]) -> str:
