@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 from nest_toy import USUAL_STEPS, local_model, nest_app, num_examples
 
+from flwr_hetero import strategy
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import (
     AdaComm,
@@ -122,10 +123,10 @@ def _quick(monkeypatch):
 
 
 def make(names, leaf):
-    strategy = leaf
+    nest = leaf
     for name in reversed(names):
-        strategy = WRAPPERS[name](strategy)
-    return strategy
+        nest = WRAPPERS[name](nest)
+    return nest
 
 
 def start():
@@ -233,18 +234,18 @@ def test_around_every_strategy(name, tmp_path, monkeypatch):
 
     def final(names):
         random.seed(3)
-        strategy = make(names, STRATEGIES[name](fraction_evaluate=0.0))
-        return strategy.start(LocalGrid(app, FLEET[1:5]), start(), 2).arrays["w"].numpy()
+        nest = make(names, STRATEGIES[name](fraction_evaluate=0.0))
+        return nest.start(LocalGrid(app, FLEET[1:5]), start(), 2).arrays["w"].numpy()
 
     app, alone = nest_app(), None
-    for nest in [(), *((wrapper,) for wrapper in WRAPPERS), *LEGAL[first :: len(STRATEGIES)]]:
-        model = final(nest)
-        assert np.isfinite(model).all(), nest
-        if ONLY_WRAP.issuperset(nest):
+    for names in [(), *((wrapper,) for wrapper in WRAPPERS), *LEGAL[first :: len(STRATEGIES)]]:
+        model = final(names)
+        assert np.isfinite(model).all(), names
+        if ONLY_WRAP.issuperset(names):
             alone = model if alone is None else alone
-            assert model == pytest.approx(alone, rel=1e-6), nest
-        if not {"TiFL", "OverSelect"}.intersection(nest):  # two replies are too few for Bulyan
-            assert model.any(), nest
+            assert model == pytest.approx(alone, rel=1e-6), names
+        if not {"TiFL", "OverSelect"}.intersection(names):  # two replies are too few for Bulyan
+            assert model.any(), names
 
 
 SHARED = {"shared_samples": 100}
@@ -269,6 +270,12 @@ SHARED = {"shared_samples": 100}
 def test_other_nests_are_refused(build, reason):
     with pytest.raises(ValueError, match=reason):
         build()
+
+
+def test_the_table_has_every_wrapper():
+    assert set(WRAPPERS) == set(FACTS) == set(strategy.__all__) - {"Wrapper"}
+    decisions = [WRAPPERS[name]().decides for name in WRAPPERS]
+    assert all(decisions)  # or a wrapper could be there twice
 
 
 def test_what_was_refused_can_be_used_elsewhere():
