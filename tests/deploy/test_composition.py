@@ -13,41 +13,36 @@ from flwr_hetero.fleet import DeviceProfile, RealFleet
 pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
 NEST_APP = Path(__file__).parent / "nest_app"
 SPEEDS = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
-FAST, SLOW = {"node-0", "node-1"}, {"node-4", "node-5"}
+CPU, WORK = 0.5, 0.25
+"""Share of the fastest node; CPU seconds that the app burns when it is profiled."""
 
 
 @pytest.fixture
 def six_nodes(tmp_path):
     fleet = RealFleet(tmp_path / "fleet", QUICK)
-    fleet.up([DeviceProfile(speed) for speed in SPEEDS], cpu=0.5)
+    fleet.up([DeviceProfile(speed) for speed in SPEEDS], cpu=CPU)
     yield fleet
     fleet.down(keep=True)
 
 
 def test_tifl_biased_local_sgd_cd_grab_and_mercury_together(six_nodes, tmp_path):
     folder = tmp_path / "run"
-    history = Experiment(six_nodes, folder, NEST_APP).start().finish(timeout_s=600)
+    history = Experiment(six_nodes, folder, NEST_APP, work=WORK).start().finish(timeout_s=600)
     assert [record["round"] for record in history] == [0, 1, 2, 3, 4], history
     assert not any(record["failures"] for record in history)
-    tiers = history[0]["tifl"]["tiers"]
+    tiers, latency = (history[0]["tifl"][key] for key in ("tiers", "latency"))
     assert sorted(tiers.values()) == [0, 0, 1, 1, 2, 2]
-    assert {name for name, tier in tiers.items() if tier == 0}.isdisjoint(SLOW)
-    assert {name for name, tier in tiers.items() if tier == 2}.isdisjoint(FAST)
+    by_latency = sorted(tiers, key=lambda name: latency[name])
+    assert [tiers[name] for name in by_latency] == [0, 0, 1, 1, 2, 2]
+    # a machine with other work may make any of them slow, but none faster than its share
+    assert all(latency[f"node-{i}"] > 0.7 * WORK / (CPU * SPEEDS[i]) for i in range(6))
     for record in history[1:]:
         assert {tiers[name] for name in record["selected"]} == {record["tifl"]["tier"]}
         steps = record["biased-local-sgd"]["num-steps"]
         assert sorted(steps) == sorted(record["selected"])
-    ordered = [r for r in history[1:] if {int(n[-1]) % 2 for n in r["selected"]} >= {0}]
-    assert any(record["cd-grab"]["pairs"] > 0 for record in ordered)
-    fast, slow = (
-        [
-            record["biased-local-sgd"]["num-steps"][name]
-            for record in history[1:]
-            for name in set(record["selected"]) & nodes
-        ]
-        for nodes in (FAST, SLOW)
-    )
-    assert not (fast and slow) or min(fast) > max(slow)
+        assert all(1 <= number <= 8 for number in steps.values())
+        if any(steps[f"node-{i}"] >= 2 for i in (0, 2, 4) if f"node-{i}" in steps):
+            assert record["cd-grab"]["pairs"] > 0  # even nodes report pairs of units
     w = load_file(next(folder.glob("*.safetensors")))["w"]
     truth = np.arange(1, 6)
     assert np.linalg.norm(w - truth) < np.linalg.norm(truth)
