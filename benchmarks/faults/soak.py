@@ -4,7 +4,7 @@ Everything at once: ``Recorded(OverSelect(TiFL(BiasedLocalSGD(CDGraB(FedAdam))))
 with a model of 5 numbers so that what is seen is the machinery's own memory. In every round six
 kinds of trouble strike 5 % of the nodes each, no node twice: it never answers, answers with an
 error, answers too late, sends garbage (every kind of it in turn), claims what is not so (steps,
-latency, order), has left the fleet. Every fourth virtual hour or so all nodes are profiled again.
+latency, order), has left the fleet. Every 250 rounds all nodes are profiled again.
 
 Usage: ``python -m benchmarks.faults.soak [--rounds 1000] [--nodes 1000]``; writes ``soak.jsonl``
 beside this file, a line every ten rounds. ``report.py`` makes the figure.
