@@ -100,6 +100,8 @@ def test_own_mean_is_grab_with_the_mean_of_the_pass_before():
     for number in range(4):
         moved = vectors + number  # gradients change from pass to pass
         assert visit(walk, moved, 8) == order.tolist()
+        if number:
+            np.testing.assert_allclose(walk.mean, mean)  # of gradients as they came
         signs, total = [], np.zeros(6)
         for unit in order:
             z = moved[unit] - mean
