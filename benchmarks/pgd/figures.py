@@ -7,7 +7,7 @@ import matplotlib as mpl
 from curves import Line, by
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter, StrMethodFormatter
 from PIL import Image
 
 from flwr_hetero.report.style import LIGHT, run_look
@@ -18,18 +18,23 @@ Curve = dict[str, list[float]]
 def draw_races(races: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
     """Draw the training loss against steps and against time, a row per race."""
     mpl.use("Agg")
+    names = list(dict.fromkeys(name for curves in races.values() for name in curves))
     with LIGHT.applied():
         figure, grid = plt.subplots(len(races), 2, figsize=(9, 2.6 * len(races)), squeeze=False)
         for panels, (title, curves) in zip(grid, races.items(), strict=True):
-            for number, (name, curve) in enumerate(curves.items()):
-                for axes, clock in zip(panels, ("iteration", "time"), strict=True):
-                    axes.plot(curve[clock], curve["loss"], label=name, **run_look(number))
-                    axes.set_yscale("log")
+            for axes, clock in zip(panels, ("iteration", "time"), strict=True):
+                for name, curve in curves.items():
+                    look = run_look(names.index(name))
+                    axes.plot(curve[clock], curve["loss"], label=name, **look)
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axes.yaxis.set_minor_formatter(NullFormatter())
             panels[0].set_ylabel("training loss")
             panels[0].set_title(title)
         for axes, label in zip(grid[-1], ("steps", "time, in steps of SGD"), strict=True):
             axes.set_xlabel(label)
-        handles, labels = max((row[0].get_legend_handles_labels() for row in grid), key=len)
+        most = max((row[0] for row in grid), key=lambda axes: len(axes.lines))
+        handles, labels = most.get_legend_handles_labels()
         figure.tight_layout(rect=(0, 0.05, 1, 1))
         figure.legend(handles, labels, loc="lower center", ncols=3)
         save(figure, path)

@@ -36,6 +36,8 @@ class Method:
         The paper's pass over all data before the first step; its time counts.
     gate : float
         For the rule ``stochastic``.
+    idle_stride : int
+        While the gate is closed: listen to each batch of this number.
     """
 
     rule: str | None = None
@@ -43,6 +45,7 @@ class Method:
     aggressive: bool = True
     full_pass: bool = False
     gate: float = 1.2
+    idle_stride: int = 16
 
 
 METHODS = {
@@ -53,6 +56,7 @@ METHODS = {
     "PGD-A, last layer": Method("topk", layers="last"),
     "normalised": Method("topk-normalised"),
     "stochastic": Method("stochastic", layers="last"),
+    "stochastic, stride 4": Method("stochastic", layers="last", idle_stride=4),
     "stochastic, no gate": Method("stochastic", layers="last", gate=0.0),
 }
 """``stochastic`` is the package's default."""
@@ -134,7 +138,7 @@ def aggressive(
     method: Method,
 ) -> Iterator[None]:
     """PGD-A and our rules: priorities come from the training step itself."""
-    feed = PriorityFeed(sampler, model, layers=method.layers)
+    feed = PriorityFeed(sampler, model, layers=method.layers, idle_stride=method.idle_stride)
     if method.full_pass:
         feed.full_pass(model, LOSS, task.inputs, task.targets, batch_size=EVALUATION_BATCH)
     yield

@@ -57,8 +57,10 @@ def prices(
 ) -> Iterator[dict[str, object]]:
     """Measure one task."""
     task, steps = make_task(name, SAMPLES[name], options.fashion), options.steps
-    known = {"fig10": METHODS if name.startswith("mlp") else PAPERS, "late": FINISHERS}
+    known = {"fig10": (*PAPERS, "PGD-A, last layer"), "late": FINISHERS}
     methods = [m for m in known[experiment] if m in {"SGD", *(options.methods or METHODS)}]
+    if methods == ["SGD"]:
+        return
     seconds = race(task, methods, ratio, options.turns, steps)
     epoch = -(-round(0.5 / ratio) // steps)  # taken in turn, but for the full first pass
     base = np.array(seconds["SGD"][1:])

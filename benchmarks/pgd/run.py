@@ -39,7 +39,8 @@ POINTS = {"cnn-fashion": 15}
 """Evaluations per run, 30 where not named."""
 PAPERS = ("SGD", "PGD-A", "PGD-A, full first pass", "PGD-S", "normalised", "stochastic",
           "stochastic, no gate")  # fmt: skip
-FINISHERS = ("SGD", "PGD-A", "normalised", "stochastic", "stochastic, no gate")
+FINISHERS = ("SGD", "PGD-A", "normalised", "stochastic", "stochastic, stride 4",
+             "stochastic, no gate")  # fmt: skip
 
 
 def case(
@@ -95,7 +96,7 @@ def fig10() -> Iterator[Case]:
     """Convergence against SGD at equal work, each method at its best learning rate."""
     for task, rates in RATES.items():
         length = 600 if task.startswith("mlp") else 300
-        for method in METHODS if task.startswith("mlp") else PAPERS:
+        for method in (*PAPERS, "PGD-A, last layer") if task.startswith("mlp") else PAPERS:
             for lr in rates:
                 yield case(task, method, 0.01, 0.01, lr, iterations=length)
 

@@ -59,9 +59,9 @@ class PGDSampler(BatchSampler):
 
     Notes
     -----
-    ``stochastic`` is the default because the rules of the paper lose to uniform sampling at
-    equal work in most of our trials (``benchmarks/pgd``): the mean gradient of the top
-    examples is biased and too long. The square root is the exponent of least variance among
+    ``stochastic`` is the default because the rules of the paper lose to uniform sampling in all
+    our trials (``benchmarks/pgd``), at equal work and more so in time: the mean gradient of the
+    top examples is biased and too long. The square root is the exponent of least variance among
     1, 1/2 and 0 there, and the last computed priorities serve better than extrapolated ones.
 
     References
