@@ -10,6 +10,7 @@ appends to ``local_grid.jsonl`` a line per run that is not there yet.
 import argparse
 import json
 import logging
+import random
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def run(setup: FleetSetup) -> dict[str, Any]:
     """Train, and return the setting with loss, accuracy and bytes after each epoch."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
+    random.seed(setup.seed)  # Flower draws the nodes of a round from it
     per_epoch = setup.units if setup.synchronous else 1
     train_set = examples_of(setup.dataset, setup.num_examples, setup.seed)
     shape = data_shape(setup.dataset)
