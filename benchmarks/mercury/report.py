@@ -362,9 +362,9 @@ def overlap_section() -> list[str]:
         ]
     else:
         text += [
-            "The node's own part stays below the target of 5 %. Whole rounds of a deployment with",
-            "and without scoring (`overlap.py`) are not measured, for want of a quiet machine: what",
-            "the detached process costs others on the same cores is open.",
+            "The node's own part stays below the target of 5 %. Whole rounds of a deployment",
+            "with and without scoring (`overlap.py`) are not measured, for want of a quiet machine:",
+            "what the detached process costs others on the same cores is open.",
             "",
         ]
     return text if rows or len(text) > 7 else []
