@@ -363,7 +363,7 @@ def overlap_section() -> list[str]:
     else:
         text += [
             "The node's own part stays below the target of 5 %. Whole rounds of a deployment",
-            "with and without scoring (`overlap.py`) are not measured, for want of a quiet machine:",
+            "with and without scoring (`overlap.py`) are not measured, for want of a quiet host:",
             "what the detached process costs others on the same cores is open.",
             "",
         ]
