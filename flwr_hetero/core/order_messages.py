@@ -115,6 +115,12 @@ def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
     Answer
         Without an order or signs if those there are for another number of units: the node's
         next report tells the server.
+
+    Examples
+    --------
+    >>> answer = Answer(3, signs=np.array([1, -1], np.int8))
+    >>> read_answer(write_instruction(Terms(), answer), num_units=4).signs
+    array([ 1, -1], dtype=int8)
     """
     version = _count(record, keys.VERSION)
     try:
@@ -145,6 +151,13 @@ def write_report(terms: Terms, num_units: int, seen: Seen) -> dict[str, int | fl
     -------
     dict
         For a ConfigRecord.
+
+    Examples
+    --------
+    >>> seen = Seen(version=0, first_pair=0, diffs=np.array([[0.5, -2.0]], np.float32))
+    >>> record = write_report(Terms(sketch_size=2), 2, seen)
+    >>> record["dtype"], record["num-units"]
+    ('float16', 2)
     """
     dtype = "float16" if terms.sketch_size else str(seen.diffs.dtype)
     packed = pack_vectors(seen.diffs, dtype)
@@ -182,6 +195,12 @@ def read_report(record: Mapping[str, Any], node: str, terms: Terms) -> Report:
     ------
     ValueError
         With the reason why it cannot count.
+
+    Examples
+    --------
+    >>> seen = Seen(version=0, first_pair=0, diffs=np.array([[0.5, -2.0]], np.float32))
+    >>> read_report(write_report(Terms(), 2, seen), "node-3", Terms()).diffs
+    array([[ 0.5, -2. ]], dtype=float32)
     """
     said = read_terms(record)
     version, first = _count(record, keys.VERSION), _count(record, keys.FIRST_PAIR)
