@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from curves import PARTS, Gain, Line, by, chosen, final_loss, gain, goals, mean_curve
 from figures import draw_races, draw_shares
+from run import EXPERIMENTS
 
 HERE = Path(__file__).parent
 PAPER = {
@@ -248,8 +249,10 @@ def main() -> None:
             text += race(lines, prices, experiment) + "\n"
     if lines := read(folder / "scaling.jsonl"):
         text += scaling(lines) + "\n"
-    if missing := [name for name in PAPER if name not in results]:
-        text += f"Written, but not run yet: {', '.join(sorted(missing))} (`run.py`).\n"
+    wanted = {(name, case["task"]) for name, cases in EXPERIMENTS.items() for case in cases()}
+    if missing := wanted - {(line["experiment"], line["task"]) for line in every}:
+        told = ", ".join(f"{name} on {task}" for name, task in sorted(missing))
+        text += f"Written, but not run yet: {told} (`run.py`).\n"
     (folder / "report.md").write_text(text, encoding="utf-8")
     print(text)
 
