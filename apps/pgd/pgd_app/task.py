@@ -103,7 +103,7 @@ class PriorityLog(Wrapper):
         return replies
 
     def round_info(self) -> dict[str, Any]:
-        """Return the means, those that belong on one plot together."""
+        """Return the means, those that belong on one plot together and first."""
         means = {name: float(np.mean(values)) for name, values in self.figures.items()}
         tops = {f"top {top:g} %": means.pop(f"top-{top:g}", None) for top in TOPS}
         deciles = {f"{q} %": means.pop(f"priority-{q}", None) for q in (10, 50, 90)}
@@ -112,4 +112,4 @@ class PriorityLog(Wrapper):
             name: {key: value for key, value in group.items() if value is not None}
             for name, group in grouped.items()
         }
-        return means | {name: group for name, group in present.items() if group}
+        return {name: group for name, group in present.items() if group} | means
