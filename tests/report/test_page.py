@@ -131,7 +131,7 @@ def test_a_run_without_tiers_or_metrics_has_neither(make_run):
     path = make_run(rounds=rounds)
     page = Page(write_report(path).read_text())
     assert {file.name for file in path.glob("*.png")} == {
-        *("time.png", "traffic.png", "latency.png", "selection.png")
+        *("time.png", "latency.png", "selection.png")
     }
     said = " ".join(page.texts)
     assert "Tiers at a glance" not in said
