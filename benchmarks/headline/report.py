@@ -86,6 +86,38 @@ def row(name: str, lines: list[Line], base: dict[int, Line]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def gain(lines: list[Line], base: dict[int, Line]) -> float:
+    """Average how much sooner than FedAvg the target is reached, where it is."""
+    gains = []
+    for line in lines:
+        its = base[line["seed"]]
+        own, theirs = (cost_to(run, final(its) - MARGIN) for run in (line, its))
+        if own is not None and theirs is not None:
+            gains.append(theirs["virtual_s"] / own["virtual_s"])
+    return mean(gains) if gains else float("nan")
+
+
+def reading(runs: dict[str, list[Line]], base: dict[int, Line]) -> list[str]:
+    """Say what each part has in the whole."""
+    whole, lines = runs["all five"], []
+    lines.append(
+        f"All five reach the target {gain(whole, base):.1f} times sooner than FedAvg and end "
+        f"{100 * (mean(map(final, whole)) - mean(map(final, base.values()))):+.1f} points above it."
+    )
+    for name in (name for name in runs if name.startswith("all but ")):
+        less = runs[name]
+        points = 100 * (mean(map(final, less)) - mean(map(final, whole)))
+        lines.append(
+            f"Without {name.removeprefix('all but ')} it is {gain(less, base):.1f} times, and the "
+            f"end {points:+.1f} points from that of all five."
+        )
+    lines.append(
+        "Steps by speed save most of the time; tiers keep the accuracy that they would cost. With "
+        "three seeds, differences below about a point and a quarter of the gain are chance."
+    )
+    return lines
+
+
 def draw(runs: dict[str, list[Line]], path: Path) -> None:
     """Draw accuracy against virtual time, mean over seeds."""
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
@@ -142,6 +174,8 @@ def main() -> None:
         "| setting | faster | " + " | ".join(COLUMNS.values()) + " | final accuracy |",
         "| --- |" + " --- |" * (len(COLUMNS) + 2),
         *[row(name, own, base) for name, own in runs.items()],
+        "",
+        *reading(runs, base),
         "",
         "![Accuracy against virtual time](headline.png)",
         "",
