@@ -131,7 +131,7 @@ def test_four_nodes_leave_a_run_directory(flower, tmp_path):
         assert (out / name).stat().st_size > 0, name
 
 
-@pytest.mark.app
+@pytest.mark.slow_app
 def test_resume_equals_unbroken(flower, tmp_path):
     flower("cd-grab", 3, num_server_rounds=4, output_dir=tmp_path / "whole")
     for rounds, resume in ((2, False), (4, True)):

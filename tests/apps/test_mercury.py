@@ -228,7 +228,7 @@ def test_flwr_run_leaves_its_results(flower, tmp_path):
     assert not any(record["failures"] for record in rounds)
 
 
-@pytest.mark.app
+@pytest.mark.slow_app
 def test_flwr_run_with_two_nodes(flower, tmp_path):
     out = tmp_path / "run"
     flower("mercury", num_server_rounds=2, output_dir=out, sampling="uniform")

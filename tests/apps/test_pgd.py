@@ -207,7 +207,7 @@ def test_flwr_run_leaves_its_results(flower, tmp_path):
     assert not failures(rounds)
 
 
-@pytest.mark.app
+@pytest.mark.slow_app
 def test_flwr_run_with_two_nodes(flower, tmp_path):
     out = tmp_path / "run"
     flower("pgd", num_server_rounds=2, output_dir=out, rule="topk")
