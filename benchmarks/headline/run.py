@@ -2,11 +2,11 @@
 
 20 nodes, CPU shares 4, 2, 1, 0.5 and 0.1 (``paper-5``), Dirichlet(0.5) labels, 3 nodes a round,
 small CNN. FedNova and biased local SGD give each node the steps that it can take while the
-quickest takes 20. FedAvg trains for a fixed number of rounds; every other setting may use as much
-virtual time, but no more than ``--most`` times the rounds. Profiling counts.
+quickest takes 20. FedAvg trains for a fixed number of rounds; every other setting ends when it has
+used as much virtual time or ``--most`` times the rounds, whichever comes first. Profiling counts.
 Usage: ``python benchmarks/headline/run.py DATASET`` with a Parquet folder such as Fashion-MNIST
-or CIFAR-10 (``train.parquet``, ``test.parquet``), or ``digits``; writes ``results.jsonl`` beside
-this file, a json line per setting and seed; ``report.py`` makes the page from them.
+or CIFAR-10 (``train.parquet``, ``test.parquet``), or ``digits``; writes ``DATASET.jsonl`` beside
+this file, a json line per setting and seed; ``report.py`` makes the page from all of them.
 """
 
 import argparse
@@ -14,8 +14,10 @@ import json
 import logging
 import os
 import random
+import shlex
 import sys
 import tempfile
+import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -109,12 +111,14 @@ def one_run(
     )
     curve = Curve(settings.strategy(NODES), budget_s)
     evaluate_fn = central_evaluate(settings)
+    start = time.perf_counter()
     with suppress(Enough):
         curve.start(
             grid, initial_arrays(settings), settings.num_server_rounds, evaluate_fn=evaluate_fn
         )
     columns = {key: [round(p[key], 4) for p in curve.points] for key in curve.points[0]}
-    return {"setting": name, "seed": settings.seed, **columns}
+    took_s = round(time.perf_counter() - start, 1)
+    return {"setting": name, "seed": settings.seed, "took_s": took_s, **columns}
 
 
 def job(task: tuple[str, int, float], shared: dict[str, Any], most: int) -> dict[str, Any]:
@@ -129,7 +133,7 @@ def first_rows(dataset: str, rows: int, folder: str) -> str:
     """Write the first rows of a Parquet data set to a folder; ``digits`` stays as it is."""
     if dataset == "digits":
         return dataset
-    for split, count in (("train", rows), ("test", rows // 6)):
+    for split, count in (("train", rows), ("test", rows // 3)):
         table = pq.read_table(Path(dataset).expanduser() / f"{split}.parquet")
         pq.write_table(table.slice(0, count), Path(folder) / f"{split}.parquet")
     return folder
@@ -139,14 +143,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dataset")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--most", type=int, default=2)
+    parser.add_argument("--most", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--train-examples", type=int, default=6_000)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=Path, help="DATASET.jsonl beside this file if left out")
     options = parser.parse_args()
+    out = options.out or HERE / f"{Path(options.dataset).name}.jsonl"
     names = [name for name in options.settings if name != "FedAvg"]
     with tempfile.TemporaryDirectory() as folder:
         shared = {
@@ -159,12 +164,14 @@ def main() -> None:
         facts = {
             "dataset": Path(options.dataset).name,
             "train_examples": options.train_examples,
-            "command": " ".join(["python benchmarks/headline/run.py", *sys.argv[1:]]),
+            "learning_rate": options.learning_rate,
+            "most": options.most,
+            "command": shlex.join(["python", "benchmarks/headline/run.py", *sys.argv[1:]]),
             "versions": {name: version(name) for name in ("flwr", "torch", "numpy")},
         }
         with (
             ProcessPoolExecutor(options.jobs) as pool,
-            (options.out / "results.jsonl").open("w", encoding="utf-8") as results,
+            out.open("w", encoding="utf-8") as results,
         ):
             limits: dict[int, float] = {}
             first = [("FedAvg", seed, float("inf")) for seed in options.seeds]
