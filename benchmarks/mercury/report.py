@@ -4,30 +4,34 @@ Usage: ``python benchmarks/mercury/report.py``.
 """
 
 import json
-from collections import defaultdict
-from pathlib import Path
-from statistics import mean, pstdev, stdev
-from typing import Any
+from statistics import mean, pstdev
 
 import matplotlib as mpl
 import numpy as np
+from cost_report import estimator_section, overhead_section, overlap_section
+from curves import (
+    DROPS,
+    HERE,
+    Cell,
+    Line,
+    cells,
+    compared,
+    end_accuracy,
+    gain,
+    mean_gain,
+    moment_ratio,
+    pooled_gain,
+    reached,
+    read,
+    smooth,
+    spread,
+)
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
-Line = dict[str, Any]
-Cell = tuple[Any, ...]
-
-SMOOTHING = 9
-"""Points of a curve that are averaged before a target counts as reached."""
-DROPS = (0.005, 0.01, 0.02, 0.04)
-"""Targets: uniform sampling's own end accuracy in the same seed, less this; the first counts."""
 SLOWER = 0.97
 """The default is to keep at least this part of uniform sampling's speed in every cell."""
-FLOOR_S = 6.1
-"""Seconds of the shortest round seen in a deployment of Flower 1.41 with a client that does
-nothing."""
 PAPER = {
     ("bandwidth", 10): "3.74x", ("bandwidth", 50): "3.64x", ("bandwidth", 100): "3.62x",
     ("bandwidth", 200): "3.48x",
@@ -37,80 +41,6 @@ PAPER = {
 groups without overlap or resharding."""
 PAPER_RIVALS = {"adacomm": "1.21x to 1.88x", "sequential": "Mercury / 2.2", "bacc": "2.4x to 3.7x"}
 """Section 6.2 and Figure 15b."""
-
-
-def read(name: str) -> list[Line]:
-    path = HERE / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def smooth(line: Line) -> np.ndarray:
-    """Return the accuracies of a curve, each averaged with its neighbours."""
-    values = np.array(line["curve"]["accuracy"])
-    half = SMOOTHING // 2
-    return np.convolve(np.pad(values, half, "edge"), np.ones(SMOOTHING) / SMOOTHING, "valid")
-
-
-def end_accuracy(line: Line) -> float:
-    """Return what a run holds at its end: the mean of its last nine measurements."""
-    return float(np.mean(line["curve"]["accuracy"][-SMOOTHING:]))
-
-
-def reached(line: Line, target: float, clock: str) -> float:
-    """Return when a run reached a target, interpolated between two measurements; NaN if never."""
-    values = smooth(line)
-    hits = np.flatnonzero(values >= target)
-    if not len(hits):
-        return float("nan")
-    at = int(hits[0])
-    times = line["curve"][clock]
-    if at == 0:
-        return float(times[0])
-    part = (target - values[at - 1]) / (values[at] - values[at - 1])
-    return float(times[at - 1] + part * (times[at] - times[at - 1]))
-
-
-def gain(line: Line, base: Line, drop: float) -> float:
-    """Return uniform's seconds over this run's; a target never reached counts as at the end."""
-    target = end_accuracy(base) - drop
-    seconds = reached(line, target, "virtual_s")
-    seconds = seconds if np.isfinite(seconds) else line["curve"]["virtual_s"][-1]
-    return reached(base, target, "virtual_s") / seconds
-
-
-def pooled_gain(line: Line, base: Line) -> float:
-    """Return the geometric mean of the gains at all targets."""
-    return float(np.exp(np.mean([np.log(gain(line, base, drop)) for drop in DROPS])))
-
-
-def cell_of(line: Line) -> Cell:
-    """Return what a run shares with those it is compared with."""
-    split = "IID" if line["partition"] == "iid" else f"Dirichlet {line['alpha']:g}"
-    told = (line["data"], line["rows"], line["model"], line["batch-size"], line["learning-rate"])
-    return (int(line["fleet"].removeprefix("wifi-")), split, line["nodes"], *told)
-
-
-def cells(lines: list[Line]) -> dict[Cell, dict[str, list[Line]]]:
-    """Sort runs by cell and method."""
-    found: dict[Cell, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
-    for line in sorted(lines, key=lambda line: line["seed"]):
-        found[cell_of(line)][line["method"]].append(line)
-    return found
-
-
-def compared(runs: list[Line], base: list[Line]) -> list[tuple[Line, Line]]:
-    """Pair runs with uniform sampling's of the same seed."""
-    by_seed = {line["seed"]: line for line in base}
-    return [(line, by_seed[line["seed"]]) for line in runs if line["seed"] in by_seed]
-
-
-def spread(values: list[float], form: str = ".3g") -> str:
-    known = [value for value in values if np.isfinite(value)]
-    if not known:
-        return "never"
-    text = f"{mean(known):{form}}" + (f" ± {stdev(known):.2g}" if len(known) > 1 else "")
-    missed = len(values) - len(known)
-    return text + (f" ({missed} of {len(values)} never)" if missed else "")
 
 
 def method_columns(pairs: list[tuple[Line, Line]]) -> str:
@@ -210,11 +140,6 @@ def rivals_section(lines: list[Line]) -> list[str]:
     return text
 
 
-def mean_gain(methods: dict[str, list[Line]], name: str) -> str:
-    pairs = compared(methods[name], methods["uniform"])
-    return f"{mean(pooled_gain(*pair) for pair in pairs):.2f}x"
-
-
 def findings(lines: list[Line]) -> list[str]:
     """Say in words what the tables show."""
     known = cells(lines)
@@ -227,8 +152,10 @@ def findings(lines: list[Line]) -> list[str]:
         "## What to make of it",
         "",
         f"The default gains {min(default)} to {max(default)} over uniform sampling. It does not",
-        "lose; in a single cell the gain is hardly beyond chance (see the shut gate below), and it",
-        "is far from the paper's 2.4x to 3.7x. What is different and may be why:",
+        "lose; in any cell by itself the gain is hardly beyond chance (see the shut gate below),",
+        "and it is far from the paper's 2.4x to 3.7x. (The paper's figures in the tables are not",
+        "like for like: over bandwidths it has 4 devices and reshards, over alphas 12 devices,",
+        "and neither overlap nor resharding.) What is different and may be why:",
         "",
         "- These runs are short, a few passes over the data by plain SGD; the paper trains",
         "  ResNet-18 by Adam to convergence. Importance cuts variance little while most samples",
@@ -260,118 +187,6 @@ def findings(lines: list[Line]) -> list[str]:
         "  Raw samples leave the devices for it; it is off by default.",
         "",
     ]
-
-
-def moment_ratio(runs: list[Line], part: float) -> str:
-    """Return the mean over seeds of the gate's measured ratio at a part of a run."""
-    ratios = [line["curve"]["variance-ratio"] for line in runs]
-    return f"{mean(values[round(part * (len(values) - 1))] for values in ratios):.2f}"
-
-
-def estimator_section() -> list[str]:
-    lines = read("estimators.jsonl")
-    if not lines:
-        return []
-    rows = [
-        f"| {line['estimator']} | {line['bias_percent']:+.2f} ± {line['error_percent']:.2f} % | "
-        f"{line['variance_of_uniform']:.2f} |"
-        for line in lines
-    ]
-    return [
-        "## Bias and variance of the estimators",
-        "",
-        "Groups of 4, 10, 6, 20, 8 samples with unequal means, batches of 8 from 2 groups and",
-        "beta = 1; ± is the standard error; `python benchmarks/mercury/estimators.py`. An",
-        "estimator is unbiased where the bias is within about two standard errors of 0.",
-        "",
-        "| estimator | bias of the mean gradient | variance, uniform = 1 |",
-        "| --- | --- | --- |",
-        *rows,
-        "",
-    ]
-
-
-def overhead_section() -> list[str]:
-    lines = read("overhead.jsonl")
-    if not lines:
-        return []
-    rows = [
-        f"| {line['case']} | {line['percent_of_step']} % | {line['lowest']} to {line['highest']} |"
-        for line in lines
-    ]
-    return [
-        "## Cost of the sampler itself",
-        "",
-        "`next_batch` plus `update`, as a share of a training step of the 28x28 CNN at batch 32,",
-        "one thread, the two in turns; `python benchmarks/mercury/overhead.py`.",
-        "",
-        "| case | median | range |",
-        "| --- | --- | --- |",
-        *rows,
-        "",
-        "The target, under 2 % at 60,000 samples, is met by `flat`. On few samples less is drawn",
-        "ahead at a time, so that importance stays fresh, and a step costs more. `cycle` and",
-        "`paper` add up a group's probabilities for each batch.",
-        "",
-    ]
-
-
-def overlap_section() -> list[str]:
-    text = ["## Overlap on real devices", ""]
-    rows = [
-        f"| {line['samples']} | {line['training s']} | {line['handing over s']} | "
-        f"{line['collecting s']} | {line['added s']} ({line['lowest s']} to {line['highest s']}) | "
-        f"{100 * line['added s'] / FLOOR_S:.1f} % |"
-        for line in read("handover.jsonl")
-    ]
-    if rows:
-        text += [
-            "What scoring in the background adds to a node's own part of a round: a detached",
-            "process of the lowest priority scores, so it is the time to hand model and samples",
-            "over and to collect the scores. Medians, on a machine busy with other work;",
-            "`python benchmarks/mercury/handover.py`. The last column is the share of the shortest",
-            f"round of a deployment with this version of Flower, {FLOOR_S} s (a SuperNode polls",
-            "for work every 3 s and starts a process per message).",
-            "",
-            "| samples of 28x28 | 20 steps of training, s | handing over, s | collecting, s | "
-            "added, s | of the shortest round |",
-            "| --- | --- | --- | --- | --- | --- |",
-            *rows,
-            "",
-        ]
-    rows = [
-        f"| {line['mbps']:g} | {line['free']['median_s']} ({span(line['free'])}) | "
-        f"{line['bacc']['median_s']} ({span(line['bacc'])}) | {line['ratio']:.3f} | "
-        f"{len(line['bacc']['rounds_s'])} | {line['bacc']['scored']:.0%} | "
-        f"{len(line['leftovers'])} |"
-        for line in read("overlap.jsonl")
-    ]
-    if rows:
-        text += [
-            "Whole rounds: SuperLink and two SuperNodes on one machine behind slow links,",
-            '`apps/mercury` with `sampling="free"` and `"bacc"`;',
-            "`PYTHONPATH=. python benchmarks/mercury/overlap.py`. The machine had two cores, was",
-            "busy with other work, and every message starts new processes, so that rounds are long",
-            "and vary: the ratio is worth what their spread is.",
-            "",
-            "| Mbit/s | without scoring, s (lowest to highest) | scoring in the background, s | "
-            "ratio of medians | rounds each | samples scored | folders left |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-            *rows,
-            "",
-        ]
-    else:
-        text += [
-            "The node's own part stays below the target of 5 %. Whole rounds of a deployment",
-            "with and without scoring (`overlap.py`) are not measured, for want of a quiet host:",
-            "what the detached process costs others on the same cores is open.",
-            "",
-        ]
-    return text if rows or len(text) > 7 else []
-
-
-def span(found: Line) -> str:
-    return f"{min(found['rounds_s'])} to {max(found['rounds_s'])}"
 
 
 def draw(lines: list[Line]) -> None:
