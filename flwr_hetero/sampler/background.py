@@ -28,11 +28,15 @@ from flwr_hetero.sampler.scores import LOSS, Loss, score_batches
 
 PREFIX = "flwr-hetero-scoring-"
 SCORES, SECONDS = "scores.f8", "seconds.f8"
-_START = "import sys; from flwr_hetero.sampler.background import work; work(*sys.argv[1:])"
+_START = (
+    "import os, sys; os.nice(19)\n"  # torch's import, too, waits for the device's other work
+    "from flwr_hetero.sampler.background import work; work(*sys.argv[1:])"
+)
 _WAIT = (
     "import os, shutil, signal, sys, time\n"
     "stop = lambda *_: shutil.rmtree(sys.argv[1], ignore_errors=True) or sys.exit()\n"
     "signal.signal(signal.SIGTERM, stop)\n"
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\n"
     "while os.path.isdir(sys.argv[1]) and time.monotonic() < float(sys.argv[2]): time.sleep(0.2)\n"
     "shutil.rmtree(sys.argv[1], ignore_errors=True)"
 )
@@ -90,10 +94,12 @@ def start_scoring(
 
     Notes
     -----
-    The worker has the lowest priority, no terminal, and no open files of its parent. It gets
+    The worker has the lowest priority, no terminal, and no open files of its parent. On the CPU
+    it scores in one thread, or in as many as the environment's ``OMP_NUM_THREADS`` says. It gets
     model and samples in a file without a name, so that the caller goes on at once and nothing
     of them is left when the worker ends. When all is scored it makes room: only a small process
-    stays that waits for the collector.
+    stays that waits for the collector. SIGTERM is held back wherever the worker could not clean
+    up: while it starts and while the small process takes over.
 
     Examples
     --------
@@ -113,6 +119,8 @@ def start_scoring(
     job = pickle.dumps((model, inputs.cpu(), targets.cpu(), kind, loss_fn, str(where)))
     folder = tempfile.mkdtemp(prefix=PREFIX)
     command = [sys.executable, "-c", _START, folder, str(batch_size), str(limit_s)]
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the worker inherits it
     try:
         with tempfile.TemporaryFile() as source:  # a pipe would block until the worker reads it
             source.write(job)
@@ -123,11 +131,13 @@ def start_scoring(
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={"OMP_NUM_THREADS": "1"} | os.environ | path,
             )
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     worker.returncode = 0  # it is not ours to wait for
     return folder
 
@@ -166,16 +176,26 @@ def work(folder: str, batch_size: str, limit_s: str) -> None:
         As for :func:`start_scoring`.
     """
     deadline_s = time.monotonic() + float(limit_s)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    ends = {signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    signal.signal(signal.SIGTERM, _end)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
         os.nice(19)
         _score_job(sys.stdin.buffer, Path(folder), int(batch_size), deadline_s)
         with open(os.devnull) as nothing:  # lets go of model and samples
             os.dup2(nothing.fileno(), sys.stdin.fileno())
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # stays so until _WAIT can clean up
+        python = [sys.executable, "-I", "-S", "-c", _WAIT]
+        os.execv(sys.executable, [*python, folder, str(deadline_s)])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _WAIT, folder, str(deadline_s)])
+
+
+def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the second must not stop the cleaning up
+    sys.exit()
 
 
 def _score_job(source: BinaryIO, folder: Path, batch_size: int, deadline_s: float) -> None:

@@ -35,11 +35,11 @@ def workers_of(folder: str) -> list[int]:
     return found
 
 
-def wait_until(condition, timeout_s=60.0) -> None:
+def wait_until(condition, timeout_s=60.0, step_s=0.05) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
+        time.sleep(step_s)
 
 
 def scored(folder: str) -> int:
@@ -54,6 +54,9 @@ def test_scores_are_those_of_the_model_then_and_nothing_stays_behind():
     folder = start_scoring(model, inputs, targets, "loss", batch_size=100)
     with torch.no_grad():
         model.weight.zero_()  # the worker has its own copy
+    (pid,) = workers_of(folder)
+    wait_until(lambda: "libtorch" in Path(f"/proc/{pid}/maps").read_text(), step_s=0.01)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19, "even while it imports torch"
     wait_until(lambda: scored(folder) == 600)
     wait_until(lambda: memory_mb(folder) < 60)  # it has made room while it waits
     collected = collect_scores(folder)
@@ -101,18 +104,33 @@ def test_uncollected_it_ends_when_its_time_is_up(count):
     wait_until(lambda: not workers_of(folder), timeout_s=10.0)
 
 
+def waits(pid: int) -> bool:
+    """Whether the small process has just taken over: perhaps not a line of it has run."""
+    return b"isdir" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 @pytest.mark.deploy
-@pytest.mark.parametrize("count", [3, 10**6], ids=["waiting", "scoring"])
-def test_asked_to_end_it_leaves_nothing_behind(count):
+@pytest.mark.parametrize("when", ["it starts", "it scores", "another takes over"])
+def test_asked_to_end_it_leaves_nothing_behind(when):
+    count = 3 if when == "another takes over" else 10**6
     folder = start_scoring(*data(count), batch_size=1)
-    wait_until(lambda: scored(folder) >= 3)
-    if count == 3:
-        wait_until(lambda: memory_mb(folder) < 60)
-        time.sleep(0.5)  # a Python that has just begun ends at once and cleans nothing
     (pid,) = workers_of(folder)
+    if when == "it scores":
+        wait_until(lambda: scored(folder) >= 3)
+    if when == "another takes over":
+        wait_until(lambda: waits(pid), step_s=0.001)
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not workers_of(folder))
     assert not Path(folder).exists()
+
+
+def test_the_caller_hears_sigterm_again(monkeypatch):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    collect_scores(start_scoring(*data(3), limit_s=1.0))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(OSError, match="no/such"):
+        start_scoring(*data(3))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 @pytest.mark.deploy
