@@ -78,7 +78,8 @@ def main() -> None:
     parts = [
         "# CD-GraB\n\nMade by `report.py` from the json lines beside it. flwr 1.41.0, torch "
         "2.12.1 (CPU), NumPy 2.4.6, Python 3.11; 2 cores of an Intel Xeon at 2.8 GHz, with other "
-        "work on them but for the order server's speed. Spread is the standard deviation over seeds.\n",
+        "work on them but for the order server's speed. Spread is the standard deviation over "
+        "seeds.\n",
         summary(),
         synthetic(),
         speed(),
