@@ -18,6 +18,7 @@ from benchmarks.cd_grab.lines import (
     spread,
     table,
 )
+from benchmarks.cd_grab.run import CASES
 from flwr_hetero.report.style import LIGHT, run_look
 
 
@@ -86,14 +87,23 @@ def training() -> str:
         head = ["order", "seeds", what, "x D-RR", "test accuracy", "herding bound x D-RR"]
         text.append(table([*head, "order bytes"], rows))
     text.append(
-        "![Loss against epochs](training.png)\n\nNot measured here for want of time: 4 and 64 "
-        "nodes, the smaller step, and LeNet at any length that lets it converge; "
-        "`python -m benchmarks.cd_grab.run DATASET` runs what is missing. ID-GraB(PairBal) does "
-        "worse than random orders in the convex case: while weights move, its herding bound over "
-        "all nodes is no better than theirs, other than for fixed gradients (below). The reason "
-        "was not found.\n"
+        "![Loss against epochs](training.png)\n\nID-GraB(PairBal) does worse than random orders in "
+        "the convex case with 8 nodes: while weights move, its herding bound over all nodes is no "
+        "better than theirs, other than for fixed gradients (below), and its orders stay much the "
+        "same from pass to pass, so that their error does not average out as that of fresh orders "
+        "does. That this costs as much shows in `shuffle once`, an order that never changes. "
+        "LeNet is far from converged at this length. "
+        f"{missing(lines)}\n"
     )
     return "\n".join(text)
+
+
+def missing(lines: list[Line]) -> str:
+    """Say which runs of ``run.py`` are not there."""
+    there = grouped(lines, "case")
+    gone = [case for case in CASES if (case,) not in there]
+    text = f"Not run: {'; '.join(gone)}. " if gone else ""
+    return text + "`python -m benchmarks.cd_grab.run DATASET` runs what is missing."
 
 
 def draw_training(lines: list[Line]) -> None:
