@@ -187,6 +187,10 @@ def main() -> None:
     seeds = len({line["seed"] for line in lines})
     head = (
         "# Biased local SGD on emulated fleets\n\n"
+        "`python benchmarks/biased_local_sgd/run.py --dataset ../shared/data/fashion_mnist "
+        f"--samples {first['samples']}`,\n"
+        "then `python benchmarks/biased_local_sgd/report.py`; flwr 1.41.0, torch 2.12.1, "
+        "numpy 2.4.6.\n\n"
         f"{first['dataset']}, {first['samples']} examples, model `{first['model']}`, "
         f"{first['base_epochs']:g} epochs where not said otherwise, {seeds} seeds,\n"
         "mean ± standard deviation. Virtual time: nobody sleeps. The learning rate falls to a\n"
