@@ -5,7 +5,7 @@ from logging import INFO
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -14,6 +14,9 @@ from flwr_hetero.core.errors import invalid
 from flwr_hetero.strategy.grid_view import GridView
 from flwr_hetero.strategy.rounds import Run
 from flwr_hetero.strategy.wrapper import Wrapper
+
+MINIMA = ("min_train_nodes", "min_available_nodes")
+"""Settings by which Flower's strategies wait for nodes before a round of training."""
 
 
 class OverSelect(Wrapper):
@@ -41,6 +44,8 @@ class OverSelect(Wrapper):
 
     Notes
     -----
+    A strategy that samples by itself (FedAvg's ``min_train_nodes``, ``min_available_nodes``) must
+    not wait for nodes that are at work: in such a round its minima are at most the nodes shown.
     The first to answer are the fast ones: on a fleet of unequal devices their data count more.
     Within a tier of TiFL nodes are equally fast, so that chance decides who is left out.
 
@@ -76,6 +81,17 @@ class OverSelect(Wrapper):
         self._at_work: dict[str, _Job] = {}
         self._left_out: list[str] = []
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Configure a round of training; the strategy's minima are then as they were."""
+        before = {name: getattr(self.leaf, name) for name in MINIMA if hasattr(self.leaf, name)}
+        try:
+            return super().configure_train(server_round, arrays, config, grid)
+        finally:
+            for name, minimum in before.items():
+                setattr(self.leaf, name, minimum)
+
     def on_start(self, run: Run) -> None:
         """Set the time-out of the run's rounds."""
         if self.timeout_s is not None:
@@ -88,7 +104,11 @@ class OverSelect(Wrapper):
         busy = {job.node_id for job in self._at_work.values()}
         if not busy:
             return grid
-        return GridView(grid, [node_id for node_id in grid.get_node_ids() if node_id not in busy])
+        free = [node_id for node_id in grid.get_node_ids() if node_id not in busy]
+        for name in MINIMA:  # Flower would wait for ever for those that are hidden
+            if hasattr(self.leaf, name):
+                setattr(self.leaf, name, min(getattr(self.leaf, name), len(free)))
+        return GridView(grid, free)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid

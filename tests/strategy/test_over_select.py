@@ -163,3 +163,31 @@ def test_real_devices_are_not_waited_for_either():
 def test_errors(settings, rule):
     with pytest.raises(ValueError, match=rule):
         OverSelect(**settings)
+
+
+@pytest.mark.parametrize(
+    ("minima", "take"), [({}, 1), ({"min_available_nodes": 7}, 5), ({"min_train_nodes": 6}, 2)]
+)
+def test_nobody_waits_for_nodes_that_are_at_work(minima, take, monkeypatch):
+    def sleep(seconds):
+        raise AssertionError("waits for nodes that it is not shown")
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", sleep)
+    inner = flower.FedAvg(fraction_evaluate=0.0, **minima)
+    before = {**vars(inner)}
+    records = run(OverSelect(inner, take=take), fleet([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 4)
+    assert records[2]["over-select"]["still_at_work"] > 0
+    assert all(record["selected"] for record in records[1:])
+    assert {**vars(inner)} == before
+
+
+def test_a_round_without_a_free_node_asks_nobody():
+    grid = fleet([1, 1.1, 8])
+
+    def leave(server_round, arrays):
+        if server_round == 1:
+            grid.leave(1002)  # the only one that is not at work
+
+    inner = flower.FedAvg(fraction_evaluate=0.0)
+    records = run(OverSelect(inner, take=1), grid, 3, evaluate_fn=leave)
+    assert [len(record["selected"]) for record in records] == [0, 3, 0, 0]
