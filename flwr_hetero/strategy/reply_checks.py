@@ -140,6 +140,8 @@ def view_array(array: Array) -> NDArray[Any]:
     start, shape, fortran, dtype = _read_header(array.data)
     if dtype.hasobject:
         raise ValueError("the array holds Python objects")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
     flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
     return flat.reshape(shape, order="F" if fortran else "C")
 
@@ -171,7 +173,7 @@ def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | Non
             return f"array {name!r} is written as {array.stype!r}, not as {SType.NUMPY!r}"
         try:
             values = view_array(array)
-        except (ValueError, KeyError, TypeError, SyntaxError, OverflowError) as error:
+        except Exception as error:  # the parser of its header raises what it likes
             return f"array {name!r} cannot be read ({_one_line(str(error))})"
         if values.shape != tuple(sent[name].shape):
             return f"array {name!r} has shape {values.shape} instead of {sent[name].shape}"
@@ -179,6 +181,8 @@ def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | Non
             return f"array {name!r} has type {values.dtype}, which cannot be averaged"
         if not _is_finite(values):
             return f"array {name!r} holds NaN or infinity"
+        if not _fits(values, sent[name].dtype):
+            return f"array {name!r} holds figures too large for {sent[name].dtype}"
     return None
 
 
@@ -190,6 +194,15 @@ def _is_finite(values: NDArray[Any]) -> bool:
         if flat.dtype != np.float16 and np.isfinite(np.dot(flat, flat)):
             return True  # no NaN or infinity can hide in a finite sum of squares
     return bool(np.isfinite(flat).all())
+
+
+def _fits(values: NDArray[Any], dtype: str) -> bool:
+    """Tell whether the figures are finite in the model's type too, if they came in another."""
+    model = np.dtype(dtype)
+    if values.dtype == model or model.kind not in "fiu" or values.dtype.kind == "b":
+        return True
+    limit = float(np.finfo(model).max if model.kind == "f" else np.iinfo(model).max)
+    return not values.size or max(float(values.max()), -float(values.min())) <= limit
 
 
 def weight_of(reply: Message, weight_key: str) -> float:
