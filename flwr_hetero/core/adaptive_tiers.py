@@ -103,6 +103,8 @@ def should_change(current: float, previous: float) -> bool:
 PACE = 0.75
 """Power of the speed ratio in "paced" credits: 1 would give every tier the same share of the
 run's time, 0 the same share of its rounds."""
+SHORTEST_S = 1e-9
+"""Latency in seconds that "paced" credits take for a tier whose clock shows none."""
 
 
 def start_credits(
@@ -202,8 +204,9 @@ def _paced(most: NDArray[np.float64], latency: ArrayLike | None) -> NDArray[np.f
     if latency is None:
         return most
     seconds = np.asarray(latency, dtype=np.float64)
-    if seconds.shape != most.shape or not (np.isfinite(seconds) & (seconds > 0)).all():
-        raise invalid("latency", latency, "be positive, one per tier", "pass seconds")
+    if seconds.shape != most.shape or not (np.isfinite(seconds) & (seconds >= 0)).all():
+        raise invalid("latency", latency, "be finite and at least 0, one per tier", "pass seconds")
+    seconds = np.maximum(seconds, SHORTEST_S)
     return np.asarray(np.minimum(most, np.round((seconds.max() / seconds) ** PACE)))
 
 

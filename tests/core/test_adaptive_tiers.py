@@ -156,15 +156,17 @@ def test_credits_in_every_form(credits, expected):
         ([1.0, 1.1, 1.2, 1.3, 1.4], [1] * 5),
         ([1, 2, 2, 3, 4], [3, 2, 2, 1, 1]),
         ([1e-6, 1, 1, 1, 1], [16, 1, 1, 1, 1]),
+        ([0, 1, 1, 1, 1], [16, 1, 1, 1, 1]),  # a clock too coarse
+        ([0] * 5, [1] * 5),
     ],
 )
 def test_paced_credits_are_what_speed_earns_up_to_a_doubling(latency, expected):
     assert start_credits("paced", 5, 100, latency).tolist() == expected
 
 
-@pytest.mark.parametrize("latency", [[1.0, 2.0], [1.0, 0.0, 2.0], [1.0, NAN, 2.0]])
-def test_paced_credits_want_a_positive_latency_per_tier(latency):
-    with pytest.raises(ValueError, match="latency must be positive, one per tier"):
+@pytest.mark.parametrize("latency", [[1.0, 2.0], [1.0, -0.1, 2.0], [1.0, NAN, 2.0]])
+def test_paced_credits_want_a_latency_per_tier(latency):
+    with pytest.raises(ValueError, match="latency must be finite and at least 0, one per tier"):
         start_credits("paced", 3, 10, latency)
 
 
