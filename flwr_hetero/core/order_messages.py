@@ -19,6 +19,8 @@ from flwr_hetero.core.served_walk import Seen
 
 MAX_UNITS = 1 << 20
 """Longest order that a node may have."""
+MAX_COUNT = 1 << 53
+"""Largest number in a record: one more must still fit on the wire, and into a float."""
 
 
 class Terms(NamedTuple):
@@ -95,7 +97,7 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
     Raises
     ------
     ValueError
-        If one is missing or no whole number of at least 0.
+        If one is missing or no whole number from 0 to 2**53.
     """
     return Terms(*(_count(record, key) for key in _TERMS))
 
@@ -229,6 +231,6 @@ _TERMS = (keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS)
 
 def _count(record: Mapping[str, Any], key: str) -> int:
     value = record.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise ValueError(f"its order record has {key} {value!r} instead of a whole number")
     return value

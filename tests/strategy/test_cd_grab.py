@@ -291,6 +291,7 @@ def order_record(**changes):
         ({keys.FIRST_PAIR: 2}, "pairs 2..5 of 8 units"),
         ({keys.NUM_UNITS: 4}, "pairs 0..3 of 4 units"),
         ({keys.VERSION: -1}, "version -1 instead of a whole number"),
+        ({keys.VERSION: 2**64 - 1}, "version 18446744073709551615 instead of a whole number"),
         ({keys.SCALE: "1"}, "lacks vectors"),
         ({keys.SCALE: 0.0}, "vectors must be finite"),
         ({keys.DTYPE: "int8"}, "dtype must be one of"),
