@@ -16,6 +16,7 @@ from flwr_hetero.core.ledger import Ledger
 from flwr_hetero.core.rng import rng_from_str, rng_to_str
 from flwr_hetero.resharding_records import ints_in, value_in, write_delivery
 from flwr_hetero.strategy.profiling import call_the_roll
+from flwr_hetero.strategy.rounds import Run
 from flwr_hetero.strategy.wrapper import StateDict, Wrapper
 
 
@@ -101,12 +102,15 @@ class Resharding(Wrapper):
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:
         """Find out who newcomers are: one that was here before may have swapped samples."""
+        self._identify(grid, self.session.timeout_s)
+        return grid
+
+    def _identify(self, grid: Grid, timeout_s: float) -> None:
         roster = self.session.roster
         unknown = {node for node in grid.get_node_ids() if not roster.knows(node)} - self._roll
         if unknown and self.ledger.holdings:
             self._roll |= unknown
-            call_the_roll(self, grid, self.session.timeout_s)
-        return grid
+            call_the_roll(self, grid, timeout_s)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
@@ -158,6 +162,13 @@ class Resharding(Wrapper):
             taken = self.ledger.take(node, ints_in(record, keys.SLOTS), content)
             self.received[node] = self.received.get(node, 0) + taken
             self._info["offered_bytes"] += len(content)
+
+    # --- the run -------------------------------------------------------------------------
+
+    def on_start(self, run: Run) -> None:
+        """After a resume, find out which nodes the samples belong to."""
+        self.session.arrays, self.session.config = run.arrays, run.train_config
+        self._identify(run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return this round's plan, swaps, waiting offers and bytes of samples."""

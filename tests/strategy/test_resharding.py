@@ -180,6 +180,21 @@ def test_a_killed_run_resumes_on_nodes_that_lost_everything(tmp_path):
     assert strategy.ledger.num_swaps == NODES * SLOTS // 2
 
 
+def test_after_a_resume_the_roll_is_called_within_the_runs_time_out():
+    grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES)
+    first = Resharding(FedAvg(fraction_evaluate=0.0), share=1.0, budget_bytes=3 * SIZE)
+    first.start(grid, toy_arrays(), 2)
+    second = Resharding(FedAvg(fraction_evaluate=0.0), share=1.0, budget_bytes=3 * SIZE)
+    second.load_state_dict(first.state_dict())
+    deaf = [Fault(0, "dies", message_type="train.profile")]
+    grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES, faults=deaf)
+    second.start(grid, toy_arrays(), 0, timeout=60)
+    assert grid.virtual_time_s == 60
+    assert sorted(second.session.roster.identity(node) for node in grid.get_node_ids()) == [
+        *("id-1000", "node-1", "node-2", "node-3")
+    ]
+
+
 def test_it_goes_with_selection_and_other_strategies():
     seen: list = []
     grid = LocalGrid(app(seen), profiles=[DeviceProfile(f) for f in (4, 4, 1, 1)], seed=1)
