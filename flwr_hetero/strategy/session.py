@@ -51,7 +51,9 @@ class Session:
     latency : dict of int to Latency
         Node id to latency in the last exchange, good replies only.
     failures : list of Failure
-        Of the current round.
+        Of the current round, for the history.
+    dropped : list of str
+        Identities of nodes that were asked in the current round and whose reply does not count.
     round_trip_s : dict of str to float
         Message id to the round trip that the server saw, where it knows.
     virtual_s, wall_s : float
@@ -74,6 +76,7 @@ class Session:
     timeout_s: float = float("inf")
     latency: dict[int, Latency] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     round_trip_s: dict[str, float] = field(default_factory=dict)
     virtual_s: float = 0.0
     wall_s: float = 0.0
@@ -86,6 +89,17 @@ class Session:
     surplus: list[Message] = field(default_factory=list)
     asked: list[Message] = field(default_factory=list)
     _simulated: bool = False
+
+    def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """Open the books of a round.
+
+        Parameters
+        ----------
+        arrays, config : ArrayRecord, ConfigRecord
+            Global model and settings.
+        """
+        self.failures, self.dropped = [], []
+        self.arrays, self.config = arrays, config
 
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
         """Remember the instructions of an exchange, to know whose replies they get.
@@ -123,7 +137,7 @@ class Session:
         for reply in replies:
             node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node_id is None:
-                self.fail(reply.metadata.src_node_id, "reply to a message that is not open")
+                self.note(reply.metadata.src_node_id, "reply to a message that is not open")
             elif reason := why_bad(reply, expected) or self._why_late(reply, node_id):
                 self.fail(node_id, reason)
             else:
@@ -135,7 +149,9 @@ class Session:
         for node_id in waiting.values():
             self.fail(node_id, f"no reply within {self.timeout_s:g} s")
         ordered = sorted(good, key=self.roster.sort_key)
-        agreed = self._agree([(node_id, good[node_id]) for node_id in ordered])
+        agreed = [good[node_id] for node_id in ordered]
+        if expected.metrics:
+            agreed = self._agree(agreed)
         if expected.weight_key and not any(weight_of(r, expected.weight_key) for r in agreed):
             for reply in agreed:  # Flower would divide by their sum
                 self.fail(reply.metadata.src_node_id, f"{expected.weight_key} is 0 in all replies")
@@ -143,7 +159,21 @@ class Session:
         return agreed
 
     def fail(self, node_id: int, reason: str) -> None:
-        """Put down a failure, in the log and for the history.
+        """Put down that the reply of a node that was asked does not count.
+
+        Parameters
+        ----------
+        node_id : int
+            The node.
+        reason : str
+            For people.
+        """
+        self.note(node_id, reason)
+        self.latency.pop(node_id, None)
+        self.dropped.append(self.roster.identity(node_id))
+
+    def note(self, node_id: int, reason: str) -> None:
+        """Put down a reply that is dropped, in the log and for the history.
 
         Parameters
         ----------
@@ -154,7 +184,6 @@ class Session:
         """
         identity = self.roster.identity(node_id)
         log(WARNING, "%s: reply dropped: %s", identity, reason)
-        self.latency.pop(node_id, None)
         self.failures.append(Failure(identity, reason))
 
     def _why_late(self, reply: Message, node_id: int) -> str | None:
@@ -173,11 +202,12 @@ class Session:
         self.latency[node_id] = latency
         return None
 
-    def _agree(self, good: list[tuple[int, Message]]) -> list[Message]:
-        odd = set(odd_ones_out([reply for _, reply in good]))
+    def _agree(self, good: list[Message]) -> list[Message]:
+        odd = set(odd_ones_out(good))
         for position in sorted(odd):
-            self.fail(good[position][0], "its metrics have other names than those of the others")
-        return [reply for position, (_, reply) in enumerate(good) if position not in odd]
+            node_id = good[position].metadata.src_node_id
+            self.fail(node_id, "its metrics have other names than those of the others")
+        return [reply for position, reply in enumerate(good) if position not in odd]
 
 
 def expected_of(arrays: ArrayRecord | None, leaf: object) -> Expected:

@@ -184,8 +184,7 @@ class Wrapper(Strategy):
     ) -> list[Message]:
         """Configure a round of training; see the hooks."""
         if self.outer is None:
-            self.session.failures = []
-            self.session.arrays, self.session.config = arrays, config
+            self.session.begin_round(arrays, config)
         view = self.before_train(server_round, grid)
         messages: Iterable[Message] = []
         if _has_nodes(view, grid):
