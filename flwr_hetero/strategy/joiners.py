@@ -1,17 +1,17 @@
 """Nodes that come later: measured alongside training, then placed in a tier."""
 
 from collections.abc import Iterable, Set
-from logging import INFO
-from typing import TYPE_CHECKING
+from logging import INFO, WARNING
+from typing import TYPE_CHECKING, NamedTuple
 
-from flwr.app import Message
+from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero.strategy.grid_view import is_simulated
 from flwr_hetero.strategy.latency import judge_latency, reported_partition
-from flwr_hetero.strategy.profiling import profile_message
+from flwr_hetero.strategy.profiling import has_raised, profile_message
 
 if TYPE_CHECKING:
     from flwr_hetero.strategy.tifl import TiFL
@@ -24,6 +24,9 @@ LARGE_FLEET = 10_000
 
 class Joiners:
     """Send newcomers a profiling message without waiting, and place those that answered.
+
+    A ClientApp that raises is sent an ordinary training message instead, once; a node that could
+    not be reached is new again.
 
     Parameters
     ----------
@@ -39,17 +42,17 @@ class Joiners:
         self._known: set[int] = set()
         self._num_online = 0
         self._rounds_since = 0
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _Asked] = {}
 
     def know(self, node_ids: Iterable[int]) -> None:
-        """Take nodes as known: they were profiled.
+        """Take these nodes and no others as known: they were profiled.
 
         Parameters
         ----------
         node_ids : iterable of int
             Flower's node ids.
         """
-        self._known.update(node_ids)
+        self._known = set(node_ids)
         self._num_online = len(self._known)
 
     def attend(self, grid: Grid, online: Set[int], server_round: int) -> None:
@@ -66,7 +69,7 @@ class Joiners:
         """
         if self._open:
             for reply in grid.pull_messages(list(self._open)):
-                self._place(reply, grid, online)
+                self._take_in(reply, grid, online, server_round)
         self._rounds_since += 1
         size = 1 + len(online) // LARGE_FLEET
         changed = len(online) != self._num_online
@@ -75,24 +78,37 @@ class Joiners:
         self._num_online, self._rounds_since = len(online), 0
         newcomers = sorted(online - self._known)
         if newcomers:
-            self._ask(grid, newcomers, server_round)
+            self.tifl.session.roster.learn(grid)
+            self._known.update(newcomers)
+            log(INFO, "TiFL: %d new nodes are profiled alongside training", len(newcomers))
+            self._ask(grid, newcomers, keys.PROFILE_MESSAGE, server_round)
 
-    def _ask(self, grid: Grid, newcomers: list[int], server_round: int) -> None:
-        tifl = self.tifl
-        tifl.session.roster.learn(grid)
-        self._known.update(newcomers)
-        log(INFO, "TiFL: %d new nodes are profiled alongside training", len(newcomers))
+    def _ask(self, grid: Grid, node_ids: list[int], kind: str, server_round: int) -> None:
         messages = [
-            profile_message(tifl, node_id, keys.PROFILE_MESSAGE, server_round, 0)
-            for node_id in newcomers
+            profile_message(self.tifl, node_id, kind, server_round, 0) for node_id in node_ids
         ]
-        ids = grid.push_messages(messages)
-        self._open |= {message_id: m.metadata.dst_node_id for message_id, m in zip(ids, messages)}  # noqa: B905
+        list(grid.push_messages(messages))
+        for message in messages:  # a grid may leave out one whose node is gone
+            if message.metadata.message_id:
+                self._open[message.metadata.message_id] = _Asked(message.metadata.dst_node_id, kind)
 
-    def _place(self, reply: Message, grid: Grid, online: Set[int]) -> None:
-        node_id = self._open.pop(reply.metadata.reply_to_message_id, None)
+    def _take_in(self, reply: Message, grid: Grid, online: Set[int], server_round: int) -> None:
+        asked = self._open.pop(reply.metadata.reply_to_message_id, None)
+        if asked is None:
+            return
+        if reply.has_content():
+            self._place(asked.node_id, reply, grid, online)
+        elif has_raised(reply) and asked.kind == keys.PROFILE_MESSAGE:
+            self._ask(grid, [asked.node_id], MessageType.TRAIN, server_round)
+        else:
+            name = self.tifl.identity(asked.node_id)
+            log(WARNING, "TiFL: %s could not be profiled: %s", name, reply.error.reason)
+            if not has_raised(reply):
+                self._known.discard(asked.node_id)
+
+    def _place(self, node_id: int, reply: Message, grid: Grid, online: Set[int]) -> None:
         table, roster = self.tifl.table, self.tifl.session.roster
-        if node_id is None or table is None or not reply.has_content():
+        if table is None:
             return
         latency, _ = judge_latency(reply, None, simulated=is_simulated(grid))
         partition = reported_partition(reply)
@@ -109,3 +125,10 @@ class Joiners:
         else:
             tier = table.add(identity, latency.seconds)
             log(INFO, "TiFL: %s joins tier %d (%.3g s)", identity, tier, latency.seconds)
+
+
+class _Asked(NamedTuple):
+    """A question to a newcomer that is not answered yet."""
+
+    node_id: int
+    kind: str

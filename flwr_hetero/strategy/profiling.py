@@ -88,12 +88,7 @@ def profile_nodes(
             profile_message(strategy, node_id, kind[node_id], server_round, number)
             for node_id in nodes
         ]
-        strategy.session.ask(messages, grid)
-        replies = timed_exchange(strategy, grid, messages, t_max).replies
-        _fall_back(replies, messages, kind)
-        good = strategy.session.take_in(replies, Expected(metrics=False))
-        for reply in good:
-            _note_device(strategy, reply)
+        good = _ask(strategy, grid, messages, t_max, kind)
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(good)
@@ -103,9 +98,10 @@ def profile_nodes(
 
 
 def call_the_roll(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
-    """Find out who is who after a resume; its time is no part of the run.
+    """Find out who is who after a resume; its time and its failures are no part of the run.
 
-    Nodes whose ClientApp does not know ``train.profile`` stay unknown until they have trained.
+    Nodes whose ClientApp does not know ``train.profile`` are sent an ordinary training message,
+    the result of which is thrown away.
 
     Parameters
     ----------
@@ -119,12 +115,20 @@ def call_the_roll(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
     session = strategy.session
     session.roster.learn(grid)
     unknown = sorted(node for node in grid.get_node_ids() if not session.roster.knows(node))
-    virtual_s, wall_s = session.virtual_s, session.wall_s
+    virtual_s, wall_s, num_dropped = session.virtual_s, session.wall_s, len(session.dropped)
     if unknown:
-        profile_nodes(
-            strategy, grid, unknown, server_round=0, sync_rounds=0, warmup_rounds=1, t_max=t_max
-        )
+        log(INFO, "Asking %d nodes who they are", len(unknown))
+        kind: dict[int, str] = {}
+        _ask(strategy, grid, [_question(strategy, n) for n in unknown], t_max, kind)
+        again = [_question(strategy, node_id, kind[node_id]) for node_id in sorted(kind)]
+        if again:
+            _ask(strategy, grid, again, t_max, {})
     session.virtual_s, session.wall_s = virtual_s, wall_s
+    del session.dropped[num_dropped:]
+
+
+def _question(strategy: "Wrapper", node_id: int, kind: str = keys.PROFILE_MESSAGE) -> Message:
+    return profile_message(strategy, node_id, kind, server_round=0, number=0)
 
 
 def profile_message(
@@ -161,17 +165,37 @@ def profile_message(
     return Message(content, dst_node_id=node_id, message_type=kind)
 
 
-def _fall_back(replies: list[Message], messages: list[Message], kind: dict[int, str]) -> None:
-    """Send nodes whose ClientApp does not know the message an ordinary one from now on."""
+def has_raised(reply: Message) -> bool:
+    """Tell whether the ClientApp raised, as one does that does not know the message.
+
+    Parameters
+    ----------
+    reply : Message
+        To an instruction of :func:`profile_message`.
+
+    Returns
+    -------
+    bool
+        True: ask again by an ordinary training message.
+    """
+    return reply.has_error() and reply.error.code == CLIENT_APP_RAISED_EXCEPTION
+
+
+def _ask(
+    strategy: "Wrapper", grid: Grid, messages: list[Message], t_max: float, kind: dict[int, str]
+) -> list[Message]:
+    """Return the good replies; nodes whose ClientApp raised get an ordinary message next time."""
+    strategy.session.ask(messages, grid)
+    replies = timed_exchange(strategy, grid, messages, t_max).replies
     asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
     for reply in replies:
         node_id = asked.get(reply.metadata.reply_to_message_id)
-        if (
-            node_id is not None
-            and reply.has_error()
-            and reply.error.code == CLIENT_APP_RAISED_EXCEPTION
-        ):
+        if node_id is not None and has_raised(reply):
             kind[node_id] = MessageType.TRAIN
+    good = strategy.session.take_in(replies, Expected(metrics=False))
+    for reply in good:
+        _note_device(strategy, reply)
+    return good
 
 
 def _note_device(strategy: "Wrapper", reply: Message) -> None:
