@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from flwr_hetero.core.entries import entries_below
 from flwr_hetero.strategy.rounds import Run
 from flwr_hetero.strategy.wrapper import Wrapper
 
@@ -101,7 +102,7 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
             f"the checkpoint in {folder} is of {' > '.join(saved)}, this run is "
             f"{' > '.join(now)}: resume with the same strategies or choose another output-dir."
         )
-    run.arrays = ArrayRecord({k: Array(v) for k, v in _below("model", arrays).items()})
+    run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
     run.strategy.session.virtual_s = float(meta["virtual_s"])
     for kind in _RESULTS:
@@ -110,7 +111,7 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
     version, state, gauss = meta["random"]
     random.setstate((version, tuple(state), gauss))
     for number, strategy in enumerate(chain):
-        state = meta["strategies"][number]["scalars"] | _below(str(number), arrays)
+        state = meta["strategies"][number]["scalars"] | entries_below(f"{number}/", arrays)
         if isinstance(strategy, Wrapper):
             strategy.load_state_dict(state)
         else:
@@ -147,11 +148,6 @@ def _metrics(rounds: Mapping[int, MetricRecord]) -> dict[int, dict[str, Any]]:
 
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    start = f"{prefix}/"
-    return {name[len(start) :]: a for name, a in arrays.items() if name.startswith(start)}
 
 
 def _flower_state(strategy: Strategy, fresh: Scalars) -> dict[str, Any]:
