@@ -1,5 +1,6 @@
 """Which samples move between devices, and who holds what (Mercury, section 4.2)."""
 
+from bisect import insort
 from typing import NamedTuple
 
 import numpy as np
@@ -115,6 +116,11 @@ def match(offers: dict[str, list[int]], rng: np.random.Generator) -> list[Swap]:
         Every slot at most once; always between the two devices with the most slots left, so
         that as few as possible stay over. Sizes do not change by swapping.
 
+    Notes
+    -----
+    Devices are kept by the number of slots that they have left: a swap costs about the same
+    whatever their number.
+
     Examples
     --------
     >>> swaps = match({"a": [1, 2], "b": [7], "c": [5]}, np.random.default_rng(0))
@@ -122,19 +128,24 @@ def match(offers: dict[str, list[int]], rng: np.random.Generator) -> list[Swap]:
     ['a', 'b', 'c']
     """
     left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
+    by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
+    for node, slots in left.items():
+        by_size[len(slots)].append(node)  # in the order of their names
     swaps = []
-    while len(left := {node: slots for node, slots in left.items() if slots}) > 1:
-        most = max(len(slots) for slots in left.values())
-        first = _pick([n for n, slots in left.items() if len(slots) == most], rng)
-        others = {node: slots for node, slots in left.items() if node != first}
-        most = max(len(slots) for slots in others.values())
-        second = _pick([n for n, slots in others.items() if len(slots) == most], rng)
+    num_left = len(left) - len(by_size[0])
+    while num_left > 1:
+        first, second = _take_fullest(by_size, rng), _take_fullest(by_size, rng)
         swaps.append(Swap(first, left[first].pop(), second, left[second].pop()))
+        for node in (first, second):
+            insort(by_size[len(left[node])], node)
+            num_left -= not left[node]
     return swaps
 
 
-def _pick(nodes: list[str], rng: np.random.Generator) -> str:
-    return nodes[int(rng.integers(len(nodes)))]
+def _take_fullest(by_size: list[list[str]], rng: np.random.Generator) -> str:
+    """Take out one of the devices with the most slots, at random."""
+    fullest = next(nodes for nodes in reversed(by_size) if nodes)
+    return fullest.pop(int(rng.integers(len(fullest))))
 
 
 def chunk(slots: list[int], sample_bytes: int, budget_bytes: int) -> tuple[list[int], list[int]]:

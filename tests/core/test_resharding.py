@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_hetero.core.groups import Groups, make_groups
-from flwr_hetero.core.resharding import chunk, match, offer
+from flwr_hetero.core.resharding import Swap, chunk, match, offer
 
 
 def groups_of(sizes: list[int]) -> Groups:
@@ -69,6 +69,49 @@ def test_matching_uses_each_slot_once_and_leaves_as_few_as_possible(
     assert all(swap.node != swap.other_node for swap in swaps)
     total, most = sum(counts.values()), max(counts.values(), default=0)
     assert len(swaps) == min(total // 2, total - most)
+
+
+def match_naively(offers: dict[str, list[int]], rng: np.random.Generator) -> list[Swap]:
+    """Look through all devices for each swap."""
+
+    def pick(nodes: list[str]) -> str:
+        return nodes[int(rng.integers(len(nodes)))]
+
+    left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
+    swaps = []
+    while len(left := {node: slots for node, slots in left.items() if slots}) > 1:
+        most = max(len(slots) for slots in left.values())
+        first = pick([n for n, slots in left.items() if len(slots) == most])
+        others = {node: slots for node, slots in left.items() if node != first}
+        most = max(len(slots) for slots in others.values())
+        second = pick([n for n, slots in others.items() if len(slots) == most])
+        swaps.append(Swap(first, left[first].pop(), second, left[second].pop()))
+    return swaps
+
+
+@given(st.dictionaries(st.sampled_from("fbdcae"), st.integers(0, 9)), st.integers(0, 99))
+def test_matching_makes_the_same_draws_as_its_naive_twin(counts: dict[str, int], seed: int) -> None:
+    offers = {node: list(range(count)) for node, count in counts.items()}
+    rng, twin = np.random.default_rng(seed), np.random.default_rng(seed)
+    assert match(offers, rng) == match_naively(offers, twin)
+    assert rng.random() == twin.random()
+
+
+def test_matching_looks_at_each_device_a_few_times_only() -> None:
+    class Name(str):
+        looked_up = 0
+
+        def __hash__(self) -> int:
+            Name.looked_up += 1
+            return str.__hash__(self)
+
+    def looks(num_nodes: int) -> float:
+        Name.looked_up = 0
+        offers = {Name(f"{i:04d}"): list(range(10)) for i in range(num_nodes)}
+        match(offers, np.random.default_rng(0))
+        return Name.looked_up / num_nodes
+
+    assert looks(400) < 1.1 * looks(50)
 
 
 @given(st.lists(st.integers(0, 99)), st.integers(1, 50), st.integers(0, 1000))
