@@ -1,5 +1,7 @@
 """Who holds which sample while samples move between devices: none lost, none doubled."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +81,46 @@ class Ledger:
         self.waiting: dict[str, dict[int, int]] = {}
         self.unconfirmed: dict[str, set[int]] = {}
         self.num_swaps = 0
+        self.sample_bytes = 0
+
+    def settle(self, offers: Iterable[tuple[int, int]]) -> bool:
+        """Agree on the size of a sample before the offers of a round are taken.
+
+        What most devices of a round send is right; before the first swap, two that agree also
+        overrule what was taken earlier, which is then forgotten.
+
+        Parameters
+        ----------
+        offers : iterable of (int, int)
+            Per device how many samples it offers, and their bytes together.
+
+        Returns
+        -------
+        bool
+            Whether earlier offers were forgotten.
+
+        Examples
+        --------
+        >>> ledger = Ledger()
+        >>> ledger.settle([(1, 3), (1, 2), (2, 4)])
+        False
+        >>> ledger.take("a", [3], b"A33")
+        Traceback (most recent call last):
+        ...
+        ValueError: 3 bytes are not 1 samples of 2 bytes.
+        """
+        sizes = Counter(
+            length // count for count, length in offers if length and count and not length % count
+        )
+        if not sizes or self.num_swaps:
+            return False
+        usual, votes = sizes.most_common(1)[0]
+        if self.store and votes <= max(1, sizes[self.sample_bytes]):
+            return False
+        forgets, self.sample_bytes = bool(self.store), usual
+        if forgets:
+            self.store, self.waiting = [], {}
+        return forgets
 
     def take(self, node: str, slots: list[int], content: bytes) -> int:
         """Store copies of the samples that a device offers.
@@ -101,15 +143,17 @@ class Ledger:
         ------
         ValueError
             If slots and content do not fit together, or samples are of another size than
-            those stored; nothing is taken then.
+            was settled or, without that, than the first; nothing is taken then.
         """
         if not slots:
             return 0
         size, rest = divmod(len(content), len(slots))
-        if rest or not size or (self.store and size != len(self.store[0])):
-            raise ValueError(f"{len(content)} bytes are not {len(slots)} samples of one size.")
+        if rest or not size or size != (self.sample_bytes or size):
+            what = f"of {self.sample_bytes} bytes" if self.sample_bytes else "of one size"
+            raise ValueError(f"{len(content)} bytes are not {len(slots)} samples {what}.")
         if len(set(slots)) < len(slots) or min(slots) < 0:
             raise ValueError("offered slots must be distinct and not negative.")
+        self.sample_bytes = size
         waiting, holdings = self.waiting.setdefault(node, {}), self.holdings.get(node, {})
         for place, slot in enumerate(slots):
             if slot in holdings:  # the book knows better than the device what is there
@@ -218,6 +262,7 @@ class Ledger:
         try:
             nodes, store = str(state["nodes"]).split("\n"), np.asarray(state["store"], np.uint8)
             ledger.store = [row.tobytes() for row in store]
+            ledger.sample_bytes = len(ledger.store[0]) if ledger.store else 0
             ledger.num_swaps = int(state["num_swaps"])
             for node, slot, version, sample, unconfirmed in np.asarray(state["held"]).tolist():
                 holding = Holding(version, range(len(store))[sample])

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.core.ledger import Ledger
 from flwr_hetero.core.rng import rng_from_str, rng_to_str
 from flwr_hetero.resharding_records import ints_in, value_in, write_delivery
@@ -88,13 +88,12 @@ class Resharding(Wrapper):
     ) -> None:
         if not 0 < share <= 1:
             raise invalid("share", share, "lie in (0, 1]", "0.1 moves a tenth of the data")
-        if budget_bytes < 1:
-            raise invalid("budget_bytes", budget_bytes, "be at least 1", "leave the wrapper out")
-        if every < 0:
-            raise invalid("every", every, "be at least 0", "0 makes one plan only")
+        cure = "leave the wrapper out to move nothing"
+        self.budget_bytes = check_count("budget_bytes", budget_bytes, 1, cure)
+        self.every = check_count("every", every, 0, "0 makes one plan only")
+        seed = check_count("seed", seed, 0, "any such number will do")
         super().__init__(strategy)
-        self.share, self.budget_bytes = float(share), int(budget_bytes)
-        self.by_importance, self.every = by_importance, every
+        self.share, self.by_importance = float(share), by_importance
         self.ledger, self.rng = Ledger(), np.random.default_rng(seed)
         self.plan, self.received = 0, dict[str, int]()
         self._roll: set[int] = set()
@@ -139,16 +138,23 @@ class Resharding(Wrapper):
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Take in what nodes offer, and swap."""
+        records = {}
         for reply in replies:
             record = reply.content.config_records.get(keys.RESHARDING)
-            if record is None:  # the node's app does not reshard
-                continue
-            del reply.content[keys.RESHARDING]
-            node = self.identity(reply.metadata.src_node_id)
+            if record is not None:  # else the node's app does not reshard
+                records[self.identity(reply.metadata.src_node_id)] = record
+                del reply.content[keys.RESHARDING]
+        forgotten: dict[str, int] = {}
+        if self.ledger.settle(_size(record) for record in records.values()):
+            log(WARNING, "Resharding: samples of %d bytes: afresh", self.ledger.sample_bytes)
+            forgotten, self.received = self.received, {}
+        for node, record in records.items():
             try:
                 self._take(node, record)
             except ValueError as error:
                 log(WARNING, "%s: offered samples not taken: %s", node, error)
+        for node in forgotten:  # what it sent before must come again
+            self.received.pop(node, None)
         self._info["swaps"] = self.ledger.swap(self.rng)
         self._info["waiting"] = sum(len(slots) for slots in self.ledger.waiting.values())
         return replies
@@ -188,3 +194,11 @@ class Resharding(Wrapper):
         self.ledger = Ledger.from_state(state)
         self.plan, self.received = int(state["plan"]), json.loads(str(state["received"]))
         self.rng = rng_from_str(str(state["rng"]))
+
+
+def _size(record: ConfigRecord) -> tuple[int, int]:
+    """Return how many samples a node offers and their bytes; none if that makes no sense."""
+    try:
+        return len(ints_in(record, keys.SLOTS)), len(value_in(record, keys.CONTENT, bytes))
+    except ValueError:
+        return 0, 0

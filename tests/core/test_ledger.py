@@ -118,7 +118,7 @@ def test_the_queue_resumes_where_the_server_says() -> None:
 def test_bad_offers_are_refused_whole(slots: list[int], content: bytes) -> None:
     ledger = Ledger()
     ledger.take("a", [7], b"xy")
-    with pytest.raises(ValueError, match=r"samples of one size|distinct"):
+    with pytest.raises(ValueError, match=r"samples of 2 bytes|distinct"):
         ledger.take("b", slots, content)
     assert ledger.waiting.get("b", {}) == {}
     assert len(ledger.store) == 1
@@ -176,3 +176,26 @@ def test_an_offer_made_twice_is_stored_once() -> None:
     for _ in range(2):
         ledger.take("a", [4], b"A4")
     assert ledger.store == [b"A4"]
+
+
+def test_the_size_of_a_sample_is_what_most_devices_say() -> None:
+    ledger = Ledger()
+    assert not ledger.settle([(1, 7), (2, 4), (1, 2), (0, 0), (3, 7)])
+    with pytest.raises(ValueError, match="7 bytes are not 1 samples of 2 bytes"):
+        ledger.take("wrong", [0], bytes(7))
+    assert ledger.take("a", [0, 1], b"A0A1") == 2
+
+
+def test_two_devices_overrule_the_first_before_the_first_swap() -> None:
+    ledger = Ledger()
+    ledger.take("wrong", [0], bytes(7))
+    assert not ledger.settle([(1, 2)])  # one against one
+    assert not ledger.settle([(1, 2), (1, 2), (1, 7), (1, 7)])
+    assert Ledger.from_state(ledger.state()).settle([(1, 2), (1, 2)])
+    assert ledger.settle([(1, 2), (1, 2), (1, 7)])
+    assert (ledger.store, ledger.waiting) == ([], {})
+    for node in ("a", "b"):
+        ledger.take(node, [0], f"{node}0".encode())
+    ledger.swap(np.random.default_rng(0))
+    assert not ledger.settle([(1, 7), (1, 7), (1, 7)])
+    assert ledger.store == [b"a0", b"b0"]

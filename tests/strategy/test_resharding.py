@@ -246,6 +246,20 @@ def test_a_nonsensical_offer_costs_itself_only(kind):
         assert "node-2" not in strategy.ledger.holdings
 
 
+@pytest.mark.parametrize("alone_at_first", [False, True])
+def test_a_node_with_samples_of_another_size_shuts_nobody_out(alone_at_first):
+    def spoil(record: ConfigRecord, node: int) -> None:
+        if node == 0:
+            record[keys.CONTENT] = bytes(2 * SIZE * (len(record[keys.SLOTS]) // 4))
+
+    faults = [Fault(i, "errs", 1, 1, message_type="train") for i in (1, 2, 3)]
+    _, strategy, rounds, _ = run(
+        8, faults if alone_at_first else (), spoil, share=0.4, budget_bytes=8 * SIZE
+    )
+    assert sorted(strategy.ledger.holdings) == ["node-1", "node-2", "node-3"]
+    assert sum(r["swaps"] for r in rounds) == 6  # all of 3 x 4 samples
+
+
 def test_samples_stay_out_of_the_wrapped_strategys_sight():
     class Inside(Wrapper):
         seen: ClassVar[list] = []
@@ -275,8 +289,10 @@ def test_nodes_without_resharding_are_left_alone():
         ({"share": 0.0}, "share must lie in"),
         ({"share": 1.1}, "share must lie in"),
         ({"share": float("nan")}, "share must lie in"),
-        ({"budget_bytes": 0}, "budget_bytes must be at least 1"),
-        ({"every": -1}, "every must be at least 0"),
+        ({"budget_bytes": 0}, "budget_bytes must be a whole number of at least 1"),
+        ({"every": -1}, "every must be a whole number of at least 0"),
+        ({"every": 0.5}, r"every must be a whole number of at least 0, got 0\.5"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
     ],
 )
 def test_refuses_bad_settings(settings, match):
