@@ -72,9 +72,8 @@ def record_losses(table: NDArray[np.floating], indices: ArrayLike, losses: Array
         or index.shape != loss.shape
         or (index.size and index.dtype.kind not in "iu")
     ):
-        raise invalid(
-            "indices", f"{index.dtype} {index.shape}", "be integers, one per loss", "both"
-        )
+        cure = "pass integer positions, one loss each"
+        raise invalid("indices", f"{index.dtype} {index.shape}", "be integers, one per loss", cure)
     if index.size and (index.min() < 0 or index.max() >= table.size):
         span = (int(index.min()), int(index.max()))
         raise invalid("indices", span, f"lie in range({table.size})", "send what was handed out")

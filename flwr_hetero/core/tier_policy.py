@@ -181,7 +181,8 @@ def _custom_probs(policy: Sequence[float], num_tiers: int) -> NDArray[np.float64
     if probs.shape != (num_tiers,):
         raise invalid("policy", policy, f"have num_tiers={num_tiers} entries", "pass one per tier")
     if not np.isfinite(probs).all() or (probs < 0).any():
-        raise invalid("policy", policy, "hold finite figures that are not negative", "correct them")
+        cure = "pass chances of at least 0 that sum to 1"
+        raise invalid("policy", policy, "hold finite figures that are not negative", cure)
     if abs(probs.sum() - 1) > 1e-6:
         raise invalid("policy", policy, f"sum to 1, not {probs.sum():g}", "divide by the sum")
     return normalise(probs)
