@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.core.step_time import check_times
 
 ROUNDING_SLACK = 1e-9
@@ -129,8 +129,7 @@ def check_bounds(fast_steps: int, min_steps: int, max_steps: int | None) -> tupl
     """
     high = fast_steps if max_steps is None else max_steps
     for name, value in (("fast_steps", fast_steps), ("min_steps", min_steps), ("max_steps", high)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise invalid(name, value, "be a positive integer", "every node takes at least 1 step")
+        check_count(name, value, 1, "every node takes at least 1 step")
     if high < min_steps:
         raise invalid("max_steps", high, f"be at least min_steps={min_steps}", "raise it")
     return int(min_steps), int(high)

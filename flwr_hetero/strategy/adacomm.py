@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.core.adacomm import adaptive_steps
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.strategy.local_steps import config_of
 from flwr_hetero.strategy.wrapper import StateDict, Wrapper
 
@@ -47,7 +47,7 @@ class AdaComm(Wrapper):
     >>> AdaComm(first_steps=0)
     Traceback (most recent call last):
     ...
-    ValueError: first_steps must be at least 1, got 0: ...
+    ValueError: first_steps must be a whole number of at least 1, got 0: ...
     """
 
     name: ClassVar[str] = "adacomm"
@@ -62,14 +62,13 @@ class AdaComm(Wrapper):
         shrink: float = 0.5,
         loss_key: str = "train-loss",
     ) -> None:
-        if first_steps < 1:
-            raise invalid("first_steps", first_steps, "be at least 1", "20 is a start")
+        first_steps = check_count("first_steps", first_steps, 1, "20 is a start")
         if not (math.isfinite(interval_s) and interval_s >= 0):
             raise invalid("interval_s", interval_s, "be at least 0", "60 seconds is the paper's")
         if not 0 < shrink < 1:
             raise invalid("shrink", shrink, "lie in (0, 1)", "0.5 is the paper's")
         super().__init__(strategy)
-        self.first_steps = self.num_steps = int(first_steps)
+        self.first_steps = self.num_steps = first_steps
         self.interval_s, self.shrink, self.loss_key = float(interval_s), float(shrink), loss_key
         self.first_loss = self.loss = math.nan
         self.adapted_at_s = 0.0

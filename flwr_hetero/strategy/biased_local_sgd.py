@@ -9,7 +9,8 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.entries import entries_below
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.core.loss_sampling import check_high_loss_fraction, fast_share
 from flwr_hetero.sample_lists import read_samples, samples_record
 from flwr_hetero.strategy.local_steps import LocalSteps, config_of
@@ -103,6 +104,9 @@ class BiasedLocalSGD(LocalSteps):
             check_high_loss_fraction(high_loss_fraction)
         if share is not None and not 0 < share <= 1:
             raise invalid("share", share, "lie in (0, 1]", "leave it out for the paper's")
+        check_count("seed", seed, 0, "any such number will do")
+        if shared_samples is not None:
+            check_count("shared_samples", shared_samples, 1, "it is the size of the data set")
         self.weighted_by_steps = weighted_by_steps
         self.high_loss_fraction, self.share = high_loss_fraction, share
         self.shared: SharedSamples | None = None
@@ -218,6 +222,4 @@ class BiasedLocalSGD(LocalSteps):
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         if self.shared is not None:
-            start = "shared."
-            own = {key[len(start) :]: v for key, v in state.items() if key.startswith(start)}
-            self.shared.load_state_dict(own)
+            self.shared.load_state_dict(entries_below("shared.", state))

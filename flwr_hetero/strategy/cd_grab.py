@@ -10,9 +10,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.core.order_book import Report
-from flwr_hetero.core.order_messages import MAX_UNITS, Terms, read_report, write_instruction
+from flwr_hetero.core.order_messages import (
+    MAX_COUNT,
+    MAX_UNITS,
+    Terms,
+    read_report,
+    write_instruction,
+)
 from flwr_hetero.core.order_server import Balanced, OrderServer
 from flwr_hetero.payload import payload_bytes
 from flwr_hetero.strategy.local_steps import config_of
@@ -68,7 +74,7 @@ class CDGraB(Wrapper):
     >>> CDGraB(sketch_size=0)
     Traceback (most recent call last):
     ...
-    ValueError: sketch_size must be at least 1, got 0: 1024 is usual, or take mode='exact'.
+    ValueError: sketch_size must be a whole number of at least 1, got 0: ...
     """
 
     name: ClassVar[str] = "cd-grab"
@@ -85,14 +91,16 @@ class CDGraB(Wrapper):
     ) -> None:
         if mode not in ("sketched", "exact"):
             raise invalid("mode", mode, "be sketched or exact", "choose one")
-        if sketch_size < 1:
-            cure = "1024 is usual, or take mode='exact'"
-            raise invalid("sketch_size", sketch_size, "be at least 1", cure)
-        if num_units is not None and not 2 <= num_units <= MAX_UNITS:
-            rule = f"lie in 2..{MAX_UNITS}"
-            raise invalid("num_units", num_units, rule, "about examples per node / batch size")
-        if seed < 0:
-            raise invalid("seed", seed, "be at least 0", "any such number will do")
+        cure = "1024 is usual, or take mode='exact'"
+        sketch_size = check_count("sketch_size", sketch_size, 1, cure)
+        if num_units is not None:
+            cure = "about examples per node / batch size"
+            num_units = check_count("num_units", num_units, 2, cure)
+            if num_units > MAX_UNITS:
+                raise invalid("num_units", num_units, f"be at most {MAX_UNITS}", cure)
+        seed = check_count("seed", seed, 0, "any such number will do")
+        if seed > MAX_COUNT:
+            raise invalid("seed", seed, f"be at most {MAX_COUNT}", "any smaller one will do")
         self.exact = mode == "exact"
         if self.exact:
             self.decides = self.decides | {"steps"}

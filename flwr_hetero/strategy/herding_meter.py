@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count
 from flwr_hetero.core.order_wire import unpack_vectors
 from flwr_hetero.core.orders import relative_herding
 from flwr_hetero.strategy.wrapper import Wrapper
@@ -53,11 +53,9 @@ class HerdingMeter(Wrapper):
     def __init__(
         self, strategy: Strategy | None = None, *, sketch_size: int = 64, seed: int = 1
     ) -> None:
-        if sketch_size < 1 or seed < 0:
-            rule = "be at least 1, seed at least 0"
-            raise invalid("sketch_size", (sketch_size, seed), rule, "64 is enough for a plot")
+        self.sketch_size = check_count("sketch_size", sketch_size, 1, "64 is enough for a plot")
+        self.seed = check_count("seed", seed, 0, "any such number will do")
         super().__init__(strategy)
-        self.sketch_size, self.seed = sketch_size, seed
         self._seen: dict[str, NDArray[np.floating]] = {}
         self._length = 0
         self._bound: float | None = None

@@ -10,7 +10,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.strategy.grid_view import GridView
 from flwr_hetero.strategy.rounds import Run
 from flwr_hetero.strategy.wrapper import Wrapper
@@ -71,13 +71,11 @@ class OverSelect(Wrapper):
     def __init__(
         self, strategy: Strategy | None = None, take: int = 5, *, timeout_s: float | None = None
     ) -> None:
-        if not isinstance(take, (int, np.integer)) or isinstance(take, bool) or take < 1:
-            rule = "be a whole number of at least 1"
-            raise invalid("take", take, rule, "pass the replies you need")
+        take = check_count("take", take, 1, "pass the replies you need")
         if timeout_s is not None and not (np.isfinite(timeout_s) and timeout_s > 0):
             raise invalid("timeout_s", timeout_s, "be positive and finite", "pass seconds")
         super().__init__(strategy)
-        self.take, self.timeout_s = int(take), timeout_s
+        self.take, self.timeout_s = take, timeout_s
         self._at_work: dict[str, _Job] = {}
         self._left_out: list[str] = []
 

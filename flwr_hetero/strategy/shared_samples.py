@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.core.loss_sampling import (
     epoch_sizes,
     fast_allocation,
@@ -65,8 +65,8 @@ class SharedSamples:
         seed: int = 0,
     ) -> None:
         for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-            if value < 1:
-                raise invalid(name, value, "be at least 1", "it is that of the shared data set")
+            check_count(name, value, 1, "it is that of the shared data set")
+        check_count("seed", seed, 0, "any such number will do")
         self.batch_size, self.high_loss_fraction = batch_size, high_loss_fraction
         self.share, self.unified = share, unified
         self.losses = np.full(num_samples, np.nan, np.float32)

@@ -73,7 +73,7 @@ class StepPlan:
             raise invalid("budget", self.budget, f"be one of {BUDGETS}", "choose one")
         self._check_deadline()
         for value in self._given_gammas():
-            if not 0 < value <= 1:
+            if not isinstance(value, (int, float, np.number)) or not 0 < value <= 1:
                 raise invalid("gamma", value, "lie in (0, 1]", "it is fast time over slow time")
 
     def _check_deadline(self) -> None:

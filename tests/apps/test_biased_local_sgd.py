@@ -103,7 +103,7 @@ def test_settings(config, named):
     ("config", "named"),
     [
         ({"gamma": 2.0}, "gamma must lie in"),
-        ({"fast-steps": 0}, "fast_steps must be a positive integer"),
+        ({"fast-steps": 0}, "fast_steps must be a whole number of at least 1"),
         ({"high-loss-fraction": 1.5}, "high_loss_fraction must lie in"),
         ({"budget": "deadline", "gamma": 0.5}, "gamma must be left out with a deadline"),
     ],

@@ -100,8 +100,8 @@ def test_settings(config, named):
     ("config", "named"),
     [
         ({"mode": "fast"}, "mode must be sketched or exact"),
-        ({"sketch-size": 0}, "sketch_size must be at least 1"),
-        ({"num-units": 1}, "num_units must lie in"),
+        ({"sketch-size": 0}, "sketch_size must be a whole number of at least 1"),
+        ({"num-units": 1}, "num_units must be a whole number of at least 2"),
     ],
 )
 def test_settings_of_the_method(config, named):

@@ -80,7 +80,9 @@ def test_stop_and_resume_equals_uninterrupted():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"first_steps": 0}, "first_steps must be at least 1"),
+        ({"first_steps": 0}, "first_steps must be a whole number of at least 1"),
+        ({"first_steps": 2.5}, "first_steps must be a whole number of at least 1"),
+        ({"first_steps": "a"}, "first_steps must be .* got 'a': 20 is a start"),
         ({"interval_s": -1.0}, "interval_s must be at least 0"),
         ({"interval_s": float("inf")}, "interval_s must be at least 0"),
         ({"shrink": 1.0}, "shrink must lie in"),

@@ -394,12 +394,20 @@ def test_the_bound_waits_for_whole_passes():
     ("make", "message"),
     [
         (lambda: CDGraB(mode="fast"), "mode must be sketched or exact, got 'fast'"),
-        (lambda: CDGraB(sketch_size=0), "sketch_size must be at least 1, got 0"),
-        (lambda: CDGraB(num_units=1), r"num_units must lie in 2\.\."),
-        (lambda: CDGraB(seed=-1), "seed must be at least 0, got -1"),
+        (lambda: CDGraB(sketch_size=0), "sketch_size must be a whole number of at least 1, got 0"),
+        (lambda: CDGraB(num_units=1), "num_units must be a whole number of at least 2, got 1"),
+        (lambda: CDGraB(num_units=2**20 + 1), "num_units must be at most 1048576"),
+        (lambda: CDGraB(num_units=64.5), r"num_units must be a whole number .* got 64\.5"),
+        (lambda: CDGraB(sketch_size=10.5), r"sketch_size must be a whole number .* got 10\.5"),
+        (lambda: CDGraB(seed=0.5), r"seed must be a whole number of at least 0, got 0\.5"),
+        (lambda: CDGraB(seed=2**53 + 1), "seed must be at most 9007199254740992"),
+        (lambda: CDGraB(seed=-1), "seed must be a whole number of at least 0, got -1"),
         (lambda: CDGraB(ArrayRecord()), "strategy must be a flwr"),
-        (lambda: HerdingMeter(sketch_size=0), "sketch_size must be at least 1"),
-        (lambda: HerdingMeter(seed=-1), "seed at least 0"),
+        (
+            lambda: HerdingMeter(sketch_size=0),
+            "sketch_size must be a whole number of at least 1, got 0",
+        ),
+        (lambda: HerdingMeter(seed=-1), "seed must be a whole number of at least 0, got -1"),
     ],
 )
 def test_bad_settings_are_refused(make, message):

@@ -166,7 +166,7 @@ def test_a_report_of_no_time_at_all_is_survived():
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: LocalSteps(fast_steps=0), "fast_steps must be a positive integer"),
+        (lambda: LocalSteps(fast_steps=0), "fast_steps must be a whole number of at least 1"),
         (lambda: LocalSteps(gamma=1.1), "gamma must lie in"),
         (lambda: LocalSteps(gamma={"a": -1.0}), "gamma must lie in"),
         (lambda: LocalSteps(gamma=math.nan), "gamma must lie in"),
@@ -175,7 +175,9 @@ def test_a_report_of_no_time_at_all_is_survived():
         (lambda: LocalSteps(deadline_s=3.0), "deadline_s must be positive, finite and with"),
         (lambda: LocalSteps(budget="deadline", deadline_s=-1.0), "deadline_s must be positive"),
         (lambda: LocalSteps(budget="deadline", deadline_s=math.inf), "deadline_s must be positive"),
-        (lambda: LocalSteps(min_steps=0), "min_steps must be a positive integer"),
+        (lambda: LocalSteps(min_steps=0), "min_steps must be a whole number of at least 1"),
+        (lambda: LocalSteps(gamma="a"), r"gamma must lie in \(0, 1\], got 'a'"),
+        (lambda: LocalSteps(gamma={"gpu": None}), r"gamma must lie in \(0, 1\], got None"),
         (lambda: LocalSteps(min_steps=64), "max_steps must be at least min_steps"),
         (lambda: LocalSteps(smoothing=1.0), "smoothing must lie in"),
         (lambda: LocalSteps(LocalSteps(FedAvg())), "strategy must leave steps to"),
