@@ -1,7 +1,7 @@
 """Which tier trains next: chances, credits and accuracies over a run (TiFL, Algorithm 2)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -10,7 +10,7 @@ from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from flwr_hetero.core.adaptive_tiers import Rule, change_probs, should_change, start_credits
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.core.tier_policy import draw_tier, normalise, policy_probs, resample
 
 ADAPTIVE = "adaptive"
@@ -39,8 +39,7 @@ class ChooserSettings:
     def __post_init__(self) -> None:
         self.first_probs(self.num_tiers)
         start_credits(self.credits, self.num_tiers, num_rounds=1)
-        if self.interval < 1:
-            raise invalid("interval", self.interval, "be at least 1", "10 looks every 10 rounds")
+        check_count("interval", self.interval, 1, "10 looks every 10 rounds")
         if self.trigger not in ("not-improved", "always"):
             raise invalid("trigger", self.trigger, "be not-improved or always", "choose one")
         if self.on_exhausted not in ("refill", "ignore", "stop"):
@@ -110,6 +109,27 @@ class TierChooser:
         self.full_credits = self._full_credits(num_tiers, num_rounds, latency)
         self.credits = self.full_credits.copy()
 
+    @classmethod
+    def restored(cls, settings: ChooserSettings, saved: Mapping[str, Any]) -> "TierChooser":
+        """Continue from :meth:`as_dict`, whatever the rounds and latencies were.
+
+        Parameters
+        ----------
+        settings : ChooserSettings
+            Checked settings.
+        saved : mapping
+            As from :meth:`as_dict`.
+
+        Returns
+        -------
+        TierChooser
+            With the books of the one that was saved.
+        """
+        chooser = cls(replace(settings, credits=None), len(saved["probs"]), None)
+        chooser.settings = settings
+        chooser.load(saved)
+        return chooser
+
     def chances(self, possible: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the chance of each tier in the next draw.
 
@@ -128,11 +148,6 @@ class TierChooser:
         if eligible.any():
             chances[eligible] = normalise(self.probs[eligible])
         return chances
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether no tier has credits left."""
-        return not (self.credits > 0).any()
 
     def choose(self, possible: NDArray[np.bool_], rng: np.random.Generator) -> int | None:
         """Draw a tier.
@@ -246,7 +261,7 @@ class TierChooser:
         else:
             full = start_credits(credits, self.settings.num_tiers, 1)
             full = np.ceil(resample(full, num_tiers)) if np.isfinite(full).all() else full
-        if credits == "paced":
+        if isinstance(credits, str) and credits == "paced":
             log(INFO, "TiFL: credits %s, refilled when spent", full.astype(int).tolist())
         elif num_rounds is not None and full.sum() < num_rounds:
             log(

@@ -24,11 +24,14 @@ class TierDraw(NamedTuple):
         Node ids.
     chances : ndarray of float64, shape (num_tiers,)
         Chance that each tier had in this draw.
+    exhausted : bool
+        Whether spent credits ended the draw.
     """
 
     tier: int | None
     nodes: list[int]
     chances: NDArray[np.float64]
+    exhausted: bool = False
 
 
 class Fleet(NamedTuple):
@@ -91,7 +94,7 @@ def draw_nodes(
         possible[tier] = False
     if fullest.nodes:
         log(WARNING, "TiFL: no tier has %d nodes online", count)
-    return _spend(chooser, fullest)
+    return _spend(chooser, fullest._replace(exhausted=bool(possible.any())))
 
 
 def sample_tiers(

@@ -199,6 +199,8 @@ class TiFL(Wrapper):
         self._num_rounds: int | None = None
         self._last_profile = 0
         self._new_table = False
+        self._seen = 0
+        self._answered, self._judged = set[str](), set[str]()
 
     # --- profiling ---------------------------------------------------------------------
 
@@ -209,13 +211,23 @@ class TiFL(Wrapper):
         wanted = self.settings.num_tiers
         online = wait_for_nodes(run.grid, wanted, self.wait_s)
         if self.table is not None:
-            call_the_roll(self, run.grid, self.t_max)
-            self.joiners.know(online)
+            self._resume(run.grid, online, self.table)
         elif len(online) < wanted:
             rule = f"be at most the number of nodes, {len(online)}"
             raise invalid("num_tiers", wanted, rule, "ask for fewer tiers or start more nodes")
         else:
             self._profile(run.grid, online, server_round=0)
+
+    def _resume(self, grid: Grid, online: Set[int], table: TierTable) -> None:
+        call_the_roll(self, grid, self.t_max)
+        self.joiners.know(node for node in online if self.identity(node) in table.latency)
+        if not any(self.session.roster.find(name) in online for name in table.tier):
+            log(
+                WARNING,
+                "TiFL: none of the %d nodes with a tier was found again among %d online",
+                len(table.tier),
+                len(online),
+            )
 
     def _profile(self, grid: Grid, online: Set[int], server_round: int) -> None:
         roster = self.session.roster
@@ -232,11 +244,13 @@ class TiFL(Wrapper):
         column = sorted(range(len(online)), key=lambda i: roster.sort_key(measured.node_ids[i]))
         rounds = measured.rounds[:, column]
         latency, dropout = median_latency(rounds, self.t_max)
+        self._last_profile = server_round
         if dropout.all():
-            raise RuntimeError(
-                f"TiFL: no node answered the profiling within t_max={self.t_max:g} s: check the "
-                "ClientApp's log, or raise t_max."
-            )
+            what = f"TiFL: no node answered the profiling within t_max={self.t_max:g} s"
+            if self.table is None:
+                raise RuntimeError(f"{what}: check the ClientApp's log, or raise t_max.")
+            log(WARNING, "%s: the tiers stay as they are", what)
+            return
         make_tiers = TIERINGS[self.tiering]
         tiering: Tiering = make_tiers(np.where(dropout, np.nan, latency), self.settings.num_tiers)
         names = [roster.identity(measured.node_ids[i]) for i in column]
@@ -244,7 +258,6 @@ class TiFL(Wrapper):
         self.estimate.measure(rounds, tiering, self.clients_per_round)
         self.probation.clear()
         self.joiners.know(online)
-        self._last_profile = server_round
 
     def _set_tiers(self, table: TierTable) -> None:
         old = self.chooser
@@ -281,6 +294,7 @@ class TiFL(Wrapper):
         else:
             self.joiners.attend(grid, online, server_round)
         self._draw(online)
+        self._seen = len(self.session.dropped)
         log(INFO, "TiFL: tier %s, %d nodes", self.current_tier, len(self.selected))
         return GridView(grid, self.selected)
 
@@ -292,34 +306,43 @@ class TiFL(Wrapper):
         )
         self.current_tier, self.selected = drawn.tier, drawn.nodes
         self.estimate.expect(drawn.chances)
-        if not drawn.nodes and chooser.is_spent and self.settings.on_exhausted == "stop":
-            self.session.stop_reason = "the credits of all tiers are spent"
+        if drawn.exhausted and not drawn.nodes:
+            self.session.stop_reason = "the credits of all tiers that have nodes are spent"
 
     # --- replies -----------------------------------------------------------------------
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Count failures per node, refund a tier of which nobody answered."""
-        _, chooser = self._ready()
+        """Note who answered; wrapped strategies may still drop some of them."""
         self.estimate.observe(self.session.last_exchange_s)
-        self.probation.observe(
-            failed=[failure.node for failure in self.session.failures],
-            good=[self.identity(reply.metadata.src_node_id) for reply in replies],
-        )
-        if not replies and self.current_tier is not None:
-            chooser.refund(self.current_tier)
+        self._answered = {self.identity(reply.metadata.src_node_id) for reply in replies}
         return replies
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
         """Show a sample of every tier when accuracies are due, else the nodes just trained."""
+        self._judge_training()
         if self._tiers_due(server_round):
             table, _ = self._ready()
-            fleet = Fleet(online_nodes(grid), self.session.roster)
+            fleet = Fleet(online_nodes(grid), self.session.roster, self.probation.barred)
             sample = sample_tiers(table, fleet, self.evaluate_per_tier, self.rng)
             return GridView(grid, sample)
         return GridView(grid, self.selected if self._evaluates else [])
 
+    def _judge_training(self) -> None:
+        """Count failures in a row, refund a tier of which no reply counted."""
+        _, chooser = self._ready()
+        dropped = set(self.session.dropped[self._seen :])
+        good = self._answered - dropped
+        self.probation.observe(sorted(dropped), sorted(good))
+        if not good and self.selected and self.current_tier is not None:
+            chooser.refund(self.current_tier)
+        self._judged, self._answered = dropped | good, set()
+        self._seen = len(self.session.dropped)
+
     def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Learn the tiers' accuracies when they are due."""
+        """Count failures of nodes that only evaluate; learn the accuracies when they are due."""
+        if replies:  # else it may be the app that cannot evaluate
+            dropped = set(self.session.dropped[self._seen :]) - self._judged
+            self.probation.observe(sorted(dropped), good=[])
         if self._tiers_due(server_round):
             table, chooser = self._ready()
             named = [(self.identity(r.metadata.src_node_id), r) for r in replies]
@@ -410,8 +433,7 @@ class TiFL(Wrapper):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes are found again by their identity."""
         self.table = TierTable.from_dict(json.loads(str(state["table"])))
-        self.chooser = TierChooser(self.settings, self.table.num_tiers, self._num_rounds)
-        self.chooser.load(json.loads(str(state["chooser"])))
+        self.chooser = TierChooser.restored(self.settings, json.loads(str(state["chooser"])))
         self.estimate.load(json.loads(str(state["estimate"])))
         self.probation.strikes = json.loads(str(state["strikes"]))
         self._last_profile = int(state["last_profile"])
