@@ -89,7 +89,10 @@ def test_smoothing_forgets_geometrically():
         (lambda: gamma_steps([-0.5], 32), "gamma must lie in"),
         (lambda: gamma_steps([1.0], 0), "fast_steps must be a whole number of at least 1"),
         (lambda: gamma_steps([1.0], 2.5), "fast_steps must be a whole number of at least 1"),
-        (lambda: gamma_steps([1.0], 32, min_steps=0), "min_steps must be a whole number of at least 1"),
+        (
+            lambda: gamma_steps([1.0], 32, min_steps=0),
+            "min_steps must be a whole number of at least 1",
+        ),
         (lambda: gamma_steps([1.0], 8, min_steps=9), "max_steps must be at least min_steps"),
         (lambda: gamma_steps([1.0], True), "fast_steps must be a whole number of at least 1"),
         (lambda: deadline_steps(0.0, [1.0]), "deadline_s must be positive"),
