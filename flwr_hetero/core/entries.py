@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
-def entries_below(prefix: str, entries: Mapping[str, Value]) -> dict[str, Value]:
+def entries_below(prefix: str, entries: Mapping[str, _Value]) -> dict[str, _Value]:
     """Pick the entries of one part, without its name.
 
     Parameters
