@@ -1,6 +1,6 @@
 """Nodes that keep failing are not asked again until the next profiling."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from logging import WARNING
 
 from flwr.common.logger import log
@@ -31,6 +31,7 @@ class Probation:
     def __init__(self, max_failures: int) -> None:
         self.max_failures = max_failures
         self.strikes: dict[str, int] = {}
+        self._judged: Set[str] = frozenset()
 
     @property
     def barred(self) -> set[str]:
@@ -56,6 +57,37 @@ class Probation:
                 )
         for name in good:
             self.strikes.pop(name, None)
+
+    def judge_training(self, dropped: Iterable[str], answered: Set[str]) -> bool:
+        """Take in who trained in a round.
+
+        Parameters
+        ----------
+        dropped : iterable of str
+            Identities of nodes whose reply did not count, those dropped late among them.
+        answered : set of str
+            Identities of nodes whose reply seemed good at first.
+
+        Returns
+        -------
+        bool
+            Whether any reply counted.
+        """
+        failed = set(dropped)
+        good = answered - failed
+        self.observe(sorted(failed), sorted(good))
+        self._judged = failed | good
+        return bool(good)
+
+    def judge_evaluation(self, dropped: Iterable[str]) -> None:
+        """Take in who failed to evaluate; a node that was asked to train is judged by that.
+
+        Parameters
+        ----------
+        dropped : iterable of str
+            Identities of nodes whose reply did not count.
+        """
+        self.observe(sorted(set(dropped) - self._judged), good=[])
 
     def clear(self) -> None:
         """Give every node a fresh start."""

@@ -50,20 +50,15 @@ class TierTable:
         """Number of tiers."""
         return len(self.members)
 
-    def tier_latencies(self, tier: int) -> NDArray[np.float64]:
-        """Return the latencies of a tier's nodes in seconds.
-
-        Parameters
-        ----------
-        tier : int
-            0 is the fastest.
+    def typical_latency(self) -> NDArray[np.float64]:
+        """Return the median latency of each tier's nodes.
 
         Returns
         -------
-        ndarray of float64, shape (num_nodes_of_tier,)
-            In order of the tier's members.
+        ndarray of float64, shape (num_tiers,)
+            In seconds, fastest tier first.
         """
-        return np.array([self.latency[name] for name in self.members[tier]])
+        return np.array([np.median([self.latency[n] for n in names]) for names in self.members])
 
     def add(self, identity: str, latency_s: float) -> int:
         """Place a joiner by the boundaries between the tiers.

@@ -12,26 +12,24 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.core.adaptive_tiers import Rule
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.core.errors import check_count, invalid
 from flwr_hetero.core.privacy import privacy_report, sampling_rates
 from flwr_hetero.core.rng import rng_from_str, rng_to_str
 from flwr_hetero.core.tier_policy import VANILLA
-from flwr_hetero.core.tiers import Tiering, histogram_tiers, median_latency, quantile_tiers
 from flwr_hetero.strategy.grid_view import GridView
 from flwr_hetero.strategy.joiners import Joiners
 from flwr_hetero.strategy.open_selection import open_selection
 from flwr_hetero.strategy.probation import Probation
-from flwr_hetero.strategy.profiling import call_the_roll, profile_nodes
+from flwr_hetero.strategy.profiling import call_the_roll
 from flwr_hetero.strategy.rounds import Run
 from flwr_hetero.strategy.tier_accuracy import accuracy_per_tier
 from flwr_hetero.strategy.tier_chooser import ADAPTIVE, ChooserSettings, TierChooser
 from flwr_hetero.strategy.tier_draw import Fleet, draw_nodes, sample_tiers
 from flwr_hetero.strategy.tier_table import TierTable
+from flwr_hetero.strategy.tiering import TieringSettings, tier_fleet
 from flwr_hetero.strategy.time_estimate import TimeEstimate
 from flwr_hetero.strategy.waiting import online_nodes, wait_for_nodes
 from flwr_hetero.strategy.wrapper import StateDict, Wrapper
-
-TIERINGS = {"quantile": quantile_tiers, "histogram": histogram_tiers}
 
 
 class TiFL(Wrapper):
@@ -86,9 +84,10 @@ class TiFL(Wrapper):
         When fewer than |C| of the tier's nodes are there: train fewer, add nodes of the next
         faster tiers, or draw another tier.
     max_failures : int
-        Rounds in a row that a node may fail before it leaves its tier until the next profiling.
+        Rounds in a row that a node may fail before it leaves its tier until the next profiling;
+        training that counts begins the row anew.
     wait_s : float
-        How long to wait for nodes if there are none, in seconds.
+        How long to wait for nodes if there are none, in seconds; may be infinite.
     seed : int
         Of tier and node selection.
 
@@ -149,27 +148,27 @@ class TiFL(Wrapper):
         wait_s: float = 600.0,
         seed: int = 0,
     ) -> None:
-        _check_counts(
-            clients_per_round=clients_per_round,
-            num_tiers=num_tiers,
-            sync_rounds=sync_rounds,
-            evaluate_per_tier=evaluate_per_tier,
-            max_failures=max_failures,
-            profile_interval=1 if profile_interval is None else profile_interval,
-        )
-        if warmup_rounds < 0:
-            raise invalid("warmup_rounds", warmup_rounds, "be at least 0", "1 is usual")
-        if not (np.isfinite(t_max) and t_max > 0):
-            raise invalid("t_max", t_max, "be positive and finite", "pass seconds")
-        if tiering not in TIERINGS:
-            raise invalid("tiering", tiering, f"be one of {sorted(TIERINGS)}", "choose one")
+        check_count("clients_per_round", clients_per_round, 1, "pass the nodes of a round")
+        check_count("evaluate_per_tier", evaluate_per_tier, 1, "5 is usual")
+        check_count("max_failures", max_failures, 1, "3 is usual")
+        check_count("seed", seed, 0, "any such number will do")
         if on_small_tier not in ("shrink", "borrow", "skip"):
             raise invalid("on_small_tier", on_small_tier, "be shrink, borrow or skip", "choose one")
+        if not wait_s >= 0:
+            raise invalid("wait_s", wait_s, "be at least 0", "pass seconds")
         if isinstance(credits, str) and credits == "auto":
             credits = "paced" if isinstance(policy, str) and policy == ADAPTIVE else None
+        self.profiling = TieringSettings(
+            1 if isinstance(policy, str) and policy == VANILLA else num_tiers,
+            tiering,
+            sync_rounds,
+            warmup_rounds,
+            t_max,
+            profile_interval,
+        )
         self.settings = ChooserSettings(
             policy=policy,
-            num_tiers=1 if isinstance(policy, str) and policy == VANILLA else num_tiers,
+            num_tiers=self.profiling.num_tiers,
             start_policy=start_policy,
             interval=interval,
             trigger=trigger,
@@ -183,9 +182,6 @@ class TiFL(Wrapper):
             self, clients_per_round, evaluate=self.settings.is_adaptive, shrink=on_small_tier
         )
         self.clients_per_round = clients_per_round
-        self.tiering = tiering
-        self.sync_rounds, self.warmup_rounds, self.t_max = sync_rounds, warmup_rounds, t_max
-        self.profile_interval = profile_interval
         self.evaluate_per_tier, self.accuracy_key = evaluate_per_tier, accuracy_key
         self.on_small_tier, self.wait_s = on_small_tier, wait_s
         self.rng = np.random.default_rng(seed)
@@ -200,7 +196,7 @@ class TiFL(Wrapper):
         self._last_profile = 0
         self._new_table = False
         self._seen = 0
-        self._answered, self._judged = set[str](), set[str]()
+        self._answered = set[str]()
 
     # --- profiling ---------------------------------------------------------------------
 
@@ -219,7 +215,7 @@ class TiFL(Wrapper):
             self._profile(run.grid, online, server_round=0)
 
     def _resume(self, grid: Grid, online: Set[int], table: TierTable) -> None:
-        call_the_roll(self, grid, self.t_max)
+        call_the_roll(self, grid, self.profiling.t_max)
         self.joiners.know(node for node in online if self.identity(node) in table.latency)
         if not any(self.session.roster.find(name) in online for name in table.tier):
             log(
@@ -230,71 +226,38 @@ class TiFL(Wrapper):
             )
 
     def _profile(self, grid: Grid, online: Set[int], server_round: int) -> None:
-        roster = self.session.roster
-        roster.learn(grid)
-        measured = profile_nodes(
-            self,
-            grid,
-            sorted(online),
-            server_round=server_round,
-            sync_rounds=self.sync_rounds,
-            warmup_rounds=self.warmup_rounds,
-            t_max=self.t_max,
-        )
-        column = sorted(range(len(online)), key=lambda i: roster.sort_key(measured.node_ids[i]))
-        rounds = measured.rounds[:, column]
-        latency, dropout = median_latency(rounds, self.t_max)
+        found = tier_fleet(self, grid, online, server_round, self.profiling)
         self._last_profile = server_round
-        if dropout.all():
-            what = f"TiFL: no node answered the profiling within t_max={self.t_max:g} s"
+        if found is None:
+            t_max = self.profiling.t_max
+            what = f"TiFL: no node answered the profiling within t_max={t_max:g} s"
             if self.table is None:
                 raise RuntimeError(f"{what}: check the ClientApp's log, or raise t_max.")
             log(WARNING, "%s: the tiers stay as they are", what)
             return
-        make_tiers = TIERINGS[self.tiering]
-        tiering: Tiering = make_tiers(np.where(dropout, np.nan, latency), self.settings.num_tiers)
-        names = [roster.identity(measured.node_ids[i]) for i in column]
-        self._set_tiers(TierTable(names, latency, tiering))
-        self.estimate.measure(rounds, tiering, self.clients_per_round)
+        self._set_tiers(found.table)
+        self.estimate.measure(found.rounds, found.tiering, self.clients_per_round)
         self.probation.clear()
         self.joiners.know(online)
 
     def _set_tiers(self, table: TierTable) -> None:
-        old = self.chooser
+        old, latency = self.chooser, table.typical_latency()
         self.table, self._new_table = table, True
-        latency = np.array([np.median(table.tier_latencies(t)) for t in range(table.num_tiers)])
         self.chooser = TierChooser(self.settings, table.num_tiers, self._num_rounds, latency)
         if old is not None and len(old.probs) == table.num_tiers:
             self.chooser.take_over(old)
-        sizes = [len(members) for members in table.members]
-        if table.num_tiers < self.settings.num_tiers:
-            log(
-                WARNING,
-                "TiFL: %d tiers instead of %d: the latencies allow no more",
-                table.num_tiers,
-                self.settings.num_tiers,
-            )
-        log(
-            INFO,
-            "TiFL: tiers of %s nodes, fastest first; %d nodes dropped out",
-            sizes,
-            len(table.latency) - len(table.tier),
-        )
 
     # --- selection ---------------------------------------------------------------------
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:
         """Profile if it is due, take in joiners, draw a tier and nodes of it."""
         online = wait_for_nodes(grid, 1, self.wait_s)
-        due = self.profile_interval is not None and (
-            server_round - self._last_profile >= self.profile_interval
-        )
-        if self.table is None or due:
+        if self.table is None or self.profiling.is_due(server_round - self._last_profile):
             self._profile(grid, online, server_round)
         else:
             self.joiners.attend(grid, online, server_round)
         self._draw(online)
-        self._seen = len(self.session.dropped)
+        self._answered, self._seen = set(), len(self.session.dropped)
         log(INFO, "TiFL: tier %s, %d nodes", self.current_tier, len(self.selected))
         return GridView(grid, self.selected)
 
@@ -319,7 +282,10 @@ class TiFL(Wrapper):
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
         """Show a sample of every tier when accuracies are due, else the nodes just trained."""
-        self._judge_training()
+        _, chooser = self._ready()
+        counted = self.probation.judge_training(self._dropped_since(), self._answered)
+        if not counted and self.current_tier is not None:
+            chooser.refund(self.current_tier)
         if self._tiers_due(server_round):
             table, _ = self._ready()
             fleet = Fleet(online_nodes(grid), self.session.roster, self.probation.barred)
@@ -327,28 +293,21 @@ class TiFL(Wrapper):
             return GridView(grid, sample)
         return GridView(grid, self.selected if self._evaluates else [])
 
-    def _judge_training(self) -> None:
-        """Count failures in a row, refund a tier of which no reply counted."""
-        _, chooser = self._ready()
-        dropped = set(self.session.dropped[self._seen :])
-        good = self._answered - dropped
-        self.probation.observe(sorted(dropped), sorted(good))
-        if not good and self.selected and self.current_tier is not None:
-            chooser.refund(self.current_tier)
-        self._judged, self._answered = dropped | good, set()
-        self._seen = len(self.session.dropped)
-
     def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Count failures of nodes that only evaluate; learn the accuracies when they are due."""
         if replies:  # else it may be the app that cannot evaluate
-            dropped = set(self.session.dropped[self._seen :]) - self._judged
-            self.probation.observe(sorted(dropped), good=[])
+            self.probation.judge_evaluation(self._dropped_since())
         if self._tiers_due(server_round):
             table, chooser = self._ready()
             named = [(self.identity(r.metadata.src_node_id), r) for r in replies]
             accuracy = accuracy_per_tier(named, table, self.accuracy_key, self.leaf)
             chooser.learn(accuracy, self.current_tier)
         return replies
+
+    def _dropped_since(self) -> list[str]:
+        """Return the nodes whose replies were dropped since this was asked last."""
+        since, self._seen = self._seen, len(self.session.dropped)
+        return self.session.dropped[since:]
 
     def _tiers_due(self, server_round: int) -> bool:
         return self.settings.is_adaptive and server_round % self.settings.interval == 0
@@ -438,9 +397,3 @@ class TiFL(Wrapper):
         self.probation.strikes = json.loads(str(state["strikes"]))
         self._last_profile = int(state["last_profile"])
         self.rng = rng_from_str(str(state["rng"]))
-
-
-def _check_counts(**counts: int) -> None:
-    for argument, value in counts.items():
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise invalid(argument, value, "be a whole number of at least 1", "correct it")

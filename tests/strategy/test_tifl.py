@@ -452,6 +452,11 @@ def accounted(num_sampled_clients):
 BAD = {
     "num_tiers": {"num_tiers": 0},
     "num_tiers must": {"num_tiers": 2.5},
+    "interval must be a whole number": {"interval": 2.5},
+    "warmup_rounds must be a whole number": {"warmup_rounds": 0.5},
+    "wait_s must be at least 0, got nan": {"wait_s": float("nan")},
+    "wait_s must be at least 0, got -1": {"wait_s": -1},
+    "seed must be a whole number of at least 0": {"seed": -1},
     "clients_per_round": {"clients_per_round": 0},
     "policy must be one of": {"policy": "warp"},
     "policy must sum to 1": {"policy": [0.5, 0.6], "num_tiers": 2},
