@@ -109,7 +109,8 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
         listener.direction = direction
         training_step()
         listener.close()
-        return listener.collect()
+        measured = listener.collect()
+        return None if measured is None else measured.priorities
 
     return {
         "forward": forward,

@@ -36,8 +36,9 @@ class Method:
         The paper's pass over all data before the first step; its time counts.
     gate : float
         For the rule ``stochastic``.
-    idle_stride : int
-        While the gate is closed: listen to each batch of this number.
+    stride, idle_stride : int
+        For the rule ``stochastic``: one of so many batches is measured while the gate is open
+        and while it is closed.
     """
 
     rule: str | None = None
@@ -45,7 +46,8 @@ class Method:
     aggressive: bool = True
     full_pass: bool = False
     gate: float = 1.2
-    idle_stride: int = 16
+    stride: int = 2
+    idle_stride: int = 8
 
 
 METHODS = {
@@ -56,7 +58,6 @@ METHODS = {
     "PGD-A, last layer": Method("topk", layers="last"),
     "normalised": Method("topk-normalised"),
     "stochastic": Method("stochastic", layers="last"),
-    "stochastic, stride 4": Method("stochastic", layers="last", idle_stride=4),
     "stochastic, no gate": Method("stochastic", layers="last", gate=0.0),
 }
 """``stochastic`` is the package's default."""
@@ -138,7 +139,8 @@ def aggressive(
     method: Method,
 ) -> Iterator[None]:
     """PGD-A and our rules: priorities come from the training step itself."""
-    feed = PriorityFeed(sampler, model, layers=method.layers, idle_stride=method.idle_stride)
+    strides = {"stride": method.stride, "idle_stride": method.idle_stride}
+    feed = PriorityFeed(sampler, model, layers=method.layers, **strides)
     if method.full_pass:
         feed.full_pass(model, LOSS, task.inputs, task.targets, batch_size=EVALUATION_BATCH)
     yield

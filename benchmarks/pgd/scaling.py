@@ -1,7 +1,8 @@
 """Virtual time to one training loss on 1, 2, 4 and 8 nodes (the paper's Figure 11).
 
 Usage: ``python benchmarks/pgd/scaling.py --fashion FOLDER [--rounds 60]``. Writes
-``scaling.jsonl``, a line per model, rule, link and number of nodes. ``apps/pgd`` runs on an
+``scaling.jsonl``, a line per seed, model, rule, link and number of nodes; seeds that are there
+already are not run again. ``apps/pgd`` runs on an
 emulated fleet as the paper's workers do: the data are split evenly, every node takes one step on
 its own (k + r) N / n samples, and the server averages after each. The first pass over the data
 and selecting the top take no virtual time. The link changes how long a round lasts and nothing
@@ -14,6 +15,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,14 @@ class Clock(Wrapper):
 
 
 def one_run(
-    dataset: str, model: str, rule: str, nodes: int, link_mbps: float, rounds: int, every: int
+    dataset: str,
+    model: str,
+    rule: str,
+    seed: int,
+    nodes: int,
+    link_mbps: float,
+    rounds: int,
+    every: int,
 ) -> list[dict[str, float]]:
     """Train and return the curve."""
     profile = DeviceProfile(
@@ -81,6 +90,7 @@ def one_run(
         "partition": "iid",
         "model": model,
         "rule": rule,
+        "seed": seed,
         "step-ratio": 0.02,
         "learning-rate": RATE,
         "local-steps": 1,
@@ -110,12 +120,14 @@ def reached(curve: list[dict[str, float]], goal: float) -> float | None:
     return next((point["round"] for point in curve if point["loss"] <= goal), None)
 
 
-def lines(dataset: str, model: str, rule: str, options: argparse.Namespace) -> Iterator[Line]:
+def lines(
+    dataset: str, model: str, rule: str, seed: int, options: argparse.Namespace
+) -> Iterator[Line]:
     """Measure one rule on all fleets and links."""
     alone: dict[float, float | None] = {}
     goal = 0.0
     for nodes in NODES:
-        fleet = (dataset, model, rule, nodes)
+        fleet = (dataset, model, rule, seed, nodes)
         curve = one_run(*fleet, LINKS_MBPS[0], options.rounds, options.every)
         if nodes == 1:
             goal = curve[round(GOAL * (len(curve) - 1))]["loss"]
@@ -127,6 +139,7 @@ def lines(dataset: str, model: str, rule: str, options: argparse.Namespace) -> I
             yield {
                 "task": f"{model}, {options.samples} of Fashion-MNIST",
                 "rule": rule,
+                "seed": seed,
                 "link_mbps": link_mbps,
                 "ms_per_example": 1e3 * SECONDS_PER_EXAMPLE,
                 "nodes": nodes,
@@ -143,20 +156,23 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    results = HERE / "scaling.jsonl"
+    text = results.read_text() if results.exists() else ""
+    done = {line["seed"] for line in map(json.loads, text.splitlines())}
     with (
         tempfile.TemporaryDirectory() as folder,
-        (HERE / "scaling.jsonl").open("w", encoding="utf-8") as file,
+        results.open("a", encoding="utf-8") as file,
     ):
         dataset = part_of(options.fashion, options.samples, folder)
-        for model in MODELS:
-            for rule in RULES:
-                for line in lines(dataset, model, rule, options):
-                    file.write(json.dumps(line) + "\n")
-                    file.flush()
-                    print(json.dumps(line), flush=True)
+        for seed, model, rule in product(set(options.seeds) - done, MODELS, RULES):
+            for line in lines(dataset, model, rule, seed, options):
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

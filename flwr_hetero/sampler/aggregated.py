@@ -62,7 +62,9 @@ class AggregatedGradient:
 
     def to_device(self) -> None:
         """Move the sum to where the parameters are."""
-        self.total = {n: part.to(self.parameters[n].device) for n, part in self.total.items()}
+        for name, parameter in self.parameters.items():
+            if self.total[name].device != parameter.device:
+                self.total[name] = self.total[name].to(parameter.device)
 
     def absorb(self, num_new: int) -> None:
         """Take in the parameters' ``.grad``, the mean gradient of a batch.

@@ -11,8 +11,8 @@ nothing for the last layer alone.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, cast
+from functools import partial, reduce
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,22 @@ LINEAR_IN_PARAMETERS = (
     _NormBase,
 )
 LAYERS = ("last", "all")
+
+
+class Measured(NamedTuple):
+    """What a backward pass says of each example, times the factor that its loss had in it.
+
+    Parameters
+    ----------
+    priorities : Tensor, shape (batch,)
+        Inner products with the direction.
+    norms : Tensor, shape (batch,)
+        Norms of the gradient at the output of the listened layer nearest to the loss. They
+        bound the gradient norms up to a common factor.
+    """
+
+    priorities: Tensor
+    norms: Tensor
 
 
 class LayerPriorities:
@@ -62,7 +78,7 @@ class LayerPriorities:
     >>> losses = 3.0 * model(inputs)[:, 0]
     >>> losses.sum().backward()
     >>> listener.collect()
-    tensor([ 3., 12.])
+    Measured(priorities=tensor([ 3., 12.]), norms=tensor([3., 3.]))
     """
 
     def __init__(self, model: nn.Module, layers: str = "last") -> None:
@@ -91,6 +107,7 @@ class LayerPriorities:
         self.parameters = {n: p for n, p in model.named_parameters() if n in followed}
         self.direction: Mapping[str, Tensor] = {}
         self._sums: list[Tensor] = []
+        self._norms: Tensor | None = None
         self._handles = [layer.register_forward_hook(self._listen) for layer in self._names]
 
     def _listen(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
@@ -102,22 +119,25 @@ class LayerPriorities:
     def _add(self, layer: nn.Module, inputs: Tensor, gradient: Tensor) -> None:
         with torch.no_grad(), _parameters_of(layer, self._moving(layer)):
             moved = layer.forward(inputs)
-        self._sums.append((gradient * moved).flatten(1).sum(1))
+        gradient = gradient.flatten(1)
+        self._sums.append((gradient * moved.flatten(1)).sum(1))
+        if self._norms is None:
+            self._norms = gradient.norm(dim=1)
 
     def _moving(self, layer: nn.Module) -> dict[str, Tensor]:
         return {leaf: self.direction[name] for leaf, name in self._names[layer].items()}
 
-    def collect(self) -> Tensor | None:
-        """Return the priorities since the last call, and forget them.
+    def collect(self) -> Measured | None:
+        """Return what was measured since the last call, and forget it.
 
         Returns
         -------
-        Tensor or None, shape (batch,)
-            Each example's priority times the factor that its loss had in the total that
-            ``backward`` was called on; None if there was no direction or no backward pass.
+        Measured or None
+            None if there was no direction or no backward pass.
         """
         sums, self._sums = self._sums, []
-        return torch.stack(sums).sum(0) if sums else None
+        norms, self._norms = self._norms, None
+        return None if norms is None else Measured(reduce(torch.add, sums), norms)
 
     def close(self) -> None:
         """Take the hooks off the model."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.core.priority import batch_parts
 from flwr_hetero.sampler.batches import BatchSampler, StateDict
-from flwr_hetero.sampler.mercury import MercurySampler
+from flwr_hetero.sampler.pgd_shuffle import PriorityShuffle
 from flwr_hetero.sampler.top_priority import TopPriority
 
 RULES = ("stochastic", "topk", "topk-normalised")
@@ -102,10 +102,10 @@ class PGDSampler(BatchSampler):
             cure = "take rule='topk' for the paper's basic variant"
             raise invalid("aggressive", aggressive, "be True with rule='stochastic'", cure)
         self.rule, self.renewal_share, self.aggressive = rule, float(renewal_share), aggressive
-        self.draw: MercurySampler | TopPriority
+        self.draw: PriorityShuffle | TopPriority
         if rule == "stochastic":
-            self.draw = MercurySampler(
-                num_samples, batch_size, seed=seed, num_groups=1, mixing=renewal_share, gate=gate
+            self.draw = PriorityShuffle(
+                num_samples, batch_size, seed=seed, mixing=renewal_share, gate=gate
             )
         else:
             self.draw = TopPriority(
@@ -155,15 +155,20 @@ class PGDSampler(BatchSampler):
 
     @property
     def is_open(self) -> bool:
-        """Whether the next batch is drawn by priority; always, but for a closed gate."""
-        return not isinstance(self.draw, MercurySampler) or self.draw.flat.is_open
+        """Whether batches are drawn by priority; always, but for a closed gate."""
+        return not isinstance(self.draw, PriorityShuffle) or self.draw.is_open
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Draw the next batch with its weights; see the class for how."""
         return self.draw.next_batch()
 
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Learn the priorities of processed examples.
+    def update(
+        self,
+        indices: NDArray[np.int64],
+        scores: NDArray[np.float64],
+        norms: NDArray[np.float64] | None = None,
+    ) -> None:
+        r"""Learn the priorities of processed examples.
 
         Parameters
         ----------
@@ -171,6 +176,9 @@ class PGDSampler(BatchSampler):
             As returned by ``next_batch``; or all examples, for the paper's initial pass.
         scores : ndarray of float64, shape (batch,)
             Their signed priorities.
+        norms : ndarray of float64, shape (batch,), optional
+            Their gradient norms up to a common factor, for the gate of ``stochastic``, which
+            else takes :math:`\sqrt{|p|}` for them. The other rules pass over them.
 
         Raises
         ------
@@ -179,8 +187,10 @@ class PGDSampler(BatchSampler):
             is then unchanged.
         """
         priority = np.asarray(scores, dtype=np.float64)
-        stochastic = self.rule == "stochastic"
-        self.draw.update(indices, np.sqrt(np.abs(priority)) if stochastic else priority)
+        if isinstance(self.draw, PriorityShuffle):
+            self.draw.update(indices, np.sqrt(np.abs(priority)), norms)
+        else:
+            self.draw.update(indices, priority)
 
     def summary(self) -> dict[str, float]:
         """Describe the sampling in a few figures, see the summaries of the rules' classes."""

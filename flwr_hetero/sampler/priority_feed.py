@@ -3,6 +3,7 @@
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -38,9 +39,9 @@ class PriorityFeed(BatchSampler):
     layers : {"last", "all"}
         Which parameters the priorities count: the last layer's cost little and rank almost
         alike; all cost about one more forward pass.
-    idle_stride : int
-        While the sampler's gate is closed only each batch of this number is measured. 4 costs
-        more and lets the gate open sooner.
+    stride, idle_stride : int
+        Of so many batches one is measured while the sampler's gate is open and while it is
+        closed. The rules of the paper measure every batch.
 
     Raises
     ------
@@ -71,28 +72,36 @@ class PriorityFeed(BatchSampler):
         model: nn.Module,
         *,
         layers: str = "last",
-        idle_stride: int = 16,
+        stride: int = 2,
+        idle_stride: int = 8,
     ) -> None:
         super().__init__(sampler.num_samples, sampler.batch_size)
-        if idle_stride < 1:
-            raise invalid("idle_stride", idle_stride, "be at least 1", "16 is the default")
+        for name, value in (("stride", stride), ("idle_stride", idle_stride)):
+            if value < 1:
+                raise invalid(name, value, "be at least 1", "1 measures every batch")
         if not sampler.aggressive:
             cure = "call sample_priorities for the basic variant"
             raise invalid("sampler.aggressive", False, "be True", cure)
         self.sampler, self.layers = sampler, layers
         self.listener = LayerPriorities(model, layers)
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
-        self.idle_stride, self._batches = idle_stride, 0
-        self._weights = np.ones(0)
+        self.stride, self.idle_stride, self._batches = stride, idle_stride, 0
+        self._weights, self._measures = np.ones(0), False
+
+    @property
+    def _stride(self) -> int:
+        if self.sampler.rule != "stochastic":
+            return 1
+        return self.stride if self.sampler.is_open else self.idle_stride
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Draw the next batch and point the listener along the present gradient."""
+        """Draw the next batch and, in its turn, point the listener along the present gradient."""
         indices, self._weights = self.sampler.next_batch()
-        self.gradient.to_device()
+        self._measures = self._batches % self._stride == 0
         self._batches += 1
-        listens = self.sampler.is_open or self._batches % self.idle_stride == 0
-        known = self.gradient.is_known
-        self.listener.direction = self.gradient.total if known and listens else {}
+        if self._measures and self.gradient.is_known:
+            self.gradient.to_device()
+            self.listener.direction = self.gradient.total
         return indices, self._weights
 
     def on_batch(self, model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> int:
@@ -117,15 +126,19 @@ class PriorityFeed(BatchSampler):
         -----
         Priorities count along the gradient before this batch (Algorithm 1, line 20). The very
         first batch has none to follow and only starts the aggregate. With weights other than 1
-        the aggregate takes the weighted sum, which is the unbiased one.
+        the aggregate takes the weighted sum, which is the unbiased one. A batch stands for
+        those passed over since the one before, so that the aggregate remembers an epoch.
         """
-        flown = self.listener.collect()
-        if flown is not None:
-            factors = self._weights / (self.gradient.scale * len(indices))
-            self.sampler.update(indices, flown.double().cpu().numpy() / factors)
-        self.gradient.absorb(len(indices))
+        if not self._measures:
+            return 0
+        measured = self.listener.collect()
         self.listener.direction = {}  # the next batch may be another sampler's
-        return len(indices) if flown is not None and self.layers == "all" else 0
+        if measured is not None:
+            factors = self._weights / (self.gradient.scale * len(indices))
+            priorities, norms = torch.stack(measured).cpu().numpy() / factors
+            self.sampler.update(indices, priorities, norms)
+        self.gradient.absorb(len(indices) * self._stride)
+        return len(indices) if measured is not None and self.layers == "all" else 0
 
     def full_pass(
         self,

@@ -94,7 +94,7 @@ def test_one_node_is_a_fleet():
 
 def test_what_was_learned_outlives_the_round():
     run = Run(rule="topk", local_steps=3)
-    coverage = [record["pgd"]["coverage"] for record in run.go_on(3)]
+    coverage = [record["sampler"]["coverage"] for record in run.go_on(3)]
     assert coverage[0] < coverage[1] < coverage[2]
     turns = run.state()[SCALARS]["turns"]
     assert turns == 9 * 16
@@ -153,14 +153,22 @@ def test_a_lost_or_damaged_state_is_rebuilt(damage, caplog):
 
 def test_looks_show_priorities_and_what_the_top_achieves():
     records = Run(look_every=2).go_on(4)
-    looks = [record["pgd"] for record in records if "share-of-loss-decrease" in record["pgd"]]
-    assert [r["round"] for r in records if "priority-quantiles" in r["pgd"]] == [1, 3]
+    looks = [
+        record["sampler"] for record in records if "share-of-loss-decrease" in record["sampler"]
+    ]
+    assert [r["round"] for r in records if "priority-over-mean-size" in r["sampler"]] == [1, 3]
     for facts in looks:
-        shares = list(facts["share-of-loss-decrease"].values())
-        assert len(shares) == 4
-        assert 0 < shares[0] < shares[-1]
-        quantiles = facts["priority-quantiles"]
-        assert quantiles["10 %"] < quantiles["50 %"] < quantiles["90 %"]
+        shares = facts["share-of-loss-decrease"]
+        assert list(shares) == ["top 0.5 %", "top 1 %", "top 2 %", "top 5 %"]
+        assert 0 < shares["top 0.5 %"] < shares["top 5 %"]
+        low, middle, high = facts["priority-over-mean-size"].values()
+        assert -5 < low < middle < high < 5
+
+
+def test_uniform_sampling_has_nothing_to_tell_but_the_looks():
+    facts = [record["sampler"] for record in Run(rule="uniform", look_every=2).go_on(2)]
+    assert set(facts[0]) == {"share-of-loss-decrease", "priority-over-mean-size"}
+    assert facts[1] == {}
 
 
 def test_two_runs_with_one_seed_are_equal():
@@ -202,8 +210,8 @@ def test_flwr_run_leaves_its_results(flower, tmp_path):
     rounds = history(out)
     assert [record["round"] for record in rounds] == list(range(7))
     assert rounds[-1]["global"]["accuracy"] > rounds[0]["global"]["accuracy"]
-    assert rounds[-1]["pgd"]["coverage"] > rounds[1]["pgd"]["coverage"]
-    assert "share-of-loss-decrease" in rounds[4]["pgd"]
+    assert rounds[-1]["sampler"]["coverage"] > rounds[1]["sampler"]["coverage"]
+    assert "share-of-loss-decrease" in rounds[4]["sampler"]
     assert not failures(rounds)
 
 

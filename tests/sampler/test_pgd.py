@@ -1,6 +1,5 @@
 """PGDSampler: the paper's batches, unbiased ones, state and errors."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from flwr_hetero.core.priority_trend import Trend, estimate
 from flwr_hetero.sampler import PGDSampler
 from flwr_hetero.sampler.pgd import RULES
+from flwr_hetero.sampler.uniform import UniformSampler
 
 TOP_RULES = ("topk", "topk-normalised")
 
@@ -136,42 +136,78 @@ def test_the_normalised_top_progresses_like_the_rest() -> None:
 
 
 @pytest.mark.parametrize("renewal_share", [0.25, 0.5, 1.0])
-def test_stochastic_is_unbiased_at_each_step_whatever_the_cache(renewal_share: float) -> None:
+def test_stochastic_is_unbiased_whatever_the_priorities(renewal_share: float) -> None:
     rng = np.random.default_rng(5)
     gradients = rng.normal(size=(30, 3)) + np.linspace(0, 4, 30)[:, None]
     sampler = PGDSampler(30, 8, seed=5, renewal_share=renewal_share, gate=0)
     known(sampler)
     sampler.update(np.arange(10), np.zeros(10))  # no priority at all must not mean never drawn
-    means = []
-    for _ in range(4000):
+    means: list[list[np.ndarray]] = [[], [], [], []]  # by place in the epoch
+    for step in range(8000):
         indices, weights = sampler.next_batch()
-        assert weights.max() <= 1 / renewal_share * (1 + 1e-9)
-        means.append((weights[:, None] * gradients[indices]).mean(0))
-    error = np.mean(means, 0) - gradients.mean(0)
-    standard_error = np.std(means, 0) / math.sqrt(len(means))
-    assert (np.abs(error) < 4 * standard_error).all()
+        assert weights.max() <= 1 / renewal_share * (1 + 1e-6)
+        means[step % 4].append((weights[:, None] * gradients[indices]).mean(0))
+    for found in means:
+        error = np.mean(found, 0) - gradients.mean(0)
+        standard_error = np.std(found, 0) / math.sqrt(len(found))
+        assert (np.abs(error) < 4 * standard_error + 1e-9).all()
 
 
 def test_stochastic_draws_by_the_root_of_the_absolute_priority() -> None:
-    sampler = PGDSampler(4, 1000, seed=0, renewal_share=0.2, gate=0)
+    sampler = PGDSampler(4, 4, seed=0, renewal_share=0.2, gate=0)
     sampler.update(np.arange(4), np.array([16.0, -4.0, 1.0, 0.0]))
-    indices, weights = sampler.next_batch()
-    share = np.array([4, 2, 1, 0]) / 7 * 0.8 + 0.05
-    np.testing.assert_allclose(weights, 1 / (4 * share[indices]))
-    np.testing.assert_allclose(np.bincount(indices, minlength=4) / 1000, share, atol=0.05)
+    share = 4 * (np.array([4, 2, 1, 0]) / 7 * 0.8 + 0.05)
+    counts = np.zeros(4)
+    for _ in range(1000):
+        indices, weights = sampler.next_batch()
+        np.testing.assert_allclose(weights, 1 / share[indices], rtol=1e-6)
+        times = np.bincount(indices, minlength=4)
+        assert ((times >= np.floor(share)) & (times <= np.ceil(share))).all()
+        counts += times
+    np.testing.assert_allclose(counts / 1000, share, atol=0.06)
 
 
-def test_stochastic_reshuffles_until_priorities_pay() -> None:
-    sampler = PGDSampler(12, 4, seed=0)
-    epoch = [sampler.next_batch() for _ in range(3)]
-    assert sorted(itertools.chain(*(i.tolist() for i, _ in epoch))) == list(range(12))
-    assert all((w == 1).all() for _, w in epoch)
-    sampler.update(np.arange(12), np.ones(12))  # all alike: nothing to gain
+def test_stochastic_is_uniform_sampling_until_priorities_pay() -> None:
+    sampler, uniform = PGDSampler(12, 4, seed=3), UniformSampler(12, 4, seed=3)
+    for _ in range(10):
+        (indices, weights), (expected, _) = sampler.next_batch(), uniform.next_batch()
+        assert indices.tolist() == expected.tolist()
+        assert (weights == 1).all()
+        sampler.update(indices, np.ones(4))  # all alike: nothing to gain
     assert sampler.summary()["importance-open"] == 0.0
     sampler.update(np.arange(12), np.r_[1e4, np.zeros(11)])
     assert sampler.summary()["importance-open"] == 1.0
-    indices, _ = sampler.next_batch()
-    assert 0 in indices
+    assert any(0 in sampler.next_batch()[0] for _ in range(2))
+    sampler.update(np.arange(12), np.ones(12))
+    assert not sampler.is_open
+
+
+def test_the_gate_goes_by_gradient_norms_and_not_by_priorities() -> None:
+    spread, even = np.r_[np.full(3, 1e4), np.ones(9)], np.ones(12)
+    for norms, opens in ((even, False), (np.sqrt(spread), True), (None, True)):
+        sampler = PGDSampler(12, 4, seed=0)
+        sampler.update(np.arange(12), spread, norms)
+        assert sampler.is_open == opens
+    exact = (spread.mean()) / (spread / sampler.draw._shares()).mean()
+    assert sampler.summary()["variance-ratio"] == pytest.approx(exact)
+
+
+def test_evidence_is_the_same_however_examples_were_drawn() -> None:
+    ratios = []
+    for gate in (0.0, 1e9):  # by priority, and uniformly
+        sampler, rng = PGDSampler(200, 20, seed=1, gate=gate), np.random.default_rng(1)
+        norms = rng.exponential(size=200)
+        priorities = norms * rng.uniform(0.2, 5.0, size=200)
+        sampler.update(np.arange(200), priorities)
+        before = sampler.summary()["variance-ratio"]
+        sampler.update(np.arange(200), priorities, norms)
+        expected = sampler.summary()["variance-ratio"]
+        for _ in range(3000):
+            indices, _ = sampler.next_batch()
+            sampler.update(indices, priorities[indices], norms[indices])
+        ratios.append(sampler.summary()["variance-ratio"])
+        assert expected != pytest.approx(before, rel=0.05)
+        assert ratios[-1] == pytest.approx(expected, rel=0.1)
 
 
 # --- every rule ------------------------------------------------------------------------
@@ -246,6 +282,42 @@ def test_a_damaged_state_is_refused_and_changes_nothing(key: str, value: object)
     known(twin)
     for damaged in ({**state, key: value}, {k: v for k, v in state.items() if k != key}):
         with pytest.raises(ValueError, match=r"start afresh|PCG64"):
+            sampler.load_state_dict(damaged)
+    for _ in range(3):
+        np.testing.assert_array_equal(sampler.next_batch()[0], twin.next_batch()[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rule", "topk"),
+        ("num_samples", 9),
+        ("order", np.full(8, 8, dtype=np.int32)),
+        ("order", np.arange(8.0)),
+        ("weights", np.zeros(8)),
+        ("weights", np.full(8, 2.1)),
+        ("weights", np.ones(7)),
+        ("importance", np.full(8, -1.0, dtype=np.float32)),
+        ("importance", np.full(8, np.nan, dtype=np.float32)),
+        ("scored_at", np.zeros(8)),
+        ("position", 9),
+        ("position", "x"),
+        ("steps", -1),
+        ("by_priority", "x"),
+        ("moment_uniform", math.nan),
+        ("moment_importance", -1.0),
+        ("rng", "{}"),
+    ],
+)
+def test_a_damaged_state_of_stochastic_is_refused_and_changes_nothing(
+    key: str, value: object
+) -> None:
+    sampler, twin = (PGDSampler(8, 4, seed=1, gate=0) for _ in range(2))
+    state = sampler.state_dict()
+    known(sampler)
+    known(twin)
+    for damaged in ({**state, key: value}, {k: v for k, v in state.items() if k != key}):
+        with pytest.raises(ValueError, match=r"start afresh|PCG64|importance must be"):
             sampler.load_state_dict(damaged)
     for _ in range(3):
         np.testing.assert_array_equal(sampler.next_batch()[0], twin.next_batch()[0])

@@ -9,6 +9,7 @@ from flwr_hetero.core.priority import renew_sum
 from flwr_hetero.sampler import PGDSampler, PriorityFeed, sample_priorities
 from flwr_hetero.sampler.aggregated import AggregatedGradient
 from flwr_hetero.sampler.layer_priorities import LayerPriorities
+from flwr_hetero.sampler.scores import importance
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 NUM = 24
@@ -64,7 +65,10 @@ def test_layer_priorities_equal_forward_mode(make: type[nn.Module], layers: str)
     LOSS(model(inputs), targets).sum().backward()
     found = listener.collect()
     expected = sample_priorities(model, LOSS, inputs, targets, direction)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.priorities, expected, rtol=1e-4, atol=1e-4)
+    outputs = model(inputs).detach().requires_grad_()
+    LOSS(outputs, targets).sum().backward()
+    torch.testing.assert_close(found.norms, outputs.grad.norm(dim=1))
     assert (len(direction) == 2) == (layers == "last")
     assert listener.collect() is None
 
@@ -172,12 +176,12 @@ def test_the_sampler_hears_the_priorities_of_the_step(
     inputs, targets = data(model)
     sampler = PGDSampler(NUM, 8, rule=rule, gate=0, seed=1)
     feed = PriorityFeed(sampler, model, layers=layers)
-    heard: list[tuple[np.ndarray, np.ndarray]] = []
+    heard: list[tuple[np.ndarray, ...]] = []
     teach = sampler.update
     monkeypatch.setattr(
         sampler,
         "update",
-        lambda index, scores: (heard.append((index, scores)), teach(index, scores)),
+        lambda *told: (heard.append(told), teach(*told)),
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     total = torch.zeros(5, 9)
@@ -188,6 +192,7 @@ def test_the_sampler_hears_the_priorities_of_the_step(
         optimizer.zero_grad()
         losses = LOSS(model(inputs[indices]), targets[indices])
         (losses * torch.from_numpy(weights).to(losses)).mean().backward()
+        upper = importance(model(inputs[indices]), targets[indices])
         extra = feed.on_batch(model, indices, losses)
         assert extra == (8 if layers == "all" and step else 0)
         total = (1 - 8 / NUM) * total + 8 * model[3].weight.grad
@@ -195,9 +200,10 @@ def test_the_sampler_hears_the_priorities_of_the_step(
         optimizer.step()
         assert len(heard) == step  # the first batch has no direction
         if heard:
-            index, scores = heard[-1]
+            index, scores, norms = heard[-1]
             np.testing.assert_array_equal(index, indices)
             np.testing.assert_allclose(scores, expected.numpy(), rtol=1e-3, atol=1e-2)
+            np.testing.assert_allclose(norms / norms[0], upper / upper[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(("gate", "heard"), [(1.2, [3, 6, 9, 12]), (0.0, list(range(2, 14)))])

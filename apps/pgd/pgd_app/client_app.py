@@ -13,7 +13,7 @@ from flwr_hetero.sampler.full_pass import all_priorities
 from flwr_hetero.sampler.uniform import UniformSampler
 from flwr_hetero.task.client import DEVICE, Node, evaluate_node, open_node, profile_node
 from flwr_hetero.task.training import pick_device
-from pgd_app.task import FIGURES, TOPS, PGDSettings
+from pgd_app.task import TOPS, PGDSettings
 
 STATE, RECEIVED = "pgd", "pgd-received"
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -29,16 +29,16 @@ def train(message: Message, context: Context) -> Message:
     settings = PGDSettings.from_run_config(context.run_config)
     node = open_node(message, context)
     model = node.model().to(pick_device(DEVICE))
-    figures = look(model, node) if settings.looks_in(node.config.get(keys.SERVER_ROUND, 0)) else {}
+    facts = look(model, node) if settings.looks_in(node.config.get(keys.SERVER_ROUND, 0)) else {}
     sampler = settings.sampler(len(node.examples), node.seed)
     if isinstance(sampler, UniformSampler):
         reply = node.reply(model, node.train(model, sampler))
     else:
         with open_feed(model, node, sampler, settings, context) as feed:
             reply = node.reply(model, node.train(model, feed, feed.on_batch))
-            figures |= feed.summary()
+            facts |= feed.summary()
             save_state(context, STATE, feed.state_dict())
-    reply.content[FIGURES] = ConfigRecord(figures)
+    reply.content[keys.SAMPLER] = ConfigRecord(facts)
     return reply
 
 
@@ -67,10 +67,14 @@ def follow_fleet(feed: PriorityFeed, context: Context) -> None:
 def look(model: nn.Module, node: Node) -> dict[str, float]:
     """Compute all priorities of the node's samples, for the plots; trains nothing."""
     priorities, _ = all_priorities(model, LOSS, *on_device(model, node))
-    scale = float(np.abs(priorities).mean()) or 1.0
-    deciles = {f"priority-{q}": float(np.quantile(priorities, q / 100)) for q in (10, 50, 90)}
-    shares = {f"top-{top:g}": top_share(priorities, top / 100) for top in TOPS}
-    return {name: value / scale for name, value in deciles.items()} | shares
+    relative = priorities / (np.abs(priorities).mean() or 1.0)
+    facts = {
+        f"priority-over-mean-size.{q}th percentile": float(np.quantile(relative, q / 100))
+        for q in (10, 50, 90)
+    }
+    for top in TOPS:
+        facts[f"share-of-loss-decrease.top {top:g} %"] = top_share(priorities, top / 100)
+    return facts
 
 
 def on_device(model: nn.Module, node: Node) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,18 @@
 """Settings of this app, the sampler and the strategy that they describe."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero import keys
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.sampler import PGDSampler
 from flwr_hetero.sampler.layer_priorities import LAYERS
 from flwr_hetero.sampler.pgd import RULES
 from flwr_hetero.sampler.uniform import UniformSampler
-from flwr_hetero.strategy import Wrapper
+from flwr_hetero.strategy import SamplerFacts
 from flwr_hetero.task.settings import Settings
 
-FIGURES = keys.PREFIX + "pgd"
-"""ConfigRecord in a reply: figures on the node's priorities and sampling."""
 TOPS = (0.5, 1, 2, 5)
 """Top percentages whose share of the loss decrease is shown (the paper's Figure 1b)."""
 DIRECTIONS = ("local", "global")
@@ -78,38 +72,7 @@ class PGDSettings(Settings):
         """Tell whether nodes look at all their priorities in this round."""
         return self.look_every > 0 and (int(server_round) - 1) % self.look_every == 0
 
-    def strategy(self) -> Wrapper:
-        """Make FedAvg inside a wrapper that notes the nodes' figures."""
+    def strategy(self) -> SamplerFacts:
+        """Make FedAvg inside a wrapper that notes what the nodes say of their sampling."""
         one = {"min_train_nodes": 1, "min_available_nodes": 1}
-        return PriorityLog(FedAvg(fraction_evaluate=0.0, **one))
-
-
-class PriorityLog(Wrapper):
-    """Write the nodes' figures, means over the round's nodes, into the history."""
-
-    name = "pgd"
-
-    def __init__(self, strategy: FedAvg) -> None:
-        super().__init__(strategy)
-        self.figures: dict[str, list[float]] = {}
-
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Collect the figures; what is not a finite number is passed over."""
-        self.figures = defaultdict(list)
-        for reply in replies:
-            for name, value in reply.content.config_records.get(FIGURES, {}).items():
-                if isinstance(value, (int, float)) and np.isfinite(value):
-                    self.figures[name].append(float(value))
-        return replies
-
-    def round_info(self) -> dict[str, Any]:
-        """Return the means, those that belong on one plot together and first."""
-        means = {name: float(np.mean(values)) for name, values in self.figures.items()}
-        tops = {f"top {top:g} %": means.pop(f"top-{top:g}", None) for top in TOPS}
-        deciles = {f"{q} %": means.pop(f"priority-{q}", None) for q in (10, 50, 90)}
-        grouped = {"share-of-loss-decrease": tops, "priority-quantiles": deciles}
-        present = {
-            name: {key: value for key, value in group.items() if value is not None}
-            for name, group in grouped.items()
-        }
-        return {name: group for name, group in present.items() if group} | means
+        return SamplerFacts(FedAvg(fraction_evaluate=0.0, **one))
