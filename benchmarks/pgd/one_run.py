@@ -45,9 +45,9 @@ class Method:
     layers: str = "all"
     aggressive: bool = True
     full_pass: bool = False
-    gate: float = 1.2
-    stride: int = 2
-    idle_stride: int = 8
+    gate: float = 1.5
+    stride: int = 4
+    idle_stride: int = 16
 
 
 METHODS = {

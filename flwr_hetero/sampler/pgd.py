@@ -35,8 +35,9 @@ class PGDSampler(BatchSampler):
 
         - ``stochastic``: with probability
           :math:`q_i = (1 - \lambda) \sqrt{|p_i|} / \sum \sqrt{|p|} + \lambda / N` and weight
-          :math:`1 / (N q_i)`: unbiased at each step, however old the priorities. Plain
-          reshuffling until the ``gate`` opens.
+          :math:`1 / (N q_i)`: unbiased, however old the priorities. Each epoch is a shuffle
+          that holds example i about :math:`N q_i` times. The very batches of uniform sampling
+          while the ``gate`` is closed.
         - ``topk``: the paper's Algorithm 1, renewed in turn plus top. Biased.
         - ``topk-normalised``: the same with the top part weighted down to the progress of the
           renewed part.
@@ -49,8 +50,9 @@ class PGDSampler(BatchSampler):
         The paper's PGD-A: examples taken in turn count in the step and examples taken for
         their priority renew it. The ``stochastic`` rule is always aggressive.
     gate : float
-        ``stochastic`` draws by priority only while that reduces the variance by this factor,
-        as measured on the priorities that come in; 0 takes the gate away.
+        ``stochastic`` draws by priority only while priorities reduce the second moment of the
+        gradient by this factor, as measured on batches that come in with their gradient norms
+        (see :class:`~flwr_hetero.sampler.pgd_shuffle.PriorityShuffle`); 0 takes the gate away.
 
     Raises
     ------
@@ -63,6 +65,8 @@ class PGDSampler(BatchSampler):
     our trials (``benchmarks/pgd``), at equal work and more so in time: the mean gradient of the
     top examples is biased and too long. The square root is the exponent of least variance among
     1, 1/2 and 0 there, and the last computed priorities serve better than extrapolated ones.
+    Independent draws by the same probabilities lose what reshuffling gains: they end above
+    uniform sampling where every example must be seen.
 
     References
     ----------
@@ -88,7 +92,7 @@ class PGDSampler(BatchSampler):
         renewal_share: float = 0.5,
         smoothing: float = 0.8,
         aggressive: bool = True,
-        gate: float = 1.2,
+        gate: float = 1.5,
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
         if rule not in RULES:

@@ -11,6 +11,8 @@ from flwr_hetero.sampler.batches import BatchSampler, StateDict
 
 MEMORY = 2048.0
 """Measured examples after which the gate's evidence has faded to 1/e."""
+HARMLESS = 0.95
+"""Least ratio of second moments by what is known, with which the gate stays open."""
 
 
 class PriorityShuffle(BatchSampler):
@@ -28,11 +30,16 @@ class PriorityShuffle(BatchSampler):
         Share of uniform draws in (0, 1].
     gate : float
         Smallest ratio of the second moments of gradient norms, uniform over by priority, for
-        which priorities are used; 0 always uses them.
+        which priorities are used, see the notes; 0 always uses them.
 
     Notes
     -----
     Priorities count from the next epoch on; the first one with the gate open begins at once.
+
+    While few batches are measured most of what is known is old or missing and says little of
+    what would be gained with the gate open. So it opens by the *fresh* ratio, of draws by the
+    priorities that a batch has just now, and stays open unless draws by what is known would do
+    harm (a ratio under 0.95).
 
     Examples
     --------
@@ -55,13 +62,15 @@ class PriorityShuffle(BatchSampler):
         self.position, self.by_priority = 0, False
         self.importance = np.zeros(self.num_samples, dtype=np.float32)
         self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
-        self.moments, self.steps = Moments(), 0
+        self.moments = self.fresh = Moments()
+        self.steps = 0
         self._given = self.order[:0], self.weights[:0]
 
     @property
     def is_open(self) -> bool:
         """Whether priorities pay, as far as measured."""
-        return self.gate == 0.0 or variance_ratio(self.moments) >= self.gate
+        pays = variance_ratio(self.fresh) >= self.gate and variance_ratio(self.moments) >= HARMLESS
+        return self.gate == 0.0 or pays
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Take the next entries of the epoch with their weights :math:`1 / (N q_i)`."""
@@ -82,9 +91,6 @@ class PriorityShuffle(BatchSampler):
         else:
             self.order = self.rng.permutation(self.num_samples)
             self.weights = np.ones(self.num_samples)
-
-    def _shares(self) -> NDArray[np.float64]:
-        return shares(self.importance, self.scored_at >= 0, self.mixing)
 
     def update(
         self,
@@ -118,10 +124,14 @@ class PriorityShuffle(BatchSampler):
         everything = len(index) == self.num_samples == len(np.unique(index))
         if everything:  # all by one model: the gain of the new shares is known exactly
             self._note(index, score)
-        expected = self._shares(index)
         relative = norm / (float(drawn @ norm) / drawn.sum() or 1.0)  # norms shrink in training
-        moments = Moments() if everything else self.moments
-        self.moments = observe(moments, relative, drawn, 1.0 / expected, MEMORY)
+        mean = float(drawn @ score) / drawn.sum()
+        fresh = shares(score.astype(np.float32), np.ones(len(score), bool), mean, self.mixing)
+        if everything:
+            self.moments = self.fresh = Moments()
+        expected = self._shares(index)
+        self.moments = observe(self.moments, relative, drawn, 1.0 / expected, MEMORY)
+        self.fresh = observe(self.fresh, relative, drawn, 1.0 / fresh, MEMORY)
         if not everything:
             self._note(index, score)
         elif self.is_open:
@@ -143,8 +153,9 @@ class PriorityShuffle(BatchSampler):
         dict of str to float
             ``coverage`` (share ever measured), ``mean-age`` (steps since, over those measured),
             ``effective-share`` (effective sample size of an epoch by priority, as a part of it),
-            ``variance-ratio`` (second moment of gradient norms, uniform over by priority) and
-            ``importance-open`` (0 or 1).
+            ``variance-ratio`` (second moment of gradient norms, uniform over by priority),
+            ``variance-ratio-fresh`` (by priorities just measured) and ``importance-open``
+            (0 or 1).
         """
         known = self.scored_at >= 0
         ages = self.steps - self.scored_at[known]
@@ -153,6 +164,7 @@ class PriorityShuffle(BatchSampler):
             "mean-age": float(ages.mean()) if ages.size else 0.0,
             "effective-share": float(1.0 / (1.0 / self._shares()).mean()),
             "variance-ratio": variance_ratio(self.moments),
+            "variance-ratio-fresh": variance_ratio(self.fresh),
             "importance-open": float(self.is_open),
         }
 
@@ -168,6 +180,8 @@ class PriorityShuffle(BatchSampler):
             "steps": self.steps,
             "moment_uniform": self.moments.uniform,
             "moment_importance": self.moments.importance,
+            "fresh_uniform": self.fresh.uniform,
+            "fresh_importance": self.fresh.importance,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -176,7 +190,10 @@ class PriorityShuffle(BatchSampler):
             vectors = {name: np.asarray(state[name]) for name in _VECTORS}
             position, steps = int(state["position"]), int(state["steps"])
             by_priority = bool(int(state["by_priority"]))
-            moments = Moments(float(state["moment_uniform"]), float(state["moment_importance"]))
+            moments, fresh = (
+                Moments(float(state[f"{name}_uniform"]), float(state[f"{name}_importance"]))
+                for name in ("moment", "fresh")
+            )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"sampler state is damaged ({error!r}): start afresh.") from error
         if any(
@@ -187,7 +204,7 @@ class PriorityShuffle(BatchSampler):
         order, weights = vectors["order"].astype(np.int64), vectors["weights"].astype(np.float64)
         inside = (order >= 0).all() and (order < self.num_samples).all()
         light = (weights > 0.0).all() and (weights <= 1.0 / self.mixing * (1 + 1e-6)).all()
-        figures = np.isfinite(moments).all() and min(moments) >= 0.0 and steps >= 0
+        figures = np.isfinite([*moments, *fresh]).all() and min(*moments, *fresh, steps) >= 0
         if not (inside and light and figures and 0 <= position <= self.num_samples):
             raise ValueError("sampler state holds impossible figures: start afresh.")
         check_importance(vectors["importance"].astype(np.float64))
@@ -195,7 +212,8 @@ class PriorityShuffle(BatchSampler):
         self.order, self.weights, self.position = order, weights, position
         self.importance = vectors["importance"].astype(np.float32)
         self.scored_at = vectors["scored_at"].astype(np.int32)
-        self.by_priority, self.steps, self.moments = by_priority, steps, moments
+        self.by_priority, self.steps = by_priority, steps
+        self.moments, self.fresh = moments, fresh
 
 
 _VECTORS = {"order": "i", "weights": "f", "importance": "f", "scored_at": "i"}

@@ -72,8 +72,8 @@ class PriorityFeed(BatchSampler):
         model: nn.Module,
         *,
         layers: str = "last",
-        stride: int = 2,
-        idle_stride: int = 8,
+        stride: int = 4,
+        idle_stride: int = 16,
     ) -> None:
         super().__init__(sampler.num_samples, sampler.batch_size)
         for name, value in (("stride", stride), ("idle_stride", idle_stride)):

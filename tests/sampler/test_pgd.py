@@ -306,6 +306,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(key: str, value: object)
         ("by_priority", "x"),
         ("moment_uniform", math.nan),
         ("moment_importance", -1.0),
+        ("fresh_importance", math.inf),
         ("rng", "{}"),
     ],
 )

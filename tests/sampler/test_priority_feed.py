@@ -10,6 +10,7 @@ from flwr_hetero.sampler import PGDSampler, PriorityFeed, sample_priorities
 from flwr_hetero.sampler.aggregated import AggregatedGradient
 from flwr_hetero.sampler.layer_priorities import LayerPriorities
 from flwr_hetero.sampler.scores import importance
+from flwr_hetero.sampler.uniform import UniformSampler
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 NUM = 24
@@ -175,7 +176,7 @@ def test_the_sampler_hears_the_priorities_of_the_step(
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 5))
     inputs, targets = data(model)
     sampler = PGDSampler(NUM, 8, rule=rule, gate=0, seed=1)
-    feed = PriorityFeed(sampler, model, layers=layers)
+    feed = PriorityFeed(sampler, model, layers=layers, stride=1)
     heard: list[tuple[np.ndarray, ...]] = []
     teach = sampler.update
     monkeypatch.setattr(
@@ -206,15 +207,22 @@ def test_the_sampler_hears_the_priorities_of_the_step(
             np.testing.assert_allclose(norms / norms[0], upper / upper[0], rtol=1e-4)
 
 
-@pytest.mark.parametrize(("gate", "heard"), [(1.2, [3, 6, 9, 12]), (0.0, list(range(2, 14)))])
-def test_while_the_gate_is_closed_few_batches_are_measured(
-    gate: float, heard: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rule", "gate", "heard"),
+    [
+        ("stochastic", 1.2, [6, 11]),
+        ("stochastic", 0.0, [3, 5, 7, 9, 11, 13]),
+        ("topk", 1.2, list(range(2, 14))),
+    ],
+)
+def test_few_batches_are_measured_and_fewer_while_the_gate_is_closed(
+    rule: str, gate: float, heard: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
     inputs, targets = data(model)
-    sampler, steps = PGDSampler(NUM, 4, gate=gate), []
-    feed = PriorityFeed(sampler, model, idle_stride=3)
+    sampler, steps = PGDSampler(NUM, 4, rule=rule, gate=gate), []
+    feed = PriorityFeed(sampler, model, stride=2, idle_stride=5)
     monkeypatch.setattr(sampler, "update", lambda *_: steps.append(feed._batches))
     loop(model, feed, inputs, targets, 13)
     assert steps == heard
@@ -225,7 +233,7 @@ def test_losses_that_are_not_numbers_stop_the_step_and_teach_nothing(rule: str) 
     torch.manual_seed(5)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
     inputs, targets = data(model)
-    feed = PriorityFeed(PGDSampler(NUM, 4, rule=rule, gate=0), model)
+    feed = PriorityFeed(PGDSampler(NUM, 4, rule=rule, gate=0), model, stride=1)
     loop(model, feed, inputs, targets, 9)
     before = feed.sampler.summary() | feed.gradient.state_dict()
     with torch.no_grad():
@@ -326,6 +334,28 @@ def test_refuses(sampler: PGDSampler, model: nn.Module, layers: str, match: str)
         PriorityFeed(sampler, model, layers=layers)
 
 
-def test_refuses_a_stride_of_nothing() -> None:
-    with pytest.raises(ValueError, match="idle_stride must be at least 1"):
-        PriorityFeed(PGDSampler(4, 2), nn.Linear(2, 2), idle_stride=0)
+@pytest.mark.parametrize("name", ["stride", "idle_stride"])
+def test_refuses_a_stride_of_nothing(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+        PriorityFeed(PGDSampler(4, 2), nn.Linear(2, 2), **{name: 0})
+
+
+def test_with_the_gate_closed_training_is_training_with_uniform_sampling() -> None:
+    results = []
+    for draws in (True, False):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+        inputs, targets = data(model)
+        feed = PriorityFeed(PGDSampler(NUM, 4, seed=2, gate=1e9), model, idle_stride=3)
+        uniform = UniformSampler(NUM, 4, seed=2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for _ in range(25):
+            indices, weights = feed.next_batch() if draws else uniform.next_batch()
+            optimizer.zero_grad()
+            losses = LOSS(model(inputs[indices]), targets[indices])
+            (losses * torch.from_numpy(weights).to(losses)).mean().backward()
+            if draws:
+                feed.on_batch(model, indices, losses)
+            optimizer.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -26,7 +26,7 @@ class PGDSettings(Settings):
     rule: str = "stochastic"
     renewal_share: float = 0.5
     step_ratio: float = 0.0
-    gate: float = 1.2
+    gate: float = 1.5
     layers: str = "last"
     direction: str = "local"
     full_pass: bool = False
