@@ -130,12 +130,9 @@ def races(results: Mapping[str, list[Line]], prices: list[Line]) -> dict[str, An
 
 
 def price_of(prices: list[Line], experiment: str, task: str, method: str) -> Line:
-    """Find what a step of a method costs on a task; of the default as if its gate were open."""
-    keys = {(experiment, task, method)}
-    if method == DEFAULT:
-        keys.add((experiment, task, f"{DEFAULT}, no gate"))
-    found = [p for p in prices if (p["experiment"], p["task"], p["method"]) in keys]
-    return max(found, key=lambda line: float(line["price"]))
+    """Find what a step of a method costs on a task."""
+    key = (experiment, task, method)
+    return next(p for p in prices if (p["experiment"], p["task"], p["method"]) == key)
 
 
 def gains(
@@ -261,9 +258,8 @@ losses over all training examples that the mean of SGD's runs has at some parts 
 least-squares fit of a curve that never rises to each run. Every seed's steps are held against
 those of SGD's *mean* run, so that the row of SGD shows what chance alone does. A step's price is
 CPU time over that of SGD's step, measured side by side (`prices.py`), so that time is steps times
-price, plus the full first pass where there is one. The default pays the price of an open gate
-all the time. In the tables: median over seeds, in brackets the least and the greatest; ± is the
-standard deviation over seeds.
+price, plus the full first pass where there is one. In the tables: median over seeds, in brackets
+the least and the greatest; ± is the standard deviation over seeds.
 
 ```bash
 python benchmarks/pgd/cost.py

@@ -64,7 +64,6 @@ class PriorityShuffle(BatchSampler):
         self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
         self.moments = self.fresh = Moments()
         self.steps = 0
-        self._given = self.order[:0], self.weights[:0]
 
     @property
     def is_open(self) -> bool:
@@ -77,10 +76,12 @@ class PriorityShuffle(BatchSampler):
         self.steps += 1
         if self.position >= self.num_samples or (self.is_open and not self.by_priority):
             self._begin_epoch()
-        part = slice(self.position, self.position + self.batch_size)
-        self.position = min(part.stop, self.num_samples)
-        self._given = self.order[part], self.weights[part]
-        return self._given
+        self.position = min(self.position + self.batch_size, self.num_samples)
+        return self._last_batch()
+
+    def _last_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        part = slice((self.position - 1) // self.batch_size * self.batch_size, self.position)
+        return self.order[part], self.weights[part]
 
     def _begin_epoch(self) -> None:
         self.position, self.by_priority = 0, self.is_open
@@ -120,22 +121,30 @@ class PriorityShuffle(BatchSampler):
             raise invalid("norms", norm.shape, f"have the shape {score.shape}", "pass one each")
         check_importance(score)
         check_importance(norm)
-        drawn = self._given[1] if indices is self._given[0] else np.ones(len(index))
         everything = len(index) == self.num_samples == len(np.unique(index))
         if everything:  # all by one model: the gain of the new shares is known exactly
             self._note(index, score)
-        relative = norm / (float(drawn @ norm) / drawn.sum() or 1.0)  # norms shrink in training
-        mean = float(drawn @ score) / drawn.sum()
-        fresh = shares(score.astype(np.float32), np.ones(len(score), bool), mean, self.mixing)
-        if everything:
             self.moments = self.fresh = Moments()
         expected = self._shares(index)
+        drawn = np.ones(len(index)) if everything else self._weights_of(index, expected)
+        mean, mean_norm = (float(drawn @ part) / drawn.sum() for part in (score, norm))
+        fresh = shares(score.astype(np.float32), np.ones(len(index), bool), mean, self.mixing)
+        relative = norm / (mean_norm or 1.0)  # norms shrink in training
         self.moments = observe(self.moments, relative, drawn, 1.0 / expected, MEMORY)
         self.fresh = observe(self.fresh, relative, drawn, 1.0 / fresh, MEMORY)
         if not everything:
             self._note(index, score)
         elif self.is_open:
             self.position = self.num_samples
+
+    def _weights_of(
+        self, index: NDArray[np.int64], expected: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the weights with which these were drawn; of an earlier batch about."""
+        last, weights = self._last_batch()
+        if np.array_equal(index, last):
+            return weights
+        return 1.0 / expected if self.by_priority else np.ones(len(index))
 
     def _note(self, index: NDArray[np.int64], score: NDArray[np.float64]) -> None:
         self.importance[index], self.scored_at[index] = score, self.steps

@@ -235,7 +235,7 @@ def test_saved_and_loaded_continues_as_if_nothing_happened(
 ) -> None:
     if rule == "stochastic" and not aggressive:
         return
-    options = {"rule": rule, "aggressive": aggressive}
+    options = {"rule": rule, "aggressive": aggressive, "gate": 0.9}
 
     def run(sampler: PGDSampler, steps: range) -> list[list[float]]:
         record = []
