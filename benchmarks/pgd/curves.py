@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Line = dict[str, Any]
+DEFAULT = "stochastic"
+"""The package's default among the methods."""
 PARTS = (0.2, 0.5, 0.9)
 """Of SGD's runs: their mean losses there are the targets."""
 LAST = 3
@@ -105,7 +107,7 @@ def reached(line: Line, goal: float) -> float:
 
 
 class Gain(NamedTuple):
-    """What a method gains over SGD's mean run on the way to a loss of that, seed by seed.
+    """What a method gains over SGD's median on the way to a mean loss of that, seed by seed.
 
     Steps are infinite and gains 0 where a seed never gets there.
     """
@@ -133,11 +135,21 @@ class Gain(NamedTuple):
 
 
 def gain(runs: Sequence[Line], sgd: Sequence[Line], part: int, price: Line) -> Gain:
-    """Compare runs with the mean of SGD's; time counts in SGD's steps."""
-    base, goal = PARTS[part] * sgd[0]["iterations"], goals(sgd)[part]
+    """Compare runs with the median of SGD's; time counts in SGD's steps."""
+    goal = goals(sgd)[part]
+    base = float(np.median([reached(line, goal) for line in sgd]))
     steps = np.array([reached(line, goal) for line in runs])
-    times = price["start"] + price["price"] * steps
+    times = price["start"] + time_of(steps, price, sgd[0]["iterations"])
     return Gain(steps, base / steps, base / times)
+
+
+def time_of(steps: NDArray[np.float64], price: Line, iterations: int) -> NDArray[np.float64]:
+    """Time of so many steps; of the default by the quarter of the run, for its gate may open."""
+    if price["method"] != DEFAULT:
+        return float(price["price"]) * steps
+    spent = iterations / 4 * np.cumsum([0.0, *price["quarters"]])
+    found = np.interp(steps, np.linspace(0.0, iterations, 5), spent)
+    return np.where(np.isinf(steps), np.inf, found)
 
 
 def final_loss(runs: Sequence[Line]) -> str:

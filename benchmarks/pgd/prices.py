@@ -4,8 +4,8 @@ Usage: ``python benchmarks/pgd/prices.py --fashion FOLDER``. Writes ``prices.jso
 task and method. All methods train side by side, some steps each in turn, so that whatever else
 the machine does falls on all of them alike, for as many steps and at the learning rate that SGD
 has in ``results.jsonl``. The price of a method is its CPU time over SGD's in the same turn, after
-the first epoch: the median in each quarter of the run, and the mean of the quarters, for the
-default's gate may open on the way.
+the first epoch: the median in each quarter of the run, for the default's gate may open on the
+way, and the mean of the quarters.
 """
 
 import argparse
@@ -67,17 +67,20 @@ def prices(
         return
     sgd = [r for r in read(HERE / "results.jsonl") if r["method"] == "SGD"]
     sgd = [r for r in sgd if (r["experiment"], r["task"]) == (experiment, name)]
-    seconds = race(task, methods, ratio, best_rate(sgd) or 0.1, sgd[0]["iterations"] // STEPS)
+    turns = min(options.turns, sgd[0]["iterations"] // STEPS)
+    seconds = race(task, methods, ratio, best_rate(sgd) or 0.1, turns)
     epoch = -(-round(0.5 / ratio) // STEPS)  # taken in turn, but for the full first pass
     base = np.array(seconds["SGD"][1:])
     for method, (ready, *times) in seconds.items():
         ratios = (np.array(times) / base)[epoch:]
+        quarters = [float(np.median(part)) for part in np.array_split(ratios, 4)]
         yield {
             "experiment": experiment,
             "task": name,
             "method": method,
             "ms": 1e3 * float(np.median(times)) / STEPS,
-            "price": float(np.mean([np.median(part) for part in np.array_split(ratios, 4)])),
+            "price": float(np.mean(quarters)),
+            "quarters": quarters,
             "price_low": float(np.quantile(ratios, 0.1)),
             "price_high": float(np.quantile(ratios, 0.9)),
             "start": ready / float(np.median(base)) * STEPS if METHODS[method].full_pass else 0.0,
@@ -90,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fashion", required=True, help="folder of Fashion-MNIST as Parquet")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="beside SGD; else all")
+    parser.add_argument("--turns", type=int, default=80, help="at most; no longer than SGD runs")
     parser.add_argument("--experiments", nargs="+", default=["fig10", "late"])
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from curves import PARTS, Gain, Line, by, chosen, final_loss, gain, goals, mean_curve, seeds_of
+from curves import (
+    DEFAULT,
+    PARTS,
+    Gain,
+    Line,
+    by,
+    chosen,
+    final_loss,
+    gain,
+    goals,
+    mean_curve,
+    seeds_of,
+)
 from figures import draw_races, draw_shares
 from run import EXPERIMENTS
 
@@ -34,7 +46,6 @@ SHORT = {
     "stochastic": "stochastic (default)",
     "stochastic, no gate": "stochastic, no gate",
 }
-DEFAULT = "stochastic"
 SAME = 0.02
 """Gains that differ from 1 by less are no difference."""
 DRAWN = ("SGD", "PGD-A", "PGD-S", "normalised", "stochastic", "stochastic, no gate")
@@ -256,10 +267,11 @@ number of examples per step. SGD and the biased methods take the learning rate t
 best with the first seed (rates tried: see `run.py`); the unbiased rules take SGD's. Targets are
 losses over all training examples that the mean of SGD's runs has at some parts of them, after a
 least-squares fit of a curve that never rises to each run. Every seed's steps are held against
-those of SGD's *mean* run, so that the row of SGD shows what chance alone does. A step's price is
+the median of SGD's, so that the row of SGD shows what chance alone does. A step's price is
 CPU time over that of SGD's step, measured side by side (`prices.py`), so that time is steps times
-price, plus the full first pass where there is one. In the tables: median over seeds, in brackets
-the least and the greatest; ± is the standard deviation over seeds.
+price (of the default quarter by quarter of the run), plus the full first pass where there is one.
+In the tables: median over seeds, in brackets the least and the greatest; ± is the standard
+deviation over seeds.
 
 ```bash
 python benchmarks/pgd/cost.py

@@ -121,6 +121,8 @@ class PriorityShuffle(BatchSampler):
             raise invalid("norms", norm.shape, f"have the shape {score.shape}", "pass one each")
         check_importance(score)
         check_importance(norm)
+        if not len(index):
+            return
         everything = len(index) == self.num_samples == len(np.unique(index))
         if everything:  # all by one model: the gain of the new shares is known exactly
             self._note(index, score)
