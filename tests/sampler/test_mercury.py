@@ -5,22 +5,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
+from flwr_hetero.core.importance import mixed_probs
 from flwr_hetero.sampler.mercury import MercurySampler
 
 ESTIMATORS = ("flat", "cycle", "paper")
+UNEQUAL = np.array([0, 2, 20, 22, 40, 42, 60])
+"""Bounds of groups: with equal ones even the paper's weights are hardly biased."""
 
 
 def norms(num_samples: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).exponential(size=num_samples) ** 2
 
 
-def mean_error(sampler: MercurySampler, gradients: np.ndarray, cycles: int) -> float:
+def cut(sampler: MercurySampler, bounds: np.ndarray) -> None:
+    """Cut the groups at ``bounds``; the sampler makes them equal again after a cycle."""
+    sampler.groups = sampler.groups._replace(bounds=bounds, size=int(np.diff(bounds).max()))
+
+
+def mean_error(
+    sampler: MercurySampler, gradients: np.ndarray, cycles: int, bounds: np.ndarray | None = None
+) -> float:
     """Standard errors between the mean estimate over whole cycles and the full mean."""
     estimates = []
     for _ in range(cycles):
         cycle = []
         for _ in range(len(sampler.groups.sizes)):
             group = sampler.refresh_indices()
+            if bounds is not None:
+                cut(sampler, bounds)
             sampler.update(group, gradients[group])
             for _ in range(2):
                 indices, weights = sampler.next_batch()
@@ -46,14 +58,33 @@ def test_flat_is_unbiased_in_use(gate: float, num_samples: int) -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 5.0])
-def test_cycle_is_unbiased_in_use(beta: float) -> None:
-    sampler = MercurySampler(60, 8, seed=1, num_groups=7, estimator="cycle", beta=beta)
-    assert abs(mean_error(sampler, sorted_by_group(sampler), cycles=120)) < 4.5
+@pytest.mark.parametrize("bounds", [None, UNEQUAL], ids=["equal", "unequal"])
+def test_cycle_is_unbiased_in_use(beta: float, bounds: np.ndarray | None) -> None:
+    sampler = MercurySampler(60, 8, seed=1, num_groups=6, estimator="cycle", beta=beta)
+    if bounds is not None:
+        cut(sampler, bounds)
+    assert abs(mean_error(sampler, sorted_by_group(sampler), 120, bounds)) < 4.5
+
+
+def test_cycle_draws_and_weighs_to_the_letter() -> None:
+    sampler = MercurySampler(60, 8, estimator="cycle", num_groups=6, groups_per_batch=3)
+    cut(sampler, UNEQUAL)
+    sampler.update(np.arange(60), norms(60))
+    group_of = {int(i): g for g in range(6) for i in sampler.groups.members(g)}
+    for _ in range(50):
+        indices, weights = sampler.next_batch()
+        groups = np.array([group_of[int(index)] for index in indices])
+        for index, group, weight in zip(indices, groups, weights, strict=True):
+            members = sampler.groups.members(group)
+            probs = mixed_probs(sampler.flat.cache.values[members], 0.5)
+            share = probs[members.tolist().index(int(index))]
+            count = (groups == group).sum()
+            assert weight == pytest.approx(6 * 8 / (3 * 60 * count * share), rel=1e-9)
 
 
 def test_paper_is_biased_in_use() -> None:
     sampler = MercurySampler(60, 8, seed=1, num_groups=6, estimator="paper", groups_per_batch=1)
-    sampler.groups = sampler.groups._replace(bounds=np.array([0, 2, 20, 22, 40, 42, 60]), size=18)
+    cut(sampler, UNEQUAL)
     gradients, estimates = norms(60), []
     gradients[sampler.groups.members(2)] *= 50  # a small group counts as much as a large one
     sampler.update(np.arange(60), gradients)
