@@ -1,10 +1,10 @@
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
+from recording import history
 
 from flwr_hetero.core.fleets import named_fleet
 from flwr_hetero.fleet import LocalGrid
@@ -114,11 +114,6 @@ def test_settings_of_the_method(config, named):
 
 
 # --- a real `flwr run` ---------------------------------------------------------------------
-
-
-def history(folder):
-    lines = (folder / "history.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.app

@@ -1,10 +1,10 @@
-import json
 import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from recording import history
 
 from flwr_hetero.core.fleets import named_fleet
 from flwr_hetero.fleet import LocalGrid
@@ -110,11 +110,6 @@ def test_settings_of_the_method(config, named):
 
 
 # --- a real `flwr run` -----------------------------------------------------------------
-
-
-def history(folder):
-    lines = (folder / "history.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.app

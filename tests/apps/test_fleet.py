@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero.core.fleets import named_fleet
 from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.strategy import Wrapper
 from flwr_hetero.task.server import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "fleet"))
@@ -23,15 +23,6 @@ PLAIN = {
     "sampler": "uniform",
     "model": "softmax",
 }
-
-
-class History(Wrapper):
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 def run(num_rounds=3, num_nodes=5, before_last=lambda grid: None, **settings):

@@ -1,4 +1,3 @@
-import json
 import logging
 import sys
 from pathlib import Path
@@ -6,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from recording import History, history
 
 from flwr_hetero import keys
 from flwr_hetero.core.resharding import offer
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import save_state
 from flwr_hetero.sampler import background
-from flwr_hetero.strategy import Wrapper
 from flwr_hetero.task.server import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "mercury"))
@@ -21,15 +20,6 @@ from mercury_app.task import MercurySettings
 
 SLOW = DeviceProfile(uplink_mbps=10, downlink_mbps=10, seconds_per_example=1e-4)
 ARRAYS, SCALARS = keys.PREFIX + "mercury.arrays", keys.PREFIX + "mercury.scalars"
-
-
-class History(Wrapper):
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 class Run:
@@ -210,10 +200,6 @@ def test_bad_settings(settings, match):
 
 
 # --- a real flwr run ------------------------------------------------------------------------
-
-
-def history(folder):
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.app

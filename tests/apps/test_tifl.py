@@ -1,13 +1,7 @@
-import json
-
 import pytest
+from recording import history
 
 pytestmark = pytest.mark.app
-
-
-def history(folder):
-    lines = (folder / "history.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")

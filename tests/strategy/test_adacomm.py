@@ -1,30 +1,28 @@
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
+from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.core.adacomm import adaptive_steps
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import AdaComm, Wrapper
+from flwr_hetero.strategy import AdaComm
 
 
-class History(Wrapper):
+class Losses(History):
     def __init__(self, strategy):
         super().__init__(strategy)
-        self.records, self.losses = [], []
+        self.losses = []
 
     def on_replies(self, server_round, replies):
         losses = [r.content["metrics"].get("train-loss", np.nan) for r in replies]
         self.losses.append(float(np.median(losses)))
         return replies
 
-    def on_round_end(self, run, record):
-        self.records.append(record)
-
 
 def run(strategy, num_rounds=6):
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3)
-    history = History(strategy)
+    history = Losses(strategy)
     history.start(grid, toy_arrays(), num_rounds)
     return [record["adacomm"]["num_steps"] for record in history.records[1:]], history.losses
 

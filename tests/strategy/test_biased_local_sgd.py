@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
+from recording import History
 from steps_toy import local_model, steps_app, steps_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
@@ -26,17 +27,6 @@ FLOWER_STRATEGIES = {
     "Bulyan": lambda: flower.Bulyan(),
     "QFedAvg": lambda: flower.QFedAvg(client_learning_rate=0.1, train_loss_key="train-loss"),
 }
-
-
-class History(Wrapper):
-    """Keep what the loop would write."""
-
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 def float_arrays():

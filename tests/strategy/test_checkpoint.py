@@ -1,50 +1,13 @@
-import json
-import random
-from pathlib import Path
-
 import numpy as np
 import pytest
-from flwr.app import MetricRecord
 from flwr.serverapp import strategy as flower
+from recording import Folder, KilledError, evaluate, killed_and_resumed
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import Recorded, TiFL, Wrapper
 
 QUIET = {"fraction_evaluate": 0.0}
-
-
-class Folder:
-    """The least that Recorded needs of a run directory."""
-
-    def __init__(self, path: Path):
-        self.checkpoint_dir = path
-        self.records, self.model = [], None
-
-    def append_round(self, record):
-        self.records.append(json.loads(json.dumps(record)))
-
-    def cut_after(self, last_round):
-        self.records = [r for r in self.records if r["round"] <= last_round]
-
-    def save_model(self, arrays):
-        self.model = arrays
-
-    def finish(self):
-        return self.checkpoint_dir
-
-
-class KilledError(Exception):
-    pass
-
-
-def evaluate(killed_in=None):
-    def evaluate_fn(server_round, arrays):
-        if server_round == killed_in:
-            raise KilledError
-        return MetricRecord({"w": float(arrays["w"].numpy()[0])})
-
-    return evaluate_fn
 
 
 INNER = {
@@ -61,28 +24,12 @@ INNER = {
 @pytest.mark.parametrize("name", sorted(INNER))
 @pytest.mark.parametrize("killed_in", [1, 4, 7])
 def test_killed_and_resumed_equals_unbroken(tmp_path, name, killed_in):
-    def go(folder, *, killed_in=None, resume=False):
+    def go(folder, evaluate_fn, resume):
         grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 15))
         strategy = Recorded(INNER[name](), run_dir=folder, resume=resume)
-        arrays = toy_arrays(buffer=False)
-        return strategy.start(grid, arrays, num_rounds=8, evaluate_fn=evaluate(killed_in))
+        return strategy.start(grid, toy_arrays(buffer=False), 8, evaluate_fn=evaluate_fn)
 
-    random.seed(5)
-    whole = Folder(tmp_path / "whole")
-    whole.checkpoint_dir.mkdir()
-    expected = go(whole)
-    random.seed(5)
-    broken = Folder(tmp_path / "broken")
-    broken.checkpoint_dir.mkdir()
-    with pytest.raises(KilledError):
-        go(broken, killed_in=killed_in)
-    random.seed(99)
-    result = go(broken, resume=True)
-    assert np.array_equal(result.arrays["w"].numpy(), expected.arrays["w"].numpy())
-    assert result.evaluate_metrics_serverapp == expected.evaluate_metrics_serverapp
-    timeless = [{k: v for k, v in r.items() if k != "wall_s"} for r in broken.records]
-    for mine, theirs in zip(timeless, whole.records, strict=True):
-        assert mine == {k: v for k, v in theirs.items() if k != "wall_s"}
+    killed_and_resumed(go, tmp_path, killed_in)
 
 
 def test_crash_while_writing_leaves_the_last_checkpoint(tmp_path, monkeypatch):

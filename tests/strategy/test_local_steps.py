@@ -3,27 +3,17 @@ import math
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
+from recording import History
 from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import LocalSteps, Wrapper
+from flwr_hetero.strategy import LocalSteps
 from flwr_hetero.strategy.latency import Latency
 from flwr_hetero.strategy.speeds import Speeds, compute_and_link_s
 from flwr_hetero.strategy.step_plan import StepPlan
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
-
-
-class History(Wrapper):
-    """Keep what the loop would write."""
-
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 def run(strategy, profiles, num_rounds=3, **app):

@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
+from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.strategy import OverSelect, TiFL, Wrapper
+from flwr_hetero.strategy import OverSelect, TiFL
 from flwr_hetero.strategy.exchange import exchange
-
-
-class History(Wrapper):
-    def __init__(self, strategy=None):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 def fleet(speeds, **settings):

@@ -6,6 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
+from recording import History
 from toy import toy_arrays
 
 from flwr_hetero import keys
@@ -63,15 +64,6 @@ def app(seen: list, spoil=None) -> ClientApp:
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return client
-
-
-class History(Wrapper):
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 def run(num_rounds=6, faults=(), spoil=None, **settings):

@@ -4,12 +4,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
+from recording import History
 from steps_toy import steps_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.sample_lists import read_samples, samples_record
-from flwr_hetero.strategy import BiasedLocalSGD, Wrapper
+from flwr_hetero.strategy import BiasedLocalSGD
 from flwr_hetero.strategy.shared_samples import SharedSamples
 
 FLEET = [DeviceProfile(compute_factor=4.0), DeviceProfile(compute_factor=1.0)]
@@ -115,15 +116,6 @@ def shared_app(spoil=None, given=None):
         return Message(content, reply_to=message)
 
     return app
-
-
-class History(Wrapper):
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 def biased(**settings):

@@ -6,6 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
+from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
@@ -15,20 +16,9 @@ from flwr_hetero.strategy.tier_chooser import TierChooser
 QUIET = {"fraction_evaluate": 0.0}
 
 
-class Rounds(Wrapper):
-    """Keep the history's records of a run."""
-
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
-
-
 def run(tifl, grid=None, num_rounds=10, **kwargs):
     grid = grid or LocalGrid(toy_app(), profiles=named_fleet("paper-5", 20))
-    rounds = Rounds(tifl)
+    rounds = History(tifl)
     result = rounds.start(grid, kwargs.pop("arrays", toy_arrays()), num_rounds, **kwargs)
     return rounds.records, result, grid
 

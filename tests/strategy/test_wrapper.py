@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
+from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
@@ -37,17 +38,6 @@ EVERY_FAULT = [
 
 def arrays_for(name):
     return toy_arrays(buffer=name != "QFedAvg")  # QFedAvg itself cannot take integers
-
-
-class History(Wrapper):
-    """Keep what the loop would write."""
-
-    def __init__(self, strategy=None):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 @pytest.mark.parametrize("name", sorted(FLOWER_STRATEGIES))
