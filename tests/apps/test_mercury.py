@@ -59,7 +59,11 @@ def test_every_kind_of_sampling_learns(sampling):
 
 @pytest.mark.parametrize("estimator", ["flat", "cycle", "paper"])
 def test_every_estimator_learns(estimator):
-    assert not any(record["failures"] for record in Run(estimator=estimator).go_on(3))
+    run = Run(estimator=estimator)
+    before = central_evaluate(run.settings)(0, run.arrays)["loss"]
+    assert not any(record["failures"] for record in run.go_on(3))
+    assert central_evaluate(run.settings)(0, run.arrays)["loss"] < 0.9 * before
+    assert run.grid.context(1000).state[SCALARS]["estimator"] == estimator
 
 
 def test_scoring_behind_the_network_costs_no_time_and_before_training_it_does():
