@@ -37,7 +37,10 @@ def processes_of(home: Path) -> list[int]:
 
 @pytest.fixture(scope="session")
 def flower(tmp_path_factory):
-    """Give a function that runs an app to its end and returns what it printed."""
+    """Give a function that runs an app to its end and returns what it printed.
+
+    A run takes a minute or two; only a hang reaches the time-out.
+    """
     home = tmp_path_factory.mktemp("flower-home")
     bin_dir = Path(sys.executable).parent
     environment = os.environ | {
@@ -50,7 +53,7 @@ def flower(tmp_path_factory):
         "NO_COLOR": "1",
     }
 
-    def run(app: str, num_supernodes: int = 2, timeout: float = 240, **config: object) -> str:
+    def run(app: str, num_supernodes: int = 2, timeout: float = 1800, **config: object) -> str:
         settings = " ".join(
             f"{key.replace('_', '-')}={toml(value)}" for key, value in config.items()
         )

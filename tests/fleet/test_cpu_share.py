@@ -1,10 +1,12 @@
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from flwr_hetero.fleet.cpu_share import (
     BURST_S,
@@ -70,24 +72,22 @@ def test_only_client_apps_are_stopped_and_they_go_on_again(tree):
     assert children(supernode) == [executor]
     assert children(executor) == [client_app]
     throttle = Throttle(0.01)
-    while not is_stopped(client_app):
-        throttle.look(supernode)
+    look = partial(throttle.look, supernode)
+    wait_until(lambda: is_stopped(client_app), step_s=0.001, meanwhile=look)
     assert [is_stopped(supernode), is_stopped(executor)] == [False, False]
     used = cpu_time_s(client_app)
     assert used > 0
     throttle.release(supernode)
-    while cpu_time_s(client_app) == used:
-        pass
+    wait_until(lambda: cpu_time_s(client_app) > used)
     assert not is_stopped(client_app)
 
 
 def test_a_stopped_client_app_goes_on_when_its_debt_is_paid(tree):
     supernode, (_, client_app) = tree
     throttle = Throttle(0.1)
-    while not is_stopped(client_app):
-        throttle.look(supernode)
-    while is_stopped(client_app):
-        throttle.look(supernode)
+    look = partial(throttle.look, supernode)
+    wait_until(lambda: is_stopped(client_app), step_s=0.001, meanwhile=look)
+    wait_until(lambda: not is_stopped(client_app), step_s=0.001, meanwhile=look)
     assert throttle.bucket.credit_s > 0
 
 

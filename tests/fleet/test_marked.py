@@ -4,6 +4,7 @@ import sys
 import time
 
 import pytest
+from waiting import wait_until
 
 from flwr_hetero.fleet import marked
 
@@ -26,8 +27,7 @@ def start(tmp_path):
     def run(code: str, folder=tmp_path) -> int:
         log = tmp_path / f"{time.monotonic_ns()}.log"
         pid = marked.start([sys.executable, "-c", code], folder, log, dict(os.environ))
-        while "up" not in log.read_text():
-            time.sleep(0.01)
+        wait_until(lambda: "up" in log.read_text(), step_s=0.01)
         return pid
 
     yield run
@@ -36,8 +36,7 @@ def start(tmp_path):
 
 def test_children_in_sessions_of_their_own_are_found_and_ended(start, tmp_path):
     pid = start(WITH_CHILD)
-    while len(marked.find(tmp_path)) < 2:
-        time.sleep(0.01)
+    wait_until(lambda: len(marked.find(tmp_path)) >= 2, step_s=0.01)
     assert pid in marked.find(tmp_path)
     assert marked.end(tmp_path) == 2
     assert marked.find(tmp_path) == []
@@ -63,8 +62,7 @@ def test_deaf_and_stopped_processes_end_too(start, tmp_path):
 
 def test_a_process_that_ended_has_no_mark(start, tmp_path):
     pid = start("print('up', flush=True)")
-    while marked.has_mark(pid, tmp_path):
-        time.sleep(0.01)
+    wait_until(lambda: not marked.has_mark(pid, tmp_path), step_s=0.01)
     marked.end_one(pid, tmp_path, signal.SIGKILL)
     marked.collect()
     marked.end_one(pid, tmp_path, signal.SIGKILL)

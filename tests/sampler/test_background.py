@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from waiting import wait_until
 
 from flwr_hetero.sampler import background
 from flwr_hetero.sampler.background import Collected, collect_scores, start_scoring
@@ -33,13 +33,6 @@ def workers_of(folder: str) -> list[int]:
             if folder.encode() in arguments:
                 found.append(int(entry.name))
     return found
-
-
-def wait_until(condition, timeout_s=60.0, step_s=0.05) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(step_s)
 
 
 def scored(folder: str) -> int:
@@ -91,7 +84,7 @@ def test_the_worker_outlives_its_parent_and_yields_when_collected():
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19
     collected = collect_scores(folder)
     assert 20 < len(collected.scores) < 10**6
-    wait_until(lambda: not workers_of(folder), timeout_s=20.0)
+    wait_until(lambda: not workers_of(folder))
     assert not Path(folder).exists()
 
 
@@ -101,7 +94,7 @@ def test_uncollected_it_ends_when_its_time_is_up(count):
     model, inputs, targets = data(count)
     folder = start_scoring(model, inputs, targets, batch_size=1, limit_s=3.0)
     wait_until(lambda: not Path(folder).exists())
-    wait_until(lambda: not workers_of(folder), timeout_s=10.0)
+    wait_until(lambda: not workers_of(folder))
 
 
 def waits(pid: int) -> bool:
@@ -126,7 +119,8 @@ def test_asked_to_end_it_leaves_nothing_behind(when):
 
 def test_the_caller_hears_sigterm_again(monkeypatch):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    collect_scores(start_scoring(*data(3), limit_s=1.0))
+    monkeypatch.setattr(background, "_START", "")
+    collect_scores(start_scoring(*data(3)))
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(OSError, match="no/such"):
         start_scoring(*data(3))
@@ -138,7 +132,7 @@ def test_a_job_that_fails_leaves_nothing_behind():
     model, inputs, _ = data()
     folder = start_scoring(model, inputs, torch.full((600,), 99))  # no such class
     wait_until(lambda: not Path(folder).exists())
-    wait_until(lambda: not workers_of(folder), timeout_s=10.0)
+    wait_until(lambda: not workers_of(folder))
     assert collect_scores(folder) == Collected(pytest.approx(np.empty(0)), 0.0)
 
 

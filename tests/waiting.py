@@ -1,0 +1,12 @@
+"""Wait for other processes: so long that only a hang fails, however busy the machine is."""
+
+import time
+
+
+def wait_until(condition, timeout_s=300.0, step_s=0.05, meanwhile=lambda: None) -> None:
+    """Wait until ``condition()``, and call ``meanwhile`` between two looks."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain"
+        meanwhile()
+        time.sleep(step_s)
