@@ -64,14 +64,10 @@ def bad_replies(facts: Facts) -> list[Facts]:
     """Return a line per kind of bad reply."""
     words = [word.split(":") for word in scenarios.BAD_REPLIES.split()]
     facts["injected"] = {(int(number), f"node-{partition}") for partition, number, _ in words}
-    lines = []
-    for partition, number, kind in words:
-        line = row(KINDS[kind], facts, int(number), f"node-{partition}")
-        if kind == "metric" and not line["replies_lost"]:
-            line["replies_lost"] = 1
-            line["note"] = "of two replies left it came first: the other one was dropped"
-        lines.append(line)
-    return lines
+    return [
+        row(KINDS[kind], facts, int(number), f"node-{partition}")
+        for partition, number, kind in words
+    ]
 
 
 def frozen_and_stopped(facts: Facts) -> list[Facts]:

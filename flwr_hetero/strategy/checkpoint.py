@@ -45,6 +45,7 @@ def save_checkpoint(folder: Path, run: Run, fresh: Mapping[int, Scalars]) -> Pat
         "round": run.round,
         "wall_s": run.wall_s,
         "virtual_s": run.strategy.session.virtual_s,
+        "accepted": run.strategy.session.accepted,
         "results": {kind: _metrics(getattr(run.result, kind)) for kind in _RESULTS},
         "random": random.getstate(),
         "strategies": [],
@@ -105,6 +106,7 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
     run.strategy.session.virtual_s = float(meta["virtual_s"])
+    run.strategy.session.accepted = meta.get("accepted", {})
     for kind in _RESULTS:
         rounds = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
         setattr(run.result, kind, rounds)

@@ -1,6 +1,7 @@
 """What a reply must look like before any strategy sees it."""
 
 import io
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -68,30 +69,55 @@ def why_bad(reply: Message, expected: Expected) -> str | None:
     return None
 
 
-def odd_ones_out(replies: Sequence[Message]) -> list[int]:
-    """Find replies whose metrics differ in name or kind from those of the majority.
-
-    Flower's strategies stop the whole run when names differ, or when one has a list where
-    another has a number or a longer list.
+def metric_names(reply: Message) -> str:
+    """Tell what metrics a reply has, by name and kind.
 
     Parameters
     ----------
-    replies : sequence of Message
-        Good replies.
+    reply : Message
+        A good reply.
+
+    Returns
+    -------
+    str
+        The same for two replies whose metrics Flower's strategies can average: they stop the
+        whole run when names differ, or when one has a list where another has a number or a
+        longer list.
+    """
+    records = reply.content.metric_records.items()
+    found = [[key, sorted((n, _length(v)) for n, v in record.items())] for key, record in records]
+    return json.dumps(found)
+
+
+def odd_ones_out(names: Sequence[str], accepted: Mapping[str, int]) -> list[int]:
+    """Find replies whose metrics differ in name or kind from those of the majority.
+
+    Parameters
+    ----------
+    names : sequence of str
+        From :func:`metric_names`, a reply each.
+    accepted : mapping of str to int
+        Replies with such metrics that were accepted in earlier rounds.
 
     Returns
     -------
     list of int
-        Positions of the replies to drop; at a tie the names seen first win.
+        Positions of the replies to drop.
+
+    Notes
+    -----
+    At a tie those accepted most often so far win, then those seen first. The majority of a round
+    wins over earlier rounds: else a bad node that once was alone would shut out all others.
+
+    Examples
+    --------
+    >>> odd_ones_out(["a", "b", "b"], {"a": 9}), odd_ones_out(["a", "b"], {"b": 1})
+    ([0], [0])
     """
-    names = [
-        (key, frozenset((name, _length(value)) for name, value in record.items()))
-        for m in replies
-        for key, record in m.content.metric_records.items()
-    ]
-    if len(set(names)) <= 1:
+    counts = Counter(names)
+    if len(counts) <= 1:
         return []
-    usual = Counter(names).most_common(1)[0][0]
+    usual = max(counts, key=lambda name: (counts[name], accepted.get(name, 0)))
     return [i for i, name in enumerate(names) if name != usual]
 
 

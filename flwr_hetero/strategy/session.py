@@ -14,6 +14,7 @@ from flwr_hetero.strategy.latency import Latency, judge_latency, reported_partit
 from flwr_hetero.strategy.reply_checks import (
     Expected,
     drop_private_metrics,
+    metric_names,
     odd_ones_out,
     weight_of,
     why_bad,
@@ -70,6 +71,8 @@ class Session:
         Set by a wrapper that does not want to wait for more replies than this.
     surplus : list of Message
         Instructions of the last exchange that were not waited for: no failures.
+    accepted : dict of str to dict
+        Message type to how many replies with which metrics were accepted so far.
     """
 
     roster: Roster = field(default_factory=Roster)
@@ -88,6 +91,7 @@ class Session:
     enough: int | None = None
     surplus: list[Message] = field(default_factory=list)
     asked: list[Message] = field(default_factory=list)
+    accepted: dict[str, dict[str, int]] = field(default_factory=dict)
     _simulated: bool = False
 
     def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
@@ -203,11 +207,18 @@ class Session:
         return None
 
     def _agree(self, good: list[Message]) -> list[Message]:
-        odd = set(odd_ones_out(good))
-        for position in sorted(odd):
-            node_id = good[position].metadata.src_node_id
-            self.fail(node_id, "its metrics have other names than those of the others")
-        return [reply for position, reply in enumerate(good) if position not in odd]
+        if not good:
+            return []
+        accepted = self.accepted.setdefault(self.asked[0].metadata.message_type, {})
+        names = [metric_names(reply) for reply in good]
+        odd = odd_ones_out(names, accepted)
+        for position in odd:
+            reason = "its metrics have other names than those of the others"
+            self.fail(good[position].metadata.src_node_id, reason)
+        kept = [position for position in range(len(good)) if position not in odd]
+        for position in kept:
+            accepted[names[position]] = accepted.get(names[position], 0) + 1
+        return [good[position] for position in kept]
 
 
 def expected_of(arrays: ArrayRecord | None, leaf: object) -> Expected:

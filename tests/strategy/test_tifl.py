@@ -9,7 +9,9 @@ from flwr.serverapp import strategy as flower
 from recording import History
 from toy import toy_app, toy_arrays
 
+from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.mod import timing
 from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.strategy.tier_chooser import TierChooser
 
@@ -70,6 +72,22 @@ def test_client_app_without_profile_handler_is_timed_by_plain_training():
     grid = LocalGrid(toy_app(profile=False), profiles=named_fleet("paper-5", 10))
     records, _, _ = run(TiFL(flower.FedAvg(**QUIET), 2), grid, num_rounds=2)
     assert records[0]["tifl"]["tiers"] == {f"node-{i}": i // 2 for i in range(10)}
+
+
+def test_what_else_a_profiling_reply_says_makes_no_dropouts():
+    def differ(message, context, call_next):
+        reply, partition = call_next(message, context), context.node_config["partition-id"]
+        if message.metadata.message_type == keys.PROFILE_MESSAGE and partition == 0:
+            del reply.content["metrics"]
+        elif message.metadata.message_type == keys.PROFILE_MESSAGE and partition == 2:
+            reply.content["metrics"]["loss"] = 1.0
+        return reply
+
+    grid = LocalGrid(toy_app(mods=[differ, timing]), profiles=[DeviceProfile()] * 4)
+    records, _, _ = run(TiFL(flower.FedAvg(**QUIET), 2, 2), grid, num_rounds=1)
+    assert records[0]["tifl"]["dropouts"] == []
+    assert sorted(records[0]["tifl"]["latency"]) == [f"node-{i}" for i in range(4)]
+    assert records[0]["failures"] == []
 
 
 def test_warm_up_is_discarded_and_the_median_counts():

@@ -256,3 +256,37 @@ def test_duplicate_and_stale_replies_are_dropped():
     wrapper.aggregate_train(2, [*old, *new, *new])
     assert sorted(map(id, seen)) == sorted(map(id, new))
     assert len(wrapper.session.failures) == 4
+
+
+def odd(when):
+    """Make a mod that adds a metric when ``when(partition, round)``."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        number = message.content["config"].get(keys.SERVER_ROUND, 0)
+        if when(context.node_config["partition-id"], number):
+            next(iter(reply.content.metric_records.values()))["odd"] = 1.0
+        return reply
+
+    return mod
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+def test_at_a_tie_the_metrics_of_earlier_rounds_win(earlier):
+    mods = [odd(lambda partition, number: partition == 0 and number > earlier)]
+    grid = LocalGrid(toy_app(mods=mods), profiles=[DeviceProfile()] * 2)
+    history = History(flower.FedAvg(fraction_evaluate=0.0))
+    history.start(grid, toy_arrays(), num_rounds=4)
+    failed = [[f["node"] for f in record["failures"]] for record in history.records[1:]]
+    # without earlier rounds the first one wins, and stays the usual one
+    rest = ["node-0"] if earlier else ["node-1"]
+    assert failed == [[]] * earlier + [rest] * (4 - earlier)
+
+
+def test_whoever_was_alone_once_does_not_shut_out_the_others():
+    mods = [odd(lambda partition, number: partition == 0)]
+    faults = [Fault(i, "errs", 1, 5) for i in (1, 2)]
+    grid = LocalGrid(toy_app(mods=mods), profiles=[DeviceProfile()] * 3, faults=faults)
+    history = History(flower.FedAvg(fraction_evaluate=0.0))
+    history.start(grid, toy_arrays(), num_rounds=6)
+    assert [f["node"] for f in history.records[6]["failures"]] == ["node-0"]
