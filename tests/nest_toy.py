@@ -53,7 +53,7 @@ def nest_app() -> ClientApp:
         content[keys.SAMPLER] = ConfigRecord({"coverage": 0.5})
         _visit(message, context, content, partition, steps)
         reply = Message(content, reply_to=message)
-        _swap(message, context, reply)
+        swap(message, context, reply)
         return reply
 
     @app.train("profile")
@@ -91,7 +91,7 @@ def _visit(message, context, content, partition, steps):
         content[keys.HERDING] = ConfigRecord(probe.report(2))
 
 
-def _swap(message, context, reply):
+def swap(message, context, reply):
     """Take in and offer samples of eight bytes."""
     shard = NodeShard.open(message, context)
     if shard is not None:

@@ -17,6 +17,8 @@ from flwr_hetero import keys
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
+MAX_VALUE = 1e15
+"""Parameters above this are nonsense, and a mean with them would spoil everyone's next round."""
 
 
 class Expected(NamedTuple):
@@ -205,21 +207,23 @@ def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | Non
             return f"array {name!r} has shape {values.shape} instead of {sent[name].shape}"
         if values.dtype.kind not in "fiub":  # averaging may have made floats of integers
             return f"array {name!r} has type {values.dtype}, which cannot be averaged"
-        if not _is_finite(values):
-            return f"array {name!r} holds NaN or infinity"
+        if reason := _why_bad_values(values):
+            return f"array {name!r} holds {reason}"
         if not _fits(values, sent[name].dtype):
             return f"array {name!r} holds figures too large for {sent[name].dtype}"
     return None
 
 
-def _is_finite(values: NDArray[Any]) -> bool:
+def _why_bad_values(values: NDArray[Any]) -> str | None:
     if values.dtype.kind != "f":
-        return True
+        return None
     flat = values.reshape(-1)
     with np.errstate(all="ignore"):
-        if flat.dtype != np.float16 and np.isfinite(np.dot(flat, flat)):
-            return True  # no NaN or infinity can hide in a finite sum of squares
-    return bool(np.isfinite(flat).all())
+        if flat.dtype != np.float16 and np.dot(flat, flat) <= MAX_VALUE**2:
+            return None  # nothing bad can hide in a small sum of squares
+    if not np.isfinite(flat).all():
+        return "NaN or infinity"
+    return f"values above {MAX_VALUE:g}" if np.abs(flat).max() > MAX_VALUE else None
 
 
 def _fits(values: NDArray[Any], dtype: str) -> bool:

@@ -1,11 +1,15 @@
 """Malformed replies thrown at every wrapper: each costs itself, never the run or another reply.
 
+What is spoilt is mostly what the wrapper reads; each wrapper has a seed of its own.
 ``FUZZ_EXAMPLES=2000 pytest tests/strategy/test_malformed_replies.py`` looks harder than CI does.
 """
 
 import logging
 import os
+import zlib
 from contextlib import suppress
+from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,17 +17,20 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from nest_toy import swap
 from order_toy import order_app, order_arrays
+from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.sample_lists import read_samples, samples_record
 from flwr_hetero.strategy.latency import judge_latency
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
-NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 2
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
+NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 3
 PROFILE = {"sync_rounds": 1, "warmup_rounds": 0}
 
 # --- what a hostile node may write --------------------------------------------------------
@@ -38,34 +45,51 @@ config_values = st.one_of(*scalars, *(st.lists(each, max_size=3) for each in sca
 metric_values = st.one_of(
     whole, real, st.lists(whole, min_size=1, max_size=3), st.lists(real, max_size=3)
 )
+lists = st.lists(st.integers(-1, 40), max_size=3).map(lambda v: np.array(v, "<i4").tobytes())
 OWN_KEYS = {
-    keys.TIMING: [keys.TRAIN_TIME, keys.TRANSFER_TIME, keys.EMULATED, keys.PARTITION_ID],
-    keys.ORDER: [
-        *(keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS, keys.VERSION),
-        *(keys.FIRST_PAIR, keys.DTYPE, keys.VECTORS, keys.SCALE),
-    ],
-    keys.HERDING: [keys.NUM_UNITS, keys.SKETCH_SIZE, keys.VECTORS, keys.SCALE],
-    keys.RESHARDING: [keys.PLAN, keys.SLOTS, keys.CONTENT, keys.MISSING],
-    keys.SAMPLES: [keys.INDICES, keys.LOSSES],
-    keys.SAMPLER: ["group.name", "name"],
-}
-METRICS = ["num-examples", "num-steps", "loss", "examples-processed", keys.TRAIN_TIME, "new"]
-WHOLE_RECORDS = {
-    keys.RESHARDING: {
-        keys.PLAN: 1,
-        keys.SLOTS: np.arange(2, dtype="<i4").tobytes(),
-        keys.CONTENT: bytes(8),
-        keys.MISSING: b"",
+    keys.TIMING: {
+        keys.TRAIN_TIME: real,
+        keys.TRANSFER_TIME: real,
+        keys.EMULATED: st.booleans(),
+        keys.PARTITION_ID: st.integers(-1, NUM_NODES) | whole,
     },
-    keys.SAMPLES: {keys.INDICES: bytes(4), keys.LOSSES: np.float32([1]).tobytes()},
-    keys.SAMPLER: {"group.name": 1.0},
+    keys.ORDER: {
+        **dict.fromkeys([keys.SERVER_ROUND, keys.VERSION], st.integers(-1, 4) | whole),
+        **dict.fromkeys([keys.FIRST_PAIR, keys.NUM_UNITS], st.integers(-1, 5) | whole),
+        **dict.fromkeys([keys.SKETCH_SIZE, keys.SKETCH_SEED], st.integers(0, 5) | whole),
+        keys.DTYPE: st.sampled_from(["float16", "float32", "float64", "object", "i4", ""]),
+        keys.VECTORS: payload,
+        keys.SCALE: real,
+    },
+    keys.HERDING: {
+        keys.NUM_UNITS: st.integers(-1, 5) | whole,
+        keys.SKETCH_SIZE: st.integers(0, 5) | whole,
+        keys.VECTORS: payload,
+        keys.SCALE: real,
+    },
+    keys.RESHARDING: {
+        keys.PLAN: st.integers(-1, 3) | whole,
+        keys.SLOTS: lists,
+        keys.CONTENT: payload,
+        keys.MISSING: lists,
+    },
+    keys.SAMPLES: {
+        keys.INDICES: lists,
+        keys.LOSSES: payload
+        | st.lists(st.sampled_from([0.0, -1.0, 3e38, np.nan, np.inf]), max_size=3).map(
+            lambda values: np.array(values, "<f4").tobytes()
+        ),
+    },
+    keys.SAMPLER: {"group.name": real, "name": real},
 }
+"""What a node writes in records of ours, with values of the right type."""
+METRICS = ["num-examples", "num-steps", "loss", "examples-processed", keys.TRAIN_TIME, "new"]
 
 
 def _entry(name, key, value):
     def spoil(content):
         if content.config_records.get(name) is None:
-            content[name] = ConfigRecord(WHOLE_RECORDS.get(name, {}))
+            content[name] = ConfigRecord()
         content[name][key] = value
 
     return spoil
@@ -79,6 +103,10 @@ def _metric(key, value):
     return lambda content: content["metrics"].update({key: value})
 
 
+def _no_metric(key):
+    return lambda content: content["metrics"].pop(key, None)
+
+
 def _record(name, record):
     return lambda content: content.update({name: record})
 
@@ -87,9 +115,6 @@ def _array(name, array):
     return lambda content: content["arrays"].update({name: array})
 
 
-names = st.sampled_from(sorted(OWN_KEYS)).flatmap(
-    lambda name: st.tuples(st.just(name), st.sampled_from(OWN_KEYS[name]))
-)
 records = st.one_of(
     st.dictionaries(st.sampled_from(METRICS), metric_values).map(MetricRecord),
     st.dictionaries(st.text(max_size=3), config_values).map(ConfigRecord),
@@ -105,27 +130,73 @@ arrays = st.builds(
         lambda values: Array(values).data
     ),
 )
-spoilers = st.one_of(
-    st.builds(lambda at, value: _entry(*at, value), names, config_values),
-    st.builds(lambda at, value: _entry(*at, value), names, config_values),
-    st.builds(lambda at: _no_entry(*at), names),
-    st.builds(_metric, st.sampled_from(METRICS), metric_values),
+anything = st.sampled_from(["error", "twice", "stale", "empty"]) | st.one_of(
     st.builds(_record, st.sampled_from(["arrays", "metrics", "x", *OWN_KEYS]), records),
     st.builds(_array, st.sampled_from(["w", "v"]), arrays),
-    st.sampled_from(["error", "twice", "stale", "empty"]),
 )
-plans = st.dictionaries(
-    st.tuples(st.sampled_from(sorted(HOSTILE)), st.integers(1, ROUNDS)),
-    st.lists(spoilers, min_size=1, max_size=3),
-    min_size=1,
-)
+
+
+def shares(*parts):
+    """Draw from (share, strategy): ``one_of`` counts what a strategy is made of, and it once."""
+    # a new tuple each time, for a strategy that stands twice would count once
+    return st.one_of(
+        [st.tuples(part).map(itemgetter(0)) for share, part in parts for _ in range(share)]
+    )
+
+
+def entries(names):
+    """Draw an entry in one of the records ``names``: of the right type more often than not."""
+    at = st.sampled_from([(name, key) for name in names for key in OWN_KEYS[name]])
+    return at.flatmap(
+        lambda at: shares(
+            (3, st.builds(partial(_entry, *at), OWN_KEYS[at[0]][at[1]])),
+            (1, st.builds(partial(_entry, *at), config_values)),
+            (1, st.just(_no_entry(*at))),
+        )
+    )
+
+
+def metrics(names):
+    """Draw a metric."""
+    name = st.sampled_from(names)
+    return shares((3, st.builds(_metric, name, metric_values)), (1, st.builds(_no_metric, name)))
+
+
+def plans(reads):
+    """Draw what hostile nodes do in which round: spoil mostly what a wrapper reads."""
+    records = [name for name in reads if name in OWN_KEYS]
+    figures = ["num-examples", *(name for name in reads if name in METRICS)]
+    spoilers = shares(
+        *([(2 if len(figures) > 1 else 4, entries(records))] if records else ()),
+        (2, metrics(figures)),
+        (1, entries(list(OWN_KEYS))),
+        (1, metrics(METRICS)),
+        (2, anything),
+    )
+    return st.dictionaries(
+        st.tuples(st.sampled_from(sorted(HOSTILE)), st.integers(1, ROUNDS)),
+        st.lists(spoilers, min_size=1, max_size=3),
+        min_size=1,
+    )
+
+
+def say_all(message, context, call_next):
+    """Say all that a wrapper may ask for: facts, losses of samples, samples to swap."""
+    reply = call_next(message, context)
+    if message.metadata.message_type == "train":
+        reply.content[keys.SAMPLER] = ConfigRecord({"name": 0.5, "group.name": 1.0})
+        if keys.SAMPLES in message.content:
+            indices, _ = read_samples(message.content[keys.SAMPLES])
+            reply.content[keys.SAMPLES] = samples_record(indices, np.cos(indices))
+        swap(message, context, reply)
+    return reply
 
 
 class HostileGrid(LocalGrid):
     """Spoil replies after the grid has stamped them, and send some twice or out of time."""
 
     def __init__(self, plan, **settings):
-        app = order_app([8] * NUM_NODES, passes=0.5)
+        app = order_app([8] * NUM_NODES, passes=0.5, mods=[say_all])
         super().__init__(app, [DeviceProfile()] * NUM_NODES, **settings)
         self.plan = plan
         self.echoes = []
@@ -158,15 +229,6 @@ class HostileGrid(LocalGrid):
         return [*super().wait_for(message_ids, timeout, enough), *echoes]
 
 
-class History(ours.Wrapper):
-    def __init__(self, strategy=None):
-        super().__init__(strategy)
-        self.run_dir = SimpleNamespace(records=[])
-
-    def on_round_end(self, run, record):
-        self.run_dir.records.append(record)
-
-
 def recorded(strategy):
     """Record into a list; checkpoints go to a folder that the test sets."""
     records = []
@@ -188,6 +250,24 @@ def fedavg():
     return FedAvg(fraction_evaluate=0.0)
 
 
+STEPS = ["num-steps", "examples-processed"]
+READS = {
+    "TiFL": [keys.TIMING],
+    "BiasedLocalSGD": [keys.TIMING, *STEPS],
+    "BiasedLocalSGD shared": [keys.SAMPLES, *STEPS],
+    "LocalSteps": [keys.TIMING, *STEPS],
+    "FedNova": [keys.TIMING, *STEPS],
+    "CDGraB": [keys.ORDER],
+    "CDGraB exact": [keys.ORDER],
+    "HerdingMeter": [keys.HERDING],
+    "Resharding": [keys.RESHARDING],
+    "AdaComm": ["loss"],
+    "SamplerFacts": [keys.SAMPLER],
+    "OverSelect": [keys.TIMING],
+    "Recorded": ["loss"],
+    "a nest": [keys.TIMING, keys.ORDER, keys.HERDING, *STEPS],
+}
+"""Records and metrics by wrapper, beside the arrays and the number of examples."""
 WRAPPERS = {
     "TiFL": lambda: tifl(),
     "BiasedLocalSGD": lambda: ours.BiasedLocalSGD(fedavg(), fast_steps=4),
@@ -220,21 +300,23 @@ def survive(tmp_path):
     """Run a strategy among hostile nodes, and see that nobody else is harmed."""
 
     def run(strategy, plan):
-        if not isinstance(strategy, ours.Recorded):
+        if isinstance(strategy, ours.Recorded):
+            strategy.run_dir.checkpoint_dir, rounds = tmp_path, strategy.run_dir.records
+        else:
             strategy = History(strategy)
-        strategy.run_dir.checkpoint_dir = tmp_path
+            rounds = strategy.records
         result = strategy.start(HostileGrid(plan), order_arrays(), ROUNDS, timeout=60.0)
         model = result.arrays["w"].numpy()
         assert np.isfinite(model).all()
         assert model.any()
         honest = {f"id-{1000 + i}" for i in range(NUM_NODES) if i not in HOSTILE}
         honest |= {strategy.identity(int(name[3:])) for name in honest}  # a name may be stolen
-        for record in strategy.run_dir.records[1:]:
+        for record in rounds[1:]:
             failed = {failure["node"] for failure in record["failures"]}
-            assert not failed & honest
+            assert not failed & honest, record["failures"]
             assert all(failure["reason"] for failure in record["failures"])
             assert len(record["selected"]) == NUM_NODES
-        return strategy.run_dir.records
+        return rounds
 
     logging.disable()  # a line per node, thousands of times
     yield run
@@ -243,15 +325,15 @@ def survive(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
 def test_a_hostile_node_costs_its_own_reply_only(name, survive):
+    @seed(zlib.crc32(name.encode()))  # else all would get the same plans
     @settings(
         max_examples=EXAMPLES,
-        derandomize=True,
         database=None,
         deadline=None,
         phases=[Phase.generate],  # a nest is slow to run: no time for the smallest example
         suppress_health_check=list(HealthCheck),
     )
-    @given(plan=plans)
+    @given(plan=plans(READS[name]))
     def run(plan):
         survive(WRAPPERS[name](), plan)
 
@@ -269,6 +351,11 @@ FOUND = {
     "an array that numpy cannot read": (
         "LocalSteps",
         [_array("w", Array("float32", (5,), "torch.tensor", Array(np.zeros(5)).data))],
+        1,
+    ),
+    "a value whose square is infinite": (
+        "a nest",
+        [_array("w", Array(np.full(5, 3e38, np.float32)))],
         1,
     ),
     "the first to say how long vectors are": (
@@ -290,7 +377,8 @@ def test_what_once_harmed_others_does_so_no_more(what, survive):
 @settings(max_examples=80, derandomize=True, database=None, deadline=None)
 @given(
     metrics=st.dictionaries(st.sampled_from(METRICS), metric_values),
-    timing=st.dictionaries(st.sampled_from(OWN_KEYS[keys.TIMING]), config_values) | st.none(),
+    timing=st.dictionaries(st.sampled_from(sorted(OWN_KEYS[keys.TIMING])), config_values)
+    | st.none(),
     simulated=st.booleans(),
     round_trip_s=st.none() | st.floats(0, 1e4),
 )
