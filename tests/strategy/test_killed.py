@@ -1,0 +1,43 @@
+"""A ServerApp's process that is killed with SIGKILL, at any moment, and resumed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from recording import history, timeless
+
+MOMENTS = 12
+
+
+def left_behind(folder: Path) -> dict:
+    """Return what a run left, but for wall times."""
+    with np.load(folder / "checkpoint" / "state.npz") as file:
+        state = {name: file[name].tolist() for name in file.files}
+    state["meta"] = timeless(json.loads(state["meta"]))
+    return {
+        "history": [timeless(record) for record in history(folder)],
+        "model": (folder / "model.safetensors").read_bytes(),
+        "checkpoint": state,
+    }
+
+
+def test_killed_at_any_moment_and_resumed_equals_unbroken(tmp_path):
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("killed_run.py"), tmp_path, str(MOMENTS)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    reached = [int(line) for line in done.stdout.split()]
+    assert len(reached) == MOMENTS
+    assert len(set(reached)) >= 4, "moments spread over the rounds"
+    whole = left_behind(tmp_path / "whole")
+    assert [record["round"] for record in whole["history"]] == list(range(6))
+    for number in range(MOMENTS):
+        assert left_behind(tmp_path / f"broken-{number}") == whole, number
