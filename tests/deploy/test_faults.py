@@ -17,7 +17,8 @@ def reasons(facts, number):
     return {f["node"]: f["reason"] for f in facts["history"][number]["failures"]}
 
 
-def test_bad_replies_cost_themselves(fleet, tmp_path):
+def test_bad_replies_cost_themselves(fleet, tmp_path, monkeypatch):
+    monkeypatch.setattr(scenarios, "BAD_REPLIES", f"{scenarios.BAD_REPLIES} 3:4:steps")
     facts = scenarios.bad_replies(fleet, tmp_path / "run")
     assert facts["survived"], facts["log"]
     assert facts["rounds_lost"] == 0
@@ -30,8 +31,12 @@ def test_bad_replies_cost_themselves(fleet, tmp_path):
     assert "['v'] missing or unknown" in second["node-3"]
     assert "cannot be read" in third["node-0"]
     assert "'num-examples' is inf" in third["node-3"]
-    assert len(third) == 3  # node-1 or node-2: one has a metric that the other has not
-    assert reasons(facts, 4) == {}
+    assert "other names" in third["node-1"]  # than node-2 has, and others had in earlier rounds
+    assert len(third) == 3
+    ((liar, claim),) = reasons(facts, 4).items()
+    assert liar == "node-3"
+    assert claim.startswith("claims 4.61169e+18 steps, was given ")
+    assert 1 <= facts["history"][4]["train"]["num-steps"] <= 4  # it counts with its own share
     assert "node-2: latency not believed: claims 1e+06 s" in facts["log"]
     assert facts["history"][4]["latency"]["node-2"] < 1e4
     assert reasons(facts, 5) == {}
@@ -70,8 +75,8 @@ def expected_selection(num_rounds, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "toy_app"))
     from toy_app import client_app, server_app
 
-    settings = {"clients-per-round": 2, "num-tiers": 1, "max-failures": 3, "seed": 0}
-    config = settings | {"faults": "", "work": 0.0}
+    settings = {"clients-per-round": 2, "num-tiers": 1, "max-failures": 3, "seed": 0, "faults": ""}
+    config = settings | {"work": 0.0}
     grid = LocalGrid(client_app.app, [DeviceProfile()] * 4, run_config=config)
     strategy, selected = server_app.strategy_for(settings), []
     strategy.on_round_end = lambda run, record: selected.append(sorted(record["selected"]))

@@ -21,8 +21,6 @@ def misbehave(message, context, call_next):
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "memory":
         return Message(RecordDict({"much": ArrayRecord([np.ones(2**50)])}), reply_to=message)
-    if kind == "hangs":
-        time.sleep(3600)
     reply = call_next(message, context)
     SPOIL.get(kind, lambda content: None)(reply.content)
     return reply
@@ -38,6 +36,8 @@ def train(message, context):
     goal = float(context.node_config["partition-id"])
     arrays = ArrayRecord({"w": Array((w + (goal - w) / 2).astype(np.float32))})
     metrics = MetricRecord({"num-examples": 100, "train-loss": float(np.mean((w - goal) ** 2))})
+    if keys.NUM_STEPS in message.content["config"]:
+        metrics[keys.NUM_STEPS] = message.content["config"][keys.NUM_STEPS]
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
@@ -93,6 +93,10 @@ def _weight(content):
     content["metrics"]["num-examples"] = float("inf")
 
 
+def _steps(content):
+    content["metrics"][keys.NUM_STEPS] = 2**62
+
+
 def _pickle(content):
     content["arrays"]["w"] = Array(
         dtype="float32", shape=(1000,), stype="numpy.ndarray", data=b"\x80\x04N."
@@ -107,5 +111,6 @@ SPOIL = {
     "metric": _metric,
     "latency": _latency,
     "weight": _weight,
+    "steps": _steps,
     "pickle": _pickle,
 }

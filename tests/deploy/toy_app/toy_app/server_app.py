@@ -1,4 +1,4 @@
-"""TiFL around FedAvg, recorded."""
+"""TiFL around FedAvg, recorded; models count by steps if a node is to lie about its own."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
@@ -6,7 +6,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero.report import RunDirectory
-from flwr_hetero.strategy import Recorded, TiFL
+from flwr_hetero.strategy import BiasedLocalSGD, Recorded, TiFL
 
 app = ServerApp()
 SIZE = 1000
@@ -14,8 +14,11 @@ SIZE = 1000
 
 def strategy_for(config) -> TiFL:
     """Make the strategy; tests make the same one for a LocalGrid."""
+    inner = FedAvg(fraction_evaluate=0.0)
+    if ":steps" in config["faults"]:
+        inner = BiasedLocalSGD(inner, fast_steps=4)
     return TiFL(
-        FedAvg(fraction_evaluate=0.0),
+        inner,
         clients_per_round=config["clients-per-round"],
         num_tiers=config["num-tiers"],
         policy="vanilla" if config["num-tiers"] == 1 else "uniform",
