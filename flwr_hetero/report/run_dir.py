@@ -30,7 +30,8 @@ class RunDirectory:
         Settings and seeds. What looks like a token or a password is not written down.
     resume : bool, keyword-only
         Continue the run that is in the folder. Its history is cut back to the checkpoint, so
-        that no round stands twice.
+        that no round stands twice. Its settings are replaced then, and not before: a run that
+        refuses the checkpoint leaves them as they were.
 
     Raises
     ------
@@ -59,18 +60,20 @@ class RunDirectory:
                 "not hold another run",
                 "choose a new folder, or resume that run",
             )
+        self._last_round = -1
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
-            self._write_config({} if config is None else config)
+            self._config: bytes | None = self._make_config({} if config is None else config)
+            if not self._has_history():
+                self._write_config()
             (self.path / HISTORY).touch()
+            if self._has_history():
+                has_checkpoint = any(self.checkpoint_dir.iterdir())
+                self._cut_after(read_history(self.path).last_round if has_checkpoint else -1)
         except OSError as error:
             raise invalid(
                 "output-dir", str(path), f"be a folder to write to ({error})", "choose another"
             ) from error
-        self._last_round = -1
-        if self._has_history():
-            has_checkpoint = any(self.checkpoint_dir.iterdir())
-            self.cut_after(read_history(self.path).last_round if has_checkpoint else -1)
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -96,8 +99,9 @@ class RunDirectory:
         number = facts.get("round")
         if type(number) is not int or number < 0:
             raise invalid("round", number, "be an integer from 0", "number the rounds")
+        self._write_config()
         if number <= self._last_round:
-            self.cut_after(number - 1)
+            self._cut_after(number - 1)
         with (self.path / HISTORY).open("a", encoding="utf-8") as file:
             file.write(_line(facts))
             file.flush()
@@ -112,6 +116,10 @@ class RunDirectory:
         last_round : int
             The last round to keep; -1 drops all.
         """
+        self._write_config()
+        self._cut_after(last_round)
+
+    def _cut_after(self, last_round: int) -> None:
         kept = [r for r in read_history(self.path).rounds if r["round"] <= last_round]
         replace(self.path / HISTORY, "".join(map(_line, kept)).encode())
         self._last_round = kept[-1]["round"] if kept else -1
@@ -154,8 +162,7 @@ class RunDirectory:
         path = self.path / HISTORY
         return path.is_file() and path.stat().st_size > 0
 
-    def _write_config(self, config: Mapping[str, Any]) -> None:
-        path = self.path / CONFIG
+    def _make_config(self, config: Mapping[str, Any]) -> bytes:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         facts: dict[str, Any] = {"started": now, "resumed": []}
         if self._has_history():
@@ -163,7 +170,12 @@ class RunDirectory:
             facts["started"] = before.get("started", now)
             facts["resumed"] = [*before.get("resumed", []), now]
         facts |= {"settings": settings_of(config), **surroundings()}
-        replace(path, (json.dumps(facts, indent=2) + "\n").encode())
+        return (json.dumps(facts, indent=2) + "\n").encode()
+
+    def _write_config(self) -> None:
+        if self._config is not None:
+            replace(self.path / CONFIG, self._config)
+            self._config = None
 
 
 def _line(facts: Mapping[str, Any]) -> str:

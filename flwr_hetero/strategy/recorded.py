@@ -88,12 +88,14 @@ class Recorded(Wrapper):
         self.checkpoint_every = checkpoint_every
         self.resume = resume
         self._fresh = plain_settings(self)
+        self._begun = False
 
     def on_start(self, run: Run) -> None:
-        """Continue from the checkpoint if that is wanted."""
+        """Continue from the checkpoint if that is wanted; a refused one leaves all as it was."""
         if self.resume and load_checkpoint(self.run_dir.checkpoint_dir, run):
             self.run_dir.cut_after(run.round)
             log(INFO, "Resumed after round %d", run.round)
+        self._begun = True
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Write the round's line and, if it is due, the checkpoint."""
@@ -102,6 +104,8 @@ class Recorded(Wrapper):
             save_checkpoint(self.run_dir.checkpoint_dir, run, self._fresh)
 
     def on_finish(self, run: Run) -> None:
-        """Save the model, build the report and say where it is."""
+        """Save the model, build the report and say where it is, if the run has begun."""
+        if not self._begun:
+            return
         self.run_dir.save_model({name: array.numpy() for name, array in run.arrays.items()})
         log(INFO, "Run directory: %s", self.run_dir.finish())

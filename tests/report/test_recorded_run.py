@@ -1,7 +1,10 @@
 """The run directory under real strategies, on a fleet that fails now and then."""
 
+import json
+
 import pytest
 from flwr.app import MetricRecord
+from flwr.serverapp.strategy import FedAdam
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.core.device import DeviceProfile
@@ -63,3 +66,27 @@ def test_after_a_resume_no_round_stands_twice(tmp_path):
     assert history.notes == ()
     assert history.column("round").tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert all(record["selected"] for record in history.rounds[1:])
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
+    def files():
+        found = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
+        return {path.name: path.read_bytes() for path in found}
+
+    train(tmp_path / "run", 2)
+    before = files()
+    run_dir = RunDirectory(tmp_path / "run", {"seed": 99}, resume=True)
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 6)
+    other = Recorded(FedAdam(), run_dir=run_dir, resume=True)
+    with pytest.raises(ValueError, match="resume with the same strategies"):
+        other.start(grid, toy_arrays(), num_rounds=6)
+    assert files() == before
+
+
+def test_an_accepted_resume_writes_its_settings_down(tmp_path):
+    train(tmp_path / "run", 2)
+    before = json.loads((tmp_path / "run" / "config.json").read_text())
+    train(tmp_path / "run", 4, resume=True)
+    after = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (len(before["resumed"]), len(after["resumed"])) == (0, 1)
+    assert after["started"] == before["started"]
