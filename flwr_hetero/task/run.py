@@ -10,7 +10,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from flwr_hetero.core.errors import invalid
 from flwr_hetero.report import RunDirectory
+from flwr_hetero.report.files import CONFIG
 from flwr_hetero.strategy import Recorded
 from flwr_hetero.task.server import central_evaluate, initial_arrays
 from flwr_hetero.task.settings import Settings
@@ -46,12 +48,15 @@ def run_app(
     Raises
     ------
     ValueError
-        If the data set cannot be read, or there is nothing to resume from.
+        If the data set cannot be read, or there is no run to resume in ``output-dir``.
 
     Notes
     -----
-    Seeds Python's own generator, with which Flower's strategies select nodes.
+    Seeds Python's own generator, with which Flower's strategies select nodes. A run that was
+    stopped before its first checkpoint is resumed from its beginning.
     """
+    if settings.resume:
+        _check_resumable(settings.output_dir)
     evaluate_fn, arrays = central_evaluate(settings), initial_arrays(settings)
     random.seed(settings.seed)
     run_dir = RunDirectory(settings.run_directory(app), asdict(settings), resume=settings.resume)
@@ -64,3 +69,10 @@ def run_app(
     )
     log(INFO, "Results: %s", run_dir.path / "report.html")
     return run_dir.path
+
+
+def _check_resumable(output_dir: str) -> None:
+    """Refuse to begin a new run where one was to be continued, as after a mistyped path."""
+    if not (Path(output_dir).expanduser() / CONFIG).is_file():
+        cure = "correct the path, or leave resume out to begin a run there"
+        raise invalid("output-dir", output_dir, "hold the run to resume", cure)

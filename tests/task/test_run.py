@@ -1,0 +1,19 @@
+import pytest
+from toy import toy_app
+
+from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.strategy import Wrapper
+from flwr_hetero.task.run import run_app
+from flwr_hetero.task.settings import Settings
+
+
+@pytest.mark.parametrize("name", ["mistyped", "empty"])
+def test_a_resume_without_a_run_is_refused_and_begins_none(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    settings = Settings(output_dir=str(tmp_path / name), resume=True)
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()])
+    with pytest.raises(ValueError, match="output-dir must hold the run to resume") as caught:
+        run_app("toy", settings, Wrapper(), grid)
+    assert "correct the path" in str(caught.value)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
