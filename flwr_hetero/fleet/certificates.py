@@ -41,9 +41,10 @@ def make_authority(folder: Path, days: int = CA_DAYS) -> None:
     Raises
     ------
     ValueError
-        If there is an authority already.
+        If there is an authority already, or its certificate alone: its key may be offline.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_absent(folder / CA_CERTIFICATE, folder / CA_KEY)
     key = ec.generate_private_key(_CURVE())
     name = _name("flwr-hetero fleet authority")
     certificate = (
@@ -54,6 +55,22 @@ def make_authority(folder: Path, days: int = CA_DAYS) -> None:
     )
     _write_new(folder / CA_KEY, _private_pem(key), secret=True)
     _write_new(folder / CA_CERTIFICATE, certificate.public_bytes(_PEM))
+
+
+def has_authority(folder: Path) -> bool:
+    """Tell whether a folder has an authority, also if its key is kept elsewhere.
+
+    Parameters
+    ----------
+    folder : Path
+        As given to :func:`make_authority`.
+
+    Returns
+    -------
+    bool
+        True if there is a certificate or a key.
+    """
+    return any((folder / name).exists() for name in (CA_CERTIFICATE, CA_KEY))
 
 
 def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERVER_DAYS) -> None:
@@ -72,7 +89,7 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
     Raises
     ------
     ValueError
-        If there is no host or no authority.
+        If there is no host, or no whole authority: a key that was kept offline must be back.
     """
     names = list(dict.fromkeys(hosts))
     if not names:
@@ -117,6 +134,7 @@ def make_node_key(folder: Path, node: str) -> None:
     if not node or Path(node).name != node or node.endswith(".pub"):
         raise invalid("node", node, "be a plain file name", "use letters, digits and dashes")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_absent(folder / node, folder / f"{node}.pub")
     key = ec.generate_private_key(_CURVE())
     private = key.private_bytes(
         _PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -152,9 +170,13 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
         key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
     except (OSError, ValueError) as error:
         rule = f"hold an authority ({error})"
-        raise invalid("folder", str(folder), rule, "make one first") from error
+        cure = f"put {CA_KEY} back there for this" if has_authority(folder) else "make one first"
+        raise invalid("folder", str(folder), rule, cure) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise invalid("folder", str(folder), "hold an elliptic authority key", "make a new one")
+    if key.public_key() != certificate.public_key():
+        rule = f"hold a {CA_KEY} that belongs to {CA_CERTIFICATE}"
+        raise invalid("folder", str(folder), rule, "put the key of that certificate there")
     return certificate, key
 
 
@@ -188,12 +210,15 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
+def _check_absent(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            cure = "keep it, or remove it and everything made from it"
+            raise invalid("file", str(path), "not be there yet", cure)
+
+
 def _write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
     """Write a file that is not there yet; a secret is at no moment readable by others."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        with os.fdopen(os.open(path, flags, 0o600 if secret else 0o644), "wb") as file:
-            file.write(content)
-    except FileExistsError as error:
-        cure = "keep it, or remove it and everything made from it"
-        raise invalid("file", str(path), "not be there yet", cure) from error
+    with os.fdopen(os.open(path, flags, 0o600 if secret else 0o644), "wb") as file:
+        file.write(content)

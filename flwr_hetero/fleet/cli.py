@@ -70,7 +70,10 @@ def _parser(program: str) -> argparse.ArgumentParser:
             "--dir", default=DEFAULT_FOLDER, help=f"the fleet's folder (default: {DEFAULT_FOLDER})"
         )
     keys = kinds.add_parser("certificates", help="make keys and certificates for real devices")
-    keys.add_argument("dir", help="folder for the files; an authority in it is used again")
+    keys.add_argument(
+        "dir",
+        help="folder for the files; an authority in it is used again, its ca.key for --host only",
+    )
     keys.add_argument("--host", nargs="+", default=[], help="the SuperLink's names and addresses")
     keys.add_argument("--node", nargs="+", default=[], help="names of devices that need a key")
     keys.add_argument("--days", type=int, default=certificates.SERVER_DAYS,
@@ -123,7 +126,8 @@ def _down(options: argparse.Namespace) -> None:
 
 def _certificates(options: argparse.Namespace) -> None:
     folder = Path(options.dir).expanduser()
-    if not (folder / certificates.CA_KEY).exists():
+    wants_authority = options.host or not options.node  # a device's key needs no signature
+    if wants_authority and not certificates.has_authority(folder):
         certificates.make_authority(folder)
         print(f"authority: {folder / certificates.CA_CERTIFICATE} goes to every device")
         print(f"           {folder / certificates.CA_KEY} stays here, or offline")

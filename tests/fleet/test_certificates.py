@@ -97,6 +97,11 @@ def test_server_certificate_is_renewed_and_keeps_its_authority(folder):
         (lambda f: c.make_server_certificate(f, []), "hosts must name the SuperLink"),
         (lambda f: c.make_server_certificate(f, ["a"], days=0), "days must be at least 1"),
         (lambda f: c.make_server_certificate(f / "b", ["a"]), "folder must hold an authority"),
+        (lambda f: [(f / c.CA_KEY).unlink(), c.make_authority(f)], "file must not be there yet"),
+        (
+            lambda f: [(f / c.CA_KEY).unlink(), c.make_server_certificate(f, ["a"])],
+            "folder must hold an authority .*: put ca.key back there for this",
+        ),
     ],
 )
 def test_errors(folder, call, rule):
@@ -110,3 +115,20 @@ def test_no_key_is_ever_overwritten(folder):
     with pytest.raises(ValueError, match="not be there yet"):
         c.make_node_key(folder, "a")
     assert (folder / "a").read_bytes() == before
+
+
+def test_half_a_key_pair_is_never_completed_by_another(folder):
+    (folder / "a.pub").write_text("a public key")
+    with pytest.raises(ValueError, match="file must not be there yet"):
+        c.make_node_key(folder, "a")
+    assert not (folder / "a").exists()
+
+
+def test_a_key_of_another_authority_signs_nothing(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    c.make_authority(other)
+    (other / c.CA_KEY).replace(folder / c.CA_KEY)
+    before = (folder / c.SERVER_CERTIFICATE).read_bytes()
+    with pytest.raises(ValueError, match="hold a ca.key that belongs to ca.crt"):
+        c.make_server_certificate(folder, ["localhost"])
+    assert (folder / c.SERVER_CERTIFICATE).read_bytes() == before

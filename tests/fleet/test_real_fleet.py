@@ -119,3 +119,20 @@ def test_certificates_for_devices_elsewhere(tmp_path, capsys):
         "a", "a.pub", "b", "b.pub", "c", "c.pub",
     ]  # fmt: skip
     assert "goes to that device only" in capsys.readouterr().out
+
+
+def test_an_authority_whose_key_is_offline_takes_devices_and_signs_nothing(tmp_path, capsys):
+    def files():
+        return {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+
+    keys = tmp_path / "keys"
+    assert main(["certificates", str(keys), "--host", "superlink.lan", "--node", "a"]) == 0
+    (keys / "ca.key").rename(tmp_path / "offline.key")
+    assert main(["certificates", str(keys), "--node", "b"]) == 0
+    assert not (keys / "ca.key").exists()
+    before = files()
+    assert main(["certificates", str(keys), "--host", "superlink.lan"]) == 2
+    assert "put ca.key back there" in capsys.readouterr().err
+    assert files() == before
+    (tmp_path / "offline.key").rename(keys / "ca.key")
+    assert main(["certificates", str(keys), "--host", "superlink.lan"]) == 0
