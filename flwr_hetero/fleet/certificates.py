@@ -170,7 +170,8 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
         key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
     except (OSError, ValueError) as error:
         rule = f"hold an authority ({error})"
-        cure = f"put {CA_KEY} back there for this" if has_authority(folder) else "make one first"
+        both = f"put {CA_CERTIFICATE} and {CA_KEY} there for this"
+        cure = both if has_authority(folder) else "make one first"
         raise invalid("folder", str(folder), rule, cure) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise invalid("folder", str(folder), "hold an elliptic authority key", "make a new one")

@@ -100,7 +100,7 @@ def test_server_certificate_is_renewed_and_keeps_its_authority(folder):
         (lambda f: [(f / c.CA_KEY).unlink(), c.make_authority(f)], "file must not be there yet"),
         (
             lambda f: [(f / c.CA_KEY).unlink(), c.make_server_certificate(f, ["a"])],
-            "folder must hold an authority .*: put ca.key back there for this",
+            "folder must hold an authority .*: put ca.crt and ca.key there",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def test_an_authority_whose_key_is_offline_takes_devices_and_signs_nothing(tmp_p
     assert not (keys / "ca.key").exists()
     before = files()
     assert main(["certificates", str(keys), "--host", "superlink.lan"]) == 2
-    assert "put ca.key back there" in capsys.readouterr().err
+    assert "put ca.crt and ca.key there" in capsys.readouterr().err
     assert files() == before
     (tmp_path / "offline.key").rename(keys / "ca.key")
     assert main(["certificates", str(keys), "--host", "superlink.lan"]) == 0
