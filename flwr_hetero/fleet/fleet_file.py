@@ -10,6 +10,7 @@ from flwr_hetero.core.device import DeviceProfile
 from flwr_hetero.core.errors import invalid
 
 FILE = "fleet.json"
+DRAFT = f"{FILE}.draft"
 HOST = "127.0.0.1"
 
 
@@ -152,7 +153,7 @@ class FleetFile:
         folder : Path
             The fleet's folder.
         """
-        draft = folder / f"{FILE}.draft"
+        draft = folder / DRAFT
         draft.write_text(self.to_text(), encoding="utf-8")
         draft.replace(folder / FILE)
 

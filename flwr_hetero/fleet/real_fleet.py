@@ -13,13 +13,17 @@ from pathlib import Path
 from flwr_hetero.core.device import DeviceProfile
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.fleet import commands, marked
-from flwr_hetero.fleet.fleet_file import FILE, FleetFile, nodes_of
+from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, nodes_of
 
 START_S = 120.0
 """Seconds that a process may take to come up."""
 END_S = 30.0
 """Seconds that a process may take to end."""
-_OWN = ("keys", "home", "homes", "logs", "state.db", FILE)
+_OWN = (
+    *("keys", "home", "homes", "logs"),
+    *("state.db", "state.db-wal", "state.db-shm"),  # the last two after a hard end
+    *(FILE, DRAFT),
+)
 
 
 class RealFleet:
@@ -96,9 +100,11 @@ class RealFleet:
             for node in limits
         ]
         fleet = FleetFile(port=port, database=database, nodes=nodes)
-        commands.prepare(self.folder, fleet)
-        fleet.save(self.folder)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        fleet.save(self.folder)  # first, so that `down` can end whatever comes after
         try:
+            commands.prepare(self.folder, fleet)
             say("starting the SuperLink")
             self.start_superlink()
             say(f"registering {len(nodes)} SuperNodes")
@@ -270,7 +276,8 @@ class RealFleet:
         ValueError
             If there is no fleet in the folder.
         """
-        FleetFile.load(self.folder)
+        if not (self.folder / DRAFT).exists():  # its end came while the file was written
+            FleetFile.load(self.folder)
         ended = marked.end(self.folder)
         if not keep:
             for path in (self.folder / name for name in _OWN):

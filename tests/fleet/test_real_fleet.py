@@ -1,4 +1,5 @@
 import json
+import stat
 
 import pytest
 
@@ -84,6 +85,48 @@ def test_down_removes_an_empty_folder(tmp_path):
     fleet_file().save(folder)
     RealFleet(folder).down()
     assert not folder.exists()
+
+
+def test_down_removes_what_a_hard_end_leaves(tmp_path):
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    fleet_file().save(folder)
+    for name in ("state.db", "state.db-wal", "state.db-shm", "fleet.json.draft"):
+        (folder / name).touch()
+    RealFleet(folder).down()
+    assert not folder.exists()
+
+
+def test_an_up_that_fails_at_once_leaves_what_down_can_end(tmp_path, monkeypatch):
+    def fail(folder, fleet):
+        (folder / "keys").mkdir()
+        raise OSError("disk full")
+
+    monkeypatch.setattr("flwr_hetero.fleet.commands.prepare", fail)
+    fleet = RealFleet(tmp_path / "fleet")
+    with pytest.raises(OSError, match="disk full"):
+        fleet.up(named_fleet("uniform", 2))
+    assert fleet.down() == 0
+    assert not fleet.folder.exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_folder_is_for_the_owner_only(tmp_path, monkeypatch, is_there):
+    folder = tmp_path / "above" / "fleet"
+    if is_there:
+        folder.mkdir(mode=0o755, parents=True)
+    seen = []
+
+    def stop(self):
+        seen.extend(path for path in folder.iterdir() if path.is_dir())
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(RealFleet, "start_superlink", stop)
+    with pytest.raises(RuntimeError, match="enough"):
+        RealFleet(folder).up(named_fleet("uniform", 1))
+    assert {path.name for path in seen} == {"keys", "home", "logs", "homes"}
+    for path in (folder, *seen):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
 
 
 @pytest.mark.parametrize(
