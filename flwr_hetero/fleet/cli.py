@@ -103,7 +103,10 @@ def _status(options: argparse.Namespace) -> None:
     alive = "running" if fleet.is_alive(file.superlink_pid) else "ended"
     print(f"SuperLink  https://{file.address}  {alive}  logs in {fleet.folder / 'logs'}")
     if file.needs_warden:
-        alive = "running" if fleet.is_alive(file.warden_pid) else "ENDED, there are no limits"
+        is_alive = fleet.is_alive(file.warden_pid)
+        if not is_alive:
+            fleet.wake()  # whom it had stopped when it was killed
+        alive = "running" if is_alive else "ENDED, there are no limits"
         print(f"warden     {alive}: CPU shares by stopping and continuing, links by a relay")
     for node in file.nodes:
         state = "ended" if not fleet.is_alive(node.pid) else "starting or cut off"

@@ -6,6 +6,7 @@ import socket
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from urllib.request import getproxies, proxy_bypass
 
 from flwr_hetero.fleet.certificates import (
     CA_CERTIFICATE,
@@ -126,9 +127,33 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "NO_PROXY": f"{HOST},localhost",
+        **no_proxy(),
         "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
     }
+
+
+def no_proxy() -> dict[str, str]:
+    """Name this machine among the hosts that are reached without a proxy.
+
+    Returns
+    -------
+    dict of str to str
+        The variable in both its spellings, of which the lower one wins where both are read; the
+        user's own hosts stay.
+
+    Examples
+    --------
+    >>> sorted(no_proxy())
+    ['NO_PROXY', 'no_proxy']
+    """
+    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = ",".join(filter(None, [own, HOST, "localhost"]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def is_behind_proxy() -> bool:
+    """Tell whether programs started in this environment look for this machine behind a proxy."""
+    return bool(getproxies().keys() - {"no"}) and not proxy_bypass(HOST)
 
 
 def free_ports(count: int) -> list[int]:

@@ -151,6 +151,8 @@ def end_one(pid: int, folder: Path, signal_number: int) -> None:
     signal_number : int
         The signal.
     """
+    if pid < 1:  # never started; the kernel would call the number itself wrong
+        return
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from flwr_hetero.core.device import DeviceProfile
 from flwr_hetero.core.errors import invalid
@@ -17,6 +18,10 @@ from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, nodes_of
 
 START_S = 120.0
 """Seconds that a process may take to come up."""
+ANSWER_S = 60.0
+"""Seconds that the SuperLink may take to say who is online."""
+NODES = "nodes.json"
+"""In the fleet's ``FLWR_HOME``: the names of registered node ids."""
 END_S = 30.0
 """Seconds that a process may take to end."""
 _OWN = (
@@ -185,8 +190,11 @@ class RealFleet:
         str
             To be typed in any shell in which ``flwr`` is found.
         """
-        home = self.folder / "home"
-        return f"FLWR_HOME={home} flwr run {app} {commands.CONNECTION} --stream"
+        settings = {"FLWR_HOME": str(self.folder / "home")}
+        if commands.is_behind_proxy():
+            settings["no_proxy"] = commands.no_proxy()["no_proxy"]
+        words = " ".join(f"{name}={quote(value)}" for name, value in settings.items())
+        return f"{words} flwr run {quote(app)} {commands.CONNECTION} --stream"
 
     def online(self) -> set[str]:
         """Ask the SuperLink which SuperNodes are online.
@@ -194,13 +202,13 @@ class RealFleet:
         Returns
         -------
         set of str
-            Their names; empty if the SuperLink does not answer.
+            Their names; empty if the SuperLink does not answer, or knows none of them yet.
         """
-        done = self.flwr("supernode", "list", commands.CONNECTION, "--format", "json", timeout_s=60)
-        ids = json.loads((self.folder / "home" / "nodes.json").read_text(encoding="utf-8"))
+        ask = ("supernode", "list", commands.CONNECTION, "--format", "json")
         try:
-            listed = json.loads(done.stdout)["nodes"]
-        except (ValueError, KeyError):
+            ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
+            listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
+        except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
             return set()
         here = [node["node-id"] for node in listed if node["status"] == "online"]
         return {ids[node_id] for node_id in here if node_id in ids}
@@ -218,10 +226,12 @@ class RealFleet:
         Raises
         ------
         RuntimeError
-            If one ends, or time is up; its log is quoted.
+            If one or the SuperLink ends, or time is up; its log is quoted.
         """
         deadline_s = time.monotonic() + timeout_s
         while missing := sorted(set(names) - self.online()):
+            if not self.is_alive(self.file.superlink_pid):
+                raise self._failure("superlink")
             gone = [name for name in missing if not self.is_alive(self.file.node(name).pid)]
             if gone or time.monotonic() > deadline_s:
                 raise self._failure((gone or missing)[0])
@@ -258,6 +268,11 @@ class RealFleet:
             time.sleep(0.05)
         marked.collect()
 
+    def wake(self) -> None:
+        """Let processes run on that a warden had stopped before it was killed."""
+        for pid in marked.find(self.folder):
+            marked.end_one(pid, self.folder, signal.SIGCONT)
+
     def down(self, *, keep: bool = False) -> int:
         """End every process of the fleet and remove its files; nothing else is touched.
 
@@ -291,13 +306,15 @@ class RealFleet:
         for node in self.file.nodes:
             key = str(self.folder / "keys" / f"{node.name}.pub")
             register = ("supernode", "register", key, commands.CONNECTION, "--name", node.name)
-            done = self.flwr(*register, "--format", "json")
             try:
+                done = self.flwr(*register, "--format", "json", timeout_s=START_S)
                 ids[str(json.loads(done.stdout)["node-id"])] = node.name
+            except subprocess.TimeoutExpired as error:
+                raise RuntimeError(f"{node.name} cannot be registered: {error}") from error
             except (ValueError, KeyError) as error:
                 text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
                 raise RuntimeError(text) from error
-        (self.folder / "home" / "nodes.json").write_text(json.dumps(ids), encoding="utf-8")
+        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
 
     def _start_warden(self) -> None:
         fleet = self.file

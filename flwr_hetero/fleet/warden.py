@@ -12,6 +12,7 @@ from pathlib import Path
 from flwr_hetero.fleet.cpu_share import Throttle
 from flwr_hetero.fleet.fleet_file import FILE, HOST, FleetFile
 from flwr_hetero.fleet.link import Link
+from flwr_hetero.fleet.marked import has_mark
 
 LOOK_S = 0.02
 """Seconds between two looks at the devices' processes."""
@@ -41,12 +42,13 @@ async def keep_watch(folder: Path) -> None:
             if (now_ns := (folder / FILE).stat().st_mtime_ns) != changed_ns:
                 fleet, changed_ns = FleetFile.load(folder), now_ns
             for name, throttle in throttles.items():
-                if pid := fleet.node(name).pid:
+                if has_mark(pid := fleet.node(name).pid, folder):
                     throttle.look(pid)
             await asyncio.sleep(LOOK_S)
     finally:
         for name, throttle in throttles.items():
-            throttle.release(fleet.node(name).pid)
+            if has_mark(pid := fleet.node(name).pid, folder):
+                throttle.release(pid)
         for _, link in links:
             await link.close()
 

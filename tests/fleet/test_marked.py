@@ -69,6 +69,11 @@ def test_a_process_that_ended_has_no_mark(start, tmp_path):
     assert not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_process_that_was_never_started_is_passed_over(tmp_path, pid):
+    marked.end_one(pid, tmp_path, signal.SIGKILL)
+
+
 @pytest.fixture
 def process(tmp_path, monkeypatch):
     """Process 7 between two programs: for a moment it has neither arguments nor environment."""

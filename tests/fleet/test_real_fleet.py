@@ -1,11 +1,19 @@
+import asyncio
 import json
+import os
+import shlex
+import signal
 import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from flwr_hetero.fleet import named_fleet
+from flwr_hetero.fleet import marked, named_fleet, warden
 from flwr_hetero.fleet.cli import main
-from flwr_hetero.fleet.commands import prepare, superlink_command, supernode_command
+from flwr_hetero.fleet.commands import environment, prepare, superlink_command, supernode_command
 from flwr_hetero.fleet.fleet_file import FleetFile, Node, nodes_of
 from flwr_hetero.fleet.real_fleet import RealFleet
 from flwr_hetero.report.cli import main as report_main
@@ -179,3 +187,102 @@ def test_an_authority_whose_key_is_offline_takes_devices_and_signs_nothing(tmp_p
     assert files() == before
     (tmp_path / "offline.key").rename(keys / "ca.key")
     assert main(["certificates", str(keys), "--host", "superlink.lan"]) == 0
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("spelling", ["no_proxy", "NO_PROXY"])
+def test_the_fleet_is_reached_without_a_proxy_and_so_are_the_users_own_hosts(
+    tmp_path, proxy, spelling
+):
+    proxy.setenv(spelling, "example.org")
+    made = environment(tmp_path / "home")
+    for name in ("no_proxy", "NO_PROXY"):
+        assert made[name] == "example.org,127.0.0.1,localhost"
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({}, False),
+        ({"https_proxy": "http://proxy:3128"}, True),
+        ({"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "example.org"}, True),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "127.0.0.1"}, False),
+    ],
+)
+def test_the_printed_line_can_be_typed_as_it_stands(tmp_path, proxy, settings, needed):
+    for name, value in settings.items():
+        proxy.setenv(name, value)
+    fleet = RealFleet(tmp_path / "my fleet")
+    words = shlex.split(fleet.run_line())
+    assert words[0] == f"FLWR_HOME={fleet.folder}/home"
+    assert any(word.startswith("no_proxy=") for word in words) is needed
+    assert words[-5:] == ["flwr", "run", "apps/tifl", "fleet", "--stream"]
+
+
+def test_nobody_is_online_before_registration(tmp_path):
+    prepare(tmp_path, fleet_file())
+    assert RealFleet(tmp_path).online() == set()
+
+
+def test_nobody_is_online_if_the_superlink_says_nothing(tmp_path, monkeypatch):
+    def hang(*_, timeout, **__):
+        raise subprocess.TimeoutExpired("flwr", timeout)
+
+    prepare(tmp_path, fleet_file())
+    (tmp_path / "home" / "nodes.json").write_text("{}")
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert RealFleet(tmp_path).online() == set()
+
+
+def test_without_a_superlink_nobody_is_waited_for(tmp_path):
+    prepare(tmp_path, fleet_file())
+    fleet_file().save(tmp_path)
+    (tmp_path / "logs" / "superlink.log").write_text("out of memory")
+    with pytest.raises(RuntimeError, match="(?s)superlink did not come up.*out of memory"):
+        RealFleet(tmp_path).wait_online(["node-0"], timeout_s=300)
+
+
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_whom_a_killed_warden_had_stopped_runs_on_when_status_says_so(tmp_path, capsys):
+    prepare(tmp_path, fleet_file())
+    fleet_file().save(tmp_path)
+    sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+    pid = marked.start(sleep, tmp_path, tmp_path / "logs" / "app.log", dict(os.environ))
+    try:
+        while not marked.has_mark(pid, tmp_path):
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGSTOP)
+        while state_of(pid) != "T":
+            time.sleep(0.01)
+        assert main(["status", "--dir", str(tmp_path)]) == 0
+        assert "ENDED, there are no limits" in capsys.readouterr().out
+        assert state_of(pid) != "T"
+    finally:
+        marked.end(tmp_path, grace_s=0.0)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_warden_looks_at_processes_of_its_fleet_only(tmp_path, monkeypatch, is_ours):
+    looked = []
+    slow = Node("node-0", cpu=0.5, pid=os.getpid())
+    fleet_file(nodes=[slow]).save(tmp_path)
+    monkeypatch.setattr(warden, "has_mark", lambda pid, folder: is_ours)
+    monkeypatch.setattr(warden.Throttle, "look", lambda _, pid: looked.append(pid))
+    monkeypatch.setattr(warden.Throttle, "release", lambda _, pid: looked.append(-pid))
+
+    async def watch():
+        await asyncio.wait_for(warden.keep_watch(tmp_path), timeout=0.1)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(watch())
+    assert set(looked) == ({slow.pid, -slow.pid} if is_ours else set())
