@@ -165,18 +165,29 @@ class Settings:
         Returns
         -------
         Path
-            ``output_dir``; if that is empty, a directory that is not there yet, named by app
-            and time in ``flwr-hetero-runs`` in the home directory. Always absolute.
+            ``output_dir``; if that is empty, a new directory, made here so that no other run gets
+            it too, named by app and time in ``flwr-hetero-runs`` in the home directory. Always
+            absolute.
+
+        Raises
+        ------
+        ValueError
+            If no directory can be made.
         """
         if self.output_dir:
             return Path(self.output_dir).expanduser()
         stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-        path = fresh = Path.home() / RUNS / f"{app}-{stamp}"
-        number = 1
-        while fresh.exists():
-            number += 1
-            fresh = path.with_name(f"{path.name}-{number}")
-        return fresh
+        path, number = Path.home() / RUNS / f"{app}-{stamp}", 1
+        while True:
+            try:
+                path.mkdir(parents=True)
+                return path
+            except FileExistsError:
+                number += 1
+                path = path.with_name(f"{app}-{stamp}-{number}")
+            except OSError as error:
+                rule = f"be given, for none can be made here ({error})"
+                raise invalid("output-dir", "", rule, "name a folder to write to") from error
 
 
 def _key(name: str) -> str:

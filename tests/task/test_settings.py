@@ -97,11 +97,9 @@ def test_the_run_directory_is_the_one_asked_for(monkeypatch):
 
 def test_without_one_it_is_fresh_and_in_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    paths = []
-    for _ in range(3):
-        paths.append(Settings().run_directory("tifl"))
-        paths[-1].mkdir(parents=True)
-    assert len(set(paths)) == 3
+    paths = [Settings().run_directory("tifl") for _ in range(3)]
+    assert len(set(paths)) == 3  # also for runs that begin in the same second
+    assert all(path.is_dir() for path in paths)
     assert all(path.is_absolute() for path in paths)
     assert all(path.parent == tmp_path / "flwr-hetero-runs" for path in paths)
     assert all(path.name.startswith("tifl-20") for path in paths)
