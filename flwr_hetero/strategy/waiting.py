@@ -9,6 +9,11 @@ from flwr.serverapp import Grid
 
 from flwr_hetero.strategy.grid_view import is_simulated
 
+WAIT_S = 600.0
+"""Seconds to wait for a fleet of which nobody is there."""
+SETTLE_S = 20.0
+"""Seconds to wait for a further node of a fleet that comes online."""
+
 
 def online_nodes(grid: Grid) -> Set[int]:
     """Return the nodes online as a set, without copying one.
@@ -60,4 +65,39 @@ def wait_for_nodes(grid: Grid, at_least: int, wait_s: float) -> Set[int]:
         raise RuntimeError(
             f"no node is online after {waited_s:.0f} s: start the SuperNodes, or raise wait_s."
         )
+    return online
+
+
+def settled_nodes(
+    grid: Grid, wanted: int, wait_s: float = WAIT_S, settle_s: float = SETTLE_S
+) -> Set[int]:
+    """Wait until as many nodes as wanted are online, or until no further one comes.
+
+    Parameters
+    ----------
+    grid : Grid
+        The fleet; no time is spent on simulated nodes.
+    wanted : int
+        Nodes to wait for; a fleet may have fewer.
+    wait_s : float
+        Longest wait for the first node in seconds.
+    settle_s : float
+        Longest wait for each further one in seconds.
+
+    Returns
+    -------
+    set of int
+        Nodes online, at least one.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no node at all.
+    """
+    online = wait_for_nodes(grid, 1, wait_s)
+    while len(online) < wanted:
+        before = len(online)
+        online = wait_for_nodes(grid, before + 1, settle_s)
+        if len(online) <= before:
+            break
     return online

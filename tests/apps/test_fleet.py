@@ -110,6 +110,26 @@ def test_same_seed_same_run(settings):
 
 
 @pytest.mark.parametrize(
+    ("num_nodes", "wanted", "drawn"), [(47, 3, 3), (5, 2, 2), (2, 3, 2), (1, 3, 1)]
+)
+def test_random_draws_as_many_whatever_was_online_at_first(num_nodes, wanted, drawn):
+    settings = FleetSettings(**PLAIN | {"selection": "random", "clients_per_round": wanted})
+    history = History(settings.strategy(num_nodes=1))
+    config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
+    grid = LocalGrid(app, named_fleet("uniform", num_nodes), run_config=config)
+    history.start(grid, initial_arrays(settings), 2)
+    assert [len(record["selected"]) for record in history.records[1:]] == [drawn, drawn]
+
+
+def test_over_select_asks_whom_it_can_while_nodes_are_busy():
+    parts = {"selection": "over-select", "clients_per_round": 2, "spare_clients": 3}
+    history, _, _ = run(4, 5, **parts)
+    asked = [len(record["selected"]) for record in history.records[1:]]
+    assert asked[0] == 5
+    assert min(asked) >= 1
+
+
+@pytest.mark.parametrize(
     ("config", "named"),
     [
         ({"selection": "best"}, "selection must be one of tifl, random"),

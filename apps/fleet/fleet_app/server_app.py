@@ -4,6 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fleet_app.task import FleetSettings
+from flwr_hetero.strategy.waiting import settled_nodes
 from flwr_hetero.task.run import run_app
 
 app = ServerApp()
@@ -13,4 +14,5 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the parts that the run-config names."""
     settings = FleetSettings.from_run_config(context.run_config)
-    run_app("fleet", settings, settings.strategy(num_nodes=len(list(grid.get_node_ids()))), grid)
+    num_nodes = len(settled_nodes(grid, settings.num_wanted))
+    run_app("fleet", settings, settings.strategy(num_nodes), grid)

@@ -1,7 +1,9 @@
 """Settings of this app, and the nest of strategies that they describe."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     FedAdam,
     FedAvg,
@@ -43,7 +45,32 @@ PARTS = {
     "inner": tuple(INNER),
 }
 SAMPLERS = ("uniform", "top-loss", "mercury", "pgd")
+FEW = 1e-9
+"""Fraction of the nodes that leaves their number to ``min_train_nodes``."""
 RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
+
+
+class RandomNodes(Wrapper):
+    """Let Flower draw the same number of nodes each round, or all if fewer are there.
+
+    Flower's own ``fraction_train`` is of the nodes online, and ``min_train_nodes`` waits for
+    them; the number wanted is set anew each round instead.
+    """
+
+    name = "random"
+    decides = frozenset({"selection"})
+
+    def __init__(self, strategy: Strategy, num_nodes: int) -> None:
+        super().__init__(strategy)
+        self.num_nodes = num_nodes
+
+    def before_train(self, server_round: int, grid: Grid) -> Grid:
+        """Set how many nodes Flower draws."""
+        leaf: Any = self.leaf
+        online = len(list(grid.get_node_ids()))
+        leaf.fraction_train = FEW
+        leaf.min_train_nodes = leaf.min_available_nodes = max(1, min(self.num_nodes, online))
+        return grid
 
 
 @dataclass(frozen=True)
@@ -106,7 +133,7 @@ class FleetSettings(Settings):
 
     def strategy(self, num_nodes: int) -> Wrapper:
         """Nest the strategies: who trains, for how long, how weighted, in which order."""
-        strategy = self._inner(num_nodes)
+        strategy = self._inner()
         if self.order == "cd-grab":
             strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)
         if self.steps != "epochs":
@@ -120,19 +147,23 @@ class FleetSettings(Settings):
                 warmup_rounds=1 if self.fleet == "real" else 0,
                 seed=self.seed,
             )
+        if self.selection in ("random", "over-select"):
+            strategy = RandomNodes(strategy, self.num_wanted)
         if self.selection == "over-select":
             strategy = OverSelect(strategy, self.clients_per_round)
         return SamplerFacts(strategy)
 
-    def _inner(self, num_nodes: int) -> Strategy:
+    @property
+    def num_wanted(self) -> int:
+        """Nodes that the selection is made for; it goes on with fewer."""
+        spare = self.spare_clients if self.selection == "over-select" else 0
+        wanted = {"tifl": self.num_tiers, "all": 1}
+        return wanted.get(self.selection, self.clients_per_round + spare)
+
+    def _inner(self) -> Strategy:
         kind, arguments = INNER[self.inner]
-        wanted = {
-            "random": self.clients_per_round,
-            "over-select": self.clients_per_round + self.spare_clients,
-        }
-        share = min(1.0, wanted.get(self.selection, num_nodes) / max(num_nodes, 1))
         one = {"min_train_nodes": 1, "min_available_nodes": 1}
-        return kind(fraction_train=share, fraction_evaluate=0.0, **one, **arguments)  # type: ignore[arg-type]
+        return kind(fraction_evaluate=0.0, **one, **arguments)  # type: ignore[arg-type]
 
     def _stepped(self, strategy: Strategy) -> Wrapper:
         gamma = 1.0 if self.steps == "equal" else None

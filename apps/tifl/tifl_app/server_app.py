@@ -8,6 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.strategy.grid_view import is_simulated
+from flwr_hetero.strategy.waiting import settled_nodes
 from flwr_hetero.task.run import run_app
 from tifl_app.task import TiflSettings
 
@@ -21,7 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = TiFL(
         settings.inner_strategy(),
         settings.clients_per_round,
-        tiers_for(settings.num_tiers, num_nodes=len(list(grid.get_node_ids()))),
+        tiers_for(settings.num_tiers, num_nodes=len(settled_nodes(grid, settings.num_tiers))),
         policy=settings.policy,
         interval=settings.interval,
         credits=settings.tier_credits,
@@ -36,10 +37,9 @@ def tiers_for(num_tiers: int, num_nodes: int) -> int:
     """Take fewer tiers than asked for on a fleet that is too small for them, and say so."""
     if num_nodes >= num_tiers:
         return num_tiers
-    fewer = max(num_nodes, 1)
-    log(WARNING, "%d nodes are too few for %d tiers: %d instead.", num_nodes, num_tiers, fewer)
+    log(WARNING, "%d nodes are too few for %d tiers: %d instead.", num_nodes, num_tiers, num_nodes)
     log(
         WARNING,
         'Start more with --federation-config "num-supernodes=20 client-resources-num-cpus=1"',
     )
-    return fewer
+    return num_nodes
