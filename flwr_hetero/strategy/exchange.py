@@ -39,7 +39,12 @@ class Exchange(NamedTuple):
 
 
 def exchange(
-    grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None = None
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout_s: float,
+    enough: int | None = None,
+    *,
+    emulated: bool = False,
 ) -> Exchange:
     """Send instructions and collect the replies until all are there or time is up.
 
@@ -53,6 +58,9 @@ def exchange(
         Seconds to wait, on the fleet's clock.
     enough : int, optional
         Do not wait for more replies than this; errors do not count. None: wait for all.
+    emulated : bool
+        Whether simulated nodes are known to emulate devices, from replies before: their clock
+        counts then, also if this time all of them are away or err.
 
     Returns
     -------
@@ -82,7 +90,11 @@ def exchange(
         virtual_s = wall_s
     else:
         late = 0 if _is_enough(replies, enough) else len(missing)
-        virtual_s = _virtual_s(replies, late, timeout_s, wall_s)
+        latencies = _emulated_latencies(replies)
+        if latencies or emulated:
+            virtual_s = _virtual_s(latencies, late, timeout_s)
+        else:
+            virtual_s = wall_s
     return Exchange(replies, round_trip_s, missing, virtual_s, wall_s)
 
 
@@ -118,15 +130,16 @@ def _first(replies: list[Message], enough: int | None) -> list[Message]:
     return [reply for reply in replies if reply.has_error() or id(reply) in first]
 
 
-def _virtual_s(replies: list[Message], missing: int, timeout_s: float, wall_s: float) -> float:
-    """Length of the exchange on the devices' own clock, if they are emulated."""
-    latencies = [
+def _emulated_latencies(replies: Sequence[Message]) -> list[float]:
+    return [
         latency.seconds
         for reply in replies
         if reply.has_content() and (latency := reported_latency(reply)) and latency.emulated
     ]
-    if not latencies:
-        return wall_s
+
+
+def _virtual_s(latencies: list[float], missing: int, timeout_s: float) -> float:
+    """Length of the exchange on the devices' own clock; an error takes no time, as in LocalGrid."""
     late = sum(latency > timeout_s for latency in latencies)
     in_time = [latency for latency in latencies if latency <= timeout_s]
     return round_time_s(in_time, num_missing=missing + late, timeout_s=timeout_s)

@@ -109,7 +109,7 @@ def timed_exchange(
     """
     session = strategy.session
     session.timeout_s = timeout_s
-    done = exchange(grid, messages, timeout_s, session.enough)
+    done = exchange(grid, messages, timeout_s, session.enough, emulated=session.emulated)
     session.round_trip_s = done.round_trip_s
     session.virtual_s += done.virtual_s
     session.last_exchange_s = done.virtual_s

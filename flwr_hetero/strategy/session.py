@@ -73,6 +73,8 @@ class Session:
         Instructions of the last exchange that were not waited for: no failures.
     accepted : dict of str to dict
         Message type to how many replies with which metrics were accepted so far.
+    emulated : bool
+        Whether a simulated node has reported the time of an emulated device.
     """
 
     roster: Roster = field(default_factory=Roster)
@@ -92,6 +94,7 @@ class Session:
     surplus: list[Message] = field(default_factory=list)
     asked: list[Message] = field(default_factory=list)
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
+    emulated: bool = False
     _simulated: bool = False
 
     def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
@@ -201,6 +204,7 @@ class Session:
         drop_private_metrics(reply)
         if latency is None:
             return None
+        self.emulated = self.emulated or latency.emulated
         if latency.emulated and latency.seconds > self.timeout_s:
             return f"late: {latency.seconds:.3g} s, the time-out is {self.timeout_s:g} s"
         self.latency[node_id] = latency

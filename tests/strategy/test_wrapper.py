@@ -3,6 +3,7 @@ import random
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from recording import History
 from toy import toy_app, toy_arrays
@@ -291,3 +292,49 @@ def test_whoever_was_alone_once_does_not_shut_out_the_others():
     history = History(flower.FedAvg(fraction_evaluate=0.0))
     history.start(grid, toy_arrays(), num_rounds=6)
     assert [f["node"] for f in history.records[6]["failures"]] == ["node-0"]
+
+
+class InMemoryGrid(Grid):
+    """Flower's simulation, as a strategy sees it: no clock to be read, all replies come."""
+
+    def __init__(self, grid):
+        self.grid = grid
+
+    def get_node_ids(self):
+        return list(self.grid.get_node_ids())
+
+    def get_nodes(self):
+        return self.grid.get_nodes()
+
+    def push_messages(self, messages):
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        return self.grid.wait_for(message_ids)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+    def create_message(self, *arguments, **named):
+        return self.grid.create_message(*arguments, **named)
+
+    def set_run(self, run):
+        self.grid.set_run(run)
+
+    @property
+    def run(self):
+        return self.grid.run
+
+
+def test_a_round_in_which_every_emulated_node_errs_takes_the_same_time_in_a_simulation():
+    def times(wrap):
+        faults = [Fault(i, "errs", 2, 2) for i in range(3)]
+        grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 3), faults=faults)
+        history = History()
+        history.start(wrap(grid), toy_arrays(), num_rounds=3)
+        assert len(history.records[2]["failures"]) >= 3
+        return [record["virtual_s"] for record in history.records]
+
+    expected = times(lambda grid: grid)
+    assert expected[2] == expected[1] < expected[3]
+    assert times(InMemoryGrid) == pytest.approx(expected, abs=1e-9)
