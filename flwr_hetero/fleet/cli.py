@@ -46,7 +46,13 @@ def _parser(program: str) -> argparse.ArgumentParser:
         program, description="A real fleet on this machine, and keys for one elsewhere."
     )
     kinds = parser.add_subparsers(required=True, metavar="COMMAND")
-    up = kinds.add_parser("up", help="start a SuperLink and SuperNodes with TLS and keys")
+    up = kinds.add_parser(
+        "up",
+        help="start a SuperLink and SuperNodes with TLS and keys",
+        description="Start a SuperLink and SuperNodes with TLS and keys. While they are up, EVERY "
+        "USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's SuperLink asks for no credentials on "
+        "127.0.0.1.",
+    )
     up.add_argument("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
     up.add_argument(
         "--fleet",

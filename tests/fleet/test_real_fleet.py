@@ -286,3 +286,9 @@ def test_a_warden_looks_at_processes_of_its_fleet_only(tmp_path, monkeypatch, is
     with pytest.raises(TimeoutError):
         asyncio.run(watch())
     assert set(looked) == ({slow.pid, -slow.pid} if is_ours else set())
+
+
+def test_up_says_who_else_can_run_code(capsys):
+    with pytest.raises(SystemExit):
+        main(["up", "--help"])
+    assert "CAN RUN CODE AS YOU" in " ".join(capsys.readouterr().out.split())
