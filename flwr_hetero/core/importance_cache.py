@@ -6,6 +6,10 @@ from numpy.typing import NDArray
 from flwr_hetero.core.importance import check_importance, inverse_probs
 from flwr_hetero.core.sum_tree import SumTree
 
+DECILES = (10, 50, 90)
+IMPORTANCE_PARTS = tuple(f"importance-with-mean-1.{share} % are below" for share in DECILES)
+"""Names of the deciles in a summary; a plot's legend shows what follows the point."""
+
 
 class ImportanceCache:
     r"""Latest importance per sample; samples never scored count as average.
@@ -175,18 +179,17 @@ class ImportanceCache:
         dict of str to float
             ``coverage`` (share ever scored), ``mean-age`` (steps since a sample was scored,
             over those scored), ``effective-share`` (effective sample size of a large batch, as
-            a part of it) and deciles ``importance.10``, ``.50``, ``.90`` relative to the mean.
+            a part of it) and, in the group ``importance-with-mean-1``, the importance below which
+            are 10, 50 and 90 % of the samples, relative to the mean.
         """
         ages = step - self.scored_at[self.scored_at >= 0]
         weights = self.weights(np.arange(len(self)), mixing)
-        deciles = np.quantile(self.values, (0.1, 0.5, 0.9)) / (self.mean or 1.0)
+        deciles = np.percentile(self.values, DECILES) / (self.mean or 1.0)
         return {
             "coverage": self.coverage,
             "mean-age": float(ages.mean()) if ages.size else 0.0,
             "effective-share": float(1.0 / weights.mean()),
-            "importance.10": float(deciles[0]),
-            "importance.50": float(deciles[1]),
-            "importance.90": float(deciles[2]),
+            **dict(zip(IMPORTANCE_PARTS, map(float, deciles), strict=True)),
         }
 
     def state(self) -> dict[str, NDArray[np.generic] | int]:

@@ -76,7 +76,11 @@ def test_all_parts_together_say_what_they_do():
     last = history.records[-1]
     assert not last["failures"]
     assert {"tifl", "biased-local-sgd", "cd-grab", "sampler"} <= set(last)
-    assert {"mercury", "pgd"} <= set(last["sampler"])
+    facts = last["sampler"]
+    assert {"mercury-coverage", "mercury-mean-age", "pgd-coverage"} <= set(facts)
+    assert set(facts["mercury-importance-with-mean-1"]) == {  # a plot of what is of one kind
+        *("10 % are below", "50 % are below", "90 % are below")
+    }
     assert sum(record["cd-grab"]["pairs"] for record in history.records[1:]) > 0
 
 

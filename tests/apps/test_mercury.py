@@ -79,7 +79,9 @@ def test_the_history_says_how_much_of_the_scoring_is_hidden():
     assert Run(sampling="sequential").go_on(3)[-1]["sampler"]["hidden-share"] == 0.0
     sampler = Run(sampling="free").go_on(3)[-1]["sampler"]
     assert "hidden-share" not in sampler
-    assert sampler["importance"]["10"] < sampler["importance"]["90"]
+    deciles = sampler["importance-with-mean-1"]
+    assert list(deciles) == ["10 % are below", "50 % are below", "90 % are below"]
+    assert deciles["10 % are below"] < deciles["90 % are below"]
 
 
 def test_the_group_follows_the_link_within_a_few_rounds():

@@ -117,5 +117,5 @@ def report(
     if isinstance(sampler, (MercurySampler, PriorityFeed)):
         name = "mercury" if isinstance(sampler, MercurySampler) else "pgd"
         facts = dict(reply.content.config_records.get(keys.SAMPLER, {}))
-        facts |= {f"{name}.{key}": value for key, value in sampler.summary().items()}
+        facts |= {f"{name}-{key}": value for key, value in sampler.summary().items()}
         reply.content[keys.SAMPLER] = ConfigRecord(facts)
