@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from flwr_hetero import __version__
 from flwr_hetero.core.errors import invalid
+from flwr_hetero.report.progress import CLOCKS
 
 if TYPE_CHECKING:
     from flwr_hetero.report.compare import Comparison
 
-CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -66,8 +66,19 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("directories", nargs="+", metavar="DIR", help="run directory (output-dir)")
     compare.add_argument(
         "--metric",
-        help="what to compare, such as accuracy or cd-grab/herding_bound (default: "
+        help="what to compare, such as accuracy or herding/herding-bound (default: "
         "the first run's accuracy, else its loss)",
+    )
+    way = compare.add_mutually_exclusive_group()
+    way.add_argument(
+        "--lower",
+        dest="falls",
+        action="store_true",
+        default=None,
+        help="lower is better (default: by the metric's name, such as loss, error or bound)",
+    )
+    way.add_argument(
+        "--higher", dest="falls", action="store_false", default=None, help="higher is better"
     )
     compare.add_argument(
         "--target",
@@ -79,7 +90,10 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline", metavar="RUN", help="run to measure against (default: the first)"
     )
     compare.add_argument(
-        "--clock", choices=CLOCKS, default="virtual", help="what to measure by (default: virtual)"
+        "--clock",
+        choices=[clock.removesuffix("_s") for clock in CLOCKS],
+        default="virtual",
+        help="what to measure by (default: virtual)",
     )
     compare.add_argument(
         "--out", type=Path, default=Path("compare.png"), help="the figure (default: compare.png)"
@@ -109,7 +123,8 @@ def _compare(options: argparse.Namespace) -> None:
         options.metric,
         options.target,
         baseline=options.baseline,
-        clock=CLOCKS[options.clock],
+        clock=next(clock for clock in CLOCKS if clock.startswith(options.clock)),
+        falls=options.falls,
     )
     _print_table(comparison, options.target is None)
     with LIGHT.applied():
@@ -123,12 +138,12 @@ def _print_table(comparison: "Comparison", target_is_default: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from flwr_hetero.report.compare_plot import CLOCK_NAMES, cost_text
+    from flwr_hetero.report.compare_plot import cost_text
     from flwr_hetero.report.units import figure, words
 
     metric, clock = comparison.metric, comparison.clock
     table = Table(
-        title=f"{words(metric)} against {CLOCK_NAMES[clock]}",
+        title=f"{words(metric)} against {CLOCKS[clock]}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,

@@ -82,6 +82,8 @@ class Comparison:
         Name of the run that the others are measured against.
     rows : tuple of Row
         One per run.
+    falls : bool
+        Whether lower is better.
     """
 
     runs: tuple[NamedRun, ...]
@@ -90,6 +92,7 @@ class Comparison:
     clock: str
     baseline: str
     rows: tuple[Row, ...]
+    falls: bool
 
 
 def read_runs(directories: Sequence[str | Path]) -> tuple[NamedRun, ...]:
@@ -127,6 +130,7 @@ def compare(
     *,
     baseline: str | None = None,
     clock: str = "virtual_s",
+    falls: bool | None = None,
 ) -> Comparison:
     """Compare runs by the time that they need to reach a target.
 
@@ -142,6 +146,8 @@ def compare(
         Name of the run to measure against; the first if left out.
     clock : {"virtual_s", "wall_s", "round"}, keyword-only
         What to measure by.
+    falls : bool, optional, keyword-only
+        Whether lower is better; :func:`~flwr_hetero.report.progress.lower_is_better` if left out.
 
     Returns
     -------
@@ -162,13 +168,18 @@ def compare(
         raise invalid("metric", metric, "be in the history, which has none", "evaluate the model")
     for run in runs:
         _check_metric(run, judged)
-    goal = default_target(runs, judged) if target is None else target
-    costs = {run.name: time_to_target(run.history, judged, goal, clock) for run in runs}
-    rows = [_row(run, judged, clock, costs[run.name], costs[first]) for run in runs]
-    return Comparison(tuple(runs), judged, goal, clock, first, tuple(rows))
+    down = lower_is_better(judged) if falls is None else falls
+    goal = default_target(runs, judged, falls=down) if target is None else target
+    costs = {
+        run.name: time_to_target(run.history, judged, goal, clock, falls=down) for run in runs
+    }
+    rows = [_row(run, judged, clock, down, costs[run.name], costs[first]) for run in runs]
+    return Comparison(tuple(runs), judged, goal, clock, first, tuple(rows), down)
 
 
-def default_target(runs: Sequence[NamedRun], metric: str) -> float:
+def default_target(
+    runs: Sequence[NamedRun], metric: str, *, falls: bool | None = None
+) -> float:
     """Choose a value that every run reaches: 1 % short of what all of them hold at their end.
 
     Parameters
@@ -177,6 +188,8 @@ def default_target(runs: Sequence[NamedRun], metric: str) -> float:
         At least one.
     metric : str
         What is compared.
+    falls : bool, optional
+        As for :func:`compare`.
 
     Returns
     -------
@@ -189,12 +202,18 @@ def default_target(runs: Sequence[NamedRun], metric: str) -> float:
     A curve creeps through its last percent, so the time to reach its very end says more about
     noise than about the method; and one lucky round at the end must not set the target.
     """
-    settled = [settled_value(run.history, metric) for run in runs]
-    return max(settled) / NEAR if lower_is_better(metric) else min(settled) * NEAR
+    down = lower_is_better(metric) if falls is None else falls
+    settled = [settled_value(run.history, metric, falls=down) for run in runs]
+    return max(settled) / NEAR if down else min(settled) * NEAR
 
 
 def _row(
-    run: NamedRun, metric: str, clock: str, cost: float | None, baseline_cost: float | None
+    run: NamedRun,
+    metric: str,
+    clock: str,
+    falls: bool,
+    cost: float | None,
+    baseline_cost: float | None,
 ) -> Row:
     values = run.history.metric(metric)
     times = run.history.column(clock)
@@ -202,7 +221,7 @@ def _row(
         name=run.name,
         rounds=run.history.last_round,
         final=float(values[~np.isnan(values)][-1]),
-        best=float(values[best_round(run.history, metric)]),
+        best=float(values[best_round(run.history, metric, falls=falls)]),
         total=float(times[-1]),
         to_target=cost,
         speed_up=baseline_cost / cost if cost and baseline_cost is not None else None,

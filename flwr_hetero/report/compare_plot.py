@@ -5,15 +5,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flwr_hetero.report.compare import Comparison
-from flwr_hetero.report.progress import lower_is_better
+from flwr_hetero.report.progress import CLOCKS
 from flwr_hetero.report.style import WIDTH, metric_axis, round_axis, run_look, zoom
 from flwr_hetero.report.units import duration, figure, heading, time_unit, words
-
-CLOCK_NAMES = {
-    "virtual_s": "time on the fleet's clock",
-    "wall_s": "time on the server's clock",
-    "round": "rounds",
-}
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
@@ -40,8 +34,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     _draw_runs(by_round, comparison, "round")
     by_round.set_ylabel("")
     by_round.tick_params(labelleft=False)
-    falls = lower_is_better(comparison.metric)
-    by_round.legend(loc="upper right" if falls else "lower right")
+    by_round.legend(loc="upper right" if comparison.falls else "lower right")
     _draw_costs(cost, comparison)
     return drawn
 
@@ -81,11 +74,11 @@ def _draw_runs(axes: Axes, comparison: Comparison, clock: str) -> None:
         axes.plot(x[known], values[known], **run_look(number), label=run.name)
         shown.append(values[known])
     axes.axhline(comparison.target, color="#8c8c8c", lw=1.2, ls=(0, (1, 1.5)))
-    zoom(axes, np.concatenate(shown), falls=lower_is_better(comparison.metric))
+    zoom(axes, np.concatenate(shown), falls=comparison.falls)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, comparison.target), max(high, comparison.target))
     metric_axis(axes, comparison.metric, np.concatenate([*shown, [comparison.target]]))
-    name = CLOCK_NAMES[clock]
+    name = CLOCKS[clock]
     axes.set_title(
         f"{heading(comparison.metric)} against {'rounds' if clock == 'round' else 'time'}"
     )
@@ -114,6 +107,6 @@ def _draw_costs(axes: Axes, comparison: Comparison) -> None:
     axes.set_xlim(0, 1.22 * longest / scale if longest else 1)
     axes.grid(visible=False, axis="y")
     target = figure(comparison.metric, comparison.target)
-    name = CLOCK_NAMES[comparison.clock].capitalize()
+    name = CLOCKS[comparison.clock].capitalize()
     axes.set_title(f"{name} to reach {words(comparison.metric)} {target}")
     axes.set_xlabel("rounds" if comparison.clock == "round" else unit.symbol)

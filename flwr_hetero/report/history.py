@@ -112,7 +112,8 @@ class History:
         Parameters
         ----------
         name : str
-            ``accuracy``, or with its section: ``evaluate/accuracy``, ``cd-grab/herding_bound``.
+            ``accuracy``, or with its section: ``evaluate/accuracy``,
+            ``herding/herding-bound``.
 
         Returns
         -------

@@ -5,9 +5,13 @@ import numpy as np
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.report.history import History
 
-CLOCKS = ("virtual_s", "wall_s", "round")
-"""What a run is measured by: the fleet's clock, the server's clock, rounds."""
-LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae")
+CLOCKS = {
+    "virtual_s": "time on the fleet's clock",
+    "wall_s": "time on the server's clock",
+    "round": "rounds",
+}
+"""What a run is measured by, as the history and as people call it."""
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
 
 
 def lower_is_better(metric: str) -> bool:
@@ -21,17 +25,19 @@ def lower_is_better(metric: str) -> bool:
     Returns
     -------
     bool
-        True for losses and errors.
+        True for losses, errors and bounds.
 
     Examples
     --------
     >>> lower_is_better("train-loss"), lower_is_better("accuracy")
     (True, False)
+    >>> lower_is_better("herding/herding-bound")
+    True
     """
     return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
-def best_round(history: History, metric: str) -> int:
+def best_round(history: History, metric: str, *, falls: bool | None = None) -> int:
     """Find the position of a metric's best value.
 
     Parameters
@@ -40,6 +46,8 @@ def best_round(history: History, metric: str) -> int:
         A run.
     metric : str
         As for :meth:`History.metric`.
+    falls : bool, optional
+        Whether lower is better; :func:`lower_is_better` if left out.
 
     Returns
     -------
@@ -47,10 +55,12 @@ def best_round(history: History, metric: str) -> int:
         Position in ``history.rounds``; the first if several are equally good.
     """
     values = history.metric(metric)
-    return int(np.nanargmin(values) if lower_is_better(metric) else np.nanargmax(values))
+    return int(np.nanargmin(values) if _falls(metric, falls) else np.nanargmax(values))
 
 
-def settled_value(history: History, metric: str, last: int = 5) -> float:
+def settled_value(
+    history: History, metric: str, last: int = 5, *, falls: bool | None = None
+) -> float:
     """Return the level that a run holds at its end.
 
     Parameters
@@ -61,6 +71,8 @@ def settled_value(history: History, metric: str, last: int = 5) -> float:
         As for :meth:`History.metric`.
     last : int
         Evaluations that count.
+    falls : bool, optional
+        As for :func:`best_round`.
 
     Returns
     -------
@@ -69,12 +81,17 @@ def settled_value(history: History, metric: str, last: int = 5) -> float:
         number it is the worse of the two in the middle.
     """
     values = history.metric(metric)
-    tail = sorted(values[~np.isnan(values)][-last:].tolist(), reverse=lower_is_better(metric))
+    tail = sorted(values[~np.isnan(values)][-last:].tolist(), reverse=_falls(metric, falls))
     return float(tail[(len(tail) - 1) // 2])
 
 
 def time_to_target(
-    history: History, metric: str, target: float, clock: str = "virtual_s"
+    history: History,
+    metric: str,
+    target: float,
+    clock: str = "virtual_s",
+    *,
+    falls: bool | None = None,
 ) -> float | None:
     """Tell when a run first reaches a target.
 
@@ -83,11 +100,13 @@ def time_to_target(
     history : History
         A run.
     metric : str
-        As for :meth:`History.metric`; losses and errors must fall to the target, others rise.
+        As for :meth:`History.metric`.
     target : float
         The value to reach.
     clock : {"virtual_s", "wall_s", "round"}
         What to measure by.
+    falls : bool, optional
+        Whether the metric must fall to the target, or rise; as for :func:`best_round`.
 
     Returns
     -------
@@ -116,6 +135,10 @@ def time_to_target(
         raise invalid("target", target, "be a finite number", "leave it out for the default")
     values, times = history.metric(metric), history.column(clock)
     with np.errstate(invalid="ignore"):
-        reached = values <= target if lower_is_better(metric) else values >= target
+        reached = values <= target if _falls(metric, falls) else values >= target
     hits = times[reached & ~np.isnan(times)]
     return float(hits[0]) if len(hits) else None
+
+
+def _falls(metric: str, falls: bool | None) -> bool:
+    return lower_is_better(metric) if falls is None else falls

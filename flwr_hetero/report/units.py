@@ -171,7 +171,7 @@ def words(key: str) -> str:
 
     Examples
     --------
-    >>> words("herding_bound"), words("transfer_s"), words("eval-acc")
+    >>> words("herding-bound"), words("transfer_s"), words("eval-acc")
     ('herding bound', 'transfer (s)', 'eval acc')
     """
     for suffix, unit in SUFFIXES.items():
@@ -195,8 +195,8 @@ def heading(key: str) -> str:
 
     Examples
     --------
-    >>> heading("eval-acc"), heading("cd-grab/herding_bound")
-    ('Eval acc', 'Cd grab: herding bound')
+    >>> heading("eval-acc"), heading("herding/herding-bound")
+    ('Eval acc', 'Herding: herding bound')
     """
     text = words(key).replace("/", ": ")
     return text[:1].upper() + text[1:]

@@ -66,8 +66,8 @@ def fake_rounds(
                 "exact_estimate_s": 1.08 * estimate_s,
                 "actual_s": actual_s,
             }
+        record["herding"] = {"herding-bound": 40 / np.sqrt(number) + rng.normal(0, 0.4)}
         record["cd-grab"] = {
-            "herding_bound": 40 / np.sqrt(number) + rng.normal(0, 0.4),
             "effective_sample_size": 200 * (1 - np.exp(-number / 20)),
             "num_steps": {name: int(rng.integers(8, 30)) for name in names},
             "estimator": "flat",

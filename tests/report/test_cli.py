@@ -5,6 +5,7 @@ import pytest
 
 from flwr_hetero import __version__
 from flwr_hetero.report.cli import main
+from flwr_hetero.strategy.herding_meter import HerdingMeter
 
 
 @pytest.fixture
@@ -44,6 +45,26 @@ def test_compare_says_which_target_it_chose(two_runs, capsys, tmp_path):
     assert "Target: accuracy 39.6 % (0.396), 1 % short of what all runs hold at their end." in said
     assert "2 rounds" in said
     assert out.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("way", "best"), [((), "8"), (("--lower",), "2"), (("--higher",), "8")], ids=str
+)
+def test_compare_is_told_which_way_is_better(make_run, capsys, tmp_path, way, best):
+    rounds = [{"round": i, "virtual_s": i, "cd-grab": {"pairs": value}} for i, value in
+              enumerate((5, 2, 8, 4))]  # fmt: skip
+    run, out = str(make_run("run", rounds)), str(tmp_path / "compare.svg")
+    assert main(["compare", run, "--metric", "cd-grab/pairs", *way, "--out", out]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run  ")][1:]
+    assert row.split()[:4] == ["run", "3", "4", best]
+
+
+def test_the_metric_that_help_names_exists(make_run, rounds_of, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert "herding/herding-bound" in "".join(capsys.readouterr().out.split())
+    run, out = str(make_run("run", rounds_of(5))), str(tmp_path / "compare.svg")
+    assert main(["compare", run, "--metric", HerdingMeter.name + "/herding-bound", "--out", out]) == 0
 
 
 @pytest.mark.parametrize(

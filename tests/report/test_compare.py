@@ -50,6 +50,18 @@ def test_losses_are_better_when_they_fall():
     assert [row.best for row in comparison.rows] == [1.0, 0.5]
 
 
+def test_which_way_is_better_can_be_said():
+    first = run_of("a", [3.0, 2.0, 1.0], 1.0, "drift")
+    second = run_of("b", [3.0, 1.0, 0.5], 1.0, "drift")
+    by_name, told = compare([first, second], target=1.5), compare([first, second], falls=True)
+    assert [row.to_target for row in by_name.rows] == [0.0, 0.0]
+    assert told.target == pytest.approx(2.0 / 0.99)
+    assert [row.to_target for row in told.rows] == [1.0, 1.0]
+    assert [row.best for row in told.rows] == [1.0, 0.5]
+    legend = draw_comparison(told).axes[1].get_legend()
+    assert legend._loc == 1  # upper right, where a falling curve leaves room
+
+
 def test_every_run_reaches_the_default_target():
     runs = [SLOW, FAST, POOR]
     target = default_target(runs, "accuracy")

@@ -38,7 +38,7 @@ def evil_run(tmp_path_factory, rounds_of):
     """Write a report of a run in which every name is hostile."""
     text = json.dumps(rounds_of(12, 10))
     evil = json.dumps(EVIL)[1:-1]
-    for name in ("node-3", "cd-grab", "no reply within 30 s", "herding_bound"):
+    for name in ("node-3", "cd-grab", "no reply within 30 s", "herding-bound"):
         text = text.replace(name, evil + name)
     rounds = json.loads(text)
     rounds[5]["failures"] = [{"node": EVIL, "reason": EVIL}]
