@@ -10,14 +10,16 @@ from matplotlib.figure import Figure
 from flwr_hetero.report.history import History
 from flwr_hetero.report.node_plots import draw_latency, draw_selection
 from flwr_hetero.report.progress_plots import (
+    MAX_PANELS,
     draw_against_traffic,
     draw_main_metric,
     draw_other_metrics,
     draw_round_times,
+    other_metrics,
 )
 from flwr_hetero.report.style import Theme, png
 from flwr_hetero.report.tier_plots import draw_tiers
-from flwr_hetero.report.wrapper_plots import draw_wrapper, wrappers_of
+from flwr_hetero.report.wrapper_plots import draw_wrapper, fans, wrappers_of
 
 
 class Plot(NamedTuple):
@@ -39,6 +41,7 @@ class Plot(NamedTuple):
     draw: Callable[[History], Figure | None]
 
 
+METRICS_PLOT = "metrics"
 PLOTS = (
     Plot(
         "progress",
@@ -48,7 +51,10 @@ PLOTS = (
         draw_main_metric,
     ),
     Plot(
-        "metrics", "Other metrics", "As the nodes and the server reported them.", draw_other_metrics
+        METRICS_PLOT,
+        "Other metrics",
+        "As the nodes and the server reported them.",
+        draw_other_metrics,
     ),
     Plot(
         "tiers",
@@ -101,12 +107,17 @@ def plots_of(history: History) -> list[Plot]:
         Plot(
             "wrapper-" + re.sub(r"[^\w-]+", "-", section),
             section,
-            "Figures of this wrapper, round by round.",
+            "Figures of this wrapper, round by round." + _rest(len(fans(history, section))),
             partial(draw_wrapper, section=section),
         )
         for section in wrappers_of(history)
     ]
-    return [*PLOTS, *wrappers]
+    metrics = len(other_metrics(history))
+    fixed = [
+        plot._replace(caption=plot.caption + _rest(metrics)) if plot.name == METRICS_PLOT else plot
+        for plot in PLOTS
+    ]
+    return [*fixed, *wrappers]
 
 
 def render(plot: Plot, history: History, theme: Theme) -> bytes | None:
@@ -131,3 +142,9 @@ def render(plot: Plot, history: History, theme: Theme) -> bytes | None:
     with theme.applied():
         drawn = plot.draw(history)
         return None if drawn is None else png(drawn)
+
+
+def _rest(count: int) -> str:
+    """Say how many panels a figure leaves out, for its caption."""
+    left_out = f" The first {MAX_PANELS} of {count} are shown; history.jsonl has them all."
+    return left_out if count > MAX_PANELS else ""

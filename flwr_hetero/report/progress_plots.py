@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero.report.fleet_facts import TIFL, num_tiers
 from flwr_hetero.report.history import METRICS, History
-from flwr_hetero.report.progress import best_round, lower_is_better
+from flwr_hetero.report.progress import CLOCKS, best_round, lower_is_better
 from flwr_hetero.report.style import (
     BLUE,
     GREEN,
@@ -22,7 +22,8 @@ from flwr_hetero.report.style import (
 )
 from flwr_hetero.report.units import figure, heading, size, time_unit
 
-MAX_PANELS = 9
+MAX_PANELS = 12
+"""Panels of a figure; a caption says how many more there would be."""
 
 
 def draw_main_metric(history: History) -> Figure | None:
@@ -48,7 +49,7 @@ def draw_main_metric(history: History) -> Figure | None:
         by_time.set_visible(False)
     else:
         _draw_progress(by_time, clock / unit.seconds, values, metric)
-    by_time.set_xlabel(f"time on the fleet's clock ({unit.symbol})")
+    by_time.set_xlabel(f"{CLOCKS[clock_key(history)]} ({unit.symbol})")
     by_time.set_title(f"{heading(metric)} against time")
     _shade_profiling(by_time, history, unit.seconds)
     _draw_progress(by_round, history.column("round"), values, metric)
@@ -100,8 +101,7 @@ def draw_other_metrics(history: History) -> Figure | None:
     Figure or None
         None if there is no other metric.
     """
-    others = [name for name in history.metrics(METRICS) if name != history.main_metric()]
-    names = [name for name in others if np.nansum(np.abs(history.metric(name)))][:MAX_PANELS]
+    names = other_metrics(history)[:MAX_PANELS]
     if not names:
         return None
     drawn, axes = small_panels(len(names))
@@ -111,6 +111,23 @@ def draw_other_metrics(history: History) -> Figure | None:
         axis.set_ylabel("")
         round_axis(axis)
     return drawn
+
+
+def other_metrics(history: History) -> list[str]:
+    """Return the metrics beside the main one.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    list of str
+        Without those that are always zero.
+    """
+    others = [name for name in history.metrics(METRICS) if name != history.main_metric()]
+    return [name for name in others if np.nansum(np.abs(history.metric(name)))]
 
 
 def draw_round_times(history: History) -> Figure | None:
@@ -153,8 +170,23 @@ def clock_of(history: History) -> NDArray[np.float64]:
     ndarray of float64, shape (num_rounds,)
         Seconds since the start at the end of each round.
     """
-    virtual = history.column("virtual_s")
-    return virtual if np.nansum(virtual) > 0 else history.column("wall_s")
+    return history.column(clock_key(history))
+
+
+def clock_key(history: History) -> str:
+    """Tell which clock :func:`clock_of` returns.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    str
+        ``virtual_s``, or ``wall_s`` where the fleet's clock is unknown.
+    """
+    return "virtual_s" if np.nansum(history.column("virtual_s")) > 0 else "wall_s"
 
 
 def small_panels(count: int) -> tuple[Figure, list[Axes]]:

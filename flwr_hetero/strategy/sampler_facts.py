@@ -15,8 +15,8 @@ class SamplerFacts(Wrapper):
     """Put the mean of what nodes say of their samplers into each round of the history.
 
     A node says it in a ``flwr-hetero.sampler`` record of numbers; the wrapped strategy does not
-    see it. Entries called ``group.name`` become one plot per group with a line per name; only figures
-    of one kind belong into a group.
+    see it. Entries called ``group.name`` become one plot per group with a line per name; only
+    figures of one kind belong into a group.
 
     Parameters
     ----------

@@ -64,7 +64,8 @@ def test_the_metric_that_help_names_exists(make_run, rounds_of, capsys, tmp_path
         main(["compare", "--help"])
     assert "herding/herding-bound" in "".join(capsys.readouterr().out.split())
     run, out = str(make_run("run", rounds_of(5))), str(tmp_path / "compare.svg")
-    assert main(["compare", run, "--metric", HerdingMeter.name + "/herding-bound", "--out", out]) == 0
+    metric = f"{HerdingMeter.name}/herding-bound"
+    assert main(["compare", run, "--metric", metric, "--out", out]) == 0
 
 
 @pytest.mark.parametrize(

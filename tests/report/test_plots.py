@@ -152,6 +152,25 @@ def test_figures_of_a_new_wrapper_need_no_code():
     assert [plot.name for plot in plots_of(history)][len(PLOTS) :] == ["wrapper-new-method"]
 
 
+@pytest.mark.parametrize(("count", "said"), [(12, ""), (14, "The first 12 of 14 are shown")])
+def test_figures_that_are_left_out_are_counted_in_the_caption(count, said):
+    numbers = {f"figure-{i}": i + 1.0 for i in range(count)}
+    metrics = {"accuracy": 0.5, **numbers}
+    history = History(({"round": 1, "train": metrics, "new-method": numbers},))
+    plots = {plot.name: plot for plot in plots_of(history)}
+    for plot in (plots["metrics"], plots["wrapper-new-method"]):
+        assert ("are shown" in plot.caption) is bool(said)
+        assert said in plot.caption
+        visible = [axes for axes in plot.draw(history).axes if axes.get_visible()]
+        assert len(visible) == 12
+
+
+def test_the_servers_clock_is_called_by_its_name():
+    rounds = tuple({"round": i, "wall_s": 1.0 + i, "global": {"accuracy": 0.5}} for i in range(3))
+    by_time = draw_main_metric(History(rounds)).axes[0]
+    assert by_time.get_xlabel() == "time on the server's clock (s)"
+
+
 @pytest.mark.parametrize(
     "rounds",
     [
