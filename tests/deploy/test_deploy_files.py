@@ -80,6 +80,22 @@ def test_the_script_makes_keys(tmp_path):
     assert (tmp_path / "keys" / "nodes" / "a.pub").exists()
 
 
+def test_the_containers_state_outlives_it_and_its_user_can_read_its_key():
+    text = (DEPLOY / "Containerfile").read_text()
+    run = re.search(r"podman run (.+?)\n#\n", text, re.DOTALL)[1]
+    [home] = re.findall(r"--env FLWR_HOME=(\S+)", run)
+    assert f":{home}:" in run
+    assert "--user $(id -u flwr):$(id -g flwr)" in run
+
+
+def test_the_guide_makes_keys_with_the_python_that_it_installs():
+    guide = (DEPLOY / "README.md").read_text()
+    calls = re.findall(r"^(.*)deploy/make-certificates ~/keys", guide, re.MULTILINE)
+    assert calls == ["PYTHON=/opt/flwr-hetero/bin/python "]
+    assert "/opt/flwr-hetero/bin/pip install" in guide
+    assert "-o flwr -g flwr -m 0400 ~/keys/superlink.key /etc/flwr-hetero/" in guide
+
+
 def test_the_container_copies_what_the_build_needs():
     lines = (DEPLOY / "Containerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
