@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import fields, replace
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
     Returns
     -------
     list of DeviceProfile
-        One per node; groups are contiguous, sizes differ by at most 1 from their share.
+        One per node. Groups are contiguous and as large as their share, rounded, but no kind of
+        device is left out while there are as many nodes as kinds.
 
     Raises
     ------
@@ -80,18 +82,28 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
         groups = [(device, 1.0) for device in NAMED_FLEETS[fleet]]
     else:
         groups = _read_fleet(fleet)
-    total = sum(share for _, share in groups)
-    ends = 0.0
-    profiles: list[DeviceProfile] = []
-    for device, share in groups:
-        ends += share
-        upto = round(num_nodes * ends / total)
-        profiles += [device] * (upto - len(profiles))
-    return profiles
+    kinds = [(kind, sum(share for _, share in same)) for kind, same in groupby(groups, _device)]
+    sizes = _sizes([share for _, share in kinds], num_nodes)
+    return [kind for (kind, _), size in zip(kinds, sizes, strict=True) for _ in range(size)]
+
+
+def _device(group: tuple[DeviceProfile, float]) -> DeviceProfile:
+    return group[0]
+
+
+def _sizes(shares: list[float], num_nodes: int) -> list[int]:
+    """Round shares of the nodes to whole numbers; none is 0 if there are nodes enough."""
+    ends = [round(num_nodes * end / sum(shares)) for end in accumulate(shares)]
+    sizes = [end - start for start, end in pairwise([0, *ends])]
+    while num_nodes >= len(sizes) and 0 in sizes:
+        sizes[sizes.index(max(sizes))] -= 1
+        sizes[sizes.index(0)] += 1
+    return sizes
 
 
 def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
-    cure = f"use one of {', '.join(sorted(NAMED_FLEETS))}, or the path of a TOML file"
+    names = ", ".join(sorted(NAMED_FLEETS))
+    cure = f"use one of {names}, or the path of a TOML file, absolute in a run-config"
     path = Path(fleet).expanduser()
     if path.suffix != ".toml" or not path.is_file():
         raise invalid("fleet", fleet, "be a known name or an existing .toml file", cure)

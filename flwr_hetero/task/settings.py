@@ -41,7 +41,7 @@ class Settings:
     model : str
         See :func:`~flwr_hetero.task.models.make_model`.
     fleet : str
-        ``paper-5``, ``uniform``, the path of a TOML file, or ``real``: see
+        ``paper-5``, ``uniform``, the absolute path of a TOML file, or ``real``: see
         :func:`~flwr_hetero.core.fleets.named_fleet`.
     seed : int
         Of everything drawn.

@@ -1,4 +1,8 @@
 import math
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -237,5 +241,24 @@ def test_fleet_file_gives_devices_by_share(tmp_path):
 
 
 def test_unknown_fleet_is_refused():
-    with pytest.raises(ValueError, match=r"fleet must be a known name .* got 'moon'"):
+    with pytest.raises(ValueError, match=r"fleet must be a known name .* got 'moon'.*absolute in a"):
         named_fleet("moon", 3)
+
+
+def test_the_fleet_file_of_the_guide_names_every_field(tmp_path):
+    guide = (Path(__file__).parents[2] / "apps" / "tifl" / "README.md").read_text()
+    [text] = re.findall(r"```toml\n(\[\[device\]\].+?)```", guide, re.DOTALL)
+    named = set(tomllib.loads(text)["device"][0])
+    assert named == {field.name.replace("_", "-") for field in fields(DeviceProfile)} | {"share"}
+    (tmp_path / "fleet.toml").write_text(text)
+    assert named_fleet(str(tmp_path / "fleet.toml"), 2)[0].name == "Jetson Orin Nano"
+
+
+def test_every_kind_of_device_is_there_if_there_are_nodes_enough(tmp_path):
+    assert [device.name for device in named_fleet("gpu-cpu", 2)] == ["GPU", "CPU"]
+    assert [device.name for device in named_fleet("gpu-cpu", 5)] == ["GPU"] * 4 + ["CPU"]
+    (tmp_path / "fleet.toml").write_text(
+        "".join(f"[[device]]\ncompute-factor = {i + 1}\nshare = {10**i}\n" for i in range(3))
+    )
+    few = [device.compute_factor for device in named_fleet(str(tmp_path / "fleet.toml"), 4)]
+    assert few == [1.0, 2.0, 3.0, 3.0]
