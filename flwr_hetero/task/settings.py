@@ -1,9 +1,9 @@
 """An app's run-config, read and checked before anything is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import datetime
-from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self
@@ -12,11 +12,10 @@ from flwr_hetero.core.errors import invalid
 from flwr_hetero.core.fleets import REAL, named_fleet
 from flwr_hetero.task.models import MODELS
 from flwr_hetero.task.partitions import check_partition
+from flwr_hetero.task.run_config import CURE, key_of, keys_as_typed, typed, unknown_key
 
 RUNS = "flwr-hetero-runs"
 """Folder in the home directory for runs without an ``output-dir``."""
-_CURE = "correct it in --run-config or in the app's pyproject.toml"
-_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("num_server_rounds", "local_epochs", "batch_size"):
             if getattr(self, name) < 1:
-                raise invalid(_key(name), getattr(self, name), "be at least 1", _CURE)
+                raise invalid(key_of(name), getattr(self, name), "be at least 1", CURE)
         if not (isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise invalid("learning-rate", self.learning_rate, "be positive and finite", _CURE)
+            raise invalid("learning-rate", self.learning_rate, "be positive and finite", CURE)
         if self.seed < 0:
-            raise invalid("seed", self.seed, "be at least 0", _CURE)
+            raise invalid("seed", self.seed, "be at least 0", CURE)
         check_partition(self.partition, self.alpha, self.classes_per_node)
         if self.model not in ("auto", *MODELS):
             raise invalid("model", self.model, "be a known model", f"use auto, {', '.join(MODELS)}")
@@ -124,12 +123,13 @@ class Settings:
         ValueError
             If a key is unknown or a value is of the wrong type or out of range.
         """
-        kinds = {_key(field.name): type(field.default) for field in fields(cls)}
+        kinds = {key_of(field.name): type(field.default) for field in fields(cls)}
         for key in run_config:
             if key not in kinds:
-                raise _unknown(key, sorted(kinds))
-        values = {key: _typed(key, value, kinds[key]) for key, value in run_config.items()}
-        return cls(**{key.replace("-", "_"): value for key, value in values.items()})
+                raise unknown_key(key, sorted(kinds))
+        values = {key: typed(key, value, kinds[key]) for key, value in run_config.items()}
+        with keys_as_typed(field.name for field in fields(cls)):
+            return cls(**{key.replace("-", "_"): value for key, value in values.items()})
 
     @classmethod
     def shared_part(cls, run_config: Mapping[str, Any]) -> Self:
@@ -145,8 +145,37 @@ class Settings:
         Settings
             Of the class it is called on.
         """
-        known = {_key(field.name) for field in fields(cls)}
+        known = {key_of(field.name) for field in fields(cls)}
         return cls.from_run_config({k: v for k, v in run_config.items() if k in known})
+
+    def check_choice(self, name: str, known: Iterable[str]) -> None:
+        """Refuse a setting that is none of those known.
+
+        Parameters
+        ----------
+        name : str
+            Of the setting, in Python.
+        known : iterable of str
+            What it may be.
+
+        Raises
+        ------
+        ValueError
+            If it is something else.
+        """
+        value, names = getattr(self, name), list(known)
+        if value not in names:
+            raise invalid(key_of(name), value, f"be one of {', '.join(names)}", CURE)
+
+    def as_typed(self) -> AbstractContextManager[None]:
+        """Let errors inside a ``with`` name settings as in the run-config, with dashes.
+
+        Returns
+        -------
+        context manager
+            For what is made from these settings, such as a strategy.
+        """
+        return keys_as_typed(field.name for field in fields(self))
 
     @property
     def deal(self) -> dict[str, Any]:
@@ -189,21 +218,3 @@ class Settings:
                 rule = f"be given, for none can be made here ({error})"
                 raise invalid("output-dir", "", rule, "name a folder to write to") from error
 
-
-def _key(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _unknown(key: str, known: list[str]) -> ValueError:
-    close = get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]!r}? Known are " if close else "known are "
-    return invalid("run-config", key, "hold known keys only", hint + ", ".join(known))
-
-
-def _typed(key: str, value: Any, kind: type) -> Any:
-    """Check a value's type; whole numbers pass for numbers, nothing else is converted."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise invalid(key, value, f"be {_KINDS[kind]}", _CURE)
-    return value

@@ -85,6 +85,21 @@ def test_what_is_wrong_is_one_clear_error(run_config, message):
         AppSettings.from_run_config(run_config)
 
 
+def test_errors_name_the_key_that_was_typed():
+    with pytest.raises(ValueError, match="^classes-per-node must be at least 1, got 0: "):
+        Settings.from_run_config({"partition": "classes", "classes-per-node": 0})
+    with pytest.raises(ValueError, match="^local-epochs and num-tiers stay$"):
+        with Settings().as_typed():
+            raise ValueError("local_epochs and num-tiers stay")
+
+
+def test_a_choice_has_a_cure():
+    settings = Settings()
+    settings.check_choice("model", ["auto", "mlp"])
+    with pytest.raises(ValueError, match="model must be one of mlp, cnn, got 'auto': correct it"):
+        settings.check_choice("model", ["mlp", "cnn"])
+
+
 def test_real_fleets_need_no_profile():
     assert Settings(fleet="real").fleet == "real"
 

@@ -13,4 +13,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run biased local SGD or one of its baselines."""
     settings = BiasedSettings.from_run_config(context.run_config)
-    run_app("biased-local-sgd", settings, settings.strategy(), grid)
+    with settings.as_typed():
+        strategy = settings.strategy()
+    run_app("biased-local-sgd", settings, strategy, grid)

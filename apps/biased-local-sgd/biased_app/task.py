@@ -51,11 +51,8 @@ class BiasedSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner not in INNER:
-            raise invalid("inner", self.inner, f"be one of {', '.join(INNER)}", "choose one")
-        if self.algorithm not in (*BIASES, FEDNOVA):
-            known = ", ".join([*BIASES, FEDNOVA])
-            raise invalid("algorithm", self.algorithm, f"be one of {known}", "choose one")
+        self.check_choice("inner", INNER)
+        self.check_choice("algorithm", (*BIASES, FEDNOVA))
         if self.shared_data and self.algorithm == FEDNOVA:
             rule = "be false with fednova, whose nodes have data of their own"
             raise invalid("shared-data", True, rule, "choose another algorithm")

@@ -13,6 +13,7 @@ from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import HerdingProbe, OrderedSampler
 from flwr_hetero.sampler.unit_gradients import batch_gradient, example_gradients
 from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.orders import lifelong_order
 
 STATE = "order"
 
@@ -53,14 +54,13 @@ def train(message: Message, context: Context) -> Message:
 
 def open_sampler(node: Node, settings: OrderSettings, context: Context) -> OrderedSampler:
     """Take up the sampler where the last round left it; without its state it starts afresh."""
-    partition_id = int(context.node_config[keys.PARTITION_ID])
-    sampler = OrderedSampler(
-        len(node.examples),
-        settings.batch_size,
-        seed=int(np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)[0]),
-        method=settings.method,
+    sampler = lifelong_order(
+        node,
+        settings,
+        context,
+        settings.method,
+        num_units=settings.num_units,
         unit=settings.unit,
-        num_units=min(settings.num_units, len(node.examples)) or None,
     )
     restore(sampler, context, STATE)
     return sampler

@@ -13,4 +13,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run CD-GraB or one of its baselines."""
     settings = OrderSettings.from_run_config(context.run_config)
-    run_app("cd-grab", settings, settings.strategy(), grid)
+    with settings.as_typed():
+        strategy = settings.strategy()
+    run_app("cd-grab", settings, strategy, grid)

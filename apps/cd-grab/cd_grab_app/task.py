@@ -40,11 +40,9 @@ class OrderSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = {"method": METHODS, "inner": INNER, "unit": ("batch", "example")}
-        for name, values in known.items():
-            value = getattr(self, name)
-            if value not in values:
-                raise invalid(name, value, f"be one of {', '.join(values)}", "choose one")
+        self.check_choice("method", METHODS)
+        self.check_choice("inner", INNER)
+        self.check_choice("unit", ("batch", "example"))
         if self.mode == "exact" and self.method != CD_GRAB:
             raise invalid("mode", self.mode, "be sketched without cd-grab", "choose another mode")
         if not 0 < self.fraction_train <= 1:

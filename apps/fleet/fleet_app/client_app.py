@@ -23,6 +23,7 @@ from flwr_hetero.sampler import (
 from flwr_hetero.sampler.batches import BatchSampler
 from flwr_hetero.sampler.unit_gradients import batch_gradient
 from flwr_hetero.task.client import DEVICE, Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.orders import lifelong_order
 from flwr_hetero.task.scoring import collect_hidden, score_hidden
 from flwr_hetero.task.training import pick_device
 
@@ -62,7 +63,9 @@ def open_samplers(
     with ExitStack() as stack:
         drawing = [make(name, node, settings, model, stack) for name in settings.samplers]
         if settings.order != RESHUFFLE:
-            ordered = make_ordered(node, settings, context)
+            ordered = lifelong_order(
+                node, settings, context, settings.order, num_units=settings.num_units
+            )
             drawing = [ordered, *(s for s in drawing if s is not None)]
         turns = InTurn([node.sampler() if s is None else s for s in drawing])
         restore(turns, context, STATE)
@@ -91,18 +94,6 @@ def make(
     if name == "pgd":
         return stack.enter_context(PriorityFeed(PGDSampler(*sizes, seed=node.seed), model))
     return None
-
-
-def make_ordered(node: Node, settings: FleetSettings, context: Context) -> OrderedSampler:
-    """Make the sampler of an order, with a seed of the node's own for its whole life."""
-    partition_id = int(context.node_config[keys.PARTITION_ID])
-    return OrderedSampler(
-        len(node.examples),
-        settings.batch_size,
-        seed=int(np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)[0]),
-        method=settings.order,
-        num_units=min(settings.num_units, len(node.examples)) or None,
-    )
 
 
 def report(

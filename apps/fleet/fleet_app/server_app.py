@@ -15,4 +15,6 @@ def main(grid: Grid, context: Context) -> None:
     """Run the parts that the run-config names."""
     settings = FleetSettings.from_run_config(context.run_config)
     num_nodes = len(settled_nodes(grid, settings.num_wanted))
-    run_app("fleet", settings, settings.strategy(num_nodes), grid)
+    with settings.as_typed():
+        strategy = settings.strategy(num_nodes)
+    run_app("fleet", settings, strategy, grid)

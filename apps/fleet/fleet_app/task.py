@@ -93,8 +93,7 @@ class FleetSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, known in PARTS.items():
-            if getattr(self, name) not in known:
-                raise invalid(name, getattr(self, name), f"be one of {', '.join(known)}", "choose")
+            self.check_choice(name, known)
         for name in self.samplers:
             if name not in SAMPLERS:
                 rule = f"be of {', '.join(SAMPLERS)}"

@@ -33,14 +33,10 @@ class MercurySettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (
-            ("sampling", SAMPLING),
-            ("estimator", ESTIMATORS),
-            ("communication", COMMUNICATION),
-            ("resharding", RESHARDING),
-        ):
-            if getattr(self, name) not in known:
-                raise invalid(name, getattr(self, name), f"be one of {', '.join(known)}", "choose")
+        self.check_choice("sampling", SAMPLING)
+        self.check_choice("estimator", ESTIMATORS)
+        self.check_choice("communication", COMMUNICATION)
+        self.check_choice("resharding", RESHARDING)
         if self.resharding == "importance" and self.sampling == "uniform":
             rule = "go with a sampling that finds out importance"
             raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")

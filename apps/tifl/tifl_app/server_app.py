@@ -19,17 +19,19 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run TiFL."""
     settings = TiflSettings.from_run_config(context.run_config)
-    strategy = TiFL(
-        settings.inner_strategy(),
-        settings.clients_per_round,
-        tiers_for(settings.num_tiers, num_nodes=len(settled_nodes(grid, settings.num_tiers))),
-        policy=settings.policy,
-        interval=settings.interval,
-        credits=settings.tier_credits,
-        sync_rounds=settings.sync_rounds,
-        warmup_rounds=0 if is_simulated(grid) else 1,  # an emulated device has no cold start
-        seed=settings.seed,
-    )
+    num_tiers = tiers_for(settings.num_tiers, len(settled_nodes(grid, settings.num_tiers)))
+    with settings.as_typed():
+        strategy = TiFL(
+            settings.inner_strategy(),
+            settings.clients_per_round,
+            num_tiers,
+            policy=settings.policy,
+            interval=settings.interval,
+            credits=settings.tier_credits,
+            sync_rounds=settings.sync_rounds,
+            warmup_rounds=0 if is_simulated(grid) else 1,  # an emulated device has no cold start
+            seed=settings.seed,
+        )
     run_app("tifl", settings, strategy, grid)
 
 

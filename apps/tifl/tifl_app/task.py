@@ -11,7 +11,6 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from flwr_hetero.core.errors import invalid
 from flwr_hetero.task.settings import Settings
 
 INNER = {
@@ -38,8 +37,7 @@ class TiflSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner not in INNER:
-            raise invalid("inner", self.inner, f"be one of {', '.join(INNER)}", "choose one")
+        self.check_choice("inner", INNER)
 
     @property
     def tier_credits(self) -> int | str | None:
