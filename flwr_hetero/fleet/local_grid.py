@@ -1,7 +1,6 @@
 """Flower's Grid in this process: the same apps, no Ray, no sleeping, the same run each time."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -16,18 +15,12 @@ from flwr_hetero import keys
 from flwr_hetero.core.clock import VirtualClock
 from flwr_hetero.core.device import DeviceProfile
 from flwr_hetero.core.errors import invalid
-from flwr_hetero.fleet.faults import CORRUPTIONS, Fault
-from flwr_hetero.mod.emulation import (
-    NODE_UNAVAILABLE,
-    device_rng,
-    in_config,
-    is_available,
-    stamp,
-)
+from flwr_hetero.fleet.faults import Fault
+from flwr_hetero.fleet.local_node import LocalNode
+from flwr_hetero.mod.emulation import NODE_UNAVAILABLE
 
 FIRST_NODE_ID = 1_000
 POLL_S = 0.1
-CLIENT_APP_RAISED_EXCEPTION = 2
 _RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID = 1, 1, 1
 
 
@@ -36,13 +29,6 @@ class _Pending:
     node_id: int
     arrival_s: float
     reply: Message | None
-
-
-@dataclass
-class _Node:
-    profile: DeviceProfile
-    context: Context
-    free_at_s: float = 0.0
 
 
 @dataclass
@@ -126,7 +112,7 @@ class LocalGrid(Grid):
         TaskIdentity.node_id = _SUPERLINK_NODE_ID
         self._run_config = dict(run_config or {})
         self._num_partitions = len(profiles)
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, LocalNode] = {}
         self._online: dict[int, None] = {}
         for profile in profiles:
             self.join(profile)
@@ -159,7 +145,7 @@ class LocalGrid(Grid):
         context = Context(
             self._run.run_id, node_id, dict(config), RecordDict(), dict(self._run_config)
         )
-        self._nodes[node_id] = _Node(profile, context)
+        self._nodes[node_id] = LocalNode(profile, context)
         self._online[node_id] = None
         return node_id
 
@@ -312,64 +298,14 @@ class LocalGrid(Grid):
         self.traffic.answered += len(arrived)
         return [reply for _, i in arrived if (reply := pending.pop(i).reply) is not None]
 
-    # --- one node, one message -----------------------------------------------------
-
     def _answer(self, message: Message, node_id: int) -> tuple[float, Message | None]:
         now_s = self.virtual_time_s
         if node_id not in self._online:
             return now_s, Message(Error(NODE_UNAVAILABLE, "the node is offline"), reply_to=message)
-        node = self._nodes[node_id]
-        partition = int(node.context.node_config[keys.PARTITION_ID])
-        rng = device_rng(self.seed, partition, message)
-        faults = [
-            fault
-            for fault in self.faults
-            if fault.hits(
-                partition, in_config(message, keys.SERVER_ROUND), message.metadata.message_type
-            )
-        ]
-        if any(fault.kind == "dies" for fault in faults):
-            return inf, None
-        if not is_available(node.profile, rng):
-            error = Error(NODE_UNAVAILABLE, "the emulated device is away")
-            return now_s, Message(error, reply_to=message)
-        reply = self._run_client(message, node, faults)
-        stamp(message, reply, node.context, node.profile, rng)
-        latency_s = _latency_s(reply) + sum(f.delay_s for f in faults if f.kind == "late")
-        node.free_at_s = max(node.free_at_s, now_s) + latency_s
-        return node.free_at_s, reply
-
-    def _run_client(self, message: Message, node: _Node, faults: list[Fault]) -> Message:
-        if any(fault.kind == "errs" for fault in faults):
-            error = Error(CLIENT_APP_RAISED_EXCEPTION, "injected error")
-            return Message(error, reply_to=message)
-        private = Message(_copy(message.content), metadata=message.metadata)  # type: ignore[call-overload]
-        try:
-            reply = self.client_app(private, node.context)
-        except Exception as error:  # whatever a ClientApp raises becomes its reply, as in Flower
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        for fault in faults:
-            if fault.kind == "garbage" and reply.has_content():
-                with suppress(StopIteration):  # nothing there to spoil
-                    CORRUPTIONS[fault.corrupt](reply.content)
-        return reply
-
-
-def _copy(content: RecordDict) -> RecordDict:
-    copy = RecordDict()
-    for name, record in content.items():
-        kind: Any = type(record)
-        copy[name] = kind(dict(record.items()))
-    return copy
+        return self._nodes[node_id].answer(
+            message, self.client_app, seed=self.seed, faults=self.faults, now_s=now_s
+        )
 
 
 def _is_good(reply: Message | None) -> bool:
     return reply is not None and reply.has_content()
-
-
-def _latency_s(reply: Message) -> float:
-    if not reply.has_content():
-        return 0.0
-    times = reply.content[keys.TIMING]
-    return float(times[keys.TRAIN_TIME]) + float(times[keys.TRANSFER_TIME])  # type: ignore
