@@ -170,16 +170,12 @@ def compare(
         _check_metric(run, judged)
     down = lower_is_better(judged) if falls is None else falls
     goal = default_target(runs, judged, falls=down) if target is None else target
-    costs = {
-        run.name: time_to_target(run.history, judged, goal, clock, falls=down) for run in runs
-    }
+    costs = {run.name: time_to_target(run.history, judged, goal, clock, falls=down) for run in runs}
     rows = [_row(run, judged, clock, down, costs[run.name], costs[first]) for run in runs]
     return Comparison(tuple(runs), judged, goal, clock, first, tuple(rows), down)
 
 
-def default_target(
-    runs: Sequence[NamedRun], metric: str, *, falls: bool | None = None
-) -> float:
+def default_target(runs: Sequence[NamedRun], metric: str, *, falls: bool | None = None) -> float:
     """Choose a value that every run reaches: 1 % short of what all of them hold at their end.
 
     Parameters

@@ -91,10 +91,7 @@ def exchange(
     else:
         late = 0 if _is_enough(replies, enough) else len(missing)
         latencies = _emulated_latencies(replies)
-        if latencies or emulated:
-            virtual_s = _virtual_s(latencies, late, timeout_s)
-        else:
-            virtual_s = wall_s
+        virtual_s = _virtual_s(latencies, late, timeout_s) if latencies or emulated else wall_s
     return Exchange(replies, round_trip_s, missing, virtual_s, wall_s)
 
 

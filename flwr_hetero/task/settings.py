@@ -217,4 +217,3 @@ class Settings:
             except OSError as error:
                 rule = f"be given, for none can be made here ({error})"
                 raise invalid("output-dir", "", rule, "name a folder to write to") from error
-

@@ -129,6 +129,6 @@ def test_a_key_of_another_authority_signs_nothing(folder, tmp_path_factory):
     c.make_authority(other)
     (other / c.CA_KEY).replace(folder / c.CA_KEY)
     before = (folder / c.SERVER_CERTIFICATE).read_bytes()
-    with pytest.raises(ValueError, match="hold a ca.key that belongs to ca.crt"):
+    with pytest.raises(ValueError, match=r"hold a ca\.key that belongs to ca\.crt"):
         c.make_server_certificate(folder, ["localhost"])
     assert (folder / c.SERVER_CERTIFICATE).read_bytes() == before

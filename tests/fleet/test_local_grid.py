@@ -241,7 +241,9 @@ def test_fleet_file_gives_devices_by_share(tmp_path):
 
 
 def test_unknown_fleet_is_refused():
-    with pytest.raises(ValueError, match=r"fleet must be a known name .* got 'moon'.*absolute in a"):
+    with pytest.raises(
+        ValueError, match=r"fleet must be a known name .* got 'moon'.*absolute in a"
+    ):
         named_fleet("moon", 3)
 
 

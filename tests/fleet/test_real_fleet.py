@@ -245,7 +245,7 @@ def test_without_a_superlink_nobody_is_waited_for(tmp_path):
     prepare(tmp_path, fleet_file())
     fleet_file().save(tmp_path)
     (tmp_path / "logs" / "superlink.log").write_text("out of memory")
-    with pytest.raises(RuntimeError, match="(?s)superlink did not come up.*out of memory"):
+    with pytest.raises(RuntimeError, match=r"(?s)superlink did not come up.*out of memory"):
         RealFleet(tmp_path).wait_online(["node-0"], timeout_s=300)
 
 

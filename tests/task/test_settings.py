@@ -72,7 +72,7 @@ def test_the_deal_fits_load_partition():
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"partition": "sorted"}, "partition must be a known way to deal data, got 'sorted'"),
         ({"alpha": 0}, r"alpha must be positive and finite, got 0\.0"),
-        ({"classes-per-node": 0}, "classes_per_node must be at least 1, got 0"),
+        ({"classes-per-node": 0}, "classes-per-node must be at least 1, got 0"),
         ({"model": "vgg"}, "model must be a known model, got 'vgg': use auto, softmax"),
         ({"fleet": "paper-6"}, "fleet must be a known name or an existing .toml file"),
         ({"dataset": ""}, "dataset must be given, got ''"),
@@ -86,11 +86,8 @@ def test_what_is_wrong_is_one_clear_error(run_config, message):
 
 
 def test_errors_name_the_key_that_was_typed():
-    with pytest.raises(ValueError, match="^classes-per-node must be at least 1, got 0: "):
-        Settings.from_run_config({"partition": "classes", "classes-per-node": 0})
-    with pytest.raises(ValueError, match="^local-epochs and num-tiers stay$"):
-        with Settings().as_typed():
-            raise ValueError("local_epochs and num-tiers stay")
+    with pytest.raises(ValueError, match=r"^local-epochs and num-tiers$"), Settings().as_typed():
+        raise ValueError("local_epochs and num-tiers")
 
 
 def test_a_choice_has_a_cure():
