@@ -15,9 +15,7 @@ DEFAULT_FOLDER = "~/flwr-hetero-fleet"
 PROGRAM = "python -m flwr_hetero.fleet"
 
 
-def main(
-    arguments: Sequence[str] | None = None, program: str = "python -m flwr_hetero.fleet"
-) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Run a command; what goes wrong is one line on the error stream.
 
     Parameters

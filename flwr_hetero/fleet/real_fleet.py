@@ -1,27 +1,21 @@
 """A real fleet on this machine: one SuperLink, some SuperNodes, TLS and keys, unequal speeds."""
 
-import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 
 from flwr_hetero.core.device import DeviceProfile
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.fleet import commands, marked
 from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, nodes_of
+from flwr_hetero.fleet.flower_cli import FlowerCli
 
 START_S = 120.0
 """Seconds that a process may take to come up."""
-ANSWER_S = 60.0
-"""Seconds that the SuperLink may take to say who is online."""
-NODES = "nodes.json"
-"""In the fleet's ``FLWR_HOME``: the names of registered node ids."""
 END_S = 30.0
 """Seconds that a process may take to end."""
 _OWN = (
@@ -31,7 +25,7 @@ _OWN = (
 )
 
 
-class RealFleet:
+class RealFleet(FlowerCli):
     """Start, look at and end a fleet of real Flower processes.
 
     Everything lies in one folder: keys, logs, and a ``FLWR_HOME`` for each process, so that
@@ -55,7 +49,7 @@ class RealFleet:
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        self.folder = folder.resolve()
+        super().__init__(folder)
         self.settings = dict(settings or {})
 
     @property
@@ -113,7 +107,7 @@ class RealFleet:
             say("starting the SuperLink")
             self.start_superlink()
             say(f"registering {len(nodes)} SuperNodes")
-            self._register()
+            self.register(nodes)
             say("starting them and waiting until they are online")
             self._start_warden()
             for node in nodes:
@@ -152,66 +146,6 @@ class RealFleet:
         node = fleet.node(name)
         pid = self._start(name, commands.supernode_command(self.folder, fleet, node))
         fleet.with_node(replace(node, pid=pid)).save(self.folder)
-
-    def flwr(self, *arguments: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
-        """Run Flower's command line against this fleet.
-
-        Parameters
-        ----------
-        *arguments : str
-            For instance ``"run", "apps/tifl", "fleet", "--stream"``.
-        timeout_s : float
-            Seconds it may take.
-
-        Returns
-        -------
-        CompletedProcess
-            With what it printed.
-        """
-        return subprocess.run(
-            [str(commands.BIN / "flwr"), *arguments],
-            env=commands.environment(self.folder / "home"),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-
-    def run_line(self, app: str = "apps/tifl") -> str:
-        """Return the shell line that runs an app on this fleet.
-
-        Parameters
-        ----------
-        app : str
-            Path of the app.
-
-        Returns
-        -------
-        str
-            To be typed in any shell in which ``flwr`` is found.
-        """
-        settings = {"FLWR_HOME": str(self.folder / "home")}
-        if commands.is_behind_proxy():
-            settings["no_proxy"] = commands.no_proxy()["no_proxy"]
-        words = " ".join(f"{name}={quote(value)}" for name, value in settings.items())
-        return f"{words} flwr run {quote(app)} {commands.CONNECTION} --stream"
-
-    def online(self) -> set[str]:
-        """Ask the SuperLink which SuperNodes are online.
-
-        Returns
-        -------
-        set of str
-            Their names; empty if the SuperLink does not answer, or knows none of them yet.
-        """
-        ask = ("supernode", "list", commands.CONNECTION, "--format", "json")
-        try:
-            ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
-            listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
-        except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
-            return set()
-        here = [node["node-id"] for node in listed if node["status"] == "online"]
-        return {ids[node_id] for node_id in here if node_id in ids}
 
     def wait_online(self, names: Collection[str], timeout_s: float = START_S) -> None:
         """Wait until SuperNodes are online.
@@ -300,21 +234,6 @@ class RealFleet:
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
         return ended
-
-    def _register(self) -> None:
-        ids = {}
-        for node in self.file.nodes:
-            key = str(self.folder / "keys" / f"{node.name}.pub")
-            register = ("supernode", "register", key, commands.CONNECTION, "--name", node.name)
-            try:
-                done = self.flwr(*register, "--format", "json", timeout_s=START_S)
-                ids[str(json.loads(done.stdout)["node-id"])] = node.name
-            except subprocess.TimeoutExpired as error:
-                raise RuntimeError(f"{node.name} cannot be registered: {error}") from error
-            except (ValueError, KeyError) as error:
-                text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
-                raise RuntimeError(text) from error
-        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
 
     def _start_warden(self) -> None:
         fleet = self.file
