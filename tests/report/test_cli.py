@@ -51,12 +51,14 @@ def test_compare_says_which_target_it_chose(two_runs, capsys, tmp_path):
     ("way", "best"), [((), "8"), (("--lower",), "2"), (("--higher",), "8")], ids=str
 )
 def test_compare_is_told_which_way_is_better(make_run, capsys, tmp_path, way, best):
-    rounds = [{"round": i, "virtual_s": i, "cd-grab": {"pairs": value}} for i, value in
-              enumerate((5, 2, 8, 4))]  # fmt: skip
+    rounds = [
+        {"round": number, "virtual_s": number, "cd-grab": {"pairs": value}}
+        for number, value in enumerate((5, 2, 8, 4))
+    ]
     run, out = str(make_run("run", rounds)), str(tmp_path / "compare.svg")
     assert main(["compare", run, "--metric", "cd-grab/pairs", *way, "--out", out]) == 0
-    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run  ")][1:]
-    assert row.split()[:4] == ["run", "3", "4", best]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["run", "3", "4", best] in [row[:4] for row in rows]
 
 
 def test_the_metric_that_help_names_exists(make_run, rounds_of, capsys, tmp_path):

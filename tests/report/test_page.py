@@ -97,7 +97,7 @@ def test_every_figure_is_on_disk_and_in_the_page(evil_run):
             "selection.png",
         )
     }
-    assert len(list(path.glob("wrapper-*.png"))) == 1
+    assert len(list(path.glob("wrapper-*.png"))) == 2
     assert all(given["alt"] and int(given["width"]) == 1440 for given in inline)
     dark = [given["srcset"] for tag, given in page.tags if tag == "source"]
     assert len(dark) == len(inline)
