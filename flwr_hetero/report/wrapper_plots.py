@@ -15,6 +15,8 @@ from flwr_hetero.report.units import heading
 
 MAX_LINES = 6
 """Longer lists are drawn as median and range."""
+ROOM = 0.15
+"""Height of a line of a legend, as a part of the panel, so that it covers no curve."""
 
 
 class Fan(NamedTuple):
@@ -125,7 +127,9 @@ def _draw_fan(axes: Axes, fan: Fan) -> None:
         look = run_look(number)
         axes.plot(fan.rounds, column, **look, marker=marker, markersize=3, label=label)
     if len(fan.labels) > 1:
-        axes.legend(loc="upper right", ncols=2)
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top + ROOM * (top - bottom) * -(-len(fan.labels) // 2))
+        axes.legend(loc="upper right", ncols=2, handlelength=1, columnspacing=1)
 
 
 def _fan(key: str, rows: dict[int, dict[str, float]]) -> Fan:

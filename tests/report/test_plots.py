@@ -152,6 +152,17 @@ def test_figures_of_a_new_wrapper_need_no_code():
     assert [plot.name for plot in plots_of(history)][len(PLOTS) :] == ["wrapper-new-method"]
 
 
+def test_a_legend_covers_no_curve():
+    parts = {"10 % are below": 0.1, "50 % are below": 0.7, "90 % are below": 3.0}
+    rounds = tuple({"round": i, "sampler": {"importance": parts}} for i in range(1, 9))
+    drawn = draw_wrapper(History(rounds), "sampler")
+    drawn.draw_without_rendering()
+    axes = drawn.axes[0]
+    box = axes.get_legend().get_window_extent()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(parts)
+    assert max(axes.transData.transform((1, y))[1] for y in parts.values()) < box.y0
+
+
 @pytest.mark.parametrize(("count", "said"), [(12, ""), (14, "The first 12 of 14 are shown")])
 def test_figures_that_are_left_out_are_counted_in_the_caption(count, said):
     numbers = {f"figure-{i}": i + 1.0 for i in range(count)}
