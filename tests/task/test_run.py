@@ -11,7 +11,8 @@ from flwr_hetero.task.settings import Settings
 @pytest.mark.parametrize("name", ["mistyped", "empty"])
 def test_a_resume_without_a_run_is_refused_and_begins_none(tmp_path, name):
     (tmp_path / "empty").mkdir()
-    settings = Settings(output_dir=str(tmp_path / name), resume=True)
+    out = str(tmp_path / name)
+    settings = Settings(output_dir=out, resume=True, num_server_rounds=1, model="softmax")
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile()])
     with pytest.raises(ValueError, match="output-dir must hold the run to resume") as caught:
         run_app("toy", settings, Wrapper(), grid)
