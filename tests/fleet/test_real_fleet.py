@@ -292,3 +292,9 @@ def test_up_says_who_else_can_run_code(capsys):
     with pytest.raises(SystemExit):
         main(["up", "--help"])
     assert "CAN RUN CODE AS YOU" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_devices_key_alone_makes_no_authority(tmp_path):
+    assert main(["certificates", str(tmp_path / "keys"), "--node", "a"]) == 0
+    made = {path.name for path in (tmp_path / "keys").rglob("*") if path.is_file()}
+    assert made == {"a", "a.pub"}
