@@ -1,0 +1,62 @@
+"""Each app's ServerApp on an emulated fleet in this process: quick, and without `flwr run`."""
+
+import importlib
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.fleet import LocalGrid
+
+APPS = Path(__file__).parents[2] / "apps"
+NAMES = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "fleet")
+
+
+def run(name, out, num_nodes=2, **changes):
+    """Run an app with its own defaults but few rounds, and give its history."""
+    app = tomllib.loads((APPS / name / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    config = app["config"] | {"model": "softmax", "num-server-rounds": 2, "output-dir": str(out)}
+    config |= changes
+    sys.path.insert(0, str(APPS / name))
+    server, client = (
+        importlib.import_module(app["components"][side].partition(":")[0])
+        for side in ("serverapp", "clientapp")
+    )
+    grid = LocalGrid(client.app, named_fleet(config["fleet"], num_nodes), run_config=config)
+    server.main(grid, Context(1, 1, {}, RecordDict(), config))
+    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes_are_enough(name, tmp_path):
+    history = run(name, tmp_path / "run")
+    assert [record["round"] for record in history] == [0, 1, 2]
+    assert not any(record["failures"] for record in history), history
+
+
+def test_random_nodes_are_as_many_as_there_are(tmp_path):
+    history = run("fleet", tmp_path / "run", selection="random")
+    assert [len(record["selected"]) for record in history[1:]] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("tifl", "clients-per-round"), ("tifl", "num-tiers")),
+        *(("biased-local-sgd", "fast-steps"), ("cd-grab", "sketch-size"), ("fleet", "fast-steps")),
+    ],
+)
+def test_what_a_strategy_refuses_is_named_as_it_was_typed(name, key, tmp_path):
+    with pytest.raises(ValueError, match=f"^{key} must be "):
+        run(name, tmp_path / "run", **{key: 0})
+    assert not (tmp_path / "run").exists()
