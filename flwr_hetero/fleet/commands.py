@@ -152,7 +152,13 @@ def no_proxy() -> dict[str, str]:
 
 
 def is_behind_proxy() -> bool:
-    """Tell whether programs started in this environment look for this machine behind a proxy."""
+    """Tell whether programs started in this environment look for this machine behind a proxy.
+
+    Returns
+    -------
+    bool
+        True if there is a proxy and this machine is no exception from it.
+    """
     return bool(getproxies().keys() - {"no"}) and not proxy_bypass(HOST)
 
 
