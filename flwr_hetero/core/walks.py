@@ -94,13 +94,25 @@ class Walk:
         Raises
         ------
         ValueError
-            If a key is missing or the order is no permutation.
+            If a key is missing or of another kind, an order is no permutation of the units or
+            the position is not in it. The walk is then unchanged.
         """
-        if missing := [name for name in vars(self) if name not in state]:
-            raise ValueError(f"the saved walk lacks {missing}: start afresh.")
-        checked_order(state["order"])
+        for name, own in self.state_dict().items():
+            if name not in state:
+                raise ValueError(f"the saved walk lacks {name!r}: start afresh.")
+            if _kind(state[name]) != _kind(own):
+                raise ValueError(f"the saved walk has {name}={state[name]!r}: start afresh.")
+            if name.endswith("order") and len(checked_order(state[name])) != len(self.order):
+                raise ValueError(f"the saved walk has {name} of other units: start afresh.")
+        if not 0 <= state["position"] <= len(self.order):
+            raise ValueError(f"the saved walk is at {state['position']}: start afresh.")
         for name in vars(self):
             setattr(self, name, state[name])
+
+
+def _kind(value: object) -> str:
+    """Tell whether something is an array, and of what, or a number, and of what kind."""
+    return value.dtype.kind if isinstance(value, np.ndarray) else type(value).__name__
 
 
 class Reshuffled(Walk):

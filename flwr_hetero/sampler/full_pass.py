@@ -30,7 +30,7 @@ def all_priorities(
     inputs, targets : Tensor, shape (num_samples, ...)
         The whole data set.
     names : iterable of str, optional
-        Parameters that count; all of them by default.
+        Parameters that count; all of them by default. Frozen ones have the gradient 0.
     batch_size : int
         Examples at a time; no influence on the result.
 
@@ -49,12 +49,13 @@ def all_priorities(
     (array([ 4., 12.]), {'weight': tensor([[4.]])})
     """
     wanted = set(names) if names is not None else None
-    moving = {n: p for n, p in model.named_parameters() if wanted is None or n in wanted}
+    counted = {n: p for n, p in model.named_parameters() if wanted is None or n in wanted}
+    moving = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}
     modes = [(module, module.training) for module in model.modules()]
     spans = [slice(start, start + batch_size) for start in range(0, len(inputs), batch_size)]
     model.eval()
     try:
-        total = {name: torch.zeros_like(p) for name, p in moving.items()}
+        total = {name: torch.zeros_like(p) for name, p in counted.items()}
         for span in spans:
             loss = loss_fn(model(inputs[span]), targets[span]).sum()
             for name, part in zip(

@@ -26,7 +26,8 @@ class InTurn(BatchSampler):
     Attributes
     ----------
     current : BatchSampler
-        The one that drew the last batch, and that :meth:`update` goes to.
+        The one that drew the batch in hand: the last of :meth:`next_batch` or, where a
+        DataLoader draws ahead, of :meth:`take`. :meth:`update` goes to it.
 
     Raises
     ------
@@ -61,6 +62,13 @@ class InTurn(BatchSampler):
         self.current = self.samplers[self._turn]
         self._turn = (self._turn + 1) % len(self.samplers)
         return self.current.next_batch()
+
+    def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Collect the oldest batch yielded by iteration; see the parent."""
+        batches_ago = len(self._drawn)
+        batch = super().take()
+        self.current = self.samplers[(self._turn - batches_ago) % len(self.samplers)]
+        return batch
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Tell the sampler that drew the batch."""

@@ -207,11 +207,14 @@ class OrderedSampler(BatchSampler):
         num_units = state.get("num_units")
         if not isinstance(num_units, int) or not 1 <= num_units <= self.num_samples:
             raise ValueError(f"sampler state has num_units={num_units!r}: start afresh.")
+        terms: dict[str, Any] = {name: state.get(f"terms.{name}") for name in Terms._fields}
+        if not all(isinstance(value, int) and value >= 0 for value in terms.values()):
+            raise ValueError(f"sampler state has terms {terms}: start afresh.")
         walk = METHODS[self.method](num_units, self.seed)
         walk.load_state_dict(_below("walk.", state))
         super().load_state_dict(state)
         self._deal(num_units)
-        self.walk, self.terms = walk, Terms(**_below("terms.", state))
+        self.walk, self.terms = walk, Terms(**terms)
 
 
 _FIXED = ("method", "unit", "seed")

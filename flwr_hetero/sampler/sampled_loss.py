@@ -5,6 +5,7 @@ from torch import Tensor
 
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.sampler.batches import BatchSampler
+from flwr_hetero.sampler.pgd import PGDSampler
 from flwr_hetero.sampler.scores import LOSS, Loss, importance
 
 
@@ -20,14 +21,14 @@ class SampledLoss:
     ----------
     sampler : BatchSampler
         The DataLoader's ``batch_sampler``: one that learns from losses, as ``MercurySampler``
-        and ``TopLossSampler`` do.
+        and ``TopLossSampler`` do, or several of these ``InTurn``.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` with one loss per example; cross-entropy if left out.
 
     Raises
     ------
     ValueError
-        If the sampler is none of this package's.
+        If the sampler is none of this package's, or a ``PGDSampler``: it learns from priorities.
 
     Notes
     -----
@@ -51,8 +52,11 @@ class SampledLoss:
         if not isinstance(sampler, BatchSampler):
             rule = "be a sampler of flwr_hetero.sampler"
             raise invalid("sampler", sampler, rule, "pass the DataLoader's batch_sampler")
+        for each in getattr(sampler, "samplers", [sampler]):
+            if isinstance(each, PGDSampler):
+                cure = "use a PriorityFeed, which takes priorities from the gradients"
+                raise invalid("sampler", type(each).__name__, "learn from losses", cure)
         self.sampler, self.loss_fn = sampler, loss_fn
-        self._wants_importance = getattr(sampler, "scores", "loss") == "importance"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean loss of a batch; the sampler learns from it.
@@ -71,7 +75,8 @@ class SampledLoss:
         """
         indices, weights = self.sampler.take()
         losses = self.loss_fn(outputs, targets).reshape(len(indices), -1).sum(dim=1)
-        if self._wants_importance:
+        drawn_by = getattr(self.sampler, "current", self.sampler)
+        if getattr(drawn_by, "scores", "loss") == "importance":
             scores = importance(outputs, targets, loss_fn=self.loss_fn)
         else:
             scores = losses.detach().double().cpu().numpy()

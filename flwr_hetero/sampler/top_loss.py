@@ -76,7 +76,7 @@ class TopLossSampler(BatchSampler):
         self._allocation = np.empty(0, np.int64)
         self._position = 0
         self._assigned = False
-        self.fast, self.share = fast, share
+        self.fast, self.share = bool(fast), float(share)
         self.set_role(fast=fast, share=share)
 
     def set_role(self, *, fast: bool, share: float) -> None:
@@ -191,9 +191,16 @@ class TopLossSampler(BatchSampler):
         bad = bad or {losses.shape, unreported.shape} != {(self.num_samples,)}
         if bad or (allocation.size and not 0 <= allocation.min() <= allocation.max() < len(losses)):
             raise ValueError("sampler state holds no losses of this data: start afresh.")
+        position, share = state.get("position"), state.get("share")
+        if not isinstance(position, int) or not 0 <= position <= allocation.size:
+            raise ValueError(f"sampler state has position={position!r}: start afresh.")
+        if not isinstance(share, float) or not 0 < share <= 1:
+            raise ValueError(f"sampler state has share={share!r}: start afresh.")
+        if not all(isinstance(state.get(name), bool) for name in ("assigned", "fast")):
+            raise ValueError("sampler state does not say what kind of node it is: start afresh.")
         super().load_state_dict(state)
         self.losses = losses.astype(np.float32)
         self._unreported = unreported.astype(bool)
-        self._allocation, self._position = allocation.astype(np.int64), int(state["position"])
+        self._allocation, self._position = allocation.astype(np.int64), position
         self._assigned, self.fast = bool(state["assigned"]), bool(state["fast"])
-        self.share = float(state["share"])
+        self.share = share

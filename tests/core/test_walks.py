@@ -70,6 +70,13 @@ def test_a_damaged_state_is_refused(kind):
         kind(4).load_state_dict({})
     with pytest.raises(ValueError, match="order must be a permutation"):
         kind(4).load_state_dict(state | {"order": np.array([0, 0, 1, 2])})
+    walk = kind(4)
+    for change in ({"order": np.arange(5)}, {"position": 5}, {"position": "2"}, {"seed": 1.5}):
+        with pytest.raises(ValueError, match="the saved walk"):
+            walk.load_state_dict(state | change)
+    assert {k: str(v) for k, v in walk.state_dict().items()} == {
+        k: str(v) for k, v in state.items()
+    }
 
 
 # --- baselines ---------------------------------------------------------------------------

@@ -43,6 +43,19 @@ def test_scores_reach_the_one_that_drew():
     assert heard == {0: [drawn[0].tolist()], 1: [drawn[1].tolist()]}
 
 
+def test_scores_reach_the_one_that_drew_also_when_batches_are_drawn_ahead():
+    both = InTurn([UniformSampler(6, 2), MercurySampler(6, 2, gate=0)])
+    heard = {number: [] for number in range(2)}
+    for number, sampler in enumerate(both.samplers):
+        sampler.update = lambda indices, scores, to=heard[number]: to.append(indices.tolist())
+    both.next_batch()  # somebody looked: the first of the pass is Mercury's
+    drawn = list(both)
+    for _ in drawn:
+        indices, _ = both.take()
+        both.update(indices, np.ones(2))
+    assert heard == {0: drawn[1::2], 1: drawn[0::2]}
+
+
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_stop_and_continue_equals_uninterrupted(stop):
     whole, first, second = make(), make(), make(seed=0)

@@ -257,8 +257,15 @@ def test_state_of_another_sampler_is_refused(other, message):
 def test_damaged_state_is_refused_and_changes_nothing():
     sampler = OrderedSampler(20, 3, seed=1)
     before = sampler.state_dict()
-    for change in ({"num_units": 50}, {"num_units": "6"}, {"walk.order": np.zeros(6, int)}):
-        with pytest.raises(ValueError, match=r"num_units|permutation"):
+    for change in (
+        {"num_units": 50},
+        {"num_units": "6"},
+        {"walk.order": np.zeros(6, int)},
+        {"terms.sketch_size": None},
+        {"terms.sketch_seed": -1},
+        {"walk.seen": "nothing"},
+    ):
+        with pytest.raises(ValueError, match=r"num_units|permutation|terms|seen"):
             sampler.load_state_dict(before | change)
     with pytest.raises(ValueError, match="num_samples"):
         OrderedSampler(21, 3, seed=1).load_state_dict(before)

@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.sampler import MercurySampler, SampledLoss
+from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, SampledLoss
 from flwr_hetero.sampler.scores import importance
 from flwr_hetero.sampler.uniform import UniformSampler
 
@@ -54,3 +54,26 @@ def test_mercury_gets_what_it_wants(monkeypatch):
 def test_another_batch_sampler_is_refused():
     with pytest.raises(ValueError, match="sampler must be a sampler of"):
         SampledLoss(DataLoader(DATA, batch_size=4).batch_sampler)
+
+
+def test_each_sampler_in_turn_hears_what_it_wants():
+    plain, mercury = Weighted(12, 4, seed=0), MercurySampler(12, 4, gate=0)
+    told = []
+    mercury.update = lambda indices, scores: told.append((indices, scores))
+    both = InTurn([plain, mercury])
+    criterion = SampledLoss(both)
+    for inputs, targets in DataLoader(DATA, batch_sampler=both):
+        criterion(inputs, targets)
+    for heard, wanted in ((plain.told, "loss"), (told, "importance")):
+        for indices, scores in heard:
+            inputs, targets = DATA.tensors[0][indices], DATA.tensors[1][indices]
+            losses = cross_entropy(inputs, targets, reduction="none").numpy()
+            expected = losses if wanted == "loss" else importance(inputs, targets)
+            assert scores == pytest.approx(expected)
+    assert (len(plain.told), len(told)) == (2, 1)
+
+
+@pytest.mark.parametrize("wrap", [lambda sampler: sampler, lambda sampler: InTurn([sampler])])
+def test_losses_are_no_priorities(wrap):
+    with pytest.raises(ValueError, match="sampler must learn from losses, got 'PGDSampler'"):
+        SampledLoss(wrap(PGDSampler(12, 4)))

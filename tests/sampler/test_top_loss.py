@@ -136,6 +136,11 @@ def test_state_is_a_copy():
         {"allocation": np.array([0.5])},
         {"unreported": np.zeros(3, bool)},
         {"num_samples": 6},
+        {"position": 1},
+        {"position": None},
+        {"share": 2.0},
+        {"assigned": "yes"},
+        {"fast": 1},
         {"rng": "nonsense"},
     ],
 )
