@@ -153,7 +153,7 @@ class PriorityShuffle(BatchSampler):
 
     def _shares(self, index: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.float64]:
         known = self.scored_at >= 0
-        mean = float(self.importance.sum(dtype=np.float64)) / max(1, np.count_nonzero(known))
+        mean = float(self.importance.sum(dtype=np.float64)) / max(1, int(known.sum()))
         return shares(self.importance[index], known[index], mean, self.mixing)
 
     def summary(self) -> dict[str, float]:
