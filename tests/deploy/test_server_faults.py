@@ -1,0 +1,47 @@
+"""ServerApp and SuperLink end: the run goes on with the same nodes in the same rounds."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from benchmarks.faults import scenarios
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
+
+
+def expected_selection(num_rounds, tmp_path, monkeypatch):
+    """Run the same strategy on a LocalGrid, whose nodes have the same names.
+
+    Flower's strategies shuffle the nodes that they are shown, so only who is chosen counts.
+    """
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "toy_app"))
+    from toy_app import client_app, server_app
+
+    settings = {"clients-per-round": 2, "num-tiers": 1, "max-failures": 3, "seed": 0, "faults": ""}
+    config = settings | {"work": 0.0}
+    grid = LocalGrid(client_app.app, [DeviceProfile()] * 4, run_config=config)
+    strategy, selected = server_app.strategy_for(settings), []
+    strategy.on_round_end = lambda run, record: selected.append(sorted(record["selected"]))
+    arrays = ArrayRecord({"w": Array(server_app.np.zeros(server_app.SIZE, "float32"))})
+    strategy.start(grid, arrays, num_rounds)
+    for name in [name for name in sys.modules if name.split(".")[0] == "toy_app"]:
+        del sys.modules[name]
+    return selected
+
+
+def test_a_killed_server_app_resumes_with_the_same_selection(fleet, tmp_path, monkeypatch):
+    facts = scenarios.server_app_killed(fleet, tmp_path / "run")
+    assert facts["survived"]
+    assert 2 <= facts["killed_after"] < 6
+    selected = [sorted(record["selected"]) for record in facts["history"]]
+    assert selected == expected_selection(6, tmp_path, monkeypatch)
+
+
+def test_a_restarted_superlink_finds_its_nodes_and_the_run_resumes(fleet, tmp_path, monkeypatch):
+    facts = scenarios.superlink_restarted(fleet, tmp_path / "run")
+    assert facts["survived"]
+    selected = [sorted(record["selected"]) for record in facts["history"]]
+    assert selected == expected_selection(6, tmp_path, monkeypatch)
