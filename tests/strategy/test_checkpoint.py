@@ -4,7 +4,8 @@ from flwr.serverapp import strategy as flower
 from recording import Folder, KilledError, evaluate, killed_and_resumed
 from toy import toy_app, toy_arrays
 
-from flwr_hetero.fleet import LocalGrid, named_fleet
+from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.keys import SERVER_ROUND
 from flwr_hetero.strategy import Recorded, TiFL, Wrapper
 
 QUIET = {"fraction_evaluate": 0.0}
@@ -30,6 +31,21 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, name, killed_in):
         return strategy.start(grid, toy_arrays(buffer=False), 8, evaluate_fn=evaluate_fn)
 
     killed_and_resumed(go, tmp_path, killed_in)
+
+
+def test_a_resumed_run_knows_the_usual_metrics(tmp_path):
+    def odd(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 0 and message.content["config"][SERVER_ROUND] > 3:
+            reply.content["metrics"]["odd"] = 1.0
+        return reply
+
+    def go(folder, evaluate_fn, resume):
+        grid = LocalGrid(toy_app(mods=[odd]), profiles=[DeviceProfile()] * 2)
+        strategy = Recorded(flower.FedAvg(**QUIET), run_dir=folder, resume=resume)
+        return strategy.start(grid, toy_arrays(), 5, evaluate_fn=evaluate_fn)
+
+    killed_and_resumed(go, tmp_path, killed_in=4)
 
 
 def test_crash_while_writing_leaves_the_last_checkpoint(tmp_path, monkeypatch):
