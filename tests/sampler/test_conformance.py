@@ -218,12 +218,7 @@ def test_the_state_of_other_data_is_refused_and_changes_nothing(name: str) -> No
     assert play(sampler, 9) == play(twin, 9)
 
 
-CONFUSED = pytest.mark.xfail(raises=KeyError, strict=True, reason="KeyError, half of it restored")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[CONFUSED] * n.startswith("top loss")) for n in CASES]
-)
+@every
 def test_a_state_that_lacks_something_is_refused_and_changes_nothing(name: str) -> None:
     make = CASES[name].make
     sampler, twin = make(NUM, 0), make(NUM, 0)
