@@ -47,7 +47,7 @@ class Method:
     full_pass: bool = False
     gate: float = 1.5
     stride: int = 4
-    idle_stride: int = 16
+    idle_stride: int = 64
 
 
 METHODS = {

@@ -41,7 +41,8 @@ class PriorityFeed(BatchSampler):
         alike; all cost about one more forward pass.
     stride, idle_stride : int
         Of so many batches one is measured while the sampler's gate is open and while it is
-        closed. The rules of the paper measure every batch.
+        closed; then the batch before gives its gradient, too. The rules of the paper measure
+        every batch.
 
     Raises
     ------
@@ -73,7 +74,7 @@ class PriorityFeed(BatchSampler):
         *,
         layers: str = "last",
         stride: int = 4,
-        idle_stride: int = 16,
+        idle_stride: int = 64,
     ) -> None:
         super().__init__(sampler.num_samples, sampler.batch_size)
         for name, value in (("stride", stride), ("idle_stride", idle_stride)):
@@ -86,7 +87,7 @@ class PriorityFeed(BatchSampler):
         self.listener = LayerPriorities(model, layers)
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
         self.stride, self.idle_stride, self._batches = stride, idle_stride, 0
-        self._weights, self._measures = np.ones(0), False
+        self._weights, self._measures, self._follows = np.ones(0), False, False
 
     @property
     def _stride(self) -> int:
@@ -97,7 +98,9 @@ class PriorityFeed(BatchSampler):
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Draw the next batch and, in its turn, point the listener along the present gradient."""
         indices, self._weights = self.sampler.next_batch()
-        self._measures = self._batches % self._stride == 0
+        phase, last = self._batches % self._stride, self._stride - 1
+        self._measures = phase == 0
+        self._follows = self._measures or (phase == last and not self.sampler.is_open)
         self._batches += 1
         if self._measures and self.gradient.is_known:
             self.gradient.to_device()
@@ -129,7 +132,7 @@ class PriorityFeed(BatchSampler):
         the aggregate takes the weighted sum, which is the unbiased one. A batch stands for
         those passed over since the one before, so that the aggregate remembers an epoch.
         """
-        if not self._measures:
+        if not self._follows:
             return 0
         measured = self.listener.collect()
         self.listener.direction = {}  # the next batch may be another sampler's
