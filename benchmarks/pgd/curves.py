@@ -137,7 +137,8 @@ class Gain(NamedTuple):
 def gain(runs: Sequence[Line], sgd: Sequence[Line], part: int, price: Line) -> Gain:
     """Compare runs with the median of SGD's; time counts in SGD's steps."""
     goal = goals(sgd)[part]
-    base = float(np.median([reached(line, goal) for line in sgd]))
+    seeds = {line["seed"] for line in runs}
+    base = float(np.median([reached(line, goal) for line in sgd if line["seed"] in seeds]))
     steps = np.array([reached(line, goal) for line in runs])
     times = price["start"] + time_of(steps, price, sgd[0]["iterations"])
     return Gain(steps, base / steps, base / times)
