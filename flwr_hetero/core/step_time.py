@@ -39,7 +39,8 @@ def fast_class(step_times_s: ArrayLike) -> NDArray[np.bool_]:
     known = np.sort(step_s[~np.isnan(step_s)])
     if known.size < 2:
         return ~np.isnan(step_s)
-    ratios = known[1:] / known[:-1]
+    with np.errstate(over="ignore"):  # a node may claim any time on a grid without a clock
+        ratios = known[1:] / known[:-1]
     widest = int(np.argmax(ratios))
     slowest_fast = known[widest] if ratios[widest] > SAME_CLASS_RATIO else known[-1]
     return np.asarray(step_s <= slowest_fast)
