@@ -268,11 +268,11 @@ best with the first seed (rates tried: see `run.py`); the unbiased rules take SG
 losses over all training examples that the mean of SGD's runs has at some parts of them, after a
 least-squares fit of a curve that never rises to each run. Every seed's steps are held against
 the median of SGD's same seeds, so that the row of SGD shows what chance alone does. A step's
-price is CPU time over that of SGD's step, measured side by side (`prices.py`), so that time is steps times
-price (of the default quarter by quarter of the run), plus the full first pass where there is one.
-In the tables: median over seeds, in brackets the least and the greatest; ± is the standard
-deviation over seeds. The default's prices on Fashion-MNIST were measured while it looked at
-one batch in 16 with the gate closed; it looks at one in 64 now, so that they are upper bounds. All
+price is CPU time over that of SGD's step, measured side by side (`prices.py`), so that time is
+steps times price (of the default quarter by quarter of the run), plus the full first pass where
+there is one. In the tables: median over seeds, in brackets the least and the greatest; ± is the
+standard deviation over seeds. The default's prices on the CNN and in `late` were measured while it
+looked at one batch in 16 with the gate closed; it looks at one in 64 now, so that they are upper bounds. All
 prices come from a busy machine and scatter by some hundredths.
 
 ```bash
