@@ -272,7 +272,8 @@ price is CPU time over that of SGD's step, measured side by side (`prices.py`), 
 steps times price (of the default quarter by quarter of the run), plus the full first pass where
 there is one. In the tables: median over seeds, in brackets the least and the greatest; ± is the
 standard deviation over seeds. The default's prices on the CNN and in `late` were measured while it
-looked at one batch in 16 with the gate closed; it looks at one in 64 now, so that they are upper bounds. All
+looked at one batch in 16 with the gate closed; it looks at one in 64 now, so that they are
+upper bounds. All
 prices come from a busy machine and scatter by some hundredths.
 
 ```bash
