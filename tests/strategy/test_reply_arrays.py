@@ -70,16 +70,17 @@ def check(sent: np.ndarray, came: np.ndarray) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("model", "figures"),
+    ("model", "figures", "what"),
     [
-        ("float32", np.array([1e300, 0.0])),
-        ("float32", np.array([-1e39, 0.0])),
-        ("float16", np.array([0, -70000])),
-        ("int64", np.array([1e30, 0.0])),
+        ("float32", np.array([1e300, 0.0]), "values above 1e+15"),
+        ("float32", np.array([-1e39, 0.0]), "values above 1e+15"),
+        ("float16", np.array([0, -70000]), "figures too large for float16"),
+        ("int32", np.array([1e12, 0.0]), "figures too large for int32"),
+        ("int64", np.array([1e30, 0.0]), "values above 1e+15"),
     ],
 )
-def test_figures_too_large_for_the_model_are_refused(model, figures):
-    assert check(np.zeros(2, model), figures) == f"array 'w' holds figures too large for {model}"
+def test_figures_too_large_for_the_model_are_refused(model, figures, what):
+    assert check(np.zeros(2, model), figures) == f"array 'w' holds {what}"
 
 
 @pytest.mark.parametrize("model", ["float16", "float32", "float64", "int64", "uint8", "bool"])
