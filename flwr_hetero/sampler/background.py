@@ -29,8 +29,10 @@ from flwr_hetero.sampler.scores import LOSS, Loss, score_batches
 PREFIX = "flwr-hetero-scoring-"
 SCORES, SECONDS = "scores.f8", "seconds.f8"
 _START = (
-    "import os, sys; os.nice(19)\n"  # torch's import, too, waits for the device's other work
-    "from flwr_hetero.sampler.background import work; work(*sys.argv[1:])"
+    "import os, shutil, sys; os.nice(19)\n"  # torch's import, too, waits for the other work
+    "try: from flwr_hetero.sampler.background import work\n"
+    "except BaseException: shutil.rmtree(sys.argv[1], ignore_errors=True); raise\n"
+    "work(*sys.argv[1:])"
 )
 _WAIT = (
     "import os, shutil, signal, sys, time\n"

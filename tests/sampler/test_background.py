@@ -136,6 +136,15 @@ def test_a_job_that_fails_leaves_nothing_behind():
     assert collect_scores(folder) == Collected(pytest.approx(np.empty(0)), 0.0)
 
 
+@pytest.mark.deploy
+def test_a_worker_that_cannot_start_leaves_nothing_behind(monkeypatch, tmp_path):
+    (tmp_path / "flwr_hetero.py").write_text("raise MemoryError")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = start_scoring(*data(3))
+    wait_until(lambda: not Path(folder).exists())
+    wait_until(lambda: not workers_of(folder))
+
+
 def test_the_caller_goes_on_before_the_worker_has_read_anything(monkeypatch):
     late = "import pathlib, sys, time; time.sleep(2); pathlib.Path(sys.argv[1], 'late').touch()"
     monkeypatch.setattr(background, "_START", late)
