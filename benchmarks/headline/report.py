@@ -39,10 +39,10 @@ comes first. The settings with steps by speed end by their rounds, long before F
 
 The target is FedAvg's final accuracy (mean of its last {LAST} rounds) less one point, for each
 seed by itself; it is reached when the mean of {WINDOW} rounds is there. Costs to the target are
-shares of FedAvg's own: mean over the seeds that get there, lowest and highest in brackets. Device-
-seconds, the proxy for energy, add up the time that nodes worked. TiFL's profiling counts as time.
-Where the number of seeds that do not get there within their rounds is named, the means are over
-the others alone.
+shares of FedAvg's own: mean over the seeds that get there, lowest and highest in brackets.
+Device-seconds, the proxy for energy, add up the time that nodes worked. TiFL's profiling counts as
+time. Where the number of seeds that do not get there within their rounds is named, the means are
+over the others alone.
 """
 Line = dict[str, Any]
 
@@ -165,8 +165,8 @@ def section(source: Path) -> list[str]:
         f"## {first['dataset']}",
         "",
         f"{first['train_examples']} training and {first['train_examples'] // 3} test examples, "
-        f"learning rate {first['learning_rate']}, {len(base)} seeds; {took_min:.0f} core-minutes "
-        f"with {versions}:",
+        f"learning rate {first['learning_rate']}, {len(base)} seeds; {versions}. The runs took "
+        f"{took_min:.0f} minutes one after the other, on a busy machine:",
         "",
         "```bash",
         first["command"],
