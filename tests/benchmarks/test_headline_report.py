@@ -1,20 +1,10 @@
 """How the headline's page reads costs, and misses, from its runs."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "headline" / "report.py"
-
-
-@pytest.fixture(scope="module")
-def report():
-    spec = importlib.util.spec_from_file_location("headline_report", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks.headline import report
 
 
 def run(setting, seed, rise, round_s=1.0, rounds=60, most=0.8):
@@ -37,7 +27,7 @@ def run(setting, seed, rise, round_s=1.0, rounds=60, most=0.8):
     }
 
 
-def test_a_target_is_reached_by_the_mean_of_five_rounds(report):
+def test_a_target_is_reached_by_the_mean_of_five_rounds():
     line = run("FedAvg", 0, rise=0.1)
     assert report.final(line) == pytest.approx(0.8)
     assert report.cost_to(line, 0.6) == {
@@ -46,7 +36,7 @@ def test_a_target_is_reached_by_the_mean_of_five_rounds(report):
     assert report.cost_to(line, 0.81) is None
 
 
-def test_the_page_says_how_many_seeds_do_not_get_there(report, tmp_path, monkeypatch):
+def test_the_page_says_how_many_seeds_do_not_get_there(tmp_path, monkeypatch):
     lines = [run("FedAvg", seed, rise=0.02) for seed in (0, 1)]
     lines += [run("all five", seed, rise=0.02, round_s=0.25) for seed in (0, 1)]
     lines += [run("all but TiFL", 0, rise=0.04), run("all but TiFL", 1, rise=0.04, most=0.5)]
