@@ -29,7 +29,7 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.sample_lists import read_samples, samples_record
 from flwr_hetero.strategy.latency import judge_latency
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 3
 PROFILE = {"sync_rounds": 1, "warmup_rounds": 0}
 
