@@ -29,7 +29,7 @@ from the results beside it.
 
 `python -m benchmarks.faults.run`: one SuperLink with a database, four SuperNodes with TLS and keys,
 one ServerApp, TiFL around FedAvg on the toy app of `tests/deploy`. Every fault is done once to real
-processes (`scenarios.py`); `tests/deploy/test_faults.py` asserts on the same runs. Flower {flwr},
+processes (`scenarios.py`); `tests/deploy` asserts on the same runs. Flower {flwr},
 Python {python}, {cores} cores shared with other work (load {low:g} to {high:g}), so seconds are
 upper bounds.
 
