@@ -139,7 +139,7 @@ def test_a_job_that_fails_leaves_nothing_behind():
 @pytest.mark.deploy
 def test_a_worker_that_cannot_start_leaves_nothing_behind(monkeypatch, tmp_path):
     (tmp_path / "flwr_hetero.py").write_text("raise MemoryError")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # where `python -c` looks first
     folder = start_scoring(*data(3))
     wait_until(lambda: not Path(folder).exists())
     wait_until(lambda: not workers_of(folder))
