@@ -107,6 +107,7 @@ def waits(pid: int) -> bool:
 def test_asked_to_end_it_leaves_nothing_behind(when):
     count = 3 if when == "another takes over" else 10**6
     folder = start_scoring(*data(count), batch_size=1)
+    wait_until(lambda: workers_of(folder), step_s=0.001)
     (pid,) = workers_of(folder)
     if when == "it scores":
         wait_until(lambda: scored(folder) >= 3)
