@@ -29,7 +29,8 @@ def test_each_row_goes_to_exactly_one_node(
     try:
         parts = partition_rows(LABELS, num_partitions, partition, **options)
     except ValueError as error:  # 600 rows are few for some deals
-        assert num_partitions > 20 and "leave at least 2 examples to each node" in str(error)
+        assert num_partitions > 20, "few nodes always get enough"
+        assert "leave at least 2 examples to each node" in str(error)  # noqa: PT017
         return
     assert len(parts) == num_partitions
     assert min(len(part) for part in parts) >= MIN_EXAMPLES
