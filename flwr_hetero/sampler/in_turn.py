@@ -1,11 +1,11 @@
 """Several samplers over the same data, a batch each in turn."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_hetero.core.entries import entries_below
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.sampler.batches import BatchSampler, StateDict
 
@@ -92,13 +92,9 @@ class InTurn(BatchSampler):
         before = [sampler.state_dict() for sampler in self.samplers]
         try:
             for number, sampler in enumerate(self.samplers):
-                sampler.load_state_dict(_part(state, f"{number}."))
+                sampler.load_state_dict(entries_below(f"{number}.", state))
         except ValueError:
             for sampler, own in zip(self.samplers, before, strict=True):
                 sampler.load_state_dict(own)
             raise
         self._turn = turn
-
-
-def _part(state: StateDict, prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}

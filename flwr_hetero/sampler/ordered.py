@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flwr_hetero.core.entries import entries_below
 from flwr_hetero.core.errors import invalid
 from flwr_hetero.core.order_messages import Terms, read_answer, read_terms, write_report
 from flwr_hetero.core.served_walk import ServedWalk
@@ -211,14 +212,10 @@ class OrderedSampler(BatchSampler):
         if not all(isinstance(value, int) and value >= 0 for value in terms.values()):
             raise ValueError(f"sampler state has terms {terms}: start afresh.")
         walk = METHODS[self.method](num_units, self.seed)
-        walk.load_state_dict(_below("walk.", state))
+        walk.load_state_dict(entries_below("walk.", state))
         super().load_state_dict(state)
         self._deal(num_units)
         self.walk, self.terms = walk, Terms(**terms)
 
 
 _FIXED = ("method", "unit", "seed")
-
-
-def _below(prefix: str, state: StateDict) -> dict[str, Any]:
-    return {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
