@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import Wrapper
 from flwr_hetero.task.server import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "pgd"))
@@ -18,15 +18,6 @@ from pgd_app.task import PGDSettings
 
 ARRAYS, SCALARS = keys.PREFIX + "pgd.arrays", keys.PREFIX + "pgd.scalars"
 REFERENCE = DeviceProfile(seconds_per_example=1e-3)
-
-
-class History(Wrapper):
-    def __init__(self, strategy):
-        super().__init__(strategy)
-        self.records = []
-
-    def on_round_end(self, run, record):
-        self.records.append(record)
 
 
 class Run:
