@@ -6,10 +6,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
+from flwr_hetero.cd_grab.sampler import HerdingProbe
+from flwr_hetero.mercury.resharding import NodeShard
 from flwr_hetero.mod import restore, save_state, timing
-from flwr_hetero.mod.resharding import NodeShard
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.sampler.herding_probe import HerdingProbe
 
 SLOTS, SAMPLE_BYTES, USUAL_STEPS = 4, 8, 4
 

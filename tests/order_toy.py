@@ -6,9 +6,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
+from flwr_hetero.cd_grab.sampler import HerdingProbe, OrderedSampler
 from flwr_hetero.mod import load_state, save_state, timing
-from flwr_hetero.sampler.herding_probe import HerdingProbe
-from flwr_hetero.sampler.ordered import OrderedSampler
 
 DIM, BATCH = 5, 2
 

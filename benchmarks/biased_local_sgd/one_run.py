@@ -14,10 +14,10 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 
 from flwr_hetero import keys
-from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.strategy import Wrapper
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.run import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "biased-local-sgd"))
 from biased_app.client_app import app

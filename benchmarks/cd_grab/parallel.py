@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, unfold
 
-from flwr_hetero.core.order_messages import Terms, read_report, write_instruction
-from flwr_hetero.core.order_server import OrderServer
-from flwr_hetero.core.orders import relative_herding
+from flwr_hetero.cd_grab.algorithm import relative_herding
+from flwr_hetero.cd_grab.gradients import sketch_gradients
+from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.wire import Terms, read_report, write_instruction
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.sampler.unit_gradients import sketch_gradients
 from flwr_hetero.task import Examples, data_shape, evaluate, load_partition, load_test, make_model
 
 PROBE = 256

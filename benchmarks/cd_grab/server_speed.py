@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flwr_hetero.core.order_book import Report
-from flwr_hetero.core.order_server import OrderServer
-from flwr_hetero.core.pair_balance import pair_balance
+from flwr_hetero.cd_grab.algorithm import pair_balance
+from flwr_hetero.cd_grab.order_server import OrderServer, Report
 
 HERE = Path(__file__).parent
 NODES = 4

@@ -15,11 +15,9 @@ import numpy as np
 import torch
 
 from benchmarks.cd_grab.parallel import UnitGradients, examples_of, flat
-from flwr_hetero.core.order_book import Report
-from flwr_hetero.core.order_server import OrderServer
-from flwr_hetero.core.served_walk import ServedWalk
-from flwr_hetero.core.sketch import sketch
-from flwr_hetero.core.walks import OwnPairs, Reshuffled
+from flwr_hetero.cd_grab.gradients import sketch
+from flwr_hetero.cd_grab.node_order import OwnPairs, Reshuffled, ServedWalk
+from flwr_hetero.cd_grab.order_server import OrderServer, Report
 from flwr_hetero.task import data_shape, make_model
 
 HERE = Path(__file__).parent

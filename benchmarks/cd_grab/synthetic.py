@@ -17,8 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.cd_grab.synthetic_report import write_report
-from flwr_hetero.core.orders import herding_bound, reorder, unit_signs
-from flwr_hetero.core.pair_balance import pair_balance, self_balancing_walk
+from flwr_hetero.cd_grab.algorithm import (
+    herding_bound,
+    pair_balance,
+    reorder,
+    self_balancing_walk,
+    unit_signs,
+)
 
 HERE = Path(__file__).parent
 NUM_NODES = (5, 10, 20, 50, 100)

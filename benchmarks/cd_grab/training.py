@@ -24,11 +24,11 @@ from flwr.serverapp.strategy import FedAvg
 from benchmarks.cd_grab.parallel import Setup, examples_of, optimum, test_of
 from benchmarks.cd_grab.parallel import run as run_parallel
 from flwr_hetero import keys
+from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.sampler.unit_gradients import batch_gradient
+from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.strategy import CDGraB
-from flwr_hetero.strategy.wrapper import Wrapper
 from flwr_hetero.task import Examples, data_shape, evaluate, make_model
 from flwr_hetero.task.training import train
 

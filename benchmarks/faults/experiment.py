@@ -8,9 +8,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from flwr_hetero.fleet import RealFleet, marked
-from flwr_hetero.fleet.commands import BIN, CONNECTION, environment
-from flwr_hetero.fleet.cpu_share import descendants
+from flwr_hetero.fleet import RealFleet
+from flwr_hetero.fleet import processes as marked
+from flwr_hetero.fleet.processes import BIN, CONNECTION, environment
+from flwr_hetero.fleet.throttle import descendants
 
 TOY_APP = Path(__file__).parents[2] / "tests" / "deploy" / "toy_app"
 

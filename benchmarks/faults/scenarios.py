@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.faults.experiment import Experiment, losses
 from flwr_hetero.fleet import RealFleet, named_fleet
-from flwr_hetero.fleet.cpu_share import descendants
+from flwr_hetero.fleet.throttle import descendants
 
 NUM_NODES = 4
 BAD_REPLIES = (

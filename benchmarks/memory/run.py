@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.faults.experiment import Experiment
 from flwr_hetero.fleet import RealFleet, named_fleet
-from flwr_hetero.fleet.cpu_share import children
+from flwr_hetero.fleet.throttle import children
 
 HERE = Path(__file__).parent
 TIFL = HERE.parents[1] / "apps" / "tifl"

@@ -13,10 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.core.group_draw import allocate, choose_groups, draw_batch, group_probs
-from flwr_hetero.core.groups import Groups, relative_steps
-from flwr_hetero.core.importance import mixed_probs
-from flwr_hetero.core.importance_cache import ImportanceCache
+from flwr_hetero.mercury.algorithm import (
+    Groups,
+    allocate,
+    choose_groups,
+    draw_batch,
+    group_probs,
+    mixed_probs,
+    relative_steps,
+)
+from flwr_hetero.mercury.importance_cache import ImportanceCache
 
 SIZES, LEVELS, BATCH, CHOSEN, BETA = (4, 10, 6, 20, 8), (1.0, 8.0, 0.5, 2.5, 4.0), 8, 2, 1.0
 Vector = NDArray[np.float64]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.sampler.background import SCORES, collect_scores, start_scoring
+from flwr_hetero.mercury.background import SCORES, collect_scores, start_scoring
 from flwr_hetero.task import make_model
 
 STEPS, BATCH, PATIENCE_S = 20, 32, 120.0

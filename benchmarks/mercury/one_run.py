@@ -14,11 +14,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from flwr_hetero import keys
-from flwr_hetero.core.device import DeviceProfile
-from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.client.device import DeviceProfile, named_fleet
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.strategy import Wrapper
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.run import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "mercury"))
 from mercury_app.client_app import app

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.sampler import MercurySampler
-from flwr_hetero.sampler.batches import BatchSampler
-from flwr_hetero.sampler.uniform import UniformSampler
 from flwr_hetero.task import make_model
 
 BATCH, STEPS = 32, 160

@@ -21,9 +21,9 @@ from tasks import paper_cnn
 from torch import Tensor, nn
 from torchvision import models
 
+from flwr_hetero.pgd.priorities import per_sample_priorities
+from flwr_hetero.pgd.priority_feed import LayerPriorities
 from flwr_hetero.sampler import sample_priorities
-from flwr_hetero.sampler.layer_priorities import LayerPriorities
-from flwr_hetero.sampler.priorities import per_sample_priorities
 from flwr_hetero.task import make_model
 
 HERE = Path(__file__).parent

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from tasks import Task
 from torch import Tensor, nn
 
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.sampler import PGDSampler, PriorityFeed, sample_priorities
-from flwr_hetero.sampler.aggregated import AggregatedGradient
-from flwr_hetero.sampler.uniform import UniformSampler
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 EVALUATION_BATCH = 500

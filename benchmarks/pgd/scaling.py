@@ -29,7 +29,7 @@ from flwr_hetero.strategy import Wrapper
 from flwr_hetero.task import evaluate, load_partition
 from flwr_hetero.task.data import data_shape
 from flwr_hetero.task.models import model_from
-from flwr_hetero.task.server import initial_arrays
+from flwr_hetero.task.run import initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "pgd"))
 from pgd_app.client_app import app

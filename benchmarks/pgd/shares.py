@@ -16,9 +16,9 @@ from one_run import EVALUATION_BATCH, LOSS, backward
 from tasks import Task, make_task
 from torch import Tensor, nn
 
-from flwr_hetero.core.priority import top_share
-from flwr_hetero.sampler.full_pass import all_priorities
-from flwr_hetero.sampler.uniform import UniformSampler
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.pgd.algorithm import top_share
+from flwr_hetero.pgd.priorities import all_priorities
 
 HERE = Path(__file__).parent
 ITERATIONS = (0, 10, 50, 200, 600)

@@ -28,9 +28,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.core.order_messages import read_answer, read_terms, write_report
-from flwr_hetero.core.served_walk import ServedWalk
-from flwr_hetero.core.sketch import sketch
+from flwr_hetero.cd_grab.gradients import sketch
+from flwr_hetero.cd_grab.node_order import ServedWalk
+from flwr_hetero.cd_grab.wire import read_answer, read_terms, write_report
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import timing
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, TiFL

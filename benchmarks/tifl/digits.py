@@ -15,7 +15,7 @@ from typing import Any
 
 from one_run import one_run
 
-from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.client.device import named_fleet
 
 HERE = Path(__file__).parent
 NODES, PER_ROUND = 20, 3

@@ -10,11 +10,11 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.task.client import evaluate_node, profile_node, train_node
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.node import evaluate_node, profile_node, train_node
+from flwr_hetero.task.run import central_evaluate, initial_arrays
 from flwr_hetero.task.settings import Settings
 
 

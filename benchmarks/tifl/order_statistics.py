@@ -18,11 +18,11 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
-from flwr_hetero.core.fleets import named_fleet
-from flwr_hetero.core.round_time import expected_round_time, mape
-from flwr_hetero.core.tier_policy import STATIC_POLICIES, VANILLA, policy_probs
+from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.strategy import TiFL
+from flwr_hetero.tifl.algorithm import STATIC_POLICIES, VANILLA, policy_probs
+from flwr_hetero.tifl.time_estimate import expected_round_time, mape
 
 HERE = Path(__file__).parent
 NODES, PER_ROUND = 50, 5

@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from one_run import one_run
 
-from flwr_hetero.core.device import DeviceProfile
-from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.client.device import DeviceProfile, named_fleet
 
 HERE = Path(__file__).parent
 NODES, PER_ROUND, JITTER = 50, 5, 0.03

@@ -21,11 +21,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.core.device import DeviceProfile
-from flwr_hetero.core.tiers import quantile_tiers
+from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.strategy.tier_table import TierTable
+from flwr_hetero.tifl.algorithm import quantile_tiers
+from flwr_hetero.tifl.tiers import TierTable
 
 HERE = Path(__file__).parent
 PER_ROUND = 100

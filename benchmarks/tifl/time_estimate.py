@@ -18,11 +18,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 from order_statistics import NODES, PER_ROUND, make_idle_app
 
-from flwr_hetero.core.fleets import named_fleet
-from flwr_hetero.core.round_time import mape, paper_estimate
-from flwr_hetero.core.tier_policy import policy_probs
+from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.strategy import TiFL
+from flwr_hetero.tifl.algorithm import policy_probs
+from flwr_hetero.tifl.time_estimate import mape, paper_estimate
 
 HERE = Path(__file__).parent
 CREDITS = {

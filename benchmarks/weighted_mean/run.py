@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-from flwr_hetero.strategy.mean_arrays import mean_arrays
+from flwr_hetero.server.aggregate import mean_arrays
 
 HERE = Path(__file__).parent
 

@@ -16,15 +16,24 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.errors import invalid
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
+
+
 SERVER_CERTIFICATE, SERVER_KEY = "superlink.crt", "superlink.key"
+
+
 CA_DAYS, SERVER_DAYS = 3650, 397
+
+
 CLOCK_SKEW = timedelta(days=1)
 """Certificates are valid from a day ago, for devices whose clock is behind."""
 
+
 _PEM = serialization.Encoding.PEM
+
+
 _CURVE = ec.SECP384R1
 
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
 
-from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import certificates
 from flwr_hetero.fleet.fleet_file import Node
 from flwr_hetero.fleet.real_fleet import RealFleet
 
 DEFAULT_FOLDER = "~/flwr-hetero-fleet"
+
+
 PROGRAM = "python -m flwr_hetero.fleet"
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.errors import invalid
 
 Kind = Literal["dies", "errs", "late", "garbage"]
 

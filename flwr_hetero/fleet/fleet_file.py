@@ -6,11 +6,15 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.core.device import DeviceProfile
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.errors import invalid
 
 FILE = "fleet.json"
+
+
 DRAFT = f"{FILE}.draft"
+
+
 HOST = "127.0.0.1"
 
 

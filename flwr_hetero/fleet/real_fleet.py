@@ -1,23 +1,140 @@
-"""A real fleet on this machine: one SuperLink, some SuperNodes, TLS and keys, unequal speeds."""
+"""Flower's command line, called for a fleet on this machine: runs, registration, who is online."""
 
+import json
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
-from flwr_hetero.core.device import DeviceProfile
-from flwr_hetero.core.errors import invalid
-from flwr_hetero.fleet import commands, marked
-from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, nodes_of
-from flwr_hetero.fleet.flower_cli import FlowerCli
+from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.errors import invalid
+from flwr_hetero.fleet import processes as commands
+from flwr_hetero.fleet import processes as marked
+from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, Node, nodes_of
+
+ANSWER_S = 60.0
+"""Seconds that the SuperLink may take to say who is online."""
+
+
+NODES = "nodes.json"
+"""In the fleet's ``FLWR_HOME``: the names of registered node ids."""
+
+
+class FlowerCli:
+    """Call ``flwr`` against the SuperLink of a fleet.
+
+    Parameters
+    ----------
+    folder : Path
+        The fleet's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+
+    def flwr(self, *arguments: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
+        """Run Flower's command line against this fleet.
+
+        Parameters
+        ----------
+        *arguments : str
+            For instance ``"run", "apps/tifl", "fleet", "--stream"``.
+        timeout_s : float
+            Seconds it may take.
+
+        Returns
+        -------
+        CompletedProcess
+            With what it printed.
+        """
+        return subprocess.run(
+            [str(commands.BIN / "flwr"), *arguments],
+            env=commands.environment(self.folder / "home"),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def run_line(self, app: str = "apps/tifl") -> str:
+        """Return the shell line that runs an app on this fleet.
+
+        Parameters
+        ----------
+        app : str
+            Path of the app.
+
+        Returns
+        -------
+        str
+            To be typed in any shell in which ``flwr`` is found.
+        """
+        settings = {"FLWR_HOME": str(self.folder / "home")}
+        if commands.is_behind_proxy():
+            settings["no_proxy"] = commands.no_proxy()["no_proxy"]
+        words = " ".join(f"{name}={quote(value)}" for name, value in settings.items())
+        return f"{words} flwr run {quote(app)} {commands.CONNECTION} --stream"
+
+    def online(self) -> set[str]:
+        """Ask the SuperLink which SuperNodes are online.
+
+        Returns
+        -------
+        set of str
+            Their names; empty if the SuperLink does not answer, or knows none of them yet.
+        """
+        ask = ("supernode", "list", commands.CONNECTION, "--format", "json")
+        try:
+            ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
+            listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
+        except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
+            return set()
+        here = [node["node-id"] for node in listed if node["status"] == "online"]
+        return {ids[node_id] for node_id in here if node_id in ids}
+
+    def register(self, nodes: Sequence[Node], timeout_s: float = 120.0) -> None:
+        """Tell the SuperLink the public keys of SuperNodes, and keep the ids that it gives them.
+
+        Parameters
+        ----------
+        nodes : sequence of Node
+            Their keys are in the fleet's folder.
+        timeout_s : float
+            Seconds that each may take.
+
+        Raises
+        ------
+        RuntimeError
+            If one is not taken; says why.
+        """
+        ids = {}
+        for node in nodes:
+            key = str(self.folder / "keys" / f"{node.name}.pub")
+            register = ("supernode", "register", key, commands.CONNECTION, "--name", node.name)
+            try:
+                done = self.flwr(*register, "--format", "json", timeout_s=timeout_s)
+                ids[str(json.loads(done.stdout)["node-id"])] = node.name
+            except subprocess.TimeoutExpired as error:
+                raise RuntimeError(f"{node.name} cannot be registered: {error}") from error
+            except (ValueError, KeyError) as error:
+                text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
+                raise RuntimeError(text) from error
+        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
+
 
 START_S = 120.0
 """Seconds that a process may take to come up."""
+
+
 END_S = 30.0
 """Seconds that a process may take to end."""
+
+
 _OWN = (
     *("keys", "home", "homes", "logs"),
     *("state.db", "state.db-wal", "state.db-shm"),  # the last two after a hard end
@@ -238,7 +355,7 @@ class RealFleet(FlowerCli):
     def _start_warden(self) -> None:
         fleet = self.file
         if fleet.needs_warden:
-            command = [sys.executable, "-m", "flwr_hetero.fleet.warden", str(self.folder)]
+            command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
             replace(fleet, warden_pid=self._start("warden", command)).save(self.folder)
 
     def _start(self, name: str, command: list[str]) -> int:

@@ -4,8 +4,7 @@ Reading and writing a run directory needs NumPy only; the report itself needs th
 ``flwr-hetero[report]`` on the machine that draws it.
 """
 
-from flwr_hetero.report.history import History, read_history
-from flwr_hetero.report.progress import time_to_target
+from flwr_hetero.report.history import History, read_history, time_to_target
 from flwr_hetero.report.run_dir import RunDirectory
 
 __all__ = ["History", "RunDirectory", "read_history", "time_to_target"]

@@ -1,34 +1,71 @@
-"""Reading a run's history: one JSON object per round and line.
-
-========== ===========================================================================
-key        meaning
-========== ===========================================================================
-round      number of the round; 0 is the state before training, profiling included
-virtual_s  time so far by the fleet's clock, in seconds
-wall_s     time so far by the server's clock, in seconds
-bytes_up   bytes of the training replies of this round; bytes_down: of the instructions
-global     metrics of the central evaluation
-evaluate   metrics of the nodes' evaluation, as aggregated
-train      metrics of the nodes' training, as aggregated
-selected   identities of the nodes that were asked to train
-latency    identity to seconds, for every good reply
-failures   list of ``{"node": identity, "reason": text}``
-*wrapper*  a dict per wrapper under its name, such as ``tifl``; figures, lists of figures
-           and dicts of figures in it are drawn without code of their own
-========== ===========================================================================
-"""
+"""The files of a run directory: their names, and writing them whole or not at all."""
 
 import json
+import os
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.core.errors import invalid
-from flwr_hetero.report.files import HISTORY
+from flwr_hetero.errors import invalid
+
+CONFIG = "config.json"
+
+
+HISTORY = "history.jsonl"
+
+
+MODEL = "model.safetensors"
+
+
+REPORT = "report.html"
+
+
+CHECKPOINT = "checkpoint"
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file in one step: readers see the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder must exist.
+    content : bytes
+        All of it.
+    """
+    draft = path.with_name(f"{path.name}.draft")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_config(directory: str | Path) -> dict[str, Any]:
+    """Read the settings of a run.
+
+    Parameters
+    ----------
+    directory : str or Path
+        A run directory.
+
+    Returns
+    -------
+    dict
+        ``settings``, ``versions``, ``started`` and more; empty if there is nothing to read.
+    """
+    try:
+        facts = json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
 
 METRICS = ("global", "evaluate", "train")
 """Where metrics are looked up, in this order: central evaluation first."""
@@ -225,3 +262,364 @@ def _as_dict(value: Any) -> Mapping[str, Any]:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
+
+
+CLOCKS = {
+    "virtual_s": "time on the fleet's clock",
+    "wall_s": "time on the server's clock",
+    "round": "rounds",
+}
+"""What a run is measured by, as the history and as people call it."""
+
+
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Tell which way a metric improves.
+
+    Parameters
+    ----------
+    metric : str
+        Its name.
+
+    Returns
+    -------
+    bool
+        True for losses, errors and bounds.
+
+    Examples
+    --------
+    >>> lower_is_better("train-loss"), lower_is_better("accuracy")
+    (True, False)
+    >>> lower_is_better("herding/herding-bound")
+    True
+    """
+    return any(word in metric.lower() for word in LOWER_IS_BETTER)
+
+
+def best_round(history: History, metric: str, *, falls: bool | None = None) -> int:
+    """Find the position of a metric's best value.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+    metric : str
+        As for :meth:`History.metric`.
+    falls : bool, optional
+        Whether lower is better; :func:`lower_is_better` if left out.
+
+    Returns
+    -------
+    int
+        Position in ``history.rounds``; the first if several are equally good.
+    """
+    values = history.metric(metric)
+    return int(np.nanargmin(values) if _falls(metric, falls) else np.nanargmax(values))
+
+
+def settled_value(
+    history: History, metric: str, last: int = 5, *, falls: bool | None = None
+) -> float:
+    """Return the level that a run holds at its end.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+    metric : str
+        As for :meth:`History.metric`.
+    last : int
+        Evaluations that count.
+    falls : bool, optional
+        As for :func:`best_round`.
+
+    Returns
+    -------
+    float
+        Median of the last evaluations: one of them, so that the run has reached it. Of an even
+        number it is the worse of the two in the middle.
+    """
+    values = history.metric(metric)
+    tail = sorted(values[~np.isnan(values)][-last:].tolist(), reverse=_falls(metric, falls))
+    return float(tail[(len(tail) - 1) // 2])
+
+
+def time_to_target(
+    history: History,
+    metric: str,
+    target: float,
+    clock: str = "virtual_s",
+    *,
+    falls: bool | None = None,
+) -> float | None:
+    """Tell when a run first reaches a target.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+    metric : str
+        As for :meth:`History.metric`.
+    target : float
+        The value to reach.
+    clock : {"virtual_s", "wall_s", "round"}
+        What to measure by.
+    falls : bool, optional
+        Whether the metric must fall to the target, or rise; as for :func:`best_round`.
+
+    Returns
+    -------
+    float or None
+        Seconds since the start, or the round; None if the target is never reached.
+
+    Raises
+    ------
+    ValueError
+        If the metric or the clock is unknown, or the target not finite.
+
+    Examples
+    --------
+    >>> history = History(
+    ...     (
+    ...         {"round": 0, "virtual_s": 0.0, "global": {"accuracy": 0.1}},
+    ...         {"round": 1, "virtual_s": 18.0, "global": {"accuracy": 0.6}},
+    ...     )
+    ... )
+    >>> time_to_target(history, "accuracy", 0.5)
+    18.0
+    """
+    if clock not in CLOCKS:
+        raise invalid("clock", clock, f"be one of {', '.join(CLOCKS)}", "choose one")
+    if not np.isfinite(target):
+        raise invalid("target", target, "be a finite number", "leave it out for the default")
+    values, times = history.metric(metric), history.column(clock)
+    with np.errstate(invalid="ignore"):
+        reached = values <= target if _falls(metric, falls) else values >= target
+    hits = times[reached & ~np.isnan(times)]
+    return float(hits[0]) if len(hits) else None
+
+
+def _falls(metric: str, falls: bool | None) -> bool:
+    return lower_is_better(metric) if falls is None else falls
+
+
+TIFL = "tifl"
+"""Section of the history that holds tiers."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node over a run.
+
+    Parameters
+    ----------
+    identity : str
+        Its stable identity.
+    tier : int or None
+        Latest tier, 0 the fastest; None if it has none.
+    profiled_s : float
+        Latency of the latest profiling in seconds, NaN if unknown.
+    latency_s : ndarray of float64, shape (num_replies,)
+        Latencies of its good replies in seconds.
+    selected, in_vain : int
+        Rounds that it was asked to train in, and those of them without a good reply.
+    """
+
+    identity: str
+    tier: int | None
+    profiled_s: float
+    latency_s: NDArray[np.float64]
+    selected: int
+    in_vain: int
+
+    @property
+    def typical_s(self) -> float:
+        """Median of its latencies, or the profiled one; NaN if both are unknown."""
+        return float(np.median(self.latency_s)) if len(self.latency_s) else self.profiled_s
+
+
+class Fault(NamedTuple):
+    """The same failure of one node, over all rounds.
+
+    Parameters
+    ----------
+    node : str
+        Its stable identity.
+    reason : str
+        As logged.
+    rounds : list of int
+        When it happened.
+    """
+
+    node: str
+    reason: str
+    rounds: list[int]
+
+
+def node_facts(history: History) -> list[NodeFacts]:
+    """Collect what is known of each node.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    list of NodeFacts
+        By tier, then latency, then name; nodes without a tier come last.
+
+    Examples
+    --------
+    >>> record = {"round": 1, "selected": ["node-1"], "latency": {"node-1": 2.5}}
+    >>> [node] = node_facts(History((record,)))
+    >>> node.identity, node.selected, node.typical_s
+    ('node-1', 1, 2.5)
+    """
+    tiers, profiled = latest_tiers(history)
+    selected = Counter(name for record in history.rounds for name in record.get("selected") or ())
+    in_vain = Counter(name for record in history.rounds for name in _lost(record))
+    latency: dict[str, list[float]] = {}
+    for record in history.rounds:
+        for name, seconds in (record.get("latency") or {}).items():
+            if seconds is not None:
+                latency.setdefault(name, []).append(seconds)
+    everyone = {*tiers, *profiled, *selected, *latency}
+    nodes = [
+        NodeFacts(
+            identity=name,
+            tier=tiers.get(name),
+            profiled_s=_seconds(profiled.get(name)),
+            latency_s=np.array(latency.get(name, []), np.float64),
+            selected=selected[name],
+            in_vain=in_vain[name],
+        )
+        for name in sorted(everyone, key=natural)
+    ]
+    return sorted(
+        nodes,
+        key=lambda node: (
+            np.inf if node.tier is None else node.tier,
+            np.inf if np.isnan(node.typical_s) else node.typical_s,
+        ),
+    )
+
+
+def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
+    """Return the tiers of the latest profiling.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    tiers : dict of str to int
+        Identity to tier; empty without TiFL.
+    latency : dict of str to float
+        Identity to profiled latency in seconds.
+    """
+    for record in reversed(history.rounds):
+        info = record.get(TIFL) or {}
+        if "tiers" in info:
+            return dict(info["tiers"]), dict(info.get("latency") or {})
+    return {}, {}
+
+
+def num_tiers(history: History) -> int:
+    """Return how many tiers a run has or had; 0 without TiFL.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    int
+        Number of tiers.
+    """
+    counts = [len(of_tiers(record, "tier_probs")) for record in history.rounds]
+    return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
+
+
+def of_tiers(record: Mapping[str, Any], key: str) -> list[float]:
+    """Return a figure of each tier in a round, such as ``credits``.
+
+    Parameters
+    ----------
+    record : mapping
+        A round.
+    key : str
+        Name of a list in TiFL's section of it.
+
+    Returns
+    -------
+    list of float
+        One per tier, NaN where unknown; empty if the round has none.
+    """
+    values = (record.get(TIFL) or {}).get(key) or []
+    return [_seconds(value) for value in values]
+
+
+def faults(history: History) -> list[Fault]:
+    """Group failures by node and reason.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    list of Fault
+        The most frequent first.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, fault in _failures(history):
+        groups.setdefault((fault["node"], fault["reason"]), []).append(number)
+    found = [Fault(node, reason, rounds) for (node, reason), rounds in groups.items()]
+    return sorted(found, key=lambda fault: (-len(fault.rounds), natural(fault.node)))
+
+
+def natural(identity: str) -> list[tuple[int, int | str]]:
+    """Make a sort key by which node-2 comes before node-10.
+
+    Parameters
+    ----------
+    identity : str
+        Any text.
+
+    Returns
+    -------
+    list of tuple
+        Comparable with those of other texts.
+
+    Examples
+    --------
+    >>> sorted(["node-10", "node-2", "jetson"], key=natural)
+    ['jetson', 'node-2', 'node-10']
+    """
+    parts = re.split(r"(\d+)", identity)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
+
+
+def _failures(history: History) -> list[tuple[int, dict[str, str]]]:
+    return [
+        (record["round"], {"node": str(fault.get("node")), "reason": str(fault.get("reason"))})
+        for record in history.rounds
+        for fault in record.get("failures") or ()
+    ]
+
+
+def _lost(record: Mapping[str, Any]) -> set[str]:
+    """Return who was asked to train and did not reply well; evaluation has failures too."""
+    failed = {fault.get("node") for fault in record.get("failures") or ()}
+    return (failed & {*(record.get("selected") or ())}) - {*(record.get("latency") or ())}
+
+
+def _seconds(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

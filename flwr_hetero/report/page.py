@@ -1,23 +1,548 @@
-"""One self-contained HTML page that says what a run did."""
+"""HTML in which everything is escaped unless it was made here."""
 
 import base64
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from flwr_hetero.report.files import HISTORY, REPORT, read_config, replace
-from flwr_hetero.report.history import History, read_history
-from flwr_hetero.report.markup import Html, element, void
-from flwr_hetero.report.page_parts import (
-    card,
-    facts_part,
-    header_part,
-    notes_part,
-    settings_part,
+import numpy as np
+
+from flwr_hetero.report.history import (
+    HISTORY,
+    METRICS,
+    REPORT,
+    TIFL,
+    History,
+    best_round,
+    faults,
+    node_facts,
+    num_tiers,
+    of_tiers,
+    read_config,
+    read_history,
+    replace,
 )
-from flwr_hetero.report.page_tables import faults_part, rounds_part, tiers_part
 from flwr_hetero.report.plots import Plot, plots_of, render
-from flwr_hetero.report.style import DARK, LIGHT
+from flwr_hetero.report.plots_nodes import tier_name
+from flwr_hetero.report.style import (
+    DARK,
+    LIGHT,
+    UNKNOWN,
+    duration,
+    figure,
+    heading,
+    size,
+    tier_colours,
+    words,
+)
+
+
+class Html(str):
+    """Text that is HTML already.
+
+    Examples
+    --------
+    >>> element("p", "a < b", element("b", "bold"))
+    '<p>a &lt; b<b>bold</b></p>'
+    """
+
+    __slots__ = ()
+
+
+Content = str | Html
+"""Plain text, which is escaped, or HTML."""
+
+
+def element(tag: str, /, *content: Content, **attributes: str | int) -> Html:
+    """Make an HTML element.
+
+    Parameters
+    ----------
+    tag : str
+        Its name.
+    *content : str or Html
+        What is in it; plain text is escaped.
+    **attributes : str or int
+        Escaped. A trailing underscore of a name is dropped, so that ``class_`` works; others
+        become hyphens.
+
+    Returns
+    -------
+    Html
+        The element.
+
+    Examples
+    --------
+    >>> element("td", "<script>", class_="number")
+    '<td class="number">&lt;script&gt;</td>'
+    """
+    return Html(f"{void(tag, **attributes)}{join(content)}</{tag}>")
+
+
+def void(tag: str, /, **attributes: str | int) -> Html:
+    """Make an HTML element that has no content and no end.
+
+    Parameters
+    ----------
+    tag : str
+        Its name.
+    **attributes : str or int
+        As for :func:`element`.
+
+    Returns
+    -------
+    Html
+        The element.
+
+    Examples
+    --------
+    >>> void("img", alt='"quoted"', http_equiv="x")
+    '<img alt="&quot;quoted&quot;" http-equiv="x">'
+    """
+    names = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items()}
+    return Html(f"<{tag}" + "".join(f' {k}="{escape(v)}"' for k, v in names.items()) + ">")
+
+
+def join(parts: Iterable[Content]) -> Html:
+    """Put pieces after each other.
+
+    Parameters
+    ----------
+    parts : iterable of str or Html
+        Plain text is escaped.
+
+    Returns
+    -------
+    Html
+        All of them.
+    """
+    return Html("".join(p if isinstance(p, Html) else escape(str(p)) for p in parts))
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Content]], numeric: Iterable[int] = ()
+) -> Html:
+    """Make a table.
+
+    Parameters
+    ----------
+    head : sequence of str
+        Headings of the columns; empty for a table without.
+    rows : iterable of sequence of str or Html
+        The cells.
+    numeric : iterable of int
+        Columns that are set flush right.
+
+    Returns
+    -------
+    Html
+        In a box that scrolls sideways on small screens.
+    """
+    right = set(numeric)
+
+    def row(name: str, cells: Sequence[Content]) -> Html:
+        marked = [
+            element(name, cell, class_="number") if column in right else element(name, cell)
+            for column, cell in enumerate(cells)
+        ]
+        return element("tr", *marked)
+
+    top = element("thead", row("th", head)) if head else Html()
+    body = element("tbody", *(row("td", cells) for cells in rows))
+    return element("div", element("table", top, body), class_="scroll")
+
+
+class Fact(NamedTuple):
+    """One figure.
+
+    Parameters
+    ----------
+    label, value, note : str
+        What it is, the figure, and what else to know of it.
+    """
+
+    label: str
+    value: str
+    note: str
+
+
+class TierRow(NamedTuple):
+    """What a run did with one tier.
+
+    Parameters
+    ----------
+    tier : int
+        0 is the fastest.
+    nodes : int
+        Its size at the end.
+    latency_s : float
+        Median over its nodes, in seconds; NaN if unknown.
+    rounds : int
+        Rounds it trained in.
+    seconds : float
+        Time of these rounds by the fleet's clock.
+    accuracy : float
+        The last one measured; NaN if none was.
+    """
+
+    tier: int
+    nodes: int
+    latency_s: float
+    rounds: int
+    seconds: float
+    accuracy: float
+
+
+def summary(history: History, settings: Mapping[str, Any] | None = None) -> list[Fact]:
+    """Sum up a run.
+
+    Parameters
+    ----------
+    history : History
+        A run with at least one round.
+    settings : mapping, optional
+        Its settings; ``num-server-rounds`` tells whether it came to its end.
+
+    Returns
+    -------
+    list of Fact
+        The most important first.
+
+    Examples
+    --------
+    >>> rounds = [{"round": 0, "virtual_s": 0.0}, {"round": 1, "virtual_s": 75.0}]
+    >>> [fact.value for fact in summary(History(tuple(rounds)))][:2]
+    ['1', '1 min 15 s']
+    """
+    facts = [*_quality(history), _rounds(history, settings or {}), *_times(history)]
+    return [*facts, _traffic(history), _nodes(history), _failures(history)]
+
+
+def tier_rows(history: History) -> list[TierRow]:
+    """Sum up each tier.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    list of TierRow
+        Empty without TiFL.
+    """
+    nodes, tiers = node_facts(history), history.column(TIFL, "tier")
+    seconds = np.diff(history.column("virtual_s"), prepend=np.nan)
+    last = history.rounds[-1] if history.rounds else {}
+    accuracy = dict(enumerate(of_tiers(last, "tier_accuracy")))
+    return [
+        TierRow(
+            tier=tier,
+            nodes=sum(node.tier == tier for node in nodes),
+            latency_s=_median([node.typical_s for node in nodes if node.tier == tier]),
+            rounds=int((tiers == tier).sum()),
+            seconds=float(np.nansum(seconds[tiers == tier])),
+            accuracy=accuracy.get(tier, float("nan")),
+        )
+        for tier in range(num_tiers(history))
+    ]
+
+
+def _quality(history: History) -> list[Fact]:
+    metric = history.main_metric()
+    if metric is None:
+        return []
+    values, best = history.metric(metric), best_round(history, metric)
+    final = values[~np.isnan(values)][-1]
+    note = f"best {figure(metric, values[best])} in round {history.rounds[best]['round']}"
+    return [Fact(f"Final {words(metric)}", figure(metric, float(final)), note)]
+
+
+def _rounds(history: History, settings: Mapping[str, Any]) -> Fact:
+    planned = settings.get("num-server-rounds")
+    note = "as planned" if planned == history.last_round else f"of {planned} planned"
+    note = "" if planned is None else note
+    return Fact("Rounds", str(history.last_round), note)
+
+
+def _times(history: History) -> list[Fact]:
+    virtual, wall = history.column("virtual_s"), history.column("wall_s")
+    first = virtual[0] if history.rounds[0]["round"] == 0 else 0.0
+    profiling = f"{duration(first)} of it before round 1" if first > 0 else ""
+    facts = [
+        Fact("Time on the fleet's clock", duration(virtual[-1]), profiling),
+        Fact("Time on the server's clock", duration(wall[-1]), ""),
+    ]
+    actual = history.column(TIFL, "actual_s")[-1]
+    if actual > 0:
+        errors = {
+            key: 100 * (history.column(TIFL, key)[-1] / actual - 1)
+            for key in ("exact_estimate_s", "paper_estimate_s")
+        }
+        exact, paper = (f"{error:+.1f} %" for error in errors.values())
+        facts.append(Fact("Estimated against actual time", exact, f"TiFL's Eq. 6: {paper}"))
+    return facts
+
+
+def _traffic(history: History) -> Fact:
+    up, down = (float(np.nansum(history.column(key))) for key in ("bytes_up", "bytes_down"))
+    return Fact("Traffic of training", size(up + down), f"{size(up)} up, {size(down)} down")
+
+
+def _nodes(history: History) -> Fact:
+    nodes = node_facts(history)
+    trained = sum(node.selected > node.in_vain for node in nodes)
+    return Fact("Nodes", str(len(nodes)) if nodes else UNKNOWN, f"{trained} of them trained")
+
+
+def _failures(history: History) -> Fact:
+    found = faults(history)
+    count = sum(len(fault.rounds) for fault in found)
+    rounds = len({number for fault in found for number in fault.rounds})
+    return Fact("Failures", str(count), f"in {rounds} rounds" if count else "every reply was good")
+
+
+def _median(values: list[float]) -> float:
+    known = [value for value in values if np.isfinite(value)]
+    return float(np.median(known)) if known else float("nan")
+
+
+NOTHING = Html()
+
+
+def card(title: str, *content: Content) -> Html:
+    """Make a box with a heading.
+
+    Parameters
+    ----------
+    title : str
+        The heading.
+    *content : str or Html
+        What is below it.
+
+    Returns
+    -------
+    Html
+        The box.
+    """
+    return element("section", element("h2", title), *content, class_="card")
+
+
+def header_part(folder: Path, config: Mapping[str, Any]) -> Html:
+    """Say which run this is.
+
+    Parameters
+    ----------
+    folder : Path
+        Run directory.
+    config : mapping
+        Of ``config.json``.
+
+    Returns
+    -------
+    Html
+        The top of the page.
+    """
+    started = str(config.get("started", "")).replace("T", " ").replace("+00:00", " UTC")
+    said = [f"Started {started}"] if started else []
+    if times := len(config.get("resumed") or ()):
+        said.append(f"resumed {times} times" if times > 1 else "resumed once")
+    return element(
+        "header",
+        element("p", "flwr-hetero run", class_="kind"),
+        element("h1", folder.name),
+        element("p", ", ".join([*said, str(folder)]), class_="where"),
+    )
+
+
+def facts_part(history: History, config: Mapping[str, Any]) -> Html:
+    """Show the most important figures.
+
+    Parameters
+    ----------
+    history : History
+        A run with at least one round.
+    config : mapping
+        Of ``config.json``.
+
+    Returns
+    -------
+    Html
+        A grid of boxes.
+    """
+    cards = [
+        element(
+            "div",
+            element("p", fact.label, class_="label"),
+            element("p", fact.value, class_="value"),
+            element("p", fact.note, class_="note"),
+            class_="card" if number else "card first",
+        )
+        for number, fact in enumerate(summary(history, config.get("settings")))
+    ]
+    return element("div", *cards, class_="facts")
+
+
+def notes_part(notes: Sequence[str]) -> Html:
+    """Show what the reader of the history had to pass over.
+
+    Parameters
+    ----------
+    notes : sequence of str
+        For people.
+
+    Returns
+    -------
+    Html
+        A box; nothing without notes.
+    """
+    if not notes:
+        return NOTHING
+    return element("div", *(element("p", note) for note in notes), class_="card warning")
+
+
+def settings_part(config: Mapping[str, Any]) -> Html:
+    """Show settings, versions and command.
+
+    Parameters
+    ----------
+    config : mapping
+        Of ``config.json``.
+
+    Returns
+    -------
+    Html
+        Two boxes; nothing if nothing is known.
+    """
+    settings = {**(config.get("settings") or {})}
+    ground = {**(config.get("versions") or {})}
+    ground |= {key: config[key] for key in ("python", "platform", "command") if key in config}
+    boxes = [
+        card(title, table((), [(key, _value(value)) for key, value in facts.items()]))
+        for title, facts in (("Settings", settings), ("Made with", ground))
+        if facts
+    ]
+    return element("div", *boxes, class_="pair") if boxes else NOTHING
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "not set" if value in (None, "") else str(value)
+
+
+MAX_ROWS = 500
+"""Longest table on the page; the history has the rest."""
+
+
+MAX_METRICS = 4
+"""Metrics in the table of rounds."""
+
+
+def tiers_part(history: History) -> Html:
+    """Show a table of the tiers.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    Html
+        A box; nothing without tiers.
+    """
+    rows = tier_rows(history)
+    if not rows:
+        return NOTHING
+    total = sum(row.rounds for row in rows) or 1
+    colours = tier_colours(len(rows))
+    lines = [
+        (
+            join([_chip(colours[row.tier]), tier_name(row.tier, len(rows))]),
+            str(row.nodes),
+            duration(row.latency_s),
+            f"{row.rounds} ({100 * row.rounds / total:.0f} %)",
+            duration(row.seconds),
+            figure("accuracy", row.accuracy),
+        )
+        for row in rows
+    ]
+    head = ("tier", "nodes", "median latency", "rounds", "time of these rounds", "accuracy")
+    return card("Tiers at a glance", table(head, lines, numeric=range(1, len(head))))
+
+
+def faults_part(history: History) -> Html:
+    """Show a table of the failures.
+
+    Parameters
+    ----------
+    history : History
+        A run.
+
+    Returns
+    -------
+    Html
+        A box; nothing without failures.
+    """
+    found = faults(history)
+    if not found:
+        return NOTHING
+    lines = [
+        (fault.node, fault.reason, str(len(fault.rounds)), _some(fault.rounds))
+        for fault in found[:MAX_ROWS]
+    ]
+    rest = f" The {MAX_ROWS} most frequent of {len(found)}." if len(found) > MAX_ROWS else ""
+    return card(
+        "Failures",
+        table(("node", "reason", "times", "rounds"), lines, numeric=[2]),
+        element("p", f"Each cost that reply and nothing else.{rest}", class_="caption"),
+    )
+
+
+def rounds_part(history: History) -> Html:
+    """Show a table of the rounds, folded up.
+
+    Parameters
+    ----------
+    history : History
+        A run with at least one round.
+
+    Returns
+    -------
+    Html
+        A box to unfold.
+    """
+    metrics = history.metrics(METRICS)[:MAX_METRICS]
+    columns = [history.metric(name) for name in metrics]
+    clock = history.column("virtual_s")
+    seconds, tiers = np.diff(clock, prepend=0.0), history.column(TIFL, "tier")
+    with_tiers = not np.isnan(tiers).all()
+    lines = []
+    for i, record in list(enumerate(history.rounds))[-MAX_ROWS:]:
+        line = [str(record["round"]), duration(clock[i]), duration(seconds[i])]
+        line += ["" if np.isnan(tiers[i]) else f"{tiers[i]:.0f}"] if with_tiers else []
+        line += [str(len(record.get(key) or ())) for key in ("selected", "failures")]
+        lines.append([*line, *map(figure, metrics, (column[i] for column in columns))])
+    head = ["round", "time", "this round", *(["tier"] if with_tiers else []), "nodes", "failures"]
+    head += [heading(name).lower() for name in metrics]
+    count = len(history.rounds)
+    shown = f"The last {MAX_ROWS} of {count} rounds" if count > MAX_ROWS else "All rounds"
+    rounds = table(head, lines, numeric=range(len(head)))
+    return element("details", element("summary", shown), rounds, class_="card")
+
+
+def _chip(colour: str) -> Html:
+    return element("span", class_="chip", style=f"background: {colour}")
+
+
+def _some(rounds: Sequence[int], most: int = 12) -> str:
+    once = list(dict.fromkeys(rounds))  # a round has training and evaluation
+    shown = ", ".join(map(str, once[:most]))
+    return f"{shown}, and {len(once) - most} more" if len(once) > most else shown
+
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """The page loads nothing and runs nothing; browsers enforce it."""

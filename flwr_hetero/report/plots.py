@@ -8,18 +8,21 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from flwr_hetero.report.history import History
-from flwr_hetero.report.node_plots import draw_latency, draw_selection
-from flwr_hetero.report.progress_plots import (
+from flwr_hetero.report.plots_nodes import (
     MAX_PANELS,
     draw_against_traffic,
+    draw_latency,
     draw_main_metric,
     draw_other_metrics,
     draw_round_times,
+    draw_selection,
+    draw_tiers,
+    draw_wrapper,
+    fans,
     other_metrics,
+    wrappers_of,
 )
 from flwr_hetero.report.style import Theme, png
-from flwr_hetero.report.tier_plots import draw_tiers
-from flwr_hetero.report.wrapper_plots import draw_wrapper, fans, wrappers_of
 
 
 class Plot(NamedTuple):
@@ -42,6 +45,8 @@ class Plot(NamedTuple):
 
 
 METRICS_PLOT = "metrics"
+
+
 PLOTS = (
     Plot(
         "progress",

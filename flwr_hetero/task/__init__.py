@@ -1,6 +1,5 @@
 """Data, small models and the training loop that the apps and benchmarks share."""
 
-from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node, train_node
 from flwr_hetero.task.data import (
     Examples,
     data_shape,
@@ -10,7 +9,8 @@ from flwr_hetero.task.data import (
     partition_labels,
 )
 from flwr_hetero.task.models import make_model, model_from
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.node import Node, evaluate_node, open_node, profile_node, train_node
+from flwr_hetero.task.run import central_evaluate, initial_arrays
 from flwr_hetero.task.settings import Settings
 from flwr_hetero.task.training import TrainResult, batch_losses, evaluate, train
 

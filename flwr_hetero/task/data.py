@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.task.partitions import partition_rows
 from flwr_hetero.task.sources import Source, Split, open_source
 

@@ -6,13 +6,18 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.errors import invalid
 
 PARTITIONS = ("iid", "dirichlet", "classes", "quantity", "quantity-classes")
+
+
 MIN_EXAMPLES = 2
 """Fewest examples of a node: one to train on and one held out."""
+
+
 QUANTITY_SHARES = (0.10, 0.15, 0.20, 0.25, 0.30)
 """TiFL, section 5.1: share of the data of each of five equal groups of nodes."""
+
 
 Rows = NDArray[np.int64]
 

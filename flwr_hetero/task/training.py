@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.core.errors import invalid
-from flwr_hetero.sampler.batches import BatchSampler
+from flwr_hetero.client.batch_sampler import BatchSampler
+from flwr_hetero.errors import invalid
 from flwr_hetero.task.data import Examples
 
 OnBatch: TypeAlias = Callable[[nn.Module, NDArray[np.int64], Tensor], int | None]
@@ -100,8 +100,9 @@ def train(
 
     Examples
     --------
-    >>> from flwr_hetero.sampler.uniform import UniformSampler
-    >>> from flwr_hetero.task import load_partition, make_model
+    >>> from flwr_hetero.client.batch_sampler import UniformSampler
+    >>> from flwr_hetero.task import load_partition
+    >>> from flwr_hetero.task import make_model
     >>> examples = load_partition("digits", 0, 10)
     >>> model = make_model("softmax", (1, 8, 8), 10)
     >>> sampler = UniformSampler(len(examples), batch_size=16)
@@ -186,7 +187,8 @@ def evaluate(
 
     Examples
     --------
-    >>> from flwr_hetero.task import load_test, make_model
+    >>> from flwr_hetero.task import load_test
+    >>> from flwr_hetero.task import make_model
     >>> loss, accuracy = evaluate(make_model("softmax", (1, 8, 8), 10), load_test("digits"))
     >>> 1.0 < loss < 4.0
     True

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from recording import history
 
-from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.strategy.wrapper import Wrapper
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.task.run import central_evaluate, initial_arrays
 
 APP = Path(__file__).parents[2] / "apps" / "cd-grab"
 sys.path.insert(0, str(APP))

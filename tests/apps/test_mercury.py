@@ -8,11 +8,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from recording import History, history
 
 from flwr_hetero import keys
-from flwr_hetero.core.resharding import offer
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mercury import background
+from flwr_hetero.mercury.resharding import offer
 from flwr_hetero.mod import save_state
-from flwr_hetero.sampler import background
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.run import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "mercury"))
 from mercury_app.client_app import app
@@ -130,7 +130,7 @@ def test_a_lost_or_damaged_state_is_rebuilt(damage, caplog):
 def leave_scores(monkeypatch, scores):
     """Make a worker of the last round have left some scores."""
     collected = background.Collected(np.array(scores), 0.1)
-    monkeypatch.setattr("flwr_hetero.task.scoring.collect_scores", lambda folder: collected)
+    monkeypatch.setattr("flwr_hetero.mercury.scoring.collect_scores", lambda folder: collected)
 
 
 @pytest.mark.parametrize(

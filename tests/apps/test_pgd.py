@@ -10,7 +10,7 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.task.server import central_evaluate, initial_arrays
+from flwr_hetero.task.run import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "pgd"))
 from pgd_app.client_app import app

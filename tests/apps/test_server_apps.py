@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from flwr_hetero.core.fleets import named_fleet
+from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 
 APPS = Path(__file__).parents[2] / "apps"

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks.cd_grab.parallel import UnitGradients, flat
-from flwr_hetero.sampler.unit_gradients import batch_gradient
+from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.task import make_model
 
 

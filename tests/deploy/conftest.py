@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks.faults.scenarios import QUICK, start_fleet
-from flwr_hetero.fleet import RealFleet, marked, named_fleet
+from flwr_hetero.fleet import RealFleet, named_fleet
+from flwr_hetero.fleet import processes as marked
 
 
 def ended(fleet: RealFleet) -> None:

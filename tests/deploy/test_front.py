@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero.fleet import commands
+from flwr_hetero.fleet import processes as commands
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
 CONF = Path(__file__).parents[2] / "deploy" / "nginx" / "fleet-only.conf"

@@ -4,7 +4,9 @@ import time
 import pytest
 
 from benchmarks.faults.experiment import Experiment
-from flwr_hetero.fleet import certificates, commands, marked
+from flwr_hetero.fleet import certificates
+from flwr_hetero.fleet import processes as commands
+from flwr_hetero.fleet import processes as marked
 
 pytestmark = pytest.mark.deploy
 

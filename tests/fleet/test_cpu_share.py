@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from flwr_hetero.fleet.cpu_share import (
+from flwr_hetero.fleet.throttle import (
     BURST_S,
     CpuShare,
     Throttle,

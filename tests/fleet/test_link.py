@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from flwr_hetero.fleet.commands import free_ports
-from flwr_hetero.fleet.link import Line, Link
+from flwr_hetero.fleet.processes import free_ports
+from flwr_hetero.fleet.throttle import Line, Link
 
 
 def talk(mbps: float, payload: bytes, *, close: bool = False) -> bytes:

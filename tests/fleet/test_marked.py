@@ -6,7 +6,7 @@ import time
 import pytest
 from waiting import wait_until
 
-from flwr_hetero.fleet import marked
+from flwr_hetero.fleet import processes as marked
 
 WITH_CHILD = """
 import subprocess, sys, time

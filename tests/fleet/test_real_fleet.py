@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero.fleet import marked, named_fleet, warden
+from flwr_hetero.cli import main as report_main
+from flwr_hetero.fleet import named_fleet
+from flwr_hetero.fleet import processes as marked
+from flwr_hetero.fleet import throttle as warden
 from flwr_hetero.fleet.cli import main
-from flwr_hetero.fleet.commands import environment, prepare, superlink_command, supernode_command
 from flwr_hetero.fleet.fleet_file import FleetFile, Node, nodes_of
+from flwr_hetero.fleet.processes import environment, prepare, superlink_command, supernode_command
 from flwr_hetero.fleet.real_fleet import RealFleet
-from flwr_hetero.report.cli import main as report_main
 
 
 def fleet_file(**changes):
@@ -110,7 +112,7 @@ def test_an_up_that_fails_at_once_leaves_what_down_can_end(tmp_path, monkeypatch
         (folder / "keys").mkdir()
         raise OSError("disk full")
 
-    monkeypatch.setattr("flwr_hetero.fleet.commands.prepare", fail)
+    monkeypatch.setattr("flwr_hetero.fleet.processes.prepare", fail)
     fleet = RealFleet(tmp_path / "fleet")
     with pytest.raises(OSError, match="disk full"):
         fleet.up(named_fleet("uniform", 2))

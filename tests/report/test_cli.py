@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from flwr_hetero import __version__
-from flwr_hetero.report.cli import main
-from flwr_hetero.strategy.herding_meter import HerdingMeter
+from flwr_hetero.cd_grab.herding_meter import HerdingMeter
+from flwr_hetero.cli import main
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 import pytest
 
-from flwr_hetero.report.compare import NamedRun, compare, default_target, read_runs
-from flwr_hetero.report.compare_plot import draw_comparison
-from flwr_hetero.report.history import History
-from flwr_hetero.report.progress import time_to_target
+from flwr_hetero.report.compare import NamedRun, compare, default_target, draw_comparison, read_runs
+from flwr_hetero.report.history import History, time_to_target
 
 
 def run_of(name, values, round_s, metric="accuracy"):

@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_hetero.report.markup import Html, element, table, void
+from flwr_hetero.report.page import Html, element, table, void
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 

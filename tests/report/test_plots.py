@@ -3,17 +3,19 @@ import pytest
 from matplotlib.colors import to_hex
 
 from flwr_hetero.report.history import History
-from flwr_hetero.report.node_plots import draw_latency, draw_selection
 from flwr_hetero.report.plots import PLOTS, plots_of, render
-from flwr_hetero.report.progress_plots import (
+from flwr_hetero.report.plots_nodes import (
     draw_against_traffic,
+    draw_latency,
     draw_main_metric,
     draw_other_metrics,
     draw_round_times,
+    draw_selection,
+    draw_tiers,
+    draw_wrapper,
+    fans,
 )
 from flwr_hetero.report.style import DARK, LIGHT, TIER_RAMP, tier_colours
-from flwr_hetero.report.tier_plots import draw_tiers
-from flwr_hetero.report.wrapper_plots import draw_wrapper, fans
 
 
 @pytest.fixture(scope="module")

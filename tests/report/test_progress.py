@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_hetero.report.history import History
-from flwr_hetero.report.progress import best_round, settled_value, time_to_target
+from flwr_hetero.report.history import History, best_round, settled_value, time_to_target
 
 values = st.lists(
     st.one_of(st.none(), st.floats(0, 1, allow_nan=False)), min_size=1, max_size=30

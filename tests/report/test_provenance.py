@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_hetero.report.provenance import command_line, plain, settings_of
+from flwr_hetero.report.run_dir import command_line, plain, settings_of
 
 leaves = st.one_of(
     st.none(),

@@ -7,14 +7,14 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam
 from toy import toy_app, toy_arrays
 
-from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.report import RunDirectory, read_history, time_to_target
-from flwr_hetero.report.fleet_facts import node_facts, num_tiers
+from flwr_hetero.report.history import node_facts, num_tiers
 from flwr_hetero.report.page import write_report
 from flwr_hetero.report.plots import plots_of
+from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.strategy.recorded import Recorded
 
 
 @pytest.fixture(autouse=True)

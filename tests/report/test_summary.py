@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.report.fleet_facts import faults, node_facts, num_tiers
-from flwr_hetero.report.history import History
-from flwr_hetero.report.summary import summary, tier_rows
+from flwr_hetero.report.history import History, faults, node_facts, num_tiers
+from flwr_hetero.report.page import summary, tier_rows
 
 ROUNDS = (
     {

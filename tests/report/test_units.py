@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from flwr_hetero.report.units import duration, figure, size, time_unit
+from flwr_hetero.report.style import duration, figure, size, time_unit
 
 
 @pytest.mark.parametrize(

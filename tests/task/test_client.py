@@ -6,12 +6,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from flwr_hetero import keys
+from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.sampler.uniform import UniformSampler
 from flwr_hetero.task import (
     Settings,
     central_evaluate,
-    client,
     evaluate,
     evaluate_node,
     hold_out,
@@ -21,7 +20,8 @@ from flwr_hetero.task import (
     profile_node,
     train_node,
 )
-from flwr_hetero.task.client import examples_in
+from flwr_hetero.task import node as client
+from flwr_hetero.task.node import examples_in
 
 RUN_CONFIG = {"model": "softmax", "partition": "iid", "policy": "an app's own key", "seed": 3}
 SETTINGS = Settings.shared_part(RUN_CONFIG)

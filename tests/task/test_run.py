@@ -1,7 +1,7 @@
 import pytest
 from toy import toy_app
 
-from flwr_hetero.core.device import DeviceProfile
+from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.strategy import Wrapper
 from flwr_hetero.task.run import run_app

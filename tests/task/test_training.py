@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_hetero.sampler.batches import BatchSampler
-from flwr_hetero.sampler.uniform import UniformSampler
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.task import Examples, evaluate, load_partition, load_test, make_model, train
 
 RNG = np.random.default_rng(0)

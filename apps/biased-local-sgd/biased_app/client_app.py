@@ -7,10 +7,10 @@ from flwr.clientapp import ClientApp
 
 from biased_app.task import BiasedSettings, all_examples
 from flwr_hetero import keys
+from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero.mod import emulated_device, restore, save_state
-from flwr_hetero.sample_lists import read_samples, samples_record
 from flwr_hetero.sampler import TopLossSampler
-from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.node import Node, evaluate_node, open_node, profile_node
 
 STATE = "top-loss"
 

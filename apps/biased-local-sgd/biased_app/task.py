@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, Strategy
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.strategy import BiasedLocalSGD, FedNova, Wrapper
 from flwr_hetero.task import Examples, load_partition
 from flwr_hetero.task.settings import Settings

@@ -9,11 +9,10 @@ from torch.nn.functional import cross_entropy
 
 from cd_grab_app.task import OrderSettings
 from flwr_hetero import keys
+from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import HerdingProbe, OrderedSampler
-from flwr_hetero.sampler.unit_gradients import batch_gradient, example_gradients
-from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
-from flwr_hetero.task.orders import lifelong_order
+from flwr_hetero.task.node import Node, evaluate_node, lifelong_order, open_node, profile_node
 
 STATE = "order"
 

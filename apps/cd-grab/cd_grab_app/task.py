@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Strategy
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.strategy import CDGraB, HerdingMeter
 from flwr_hetero.task.settings import Settings
 

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from fleet_app.task import RESHUFFLE, TOP_LOSS, FleetSettings
 from flwr_hetero import keys
+from flwr_hetero.cd_grab.gradients import batch_gradient
+from flwr_hetero.client.batch_sampler import BatchSampler
+from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import (
     InTurn,
@@ -20,11 +23,14 @@ from flwr_hetero.sampler import (
     PriorityFeed,
     TopLossSampler,
 )
-from flwr_hetero.sampler.batches import BatchSampler
-from flwr_hetero.sampler.unit_gradients import batch_gradient
-from flwr_hetero.task.client import DEVICE, Node, evaluate_node, open_node, profile_node
-from flwr_hetero.task.orders import lifelong_order
-from flwr_hetero.task.scoring import collect_hidden, score_hidden
+from flwr_hetero.task.node import (
+    DEVICE,
+    Node,
+    evaluate_node,
+    lifelong_order,
+    open_node,
+    profile_node,
+)
 from flwr_hetero.task.training import pick_device
 
 STATE = "fleet"

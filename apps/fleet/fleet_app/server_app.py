@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fleet_app.task import FleetSettings
-from flwr_hetero.strategy.waiting import settled_nodes
+from flwr_hetero.server.nodes import settled_nodes
 from flwr_hetero.task.run import run_app
 
 app = ServerApp()

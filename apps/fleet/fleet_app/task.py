@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from flwr_hetero.core.errors import invalid
-from flwr_hetero.sampler.ordered import METHODS
+from flwr_hetero.cd_grab.sampler import METHODS
+from flwr_hetero.errors import invalid
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
     CDGraB,

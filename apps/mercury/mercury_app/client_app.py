@@ -9,20 +9,13 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.core.resharding import offer
-from flwr_hetero.core.shard import pack, unpack
+from flwr_hetero.client.timing import read_pace
+from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
+from flwr_hetero.mercury.scoring import collect_hidden, next_group, score, score_hidden
 from flwr_hetero.mod import emulated_device, restore, save_state
-from flwr_hetero.mod.pace import read_pace
-from flwr_hetero.mod.resharding import NodeShard
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero.task import Examples, data_shape
-from flwr_hetero.task.client import Node, evaluate_node, open_node, profile_node
-from flwr_hetero.task.scoring import (
-    collect_hidden,
-    next_group,
-    score,
-    score_hidden,
-)
+from flwr_hetero.task.node import Node, evaluate_node, open_node, profile_node
 from mercury_app.task import MercurySettings
 
 STATE = "mercury"

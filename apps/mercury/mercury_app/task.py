@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from flwr_hetero.core.errors import invalid
-from flwr_hetero.sampler.mercury import ESTIMATORS
+from flwr_hetero.errors import invalid
+from flwr_hetero.mercury.sampler import ESTIMATORS
 from flwr_hetero.strategy import AdaComm, Resharding, SamplerFacts
 from flwr_hetero.task.settings import Settings
 

@@ -6,12 +6,12 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, from_numpy, nn
 
 from flwr_hetero import keys
-from flwr_hetero.core.priority import top_share
+from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.mod import emulated_device, load_state, restore, save_state
+from flwr_hetero.pgd.algorithm import top_share
+from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
-from flwr_hetero.sampler.full_pass import all_priorities
-from flwr_hetero.sampler.uniform import UniformSampler
-from flwr_hetero.task.client import DEVICE, Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.node import DEVICE, Node, evaluate_node, open_node, profile_node
 from flwr_hetero.task.training import pick_device
 from pgd_app.task import TOPS, PGDSettings
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero.core.errors import invalid
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.errors import invalid
+from flwr_hetero.pgd.priority_feed import LAYERS
+from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler
-from flwr_hetero.sampler.layer_priorities import LAYERS
-from flwr_hetero.sampler.pgd import RULES
-from flwr_hetero.sampler.uniform import UniformSampler
 from flwr_hetero.strategy import SamplerFacts
 from flwr_hetero.task.settings import Settings
 

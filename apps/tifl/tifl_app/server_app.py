@@ -6,9 +6,8 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_hetero.server.nodes import is_simulated, settled_nodes
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.strategy.grid_view import is_simulated
-from flwr_hetero.strategy.waiting import settled_nodes
 from flwr_hetero.task.run import run_app
 from tifl_app.task import TiflSettings
 

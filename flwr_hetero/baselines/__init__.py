@@ -1,0 +1,1 @@
+"""Rivals: methods that a user might pick instead."""

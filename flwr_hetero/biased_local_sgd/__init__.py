@@ -1,0 +1,1 @@
+"""Biased local SGD: more steps and high-loss examples on fast nodes."""

@@ -1,0 +1,1 @@
+"""CD-GraB: coordinated example orders (Cooper et al., NeurIPS 2023)."""

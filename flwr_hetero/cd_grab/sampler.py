@@ -1,0 +1,282 @@
+"""Visit a node's data in an order that learns from gradients: CD-GraB and its baselines."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flwr_hetero import keys
+from flwr_hetero.cd_grab.gradients import sketch_gradients
+from flwr_hetero.cd_grab.node_order import OwnMean, OwnPairs, Reshuffled, ServedWalk, Walk
+from flwr_hetero.cd_grab.wire import Terms, pack_vectors, read_answer, read_terms, write_report
+from flwr_hetero.client.batch_sampler import BatchSampler, StateDict
+from flwr_hetero.errors import invalid
+from flwr_hetero.state_dict import entries_below
+
+METHODS: dict[str, type[Walk]] = {
+    "cd-grab": ServedWalk,
+    "id-grab": OwnPairs,
+    "id-grab-mean": OwnMean,
+    "d-rr": Reshuffled,
+    "shuffle-once": Walk,
+}
+"""How orders are found; see :class:`OrderedSampler`."""
+
+
+class OrderedSampler(BatchSampler):
+    """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
+
+    The data are dealt at random into units of about equal size. A unit is a whole batch, or each
+    example is one. After each batch :meth:`observe` takes the gradients of its units.
+
+    Parameters
+    ----------
+    num_samples : int
+        Size N of the local data set.
+    batch_size : int
+        Examples per batch. No example is left out, so that batches may differ by one.
+    seed : int, keyword-only
+        Seed of the deal and of ``d-rr``; each node needs its own, for its whole life.
+    method : str
+        ``cd-grab``: the order server says (:meth:`follow`, :meth:`report`). ``id-grab``: the node
+        balances its own pairs. ``id-grab-mean``: GraB, against the mean of the pass before.
+        ``d-rr``: a new random order each pass. ``shuffle-once``: always the first order.
+    unit : {"batch", "example"}
+        What is ordered.
+    num_units : int, optional
+        Batches in a pass; default N / batch_size, rounded. Nodes that are to be balanced together
+        need equal numbers, and so batches of unequal size if they hold unequal amounts of data.
+
+    Raises
+    ------
+    ValueError
+        If a figure is out of range, or a name unknown.
+
+    Notes
+    -----
+    Weights make up for units of unequal size: a pass is the mean over all examples. Without an
+    order server ``cd-grab`` stays with its first order.
+
+    References
+    ----------
+    .. [1] Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated
+       Training", NeurIPS 2023, Algorithm 3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gradients = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
+    >>> sampler = OrderedSampler(4, batch_size=4, method="id-grab", unit="example")
+    >>> for _ in range(2):
+    ...     indices, weights = sampler.next_batch()
+    ...     sampler.observe(gradients[indices])
+    >>> torch.cumsum(gradients[indices], 0).abs().max().item()
+    1.0
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        method: str = "cd-grab",
+        unit: str = "batch",
+        num_units: int | None = None,
+    ) -> None:
+        super().__init__(num_samples, batch_size, seed=seed)
+        if method not in METHODS:
+            raise invalid("method", method, "be a known method", f"use one of {list(METHODS)}")
+        if unit not in ("batch", "example"):
+            raise invalid("unit", unit, "be batch or example", "batch costs nothing extra")
+        if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
+            rule = f"lie in 1..{num_samples}, the number of examples, and go with unit='batch'"
+            raise invalid("num_units", num_units, rule, "None: as many as there are")
+        self.seed, self.method, self.unit = seed, method, unit
+        whole = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
+        self._deal(num_units or whole)
+
+    def _deal(self, num_units: int) -> None:
+        """Deal the examples into units and begin to walk through them."""
+        dealt = np.random.default_rng(self.seed).permutation(self.num_samples)
+        self.units = np.array_split(dealt, num_units)
+        self.walk = METHODS[self.method](num_units, self.seed)
+        self.terms = Terms()
+
+    @property
+    def units_per_batch(self) -> int:
+        """Units in a batch; the last batch of a pass may have fewer."""
+        return self.batch_size if self.unit == "example" else 1
+
+    def __len__(self) -> int:
+        """Batches per pass."""
+        return -(-len(self.units) // self.units_per_batch)
+
+    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Take the next units of the order; a new pass begins where the last one ended."""
+        chosen = self.walk.take(self.units_per_batch)
+        indices = np.concatenate([self.units[unit] for unit in chosen])
+        weight = len(indices) / len(chosen) * len(self.units) / self.num_samples
+        return indices, np.full(len(indices), weight)
+
+    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+        """Do nothing: orders are made from gradients, see :meth:`observe`."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether :meth:`observe` needs the gradients of the batch just drawn."""
+        return self.walk.watching
+
+    def observe(self, gradients: Tensor) -> None:
+        """Learn from the gradients of the units in the batch just drawn.
+
+        Parameters
+        ----------
+        gradients : Tensor, shape (num_units, dim)
+            One per unit, in the order of the batch; copied. See ``unit_gradients``.
+
+        Raises
+        ------
+        ValueError
+            If they are not one finite row per unit.
+        """
+        if not self.watching:
+            return
+        drawn = self.walk.position
+        expected = (drawn - 1) % self.units_per_batch + 1 if drawn else 0
+        if gradients.ndim != 2 or len(gradients) != expected:
+            rule = f"have shape ({expected}, dim)"
+            raise invalid("gradients", tuple(gradients.shape), rule, "pass one row per unit")
+        vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
+        if not np.isfinite(vectors).all():
+            raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
+        self.walk.see(vectors)
+
+    # --- the order server --------------------------------------------------------------
+
+    def follow(self, instruction: Mapping[str, Any]) -> None:
+        """Take note of what the order server wants, before training.
+
+        Parameters
+        ----------
+        instruction : mapping
+            The ``ORDER`` record of a training instruction; may be empty. What does not fit this
+            node's order is passed over: the next report tells the server.
+        """
+        if not instruction or not isinstance(self.walk, ServedWalk):
+            return
+        terms = read_terms(instruction)
+        num_units = min(terms.num_units, self.num_samples) or len(self.units)
+        if self.unit == "batch" and num_units != len(self.units):
+            self._deal(num_units)
+        if terms[1:3] != self.terms[1:3]:
+            self.walk.forget()
+        self.terms = terms
+        self.walk.follow(read_answer(instruction, len(self.units)))
+
+    def report(self) -> dict[str, int | float | str | bytes]:
+        """Tell the order server what was seen since its instruction, after training.
+
+        Returns
+        -------
+        dict
+            For the ``ORDER`` record of the reply; empty without an order server.
+        """
+        if not isinstance(self.walk, ServedWalk):
+            return {}
+        return write_report(self.terms, len(self.units), self.walk.report())
+
+    # --- state -------------------------------------------------------------------------
+
+    def state_dict(self) -> StateDict:
+        """Return sizes, settings, terms and the walk."""
+        own: StateDict = {name: getattr(self, name) for name in _FIXED}
+        terms = {f"terms.{name}": value for name, value in self.terms._asdict().items()}
+        walk = {f"walk.{name}": value for name, value in self.walk.state_dict().items()}
+        return super().state_dict() | own | {"num_units": len(self.units)} | terms | walk
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue where ``state_dict`` was taken; see the parent for errors."""
+        for name in _FIXED:
+            if state.get(name) != getattr(self, name):
+                raise ValueError(
+                    f"sampler state has {name}={state.get(name)!r}, this sampler has "
+                    f"{getattr(self, name)!r}: start afresh."
+                )
+        num_units = state.get("num_units")
+        if not isinstance(num_units, int) or not 1 <= num_units <= self.num_samples:
+            raise ValueError(f"sampler state has num_units={num_units!r}: start afresh.")
+        terms: dict[str, Any] = {name: state.get(f"terms.{name}") for name in Terms._fields}
+        if not all(isinstance(value, int) and value >= 0 for value in terms.values()):
+            raise ValueError(f"sampler state has terms {terms}: start afresh.")
+        walk = METHODS[self.method](num_units, self.seed)
+        walk.load_state_dict(entries_below("walk.", state))
+        super().load_state_dict(state)
+        self._deal(num_units)
+        self.walk, self.terms = walk, Terms(**terms)
+
+
+_FIXED = ("method", "unit", "seed")
+
+
+class HerdingProbe:
+    """Sketch every unit's gradient for a :class:`~flwr_hetero.strategy.HerdingMeter`.
+
+    Parameters
+    ----------
+    instruction : mapping
+        The ``HERDING`` record of a training instruction; without one the probe is off.
+
+    Examples
+    --------
+    >>> import torch
+    >>> probe = HerdingProbe({"sketch-size": 4, "sketch-seed": 0})
+    >>> probe.see(torch.ones(2, 100))
+    >>> len(probe.report(num_units=2)["vectors"])
+    16
+    >>> HerdingProbe({}).on
+    False
+    """
+
+    def __init__(self, instruction: Mapping[str, Any]) -> None:
+        self.on = bool(instruction)
+        self._size = int(instruction.get(keys.SKETCH_SIZE, 0))
+        self._seed = int(instruction.get(keys.SKETCH_SEED, 0))
+        self._seen: list[NDArray[np.floating]] = []
+
+    def see(self, gradients: Tensor) -> None:
+        """Take the gradients of the units in a batch.
+
+        Parameters
+        ----------
+        gradients : Tensor, shape (num_units, dim)
+            In the order of the visit.
+        """
+        if self.on:
+            self._seen.append(sketch_gradients(gradients, self._size, self._seed))
+
+    def report(self, num_units: int) -> dict[str, int | float | bytes]:
+        """Tell the meter what was seen.
+
+        Parameters
+        ----------
+        num_units : int
+            Units in a pass of this node.
+
+        Returns
+        -------
+        dict
+            For the ``HERDING`` record of the reply; empty if the probe is off.
+        """
+        if not self._seen:
+            return {}
+        vectors = np.concatenate(self._seen)
+        packed = pack_vectors(vectors)
+        return {
+            keys.NUM_UNITS: num_units,
+            keys.SKETCH_SIZE: vectors.shape[1],
+            keys.VECTORS: packed.data,
+            keys.SCALE: packed.scale,
+        }

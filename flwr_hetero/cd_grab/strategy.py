@@ -1,0 +1,225 @@
+"""CD-GraB: the server finds for each node an order of its data that goes with the others'."""
+
+from collections import Counter
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from flwr_hetero import keys
+from flwr_hetero.cd_grab.order_server import Balanced, OrderServer, Report
+from flwr_hetero.cd_grab.wire import MAX_COUNT, MAX_UNITS, Terms, read_report, write_instruction
+from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.records import config_of, payload_bytes
+from flwr_hetero.server.profiling import call_the_roll
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.wrapper import StateDict, Wrapper
+
+
+class CDGraB(Wrapper):
+    """Serve orders to nodes that train with an :class:`~flwr_hetero.sampler.OrderedSampler`.
+
+    Each instruction tells the node how its order goes on; each reply brings the differences of
+    the pairs of units that the node has visited, as sketches or whole. Nodes without such a
+    sampler take part as ever.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What aggregates: any Flower strategy, or another wrapper; FedAvg if left out.
+    mode : {"sketched", "exact"}
+        ``sketched``: any number of local steps a round, one short sketch per pair. ``exact``: one
+        step a round and whole gradients, Algorithms 3 and 4 of the paper to the letter as long
+        as all nodes take part.
+    sketch_size : int
+        Numbers k in a sketch, two bytes each; 256 has most of the gain of 1024, 16 has none.
+    num_units : int, optional
+        Units in every node's order. Orders help each other only if they are equally long: give
+        it where nodes hold unequal amounts of data, and their batches will be unequal instead.
+        None: each node's own choice.
+    seed : int
+        Seed of the sketch.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
+
+    Notes
+    -----
+    The paper leaves partial participation out. Here a node's own sum gets a say in its signs
+    the more its company changes, and all of it when it walks alone, so that no node does worse
+    than by balancing its own pairs. A pair weighs as much as its node's model does.
+
+    References
+    ----------
+    .. [1] Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated
+       Training", NeurIPS 2023, Algorithms 3 and 4.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> strategy = CDGraB(FedAdam(), num_units=64)
+    >>> CDGraB(sketch_size=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: sketch_size must be a whole number of at least 1, got 0: ...
+    """
+
+    name: ClassVar[str] = "cd-grab"
+    decides = frozenset({"orders"})
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        mode: str = "sketched",
+        sketch_size: int = 1024,
+        num_units: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if mode not in ("sketched", "exact"):
+            raise invalid("mode", mode, "be sketched or exact", "choose one")
+        cure = "1024 is usual, or take mode='exact'"
+        sketch_size = check_count("sketch_size", sketch_size, 1, cure)
+        if num_units is not None:
+            cure = "about examples per node / batch size"
+            num_units = check_count("num_units", num_units, 2, cure)
+            if num_units > MAX_UNITS:
+                raise invalid("num_units", num_units, f"be at most {MAX_UNITS}", cure)
+        seed = check_count("seed", seed, 0, "any such number will do")
+        if seed > MAX_COUNT:
+            raise invalid("seed", seed, f"be at most {MAX_COUNT}", "any smaller one will do")
+        self.exact = mode == "exact"
+        if self.exact:
+            self.decides = self.decides | {"steps"}
+        super().__init__(strategy)
+        self.server = OrderServer(exact=self.exact)
+        self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)
+        self._names: dict[int, str] = {}
+        self._dim = 0
+        self._balanced, self._bytes = Balanced(), {"bytes-down": 0, "bytes-up": 0}
+
+    # --- instructions --------------------------------------------------------------------
+
+    def on_instructions(
+        self, server_round: int, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Tell each node which order it should be at."""
+        self.terms = self.terms._replace(server_round=server_round)
+        self._names = {}
+        self._bytes = {"bytes-down": 0, "bytes-up": 0}
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            self._names[node_id] = self.identity(node_id)
+            answer = self.server.answer(self._names[node_id])
+            record = ConfigRecord(write_instruction(self.terms, answer))  # type: ignore[arg-type]
+            message.content[keys.ORDER] = record
+            self._bytes["bytes-down"] += payload_bytes(RecordDict({keys.ORDER: record}))
+            if self.exact:
+                config_of(message)[keys.NUM_STEPS] = 1
+        return messages
+
+    # --- replies -------------------------------------------------------------------------
+
+    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Take the pairs out of the replies and balance them; drop replies with bad ones."""
+        reports: dict[int, Report] = {}
+        bad: set[int] = set()
+        for reply in replies:
+            node_id = reply.metadata.src_node_id
+            record = reply.content.config_records.get(keys.ORDER)
+            if record is not None:
+                del reply.content[keys.ORDER]
+                self._bytes["bytes-up"] += payload_bytes(RecordDict({keys.ORDER: record}))
+                try:
+                    reports[node_id] = read_report(record, self._rename(node_id), self.terms)
+                except ValueError as error:
+                    self.session.fail(node_id, str(error))
+                    bad.add(node_id)
+        bad |= self._of_other_lengths(reports)
+        good = [reply for reply in replies if reply.metadata.src_node_id not in bad]
+        self._balanced = self.server.receive(self._weighted(good, reports))
+        return good
+
+    def _rename(self, node_id: int) -> str:
+        """Return a node's identity, which its own reply may have told."""
+        name, before = self.identity(node_id), self._names.get(node_id, "")
+        if name != before:
+            self.server.rename(before, name)
+        return name
+
+    def _of_other_lengths(self, reports: dict[int, Report]) -> set[int]:
+        """Find nodes whose vectors are not as long as those of the others.
+
+        The first report of all may be the wrong one: two that agree overrule it.
+        """
+        lengths = {node: r.diffs.shape[1] for node, r in reports.items() if len(r.diffs)}
+        counts = Counter(lengths.values())
+        if counts:
+            usual, votes = counts.most_common(1)[0]
+            if not self._dim:
+                self._dim = usual
+            elif votes > max(1, counts[self._dim]):
+                log(WARNING, "CD-GraB: vectors of %d numbers, not %d: afresh", usual, self._dim)
+                self._dim, self.server.books = usual, {}
+        bad = {node for node, length in lengths.items() if length != self._dim}
+        for node in bad:
+            self.session.fail(node, f"vectors of {lengths[node]} numbers instead of {self._dim}")
+        return bad
+
+    def _weighted(self, replies: list[Message], reports: dict[int, Report]) -> list[Report]:
+        """Scale each node's pairs as its model counts in the mean."""
+        ordered = [reply for reply in replies if reply.metadata.src_node_id in reports]
+        weights = [self._weight(reply) for reply in ordered]
+        usual = sum(weights) / len(weights) if any(weights) else 1.0
+        result = []
+        for reply, weight in zip(ordered, weights, strict=True):
+            report = reports[reply.metadata.src_node_id]
+            share = weight / usual
+            result.append(report if share == 1 else report._replace(diffs=share * report.diffs))
+        return result
+
+    def _weight(self, reply: Message) -> float:
+        """Read what the model of a reply is weighted by."""
+        key = str(getattr(self.leaf, "weighted_by_key", ""))  # a wrapper may have changed it
+        (metrics,) = reply.content.metric_records.values()
+        weight = metrics.get(key, 1.0)
+        return float(weight) if isinstance(weight, (int, float)) else 1.0
+
+    # --- the run -------------------------------------------------------------------------
+
+    def on_start(self, run: Run) -> None:
+        """After a resume, find out which nodes the orders belong to."""
+        if self.server.books:
+            self.session.arrays, self.session.config = run.arrays, run.train_config
+            call_the_roll(self, run.grid, run.timeout_s)
+
+    def round_info(self) -> dict[str, Any]:
+        """Return what was balanced this round, and the bytes that it took."""
+        return {
+            "pairs": self._balanced.num_pairs,
+            "pairs-together": self._balanced.num_together,
+            "own-share": self._balanced.own_share,
+            "signed-sum": self._balanced.signed_sum,
+            **self._bytes,
+        }
+
+    def state_dict(self) -> StateDict:
+        """Return all orders and what was seen of them."""
+        return self.server.state_dict() | {"dim": self._dim}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        self._dim = int(state["dim"])
+        self.server.load_state_dict(state)
+
+    def summary(self) -> None:
+        """Log the mode and the wrapped strategy's settings."""
+        size = self.terms.sketch_size
+        how = f"sketches of {size} numbers" if size else "one step a round, whole gradients"
+        log(INFO, "\t├──> CD-GraB: %s, units: %s", how, self.terms.num_units or "each node's own")
+        super().summary()

@@ -1,0 +1,238 @@
+"""A mod that reports the time an emulated device would have taken; nobody sleeps."""
+
+import sys
+import zlib
+from functools import lru_cache
+from math import isfinite
+
+import numpy as np
+from flwr.app import Context, Error, Message, MessageType
+from flwr.clientapp.typing import ClientAppCallable
+
+from flwr_hetero import keys
+from flwr_hetero.client.device import (
+    REAL,
+    DeviceProfile,
+    compute_time_s,
+    named_fleet,
+    transfer_time_s,
+)
+from flwr_hetero.client.timing import exposed_s, note_pace, timing, timing_record
+from flwr_hetero.records import payload_bytes
+
+NODE_UNAVAILABLE = 5
+"""Flower's own error code for a node that went away."""
+
+
+def emulated_device(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Report the time that this node's emulated device would have taken; nobody sleeps.
+
+    The device comes from the run-config keys ``fleet`` (see
+    :func:`flwr_hetero.client.device.named_fleet`) and ``seed`` and from the node's
+    ``partition-id``. Outside a simulation, or with ``fleet = "real"``, this is :func:`timing`.
+
+    Parameters
+    ----------
+    message, context, call_next
+        As for any Flower mod.
+
+    Returns
+    -------
+    Message
+        The reply with a ``flwr-hetero.timing`` record, or an error if the device is away.
+    """
+    fleet = str(context.run_config.get("fleet", REAL))
+    if fleet == REAL or not in_simulation():
+        return timing(message, context, call_next)
+    partition = int(context.node_config[keys.PARTITION_ID])
+    profile = _profiles(fleet, int(context.node_config["num-partitions"]))[partition]
+    rng = device_rng(int(context.run_config.get("seed", 0)), partition, message)
+    if not is_available(profile, rng):
+        return Message(Error(NODE_UNAVAILABLE, "the emulated device is away"), reply_to=message)
+    reply = call_next(message, context)
+    stamp(message, reply, context, profile, rng)
+    return reply
+
+
+def is_emulated(context: Context) -> bool:
+    """Tell whether a node's times come from a device profile, so that it need not be timed.
+
+    Parameters
+    ----------
+    context : Context
+        The context handed to the ClientApp.
+
+    Returns
+    -------
+    bool
+        True on a :class:`~flwr_hetero.fleet.LocalGrid`, and in a simulation unless the
+        run-config says ``fleet = "real"``.
+    """
+    if context.node_config.get(keys.EMULATED) is True:
+        return True
+    return str(context.run_config.get("fleet", REAL)) != REAL and in_simulation()
+
+
+def in_simulation() -> bool:
+    """Tell whether this process is a worker of Flower's simulation engine.
+
+    Returns
+    -------
+    bool
+        True inside a Ray actor, False in a deployed ClientApp.
+    """
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def device_rng(seed: int, partition: int, message: Message) -> np.random.Generator:
+    """Make the generator for one message to one device: same seed, same run, in any order.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed.
+    partition : int
+        The node's ``partition-id``.
+    message : Message
+        Its type, ``server-round`` and ``profile-round`` enter the seed.
+
+    Returns
+    -------
+    np.random.Generator
+        Independent for each (seed, partition, type, round).
+    """
+    kind = zlib.crc32(message.metadata.message_type.encode())
+    rounds = (in_config(message, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND))
+    return np.random.default_rng([seed, partition, kind, *rounds])
+
+
+def in_config(message: Message, key: str) -> int:
+    """Read a whole number, such as the round, from an instruction.
+
+    Parameters
+    ----------
+    message : Message
+        An instruction.
+    key : str
+        A key of any of its config records.
+
+    Returns
+    -------
+    int
+        Its value; 0 if it is not there or no number of at least 0.
+    """
+    for config in message.content.config_records.values():
+        value = config.get(key)
+        if isinstance(value, int) and value >= 0:
+            return value
+    return 0
+
+
+def is_available(profile: DeviceProfile, rng: np.random.Generator) -> bool:
+    """Draw whether a device answers.
+
+    Parameters
+    ----------
+    profile : DeviceProfile
+        The device.
+    rng : np.random.Generator
+        One uniform draw is taken, whatever the profile.
+
+    Returns
+    -------
+    bool
+        True with probability ``profile.availability``.
+    """
+    return float(rng.random()) < profile.availability
+
+
+def stamp(
+    message: Message,
+    reply: Message,
+    context: Context,
+    profile: DeviceProfile,
+    rng: np.random.Generator,
+) -> None:
+    """Write the emulated times into a reply; an error reply stays as it is.
+
+    Parameters
+    ----------
+    message, reply : Message
+        Instruction and reply; their payloads give the transfer time, the reply's metrics
+        ``examples-processed`` (or ``num-examples``) and ``examples-scored`` the compute time.
+    context : Context
+        For the node's ``partition-id``.
+    profile : DeviceProfile
+        The device.
+    rng : np.random.Generator
+        Source of jitter.
+    """
+    if not reply.has_content():
+        return
+    reply.content.pop(keys.TIMING, None)  # a mod's own clock reading is no payload
+    processed, scored = work(reply)
+    train_s = compute_time_s(profile, processed, scored, rng)
+    transfer_s = transfer_time_s(
+        profile, payload_bytes(message.content), payload_bytes(reply.content)
+    )
+    if message.metadata.message_type == MessageType.TRAIN:
+        note_pace(context, transfer_s, compute_time_s(profile, 1.0))
+        # scoring meanwhile lengthens the round only by what the network does not hide
+        train_s += exposed_s(compute_time_s(profile, 0.0, hidden_work(reply)), transfer_s)
+    reply.content[keys.TIMING] = timing_record(context, train_s, transfer_s, emulated=True)
+
+
+def work(reply: Message) -> tuple[float, float]:
+    """Read from a reply how much work it reports.
+
+    Parameters
+    ----------
+    reply : Message
+        A reply with content.
+
+    Returns
+    -------
+    processed, scored : float
+        Examples forward and backward (1 if the reply does not say or says nonsense), and
+        forward only. In evaluation all examples only go forward.
+    """
+    metrics: dict[str, object] = {}
+    for record in reply.content.metric_records.values():
+        metrics.update(record)
+    stated = metrics.get(keys.EXAMPLES_PROCESSED, metrics.get(keys.NUM_EXAMPLES))
+    processed = _amount(stated, 1.0)
+    scored = _amount(metrics.get(keys.EXAMPLES_SCORED), 0.0)
+    if reply.metadata.message_type.startswith(MessageType.EVALUATE):
+        return 0.0, processed + scored
+    return processed, scored
+
+
+def hidden_work(reply: Message) -> float:
+    """Read how many examples a node scores while its reply is on the network.
+
+    Parameters
+    ----------
+    reply : Message
+        A reply with content.
+
+    Returns
+    -------
+    float
+        Examples that only go forward; 0 if the reply does not say.
+    """
+    metrics: dict[str, object] = {}
+    for record in reply.content.metric_records.values():
+        metrics.update(record)
+    return _amount(metrics.get(keys.EXAMPLES_HIDDEN), 0.0)
+
+
+def _amount(value: object, default: float) -> float:
+    if isinstance(value, (int, float)) and isfinite(value) and value >= 0:
+        return float(value)
+    return default
+
+
+@lru_cache(maxsize=8)
+def _profiles(fleet: str, num_nodes: int) -> tuple[DeviceProfile, ...]:
+    return tuple(named_fleet(fleet, num_nodes))

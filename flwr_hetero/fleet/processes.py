@@ -1,0 +1,389 @@
+"""Processes of a fleet: started with a mark in their environment, found and ended by it.
+
+A child inherits its parent's environment, so the mark is on whatever Flower starts in turn. A
+process is ended through a handle taken before its mark is read: never another one that got the
+same process id meanwhile.
+"""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from urllib.request import getproxies, proxy_bypass
+
+from flwr_hetero.fleet.certificates import (
+    CA_CERTIFICATE,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+)
+from flwr_hetero.fleet.fleet_file import HOST, FleetFile, Node
+
+MARK = "FLWR_HETERO_FLEET"
+"""Environment variable: the folder of the fleet that a process belongs to."""
+
+
+GRACE_S = 6.0
+"""Seconds between the polite signal and the other one; Flower gives a ServerApp 5."""
+
+
+EXEC_S = 0.2
+"""Seconds for which a process without an environment may be one that still loads its program."""
+
+
+PROC = Path("/proc")
+
+
+_started: list[int] = []
+
+
+def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]) -> int:
+    """Start a process that stays when we end.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments.
+    folder : Path
+        The fleet's folder, for the mark; also the working directory.
+    log : Path
+        Gets what the process prints, appended.
+    environment : mapping of str to str
+        Its environment, the mark left out.
+
+    Returns
+    -------
+    int
+        Process id.
+    """
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment, MARK: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    process.returncode = 0  # so that Python does not warn of a child that is left running
+    _started.append(process.pid)
+    return process.pid
+
+
+def find(folder: Path) -> list[int]:
+    """Find the processes that carry a fleet's mark.
+
+    Parameters
+    ----------
+    folder : Path
+        The fleet's folder.
+
+    Returns
+    -------
+    list of int
+        Process ids, this one left out.
+    """
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and has_mark(pid, folder)]
+
+
+def has_mark(pid: int, folder: Path) -> bool:
+    """Tell whether a process is alive and belongs to a fleet.
+
+    Parameters
+    ----------
+    pid : int
+        A process.
+    folder : Path
+        The fleet's folder.
+
+    Returns
+    -------
+    bool
+        False also for processes of other users and for those that only wait to be collected.
+    """
+    try:
+        environment = _environment(pid)
+    except OSError:
+        return False
+    return f"{MARK}={folder}".encode() in environment.split(b"\0")
+
+
+def _environment(pid: int) -> bytes:
+    """Read a process's environment, if need be as soon as it has one.
+
+    While a new program is loaded, for some microseconds or, on a busy machine, milliseconds, a
+    process has a program but no environment: it would pass for one that is gone. ``Popen``
+    returns before that is over. Kernel threads and zombies have no program either.
+    """
+    process, deadline_s = PROC / str(pid), time.monotonic() + EXEC_S
+    while not (environment := (process / "environ").read_bytes()):
+        (process / "exe").readlink()
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(0.001)
+    return environment
+
+
+def end(folder: Path, grace_s: float = GRACE_S) -> int:
+    """End all processes that carry a fleet's mark, and wait until they are gone.
+
+    Parameters
+    ----------
+    folder : Path
+        The fleet's folder.
+    grace_s : float
+        Seconds they have to end by themselves.
+
+    Returns
+    -------
+    int
+        How many there were.
+    """
+    asked: set[int] = set()
+    deadline_s = time.monotonic() + grace_s
+    while pids := find(folder):
+        late = time.monotonic() > deadline_s
+        for pid in pids if late else set(pids) - asked:
+            end_one(pid, folder, signal.SIGKILL if late else signal.SIGTERM)
+        asked.update(pids)
+        time.sleep(0.1)
+    collect()
+    return len(asked)
+
+
+def end_one(pid: int, folder: Path, signal_number: int) -> None:
+    """Send a signal to one process of a fleet, awake if it was stopped.
+
+    Parameters
+    ----------
+    pid : int
+        A process; passed over if it is gone or not of this fleet.
+    folder : Path
+        The fleet's folder.
+    signal_number : int
+        The signal.
+    """
+    if pid < 1:  # never started; the kernel would call the number itself wrong
+        return
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            if has_mark(pid, folder):
+                signal.pidfd_send_signal(handle, signal_number)
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+        finally:
+            os.close(handle)
+
+
+def collect() -> None:
+    """Collect processes that this one started and that have ended, so that none is a zombie."""
+    for pid in list(_started):
+        with suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                continue
+        _started.remove(pid)
+
+
+CONNECTION = "fleet"
+"""Name of the SuperLink connection in the fleet's own Flower configuration."""
+
+
+BIN = Path(sys.executable).parent
+
+
+PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to outgoing connections, which could take one before it is used."""
+
+
+def prepare(folder: Path, fleet: FleetFile) -> None:
+    """Make the folder of a fleet: keys, certificates, and Flower's configuration.
+
+    Parameters
+    ----------
+    folder : Path
+        Empty or new.
+    fleet : FleetFile
+        With ports.
+    """
+    for name in ("logs", "home", "homes"):
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    keys = folder / "keys"
+    make_authority(keys)
+    make_server_certificate(keys, [HOST, "localhost"])
+    for node in fleet.nodes:
+        make_node_key(keys, node.name)
+    (folder / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "{fleet.address}"\nroot-certificates = "{keys / CA_CERTIFICATE}"\n',
+        encoding="utf-8",
+    )
+
+
+def superlink_command(folder: Path, fleet: FleetFile) -> list[str]:
+    """Return the command of the SuperLink: TLS, authentication of SuperNodes, no installing.
+
+    Parameters
+    ----------
+    folder : Path
+        The fleet's folder.
+    fleet : FleetFile
+        Its port, and whether it keeps a database.
+
+    Returns
+    -------
+    list of str
+        Program and arguments.
+    """
+    keys = folder / "keys"
+    return [
+        str(BIN / "flower-superlink"),
+        *("--host", HOST, "--port", str(fleet.port)),
+        *("--ssl-ca-certfile", str(keys / CA_CERTIFICATE)),
+        *("--ssl-certfile", str(keys / SERVER_CERTIFICATE)),
+        *("--ssl-keyfile", str(keys / SERVER_KEY)),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *(("--database", str(folder / "state.db")) if fleet.database else ()),
+    ]
+
+
+def supernode_command(folder: Path, fleet: FleetFile, node: Node) -> list[str]:
+    """Return the command of a SuperNode, which knows its partition by its place in the fleet.
+
+    Parameters
+    ----------
+    folder : Path
+        The fleet's folder.
+    fleet : FleetFile
+        Has the node.
+    node : Node
+        With ports.
+
+    Returns
+    -------
+    list of str
+        Program and arguments.
+    """
+    keys, partition = folder / "keys", fleet.nodes.index(node)
+    return [
+        str(BIN / "flower-supernode"),
+        *("--superlink", f"{HOST}:{node.link_port or fleet.port}"),
+        *("--root-certificates", str(keys / CA_CERTIFICATE)),
+        *("--auth-supernode-private-key", str(keys / node.name)),
+        *("--port", str(node.port)),
+        *("--node-config", f"partition-id={partition} num-partitions={len(fleet.nodes)}"),
+    ]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Make an environment that keeps Flower at home and away from the network.
+
+    Parameters
+    ----------
+    home : Path
+        Its ``FLWR_HOME``; made if missing. Each process has its own: two SuperNodes with one
+        home unpack the same app over each other.
+
+    Returns
+    -------
+    dict of str to str
+        This process's environment with Flower's settings; one thread per ClientApp unless
+        ``OMP_NUM_THREADS`` says otherwise.
+    """
+    home.mkdir(mode=0o700, exist_ok=True)
+    return {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        **no_proxy(),
+        "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+def no_proxy() -> dict[str, str]:
+    """Name this machine among the hosts that are reached without a proxy.
+
+    Returns
+    -------
+    dict of str to str
+        The variable in both its spellings, of which the lower one wins where both are read; the
+        user's own hosts stay.
+
+    Examples
+    --------
+    >>> sorted(no_proxy())
+    ['NO_PROXY', 'no_proxy']
+    """
+    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = ",".join(filter(None, [own, HOST, "localhost"]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def is_behind_proxy() -> bool:
+    """Tell whether programs started in this environment look for this machine behind a proxy.
+
+    Returns
+    -------
+    bool
+        True if there is a proxy and this machine is no exception from it.
+    """
+    return bool(getproxies().keys() - {"no"}) and not proxy_bypass(HOST)
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports of the loopback interface that nobody listens on.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+
+    Returns
+    -------
+    list of int
+        All different.
+
+    Examples
+    --------
+    >>> len(set(free_ports(3)))
+    3
+    """
+    found: list[int] = []
+    with ExitStack() as held:
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                break
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind((HOST, port))
+                found.append(port)
+    return found
+
+
+def listens(port: int) -> bool:
+    """Tell whether somebody listens on a port of the loopback interface.
+
+    Parameters
+    ----------
+    port : int
+        The port.
+
+    Returns
+    -------
+    bool
+        True if a connection is accepted.
+    """
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0

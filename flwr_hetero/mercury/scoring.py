@@ -1,0 +1,138 @@
+"""Importance for Mercury's sampler beyond what training shows: groups scored while a node waits."""
+
+from logging import WARNING
+from math import nan
+
+import numpy as np
+from flwr.app import Context
+from flwr.common.logger import log
+from numpy.typing import NDArray
+from torch import nn
+
+from flwr_hetero.client.device import FORWARD_SHARE
+from flwr_hetero.client.emulation import is_emulated
+from flwr_hetero.client.keep import load_state, save_state
+from flwr_hetero.client.sampled_loss import score_batches
+from flwr_hetero.client.timing import note_pace, read_pace
+from flwr_hetero.mercury.algorithm import group_size
+from flwr_hetero.mercury.background import collect_scores, start_scoring
+from flwr_hetero.mercury.sampler import MercurySampler
+from flwr_hetero.task.node import Node
+
+JOB = "scoring"
+"""Name in ``context.state`` of what a detached process is doing."""
+
+
+SCORE_BATCH = 256
+
+
+LIMIT_S, LIMIT_IDLE = 60.0, 5.0
+"""When a detached worker ends by itself: seconds, and multiples of the usual wait."""
+
+
+def next_group(context: Context, sampler: MercurySampler) -> NDArray[np.int64]:
+    """Name the samples to score next: as many as the network hides (BACC).
+
+    Parameters
+    ----------
+    context : Context
+        Holds the node's pace, see :mod:`flwr_hetero.client.timing`.
+    sampler : MercurySampler
+        Its groups are cut to that size.
+
+    Returns
+    -------
+    ndarray of int64, shape (group size,)
+        Empty if the pace is not known yet or nothing fits.
+    """
+    pace = read_pace(context)
+    size = 0 if pace is None else group_size(pace, sampler.num_samples)
+    if size == 0:
+        return np.empty(0, dtype=np.int64)
+    sampler.resize_groups(size)
+    return sampler.refresh_indices()
+
+
+def score(model: nn.Module, node: Node, sampler: MercurySampler, indices: NDArray[np.int64]) -> int:
+    """Score samples by the model as it is, now.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As trained.
+    node : Node
+        Whose examples they are.
+    sampler : MercurySampler
+        Learns the losses.
+    indices : ndarray of int64, shape (n,)
+        Which samples.
+
+    Returns
+    -------
+    int
+        How many.
+    """
+    if len(indices):
+        where = next(model.parameters()).device
+        parts = np.array_split(indices, -(-len(indices) // SCORE_BATCH))
+        examples = node.examples.to(where)
+        batches = (examples.take(part) for part in parts)
+        sampler.update(indices, score_batches(model, batches, "loss"))
+    return len(indices)
+
+
+def score_hidden(model: nn.Module, node: Node, context: Context, sampler: MercurySampler) -> int:
+    """Score the next group while the reply travels and the server aggregates.
+
+    On a real device a detached process does it, and the next round collects the scores with
+    :func:`collect_hidden`; on an emulated one it is done at once and counts as hidden.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As trained.
+    node : Node
+        Whose examples they are.
+    context : Context
+        Holds the node's pace, and the job until the next round.
+    sampler : MercurySampler
+        Names the group.
+
+    Returns
+    -------
+    int
+        Samples scored at once, for ``examples-hidden``.
+    """
+    group = next_group(context, sampler)
+    if is_emulated(context):
+        return score(model, node, sampler, group)
+    pace = read_pace(context)
+    if pace is not None and len(group):
+        limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
+        folder = start_scoring(model, *node.examples.take(group), "loss", limit_s=limit_s)
+        save_state(context, JOB, {"folder": folder, "indices": group})
+    return 0
+
+
+def collect_hidden(sampler: MercurySampler, context: Context) -> None:
+    """End the detached process of the last round and take what it got done.
+
+    Parameters
+    ----------
+    sampler : MercurySampler
+        Learns the losses.
+    context : Context
+        Holds the job.
+    """
+    job = load_state(context, JOB) or {}
+    folder, indices = str(job.get("folder", "")), job.get("indices", np.empty(0))
+    if not folder:
+        return
+    save_state(context, JOB, {"folder": "", "indices": np.empty(0, dtype=np.int64)})
+    scores, seconds = collect_scores(folder)
+    if len(scores):
+        note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)
+        try:
+            sampler.update(np.ravel(indices)[: len(scores)], scores)
+        except ValueError as error:
+            log(WARNING, "scores from the background not used: %s", error)

@@ -1,0 +1,1 @@
+"""PGD: prioritised gradient descent."""

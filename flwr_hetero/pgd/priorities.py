@@ -1,0 +1,457 @@
+"""The derivative of a vector of losses along one direction in parameter space, in three ways.
+
+With :math:`L(W)` of shape (batch,) and a direction :math:`d`, each function returns
+:math:`J d`, where :math:`J` holds one gradient per row but is never formed.
+"""
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flwr_hetero.errors import invalid
+
+LossesAt: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
+"""Losses of a batch, shape (batch,), as a function of parameters by name."""
+
+
+_LAYOUT = "view size is not compatible"
+
+
+_log = logging.getLogger(__name__)
+
+
+def forward_mode(
+    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
+) -> Tensor:
+    """Carry dual numbers (parameter, direction) through the network: exact, one pass.
+
+    Parameters
+    ----------
+    losses_at : callable
+        Losses as a function of the parameters.
+    point : mapping of str to Tensor
+        Where to differentiate; needs no gradient.
+    direction : mapping of str to Tensor
+        Same names and shapes.
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+        The derivative of each loss.
+
+    Raises
+    ------
+    NotImplementedError
+        If a layer has no forward mode: LSTM on the CPU, ``weight_norm``, ``EmbeddingBag``.
+
+    Notes
+    -----
+    The forward mode of GroupNorm cannot read activations with channels last, the layout that
+    convolutions hand on from kernels with channels last. The pass is then repeated with
+    contiguous kernels.
+
+    Examples
+    --------
+    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
+    >>> forward_mode(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along)
+    tensor([ 6., 24.])
+    """
+    _load_decompositions()
+    try:
+        return _dual_pass(losses_at, point, direction)
+    except RuntimeError as error:
+        if _LAYOUT not in str(error):
+            raise
+    plain = {n: p.clone(memory_format=torch.contiguous_format) for n, p in point.items()}
+    return _dual_pass(losses_at, plain, direction)
+
+
+def _dual_pass(
+    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
+) -> Tensor:
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = {name: forward_ad.make_dual(p, direction[name]) for name, p in point.items()}  # type: ignore[no-untyped-call]
+        losses, tangent = forward_ad.unpack_dual(losses_at(dual))  # type: ignore[no-untyped-call]
+    derivative: Tensor = torch.zeros_like(losses) if tangent is None else tangent
+    return derivative
+
+
+def double_backward(
+    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
+) -> Tensor:
+    r"""Differentiate :math:`v \mapsto v^T J d`, which is linear in v: exact, two reverse passes.
+
+    Parameters, returns
+        As :func:`forward_mode`; at about twice its cost.
+
+    Raises
+    ------
+    NotImplementedError or RuntimeError
+        If a layer cannot be differentiated twice: ``EmbeddingBag``, RNNs of cuDNN.
+
+    Examples
+    --------
+    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
+    >>> double_backward(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along)
+    tensor([ 6., 24.])
+    """
+    with torch.enable_grad():
+        leaves = {name: p.detach().clone().requires_grad_() for name, p in point.items()}
+        losses = losses_at(leaves)
+        v = torch.zeros_like(losses, requires_grad=True)
+        pulled = torch.autograd.grad(
+            losses, list(leaves.values()), v, create_graph=True, materialize_grads=True
+        )
+        parts = [(g * direction[name]).sum() for name, g in zip(leaves, pulled, strict=True)]
+        (derivative,) = torch.autograd.grad(torch.stack(parts).sum(), v)
+    return derivative
+
+
+def central_difference(
+    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
+) -> Tensor:
+    """Move both ways along the direction, by a thousandth of the parameters' length.
+
+    Parameters, returns
+        As :func:`forward_mode`; two plain forward passes, for any layer, with a relative
+        error of about 1e-4 (single precision; worse across kinks).
+
+    Examples
+    --------
+    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
+    >>> central_difference(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along).round()
+    tensor([ 6., 24.])
+    """
+    size, length = _norm(point.values()), _norm(direction.values())
+    step = 1e-3 * max(size, 1e-3) / length if length else 0.0
+    with torch.no_grad():
+        ahead = losses_at({name: p + step * direction[name] for name, p in point.items()})
+        behind = losses_at({name: p - step * direction[name] for name, p in point.items()})
+    return (ahead - behind) / (2 * step) if step else torch.zeros_like(ahead)
+
+
+def first_possible(
+    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
+) -> Tensor:
+    """Go from exact and cheap to approximate, only as far down as the layers force us.
+
+    Parameters, returns
+        As :func:`forward_mode`.
+
+    Examples
+    --------
+    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
+    >>> first_possible(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along)
+    tensor([ 6., 24.])
+    """
+    for method in (forward_mode, double_backward):
+        try:
+            return method(losses_at, point, direction)
+        except (NotImplementedError, RuntimeError) as error:
+            if not any(sign in str(error) for sign in ("implemented", "not support", _LAYOUT)):
+                raise
+            _tell_once(method.__name__, str(error).split(" because")[0])
+    return central_difference(losses_at, point, direction)
+
+
+METHODS = {
+    "auto": first_possible,
+    "forward": forward_mode,
+    "backward": double_backward,
+    "difference": central_difference,
+}
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+
+
+@cache
+def _load_decompositions() -> None:
+    """Let torch load its own forward-mode rules, which warns of torch's own deprecations."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]
+
+
+@cache
+def _tell_once(method: str, reason: str) -> None:
+    _log.info("no %s for these layers: %s", method, reason)
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
+
+
+def sample_priorities(
+    model: nn.Module,
+    loss_fn: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    direction: Mapping[str, Tensor],
+    *,
+    method: str = "auto",
+) -> Tensor:
+    r"""Compute the priority of each example of a batch (Eq. 8).
+
+    .. math:: p_i = \bar g \cdot g_i = \frac{d}{dt} L_i(W + t \bar g) \Big|_{t=0}
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is: mode, parameters, gradients, buffers and global random state.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` with one loss per example.
+    inputs, targets : Tensor, shape (batch, ...)
+        The examples.
+    direction : mapping of str to Tensor
+        The aggregated gradient by parameter name; a parameter that is left out counts as
+        not moving (only the last layer's: cheaper, and the ranking is much the same).
+    method : {"auto", "forward", "backward", "difference"}
+        "auto" goes down this list until the layers allow it: forward mode; two reverse
+        passes (exact too, about twice the cost); the central difference of two plain
+        forward passes (always works, relative error about 1e-4).
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+        Signed priorities, detached.
+
+    Raises
+    ------
+    ValueError
+        If the model has no parameters, ``direction`` does not fit them or is not finite,
+        ``loss_fn`` does not return one finite loss per example, or the method is unknown.
+    NotImplementedError
+        If the named method is not possible with these layers.
+
+    Notes
+    -----
+    BatchNorm keeps the mode the model is in, on copies of its buffers: in training mode a
+    priority then contains the example's pull on the batch statistics, as the training step
+    does. Dropout is off. Attention runs on PyTorch's plain implementation, the only one with
+    a forward mode. LSTM on the CPU and ``weight_norm`` are the known layers without one.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> _ = nn.init.constant_(model.weight, 1.0)
+    >>> def half_square(outputs, targets):
+    ...     return 0.5 * (outputs[:, 0] - targets) ** 2
+    >>> inputs, targets = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0.0, 1.0])
+    >>> gradient = {"weight": torch.tensor([[1.0, 2.0]])}
+    >>> sample_priorities(model, half_square, inputs, targets, gradient)
+    tensor([1., 4.])
+    """
+    if method not in METHODS:
+        raise invalid("method", method, f"be one of {list(METHODS)}", "leave it out")
+    check_direction(model, direction)
+    moving = {name: p.detach() for name, p in model.named_parameters() if name in direction}
+    with _undisturbed(model, inputs.device):
+        seed = int(torch.randint(2**31, ()))
+
+        def losses_at(parameters: Mapping[str, Tensor]) -> Tensor:
+            torch.manual_seed(seed)  # for random layers that have no module to switch off
+            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            outputs = functional_call(model, {**parameters, **buffers}, (inputs,))
+            return _checked(loss_fn(outputs, targets), len(inputs))
+
+        priorities = METHODS[method](losses_at, moving, direction)
+    if not priorities.isfinite().all():
+        bad = priorities[~priorities.isfinite()][:3].tolist()
+        cure = "the aggregated gradient has diverged: begin it anew"
+        raise invalid("direction", bad, "give finite priorities", cure)
+    return priorities
+
+
+def per_sample_priorities(
+    model: nn.Module,
+    loss_fn: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    direction: Mapping[str, Tensor],
+    *,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Compute the same priorities by a gradient per example: slow, large, independent.
+
+    Kept as the oracle of :func:`sample_priorities` and as the other side of its benchmark.
+
+    Parameters
+    ----------
+    model, loss_fn, inputs, targets, direction
+        As for :func:`sample_priorities`; the model in evaluation mode.
+    chunk_size : int, optional
+        Examples whose gradients are in memory at once; all of them by default.
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+        Signed priorities, detached.
+
+    Examples
+    --------
+    >>> model, inputs = nn.Linear(3, 2), torch.ones(4, 3)
+    >>> loss = nn.CrossEntropyLoss(reduction="none")
+    >>> gradient = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    >>> batch = (inputs, torch.tensor([0, 1, 0, 1]))
+    >>> expected = per_sample_priorities(model, loss, *batch, gradient)
+    >>> torch.allclose(sample_priorities(model, loss, *batch, gradient), expected, atol=1e-6)
+    True
+    """
+    check_direction(model, direction)
+    moving = {name: p.detach() for name, p in model.named_parameters() if name in direction}
+
+    def loss_of(parameters: Mapping[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
+        outputs = functional_call(model, dict(parameters), (one.unsqueeze(0),))
+        return loss_fn(outputs, target.unsqueeze(0)).squeeze(0)
+
+    gradient_of_each = vmap(grad(loss_of), in_dims=(None, 0, 0), chunk_size=chunk_size)
+    gradients = gradient_of_each(moving, inputs, targets)
+    products = [g.flatten(1) @ direction[name].flatten() for name, g in gradients.items()]
+    return torch.stack(products).sum(0)
+
+
+def check_direction(model: nn.Module, direction: Mapping[str, Tensor]) -> None:
+    """Refuse a direction that does not fit the model's parameters.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose parameters are to move.
+    direction : mapping of str to Tensor
+        By parameter name.
+
+    Raises
+    ------
+    ValueError
+        If the model has no parameters, or the direction is empty, names no parameter of the
+        model or has another shape.
+
+    Examples
+    --------
+    >>> check_direction(nn.Linear(2, 1), {"weight": torch.ones(1, 2)})
+    >>> check_direction(nn.Linear(2, 1), {"weight": torch.ones(2)})
+    Traceback (most recent call last):
+    ...
+    ValueError: direction['weight'] must have the shape (1, 2) of the parameter, got (2,): ...
+    """
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if not shapes:
+        rule, cure = "have parameters", "there is no gradient to follow: sample uniformly"
+        raise invalid("model", type(model).__name__, rule, cure)
+    cure = "take the aggregated gradient of this very model"
+    if not direction:
+        raise invalid("direction", direction, "name at least one parameter", cure)
+    for name, part in direction.items():
+        if name not in shapes:
+            rule = f"use the model's parameter names, such as {next(iter(shapes))!r}"
+            raise invalid("direction", name, rule, cure)
+        if tuple(part.shape) != shapes[name]:
+            rule = f"have the shape {shapes[name]} of the parameter"
+            raise invalid(f"direction[{name!r}]", tuple(part.shape), rule, cure)
+
+
+def _checked(losses: Tensor, batch: int) -> Tensor:
+    """Demand one finite loss per example."""
+    if losses.shape != (batch,):
+        rule = f"return one loss per example, shape ({batch},)"
+        raise invalid("loss_fn", tuple(losses.shape), rule, 'build it with reduction="none"')
+    finite = losses.isfinite()
+    if not finite.all():
+        bad = losses[~finite][:3].tolist()
+        cure = "the model has diverged: lower the learning rate"
+        raise invalid("loss_fn", bad, "return finite losses", cure)
+    return losses
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Switch off dropout and fused kernels; put modes and random state back afterwards."""
+    random = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    modes = [module.training for module in random]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    devices = [device] if device.type == "cuda" else []
+    try:
+        for module in random:
+            module.training = False
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.random.fork_rng(devices), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module, mode in zip(random, modes, strict=True):
+            module.training = mode
+
+
+def all_priorities(
+    model: nn.Module,
+    loss_fn: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    names: Iterable[str] | None = None,
+    batch_size: int = 512,
+) -> tuple[NDArray[np.float64], dict[str, Tensor]]:
+    """Compute every example's priority along the gradient of all of them (Eq. 7 and 8).
+
+    Parameters
+    ----------
+    model : nn.Module
+        Runs in evaluation mode and is left as it was, gradients included.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` with one loss per example.
+    inputs, targets : Tensor, shape (num_samples, ...)
+        The whole data set.
+    names : iterable of str, optional
+        Parameters that count; all of them by default. Frozen ones have the gradient 0.
+    batch_size : int
+        Examples at a time; no influence on the result.
+
+    Returns
+    -------
+    priorities : ndarray of float64, shape (num_samples,)
+        Signed.
+    gradient : dict of str to Tensor
+        The sum of all gradients.
+
+    Examples
+    --------
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> losses = lambda outputs, targets: outputs[:, 0]  # the gradient is the input
+    >>> all_priorities(model, losses, torch.tensor([[1.0], [3.0]]), torch.zeros(2))
+    (array([ 4., 12.]), {'weight': tensor([[4.]])})
+    """
+    wanted = set(names) if names is not None else None
+    counted = {n: p for n, p in model.named_parameters() if wanted is None or n in wanted}
+    moving = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}
+    modes = [(module, module.training) for module in model.modules()]
+    spans = [slice(start, start + batch_size) for start in range(0, len(inputs), batch_size)]
+    model.eval()
+    try:
+        total = {name: torch.zeros_like(p) for name, p in counted.items()}
+        for span in spans:
+            loss = loss_fn(model(inputs[span]), targets[span]).sum()
+            for name, part in zip(
+                moving, torch.autograd.grad(loss, list(moving.values())), strict=True
+            ):
+                total[name] += part
+        found = [
+            sample_priorities(model, loss_fn, inputs[span], targets[span], total) for span in spans
+        ]
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return torch.cat(found).double().cpu().numpy(), total

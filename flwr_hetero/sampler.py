@@ -1,0 +1,22 @@
+"""Batch samplers for the node: which examples to train on, in which order, at which weight."""
+
+from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
+from flwr_hetero.cd_grab.sampler import HerdingProbe, OrderedSampler
+from flwr_hetero.client.batch_sampler import InTurn
+from flwr_hetero.client.sampled_loss import SampledLoss
+from flwr_hetero.mercury.sampler import MercurySampler
+from flwr_hetero.pgd.priorities import sample_priorities
+from flwr_hetero.pgd.priority_feed import PriorityFeed
+from flwr_hetero.pgd.sampler import PGDSampler
+
+__all__ = [
+    "HerdingProbe",
+    "InTurn",
+    "MercurySampler",
+    "OrderedSampler",
+    "PGDSampler",
+    "PriorityFeed",
+    "SampledLoss",
+    "TopLossSampler",
+    "sample_priorities",
+]

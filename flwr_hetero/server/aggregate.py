@@ -1,0 +1,380 @@
+"""Weighted mean of equally shaped arrays, in place and in their own precision."""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import SType
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
+from numpy.typing import ArrayLike, NDArray
+
+from flwr_hetero import keys
+from flwr_hetero.errors import invalid
+from flwr_hetero.server.reply_checks import view_array, weight_of
+
+CHUNK = 65_536
+"""Elements per pass: small enough that the running sum stays in the processor's cache."""
+
+
+def normalised(weights: ArrayLike) -> NDArray[np.float64]:
+    """Scale weights so that they sum to 1.
+
+    Parameters
+    ----------
+    weights : array_like of float, shape (num_nodes,)
+        At least 0 and finite.
+
+    Returns
+    -------
+    ndarray of float64, shape (num_nodes,)
+        Non-negative, with sum 1.
+
+    Raises
+    ------
+    ValueError
+        If a weight is negative or not finite, or all are 0.
+
+    Examples
+    --------
+    >>> normalised([32, 16, 16])
+    array([0.5 , 0.25, 0.25])
+    """
+    share = np.asarray(weights, dtype=np.float64)
+    if share.ndim != 1 or not np.isfinite(share).all() or np.any(share < 0):
+        raise invalid("weights", share.tolist(), "be finite and at least 0", "drop that node")
+    if not share.sum() > 0:
+        raise invalid("weights", share.tolist(), "have a positive sum", "average only real replies")
+    return np.asarray(share / share.sum())
+
+
+def weighted_mean(
+    arrays: Sequence[NDArray[Any]],
+    weights: ArrayLike,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    r"""Average arrays of several nodes (Eq. 4).
+
+    .. math:: x = \sum_i \frac{w_i}{\sum_k w_k} x_i
+
+    Parameters
+    ----------
+    arrays : sequence of ndarray, each of shape (...)
+        One per node, all of one shape and dtype; only read. C-contiguous ones are not copied.
+    weights : array_like of float, shape (num_nodes,)
+        Weight per node, for instance its steps tau_i.
+    out : ndarray of shape (...), optional
+        C-contiguous array of the same dtype to write to.
+
+    Returns
+    -------
+    ndarray of shape (...)
+        The mean, in the arrays' own dtype: integers are rounded, booleans go with the majority.
+
+    Raises
+    ------
+    ValueError
+        If shapes or dtypes differ, or the weights are not fit for a mean.
+
+    Notes
+    -----
+    Beside the result this needs two scratch buffers of ``CHUNK`` elements. All nodes are
+    added up chunk by chunk, so that every input is read from memory once and nothing of its
+    size is written but the result. Half precision is added up in single, integers in double.
+
+    References
+    ----------
+    .. [1] Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous
+       Systems", section 4.3.
+
+    Examples
+    --------
+    >>> fast, slow = np.array([4.0, 0.0], np.float32), np.array([0.0, 8.0], np.float32)
+    >>> weighted_mean([fast, slow], weights=[3, 1])
+    array([3., 2.], dtype=float32)
+    >>> weighted_mean([np.array([32]), np.array([1])], weights=[32, 1])
+    array([31])
+    """
+    share = normalised(weights)
+    if len(arrays) != len(share):
+        raise invalid("arrays", len(arrays), f"be {len(share)}, one per weight", "pass one each")
+    shape, dtype = arrays[0].shape, arrays[0].dtype.newbyteorder("=")
+    for array in arrays:
+        if array.shape != shape or array.dtype.newbyteorder("=") != dtype:
+            described = f"{array.dtype} {array.shape}"
+            raise invalid("arrays", described, f"all be {dtype} {shape}", "drop that node")
+    mean = np.empty(shape, dtype) if out is None else out
+    if mean.shape != shape or mean.dtype != dtype or not mean.flags.c_contiguous:
+        rule = f"be a C-contiguous {dtype} array of shape {shape}"
+        raise invalid("out", f"{mean.dtype} {mean.shape}", rule, "leave it out")
+    _sum_up([array.reshape(-1) for array in arrays], share, mean.reshape(-1))
+    return mean
+
+
+def _sum_up(flat: Sequence[NDArray[Any]], share: NDArray[np.float64], mean: NDArray[Any]) -> None:
+    """Write the weighted sum of 1-D arrays, chunk by chunk."""
+    factors = share.astype(_sum_dtype(mean.dtype))
+    total = np.empty(min(CHUNK, mean.size), factors.dtype)
+    term = np.empty_like(total)
+    for start in range(0, mean.size, CHUNK):
+        part = slice(start, min(start + CHUNK, mean.size))
+        here = slice(0, part.stop - start)
+        np.multiply(flat[0][part], factors[0], out=total[here])
+        for array, factor in zip(flat[1:], factors[1:], strict=True):
+            np.multiply(array[part], factor, out=term[here])
+            np.add(total[here], term[here], out=total[here])
+        mean[part] = _as_dtype(total[here], mean.dtype)
+
+
+def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.kind in "fc":
+        return np.promote_types(dtype, np.float32)
+    return np.dtype(np.float64)
+
+
+def _as_dtype(total: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind == "b":
+        return total >= 0.5
+    return np.rint(total) if dtype.kind in "iu" else total
+
+
+def mean_arrays(
+    records: Sequence[ArrayRecord], weights: ArrayLike, like: ArrayRecord
+) -> ArrayRecord:
+    """Average ArrayRecords without unpacking them: read and written where they lie.
+
+    Parameters
+    ----------
+    records : sequence of ArrayRecord
+        With the names and shapes of ``like``.
+    weights : array_like of float, shape (num_records,)
+        One per record.
+    like : ArrayRecord
+        Names, shapes and dtypes of the result.
+
+    Returns
+    -------
+    ArrayRecord
+        The weighted mean.
+
+    Examples
+    --------
+    >>> one, four = (ArrayRecord({"w": Array(np.full(2, value))}) for value in (1.0, 4.0))
+    >>> mean_arrays([one, four], weights=[2, 1], like=one)["w"].numpy()
+    array([2., 2.])
+    """
+    mean = ArrayRecord()
+    for name, array in like.items():
+        dtype = np.dtype(array.dtype)
+        views = [view_array(record[name]).astype(dtype, copy=False) for record in records]
+        data = _mean_npy(views, weights, dtype)
+        mean[name] = Array(str(dtype), tuple(views[0].shape), SType.NUMPY, data)
+    return mean
+
+
+def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
+    """Bring arrays back to the dtypes of the global model; averaging makes floats of integers.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        Changed in place.
+    like : ArrayRecord
+        Names with the dtypes wanted.
+
+    Returns
+    -------
+    ArrayRecord
+        ``arrays``; integers are rounded.
+
+    Examples
+    --------
+    >>> like = ArrayRecord({"count": Array(np.array(3))})
+    >>> keep_dtypes(ArrayRecord({"count": Array(np.array(2.6))}), like)["count"].numpy()
+    array(3)
+    """
+    for name, array in arrays.items():
+        if name in like and array.dtype != like[name].dtype:
+            dtype, values = np.dtype(like[name].dtype), array.numpy()
+            whole = dtype.kind in "iub" and values.dtype.kind == "f"
+            arrays[name] = Array(np.asarray(np.rint(values) if whole else values, dtype))
+    return arrays
+
+
+def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike, dtype: np.dtype[Any]) -> bytes:
+    """Write the mean straight into the bytes of an npy file, so that it exists only once."""
+    stream, shape = io.BytesIO(), views[0].shape
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    start = stream.tell()
+    if views[0].nbytes:
+        stream.seek(start + views[0].nbytes - 1)
+        stream.write(b"\0")
+        with stream.getbuffer() as memory:
+            out = np.frombuffer(memory, dtype, offset=start).reshape(shape)
+            weighted_mean(views, weights, out=out)
+            del out  # or the buffer could not be closed, and getvalue would copy it
+    return stream.getvalue()
+
+
+LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
+"""Strategies of which we know that replies enter by their weighted mean and by nothing else."""
+
+
+def aggregate_by_steps(
+    inner: Strategy, leaf: FedAvg, server_round: int, replies: list[Message], like: ArrayRecord
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    """Let a strategy aggregate with ``num-steps`` as the weight of the models (Eq. 4).
+
+    Parameters
+    ----------
+    inner : Strategy
+        The strategy to call.
+    leaf : FedAvg
+        The innermost strategy in it, which averages.
+    server_round : int
+        Current round.
+    replies : list of Message
+        Good replies, each with ``num-steps`` in its MetricRecord.
+    like : ArrayRecord
+        The global model: names, shapes and dtypes of the result.
+
+    Returns
+    -------
+    tuple
+        As from ``aggregate_train``: arrays in the dtypes of ``like``, metrics weighted by the
+        leaf's own key.
+
+    Notes
+    -----
+    Where only the mean matters it is made in place and goes in as a single reply. Any other
+    strategy, or one with another wrapper around it, gets all replies and another weight key:
+    Krum needs each one, and its mean of the chosen ones is then by steps.
+    """
+    weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
+    contents = [reply.content for reply in replies]
+    if inner is leaf and replies and is_linear(leaf):
+        mean = mean_reply(replies, [steps_of(reply) for reply in replies], like, own_key)
+        with _replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
+            arrays, metrics = leaf.aggregate_train(server_round, [mean])
+    else:
+        by_own_key = {"train_metrics_aggr_fn": lambda chosen, _key: weigh(chosen, own_key)}
+        with _replaced(leaf, weighted_by_key=keys.NUM_STEPS, **by_own_key):
+            arrays, metrics = inner.aggregate_train(server_round, replies)
+    return arrays if arrays is None else keep_dtypes(arrays, like), metrics
+
+
+def aggregate_in_place(
+    inner: Strategy, server_round: int, replies: list[Message], like: ArrayRecord | None
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    """Let a strategy aggregate with its own weights, made in place where only the mean matters.
+
+    Parameters
+    ----------
+    inner : Strategy
+        The strategy to call.
+    server_round : int
+        Current round.
+    replies : list of Message
+        Good replies, whose weights are not all 0.
+    like : ArrayRecord or None
+        The global model; None: nothing is known of it and the strategy does all by itself.
+
+    Returns
+    -------
+    tuple
+        As from ``aggregate_train``; integers keep their dtype where the mean is ours.
+    """
+    if like is None or not replies or not isinstance(inner, FedAvg) or not is_linear(inner):
+        return inner.aggregate_train(server_round, replies)
+    weigh, own_key = inner.train_metrics_aggr_fn, inner.weighted_by_key
+    contents = [reply.content for reply in replies]
+    weights = [weight_of(reply, own_key) for reply in replies]
+    mean = mean_reply(replies, weights, like, own_key)
+    with _replaced(inner, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
+        return inner.aggregate_train(server_round, [mean])
+
+
+def is_linear(strategy: Strategy) -> bool:
+    """Tell whether a strategy is known to need the weighted mean of its replies only.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        An innermost strategy.
+
+    Returns
+    -------
+    bool
+        False for subclasses with an ``aggregate_train`` of their own.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedMedian, FedProx
+    >>> is_linear(FedProx()), is_linear(FedMedian())
+    (True, False)
+    """
+    return type(strategy).aggregate_train in [known.aggregate_train for known in LINEAR]
+
+
+def steps_of(reply: Message) -> int:
+    """Read ``num-steps`` from a reply that was checked before.
+
+    Parameters
+    ----------
+    reply : Message
+        With one MetricRecord.
+
+    Returns
+    -------
+    int
+        Steps.
+    """
+    return int(weight_of(reply, keys.NUM_STEPS))
+
+
+def mean_reply(
+    replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord, weight_key: str
+) -> Message:
+    """Make one reply that holds the weighted mean of the models of several.
+
+    Parameters
+    ----------
+    replies : sequence of Message
+        With one ArrayRecord each.
+    weights : array_like of float, shape (num_replies,)
+        One per reply.
+    like : ArrayRecord
+        The global model.
+    weight_key : str
+        Metric by which the strategy will weigh this single reply: it becomes 1, for the first
+        reply's own may be 0.
+
+    Returns
+    -------
+    Message
+        The first reply's metadata and other metrics, and the mean of the arrays.
+    """
+    ((name, _),) = replies[0].content.array_records.items()
+    records = [next(iter(reply.content.array_records.values())) for reply in replies]
+    content = RecordDict(dict(replies[0].content))
+    content[name] = mean_arrays(records, weights, like)
+    for metrics_name, metrics in replies[0].content.metric_records.items():
+        content[metrics_name] = MetricRecord({**metrics, weight_key: 1})
+    return Message(content, metadata=replies[0].metadata)  # type: ignore[call-overload,no-any-return]
+
+
+@contextmanager
+def _replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
+    """Give a strategy other attributes for a while."""
+    before = {name: getattr(strategy, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(strategy, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(strategy, name, value)

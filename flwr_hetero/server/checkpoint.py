@@ -1,0 +1,292 @@
+"""Everything a run needs to continue, in one file that is whole or not there."""
+
+import json
+import os
+import random
+from collections.abc import Mapping
+from logging import INFO
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from flwr_hetero.errors import invalid
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import entries_below
+
+FILE = "state.npz"
+
+
+Arrays = dict[str, NDArray[Any]]
+
+
+Scalars = dict[str, Any]
+
+
+def save_checkpoint(folder: Path, run: Run, fresh: Mapping[int, Scalars]) -> Path:
+    """Write the state of a run; a crash while writing leaves the previous one.
+
+    Parameters
+    ----------
+    folder : Path
+        Where ``state.npz`` is replaced.
+    run : Run
+        Model, round, results, clock and the states of all strategies are saved.
+    fresh : mapping of int to dict
+        From :func:`plain_settings` at the start of the run: settings of Flower's strategies
+        that have not changed since are not state.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    arrays: Arrays = {f"model/{name}": array.numpy() for name, array in run.arrays.items()}
+    meta: Scalars = {
+        "round": run.round,
+        "wall_s": run.wall_s,
+        "virtual_s": run.strategy.session.virtual_s,
+        "accepted": run.strategy.session.accepted,
+        "results": {kind: _metrics(getattr(run.result, kind)) for kind in _RESULTS},
+        "random": random.getstate(),
+        "strategies": [],
+    }
+    for number, strategy in enumerate(run.strategy.chain()):
+        state = (
+            strategy.state_dict()
+            if isinstance(strategy, Wrapper)
+            else _flower_state(strategy, fresh[number])
+        )
+        own = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+        arrays |= {f"{number}/{key}": value for key, value in own.items()}
+        scalars = {key: value for key, value in state.items() if key not in own}
+        meta["strategies"].append({"type": type(strategy).__name__, "scalars": scalars})
+    path = folder / FILE
+    draft = path.with_suffix(".draft")
+    with draft.open("wb") as file:
+        np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    return path
+
+
+def load_checkpoint(folder: Path, run: Run) -> bool:
+    """Continue from the last checkpoint, if there is one.
+
+    Parameters
+    ----------
+    folder : Path
+        As given to :func:`save_checkpoint`.
+    run : Run
+        Its model, round, results, clock and strategies are set.
+
+    Returns
+    -------
+    bool
+        Whether there was a checkpoint.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint belongs to other strategies.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return False
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if name != "meta"}
+        meta = json.loads(str(file["meta"]))
+    chain = list(run.strategy.chain())
+    saved, now = [s["type"] for s in meta["strategies"]], [type(s).__name__ for s in chain]
+    if saved != now:
+        raise ValueError(
+            f"the checkpoint in {folder} is of {' > '.join(saved)}, this run is "
+            f"{' > '.join(now)}: resume with the same strategies or choose another output-dir."
+        )
+    run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
+    run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
+    run.strategy.session.virtual_s = float(meta["virtual_s"])
+    run.strategy.session.accepted = meta.get("accepted", {})
+    for kind in _RESULTS:
+        rounds = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
+        setattr(run.result, kind, rounds)
+    version, state, gauss = meta["random"]
+    random.setstate((version, tuple(state), gauss))
+    for number, strategy in enumerate(chain):
+        state = meta["strategies"][number]["scalars"] | entries_below(f"{number}/", arrays)
+        if isinstance(strategy, Wrapper):
+            strategy.load_state_dict(state)
+        else:
+            _set_flower_state(strategy, state)
+    return True
+
+
+def plain_settings(strategy: Wrapper) -> dict[int, Scalars]:
+    """Note the settings of Flower's own strategies in a nest, before the run changes them.
+
+    Parameters
+    ----------
+    strategy : Wrapper
+        The outermost one.
+
+    Returns
+    -------
+    dict of int to dict
+        Position in the nest to attribute and value.
+    """
+    return {
+        number: {k: v for k, v in vars(inner).items() if _is_plain(v)}
+        for number, inner in enumerate(strategy.chain())
+        if not isinstance(inner, Wrapper)
+    }
+
+
+_RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+
+def _metrics(rounds: Mapping[int, MetricRecord]) -> dict[int, dict[str, Any]]:
+    return {number: dict(record) for number, record in rounds.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _flower_state(strategy: Strategy, fresh: Scalars) -> dict[str, Any]:
+    """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
+    state: dict[str, Any] = {}
+    for name, value in vars(strategy).items():
+        if isinstance(value, np.ndarray):
+            state[f"array/{name}"] = value
+        elif isinstance(value, ArrayRecord):
+            state |= {f"record/{name}/{key}": array.numpy() for key, array in value.items()}
+        elif isinstance(value, dict) and _all_arrays(value.values()):
+            state |= {f"dict/{name}/{key}": np.asarray(v) for key, v in value.items()}
+        elif isinstance(value, list) and _all_arrays(value):
+            state |= {f"list/{name}/{i:06d}": np.asarray(v) for i, v in enumerate(value)}
+        elif _is_plain(value) and (name not in fresh or fresh[name] != value):
+            state[f"plain/{name}"] = value
+    return state
+
+
+def _all_arrays(values: Any) -> bool:
+    found = list(values)
+    return bool(found) and all(isinstance(value, (np.ndarray, np.generic)) for value in found)
+
+
+def _set_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, value in state.items():
+        kind, attribute, *key = name.split("/", 2)
+        groups.setdefault((kind, attribute), {})["".join(key)] = value
+    for (kind, attribute), values in groups.items():
+        restored: Any = values.get("")
+        if kind == "record":
+            restored = ArrayRecord({key: Array(value) for key, value in values.items()})
+        elif kind == "dict":
+            restored = values
+        elif kind == "list":
+            restored = [values[key] for key in sorted(values)]
+        setattr(strategy, attribute, restored)
+
+
+class RunKeeper(Protocol):
+    """What :class:`Recorded` needs of a run directory; ``flwr_hetero.report`` has one."""
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Existing folder for the checkpoint."""
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        """Add a round's line to the history."""
+
+    def cut_after(self, last_round: int) -> None:
+        """Drop lines of rounds after the one that a resumed run continues from."""
+
+    def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write the global model."""
+
+    def finish(self) -> Any:
+        """Build the report; returns where it is."""
+
+
+class Recorded(Wrapper):
+    """Record every round in a run directory; put it outside all other wrappers.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What runs; FedAvg if left out.
+    run_dir : RunKeeper
+        For instance ``flwr_hetero.report.RunDirectory("/data/runs/first", config)``.
+    checkpoint_every : int
+        Rounds between two checkpoints; the last round always gets one.
+    resume : bool
+        Continue from the directory's checkpoint, if there is one.
+
+    Raises
+    ------
+    ValueError
+        If ``checkpoint_every`` is below 1.
+
+    Notes
+    -----
+    The checkpoint holds the model, the round, all metrics so far, the clock, the state of each
+    wrapper and of Flower's strategy, and Python's generator, which Flower's sampling uses. It
+    is replaced in one step, so a run that is killed continues from the last whole one.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from flwr_hetero.report import RunDirectory
+    >>> from flwr_hetero.strategy import TiFL
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     strategy = Recorded(TiFL(), run_dir=RunDirectory(f"{folder}/first", {"seed": 0}))
+    """
+
+    name: ClassVar[str] = "recorded"
+    decides = frozenset({"the record"})
+    outermost = True
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        run_dir: RunKeeper,
+        checkpoint_every: int = 1,
+        resume: bool = False,
+    ) -> None:
+        if checkpoint_every < 1:
+            raise invalid("checkpoint_every", checkpoint_every, "be at least 1", "1 is the safest")
+        super().__init__(strategy)
+        self.run_dir = run_dir
+        self.checkpoint_every = checkpoint_every
+        self.resume = resume
+        self._fresh = plain_settings(self)
+        self._begun = False
+
+    def on_start(self, run: Run) -> None:
+        """Continue from the checkpoint if that is wanted; a refused one leaves all as it was."""
+        if self.resume and load_checkpoint(self.run_dir.checkpoint_dir, run):
+            self.run_dir.cut_after(run.round)
+            log(INFO, "Resumed after round %d", run.round)
+        self._begun = True
+
+    def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """Write the round's line and, if it is due, the checkpoint."""
+        self.run_dir.append_round(record)
+        if run.round % self.checkpoint_every == 0 or run.round == run.num_rounds:
+            save_checkpoint(self.run_dir.checkpoint_dir, run, self._fresh)
+
+    def on_finish(self, run: Run) -> None:
+        """Save the model, build the report and say where it is, if the run has begun."""
+        if not self._begun:
+            return
+        self.run_dir.save_model({name: array.numpy() for name, array in run.arrays.items()})
+        log(INFO, "Run directory: %s", self.run_dir.finish())

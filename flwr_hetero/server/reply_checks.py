@@ -1,0 +1,270 @@
+"""What a reply must look like before any strategy sees it."""
+
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.common.constant import SType
+from numpy.typing import NDArray
+
+from flwr_hetero import keys
+
+MAX_WEIGHT = 2.0**53
+"""Weights above this are nonsense, and sums of them could be infinite."""
+
+
+MAX_VALUE = 1e15
+"""Parameters above this are nonsense, and a mean with them would spoil everyone's next round."""
+
+
+class Expected(NamedTuple):
+    """What the replies of an exchange must hold.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord or None
+        The arrays sent out; replies must have the same names and shapes. None: not checked.
+    weight_key : str or None
+        Metric that must be a finite number of at least 0. None: not checked.
+    metrics : bool
+        Whether exactly one MetricRecord must be there.
+    """
+
+    arrays: ArrayRecord | None = None
+    weight_key: str | None = None
+    metrics: bool = True
+
+
+def why_bad(reply: Message, expected: Expected) -> str | None:
+    """Tell what is wrong with a reply.
+
+    Parameters
+    ----------
+    reply : Message
+        A reply.
+    expected : Expected
+        What it must hold.
+
+    Returns
+    -------
+    str or None
+        A reason for people, None if the reply is good.
+    """
+    if reply.has_error():
+        return f"error {reply.error.code}: {_one_line(reply.error.reason)}"
+    content = reply.content
+    if expected.arrays is not None:
+        records = list(content.array_records.values())
+        if len(records) != 1:
+            return f"{len(records)} ArrayRecords instead of 1"
+        if reason := _why_bad_arrays(records[0], expected.arrays):
+            return reason
+    if expected.metrics:
+        metrics = list(content.metric_records.values())
+        if len(metrics) != 1:
+            return f"{len(metrics)} MetricRecords instead of 1"
+        return _why_bad_weight(metrics[0], expected.weight_key)
+    return None
+
+
+def metric_names(reply: Message) -> str:
+    """Tell what metrics a reply has, by name and kind.
+
+    Parameters
+    ----------
+    reply : Message
+        A good reply.
+
+    Returns
+    -------
+    str
+        The same for two replies whose metrics Flower's strategies can average: they stop the
+        whole run when names differ, or when one has a list where another has a number or a
+        longer list.
+    """
+    records = reply.content.metric_records.items()
+    found = [[key, sorted((n, _length(v)) for n, v in record.items())] for key, record in records]
+    return json.dumps(found)
+
+
+def odd_ones_out(names: Sequence[str], accepted: Mapping[str, int]) -> list[int]:
+    """Find replies whose metrics differ in name or kind from those of the majority.
+
+    Parameters
+    ----------
+    names : sequence of str
+        From :func:`metric_names`, a reply each.
+    accepted : mapping of str to int
+        Replies with such metrics that were accepted in earlier rounds.
+
+    Returns
+    -------
+    list of int
+        Positions of the replies to drop.
+
+    Notes
+    -----
+    At a tie those accepted most often so far win, then those seen first. The majority of a round
+    wins over earlier rounds: else a bad node that once was alone would shut out all others.
+
+    Examples
+    --------
+    >>> odd_ones_out(["a", "b", "b"], {"a": 9}), odd_ones_out(["a", "b"], {"b": 1})
+    ([0], [0])
+    """
+    counts = Counter(names)
+    if len(counts) <= 1:
+        return []
+    usual = max(counts, key=lambda name: (counts[name], accepted.get(name, 0)))
+    return [i for i, name in enumerate(names) if name != usual]
+
+
+def _length(value: object) -> int | None:
+    return len(value) if isinstance(value, list) else None
+
+
+def drop_private_metrics(reply: Message) -> dict[str, Any]:
+    """Take our own keys out of a reply's metrics, so that the wrapped strategy sees its own only.
+
+    Parameters
+    ----------
+    reply : Message
+        Its MetricRecords are changed in place.
+
+    Returns
+    -------
+    dict
+        What was taken out.
+    """
+    taken: dict[str, Any] = {}
+    for record in reply.content.metric_records.values():
+        for key in [k for k in record if k == keys.TRAIN_TIME or k.startswith(keys.PREFIX)]:
+            taken[key] = record.pop(key)
+    return taken
+
+
+def view_array(array: Array) -> NDArray[Any]:
+    """Look at an array of a reply without copying its payload and without pickle.
+
+    Parameters
+    ----------
+    array : Array
+        In NumPy's npy format, as Flower sends it.
+
+    Returns
+    -------
+    ndarray
+        Read only.
+
+    Raises
+    ------
+    ValueError
+        If the payload is not a plain npy array.
+    """
+    start, shape, fortran, dtype = _read_header(array.data)
+    if dtype.hasobject:
+        raise ValueError("the array holds Python objects")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
+    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
+    """Read where an npy file's values start, their shape, order and type."""
+    if data[6:7] == b"\1":  # the same few headers come again and again
+        start = 10 + int.from_bytes(data[8:10], "little")
+        return start, *_parse_header(data[:start])
+    stream = io.BytesIO(data)
+    if np.lib.format.read_magic(stream) != (2, 0):
+        raise ValueError("not an npy file of version 1 or 2")
+    header = np.lib.format.read_array_header_2_0(stream)
+    return stream.tell(), *header
+
+
+@lru_cache(maxsize=1024)
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    return np.lib.format.read_array_header_1_0(stream)
+
+
+def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | None:
+    if arrays.keys() != sent.keys():
+        return f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown"
+    for name, array in arrays.items():
+        if array.stype != SType.NUMPY:
+            return f"array {name!r} is written as {array.stype!r}, not as {SType.NUMPY!r}"
+        try:
+            values = view_array(array)
+        except Exception as error:  # the parser of its header raises what it likes
+            return f"array {name!r} cannot be read ({_one_line(str(error))})"
+        if values.shape != tuple(sent[name].shape):
+            return f"array {name!r} has shape {values.shape} instead of {sent[name].shape}"
+        if values.dtype.kind not in "fiub":  # averaging may have made floats of integers
+            return f"array {name!r} has type {values.dtype}, which cannot be averaged"
+        if reason := _why_bad_values(values):
+            return f"array {name!r} holds {reason}"
+        if not _fits(values, sent[name].dtype):
+            return f"array {name!r} holds figures too large for {sent[name].dtype}"
+    return None
+
+
+def _why_bad_values(values: NDArray[Any]) -> str | None:
+    if values.dtype.kind != "f":
+        return None
+    flat = values.reshape(-1)
+    with np.errstate(all="ignore"):
+        if flat.dtype != np.float16 and np.dot(flat, flat) <= MAX_VALUE**2:
+            return None  # nothing bad can hide in a small sum of squares
+    if not np.isfinite(flat).all():
+        return "NaN or infinity"
+    return f"values above {MAX_VALUE:g}" if np.abs(flat).max() > MAX_VALUE else None
+
+
+def _fits(values: NDArray[Any], dtype: str) -> bool:
+    """Tell whether the figures are finite in the model's type too, if they came in another."""
+    model = np.dtype(dtype)
+    if values.dtype == model or model.kind not in "fiu" or values.dtype.kind == "b":
+        return True
+    limit = float(np.finfo(model).max if model.kind == "f" else np.iinfo(model).max)
+    return not values.size or max(float(values.max()), -float(values.min())) <= limit
+
+
+def weight_of(reply: Message, weight_key: str) -> float:
+    """Read the weight of a good reply.
+
+    Parameters
+    ----------
+    reply : Message
+        With one MetricRecord that holds the key.
+    weight_key : str
+        Name of the metric.
+
+    Returns
+    -------
+    float
+        Finite and at least 0.
+    """
+    (metrics,) = reply.content.metric_records.values()
+    return float(metrics[weight_key])  # type: ignore[arg-type]
+
+
+def _why_bad_weight(metrics: MetricRecord, weight_key: str | None) -> str | None:
+    if weight_key is None:
+        return None
+    weight = metrics.get(weight_key)
+    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
+        return None
+    return f"metric {weight_key!r} is {weight!r} instead of a number of at least 0"
+
+
+def _one_line(text: str | None) -> str:
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason given")[:200]

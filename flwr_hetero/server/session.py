@@ -1,0 +1,244 @@
+"""What all wrappers around one strategy know together: nodes, the current round, the clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from typing import NamedTuple
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from flwr_hetero.server.exchange import Latency, judge_latency, reported_partition
+from flwr_hetero.server.nodes import Roster, is_simulated
+from flwr_hetero.server.reply_checks import (
+    Expected,
+    drop_private_metrics,
+    metric_names,
+    odd_ones_out,
+    weight_of,
+    why_bad,
+)
+
+
+class Failure(NamedTuple):
+    """A reply that does not count, or that never came.
+
+    Parameters
+    ----------
+    node : str
+        The node's stable identity.
+    reason : str
+        For people.
+    """
+
+    node: str
+    reason: str
+
+
+@dataclass
+class Session:
+    """Shared by all wrappers of one nest; the outermost one fills it.
+
+    Parameters
+    ----------
+    roster : Roster
+        Node ids and identities.
+    timeout_s : float
+        Time-out of the current exchange, by the fleet's clock.
+    asked : list of Message
+        Instructions of the last exchange.
+    latency : dict of int to Latency
+        Node id to latency in the last exchange, good replies only.
+    failures : list of Failure
+        Of the current round, for the history.
+    dropped : list of str
+        Identities of nodes that were asked in the current round and whose reply does not count.
+    round_trip_s : dict of str to float
+        Message id to the round trip that the server saw, where it knows.
+    virtual_s, wall_s : float
+        Time spent so far in exchanges, by the fleet's clock and by ours.
+    last_exchange_s : float
+        Time of the last exchange, by the fleet's clock.
+    arrays, config : ArrayRecord, ConfigRecord or None
+        Global model and settings of the current round.
+    stop_reason : str or None
+        Set by a wrapper that wants the run to end after this round.
+    devices : dict of str to dict
+        Identity to the facts that a node's board told when it was profiled last.
+    enough : int or None
+        Set by a wrapper that does not want to wait for more replies than this.
+    surplus : list of Message
+        Instructions of the last exchange that were not waited for: no failures.
+    accepted : dict of str to dict
+        Message type to how many replies with which metrics were accepted so far.
+    emulated : bool
+        Whether a simulated node has reported the time of an emulated device.
+    """
+
+    roster: Roster = field(default_factory=Roster)
+    timeout_s: float = float("inf")
+    latency: dict[int, Latency] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    round_trip_s: dict[str, float] = field(default_factory=dict)
+    virtual_s: float = 0.0
+    wall_s: float = 0.0
+    last_exchange_s: float = 0.0
+    arrays: ArrayRecord | None = None
+    config: ConfigRecord | None = None
+    stop_reason: str | None = None
+    devices: dict[str, dict[str, str | float]] = field(default_factory=dict)
+    enough: int | None = None
+    surplus: list[Message] = field(default_factory=list)
+    asked: list[Message] = field(default_factory=list)
+    accepted: dict[str, dict[str, int]] = field(default_factory=dict)
+    emulated: bool = False
+    _simulated: bool = False
+
+    def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """Open the books of a round.
+
+        Parameters
+        ----------
+        arrays, config : ArrayRecord, ConfigRecord
+            Global model and settings.
+        """
+        self.failures, self.dropped = [], []
+        self.arrays, self.config = arrays, config
+
+    def ask(self, messages: Sequence[Message], grid: Grid) -> None:
+        """Remember the instructions of an exchange, to know whose replies they get.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+            Before or after they were pushed.
+        grid : Grid
+            Where they go.
+        """
+        self.asked = list(messages)
+        self._simulated = is_simulated(grid)
+        self.round_trip_s = {}
+        self.latency = {}
+
+    def take_in(self, replies: Sequence[Message], expected: Expected) -> list[Message]:
+        """Sort the good replies by node identity and put the others down as failures.
+
+        Parameters
+        ----------
+        replies : sequence of Message
+            Whatever came back.
+        expected : Expected
+            What a good reply holds.
+
+        Returns
+        -------
+        list of Message
+            Good replies, one per node at most, each with the right ``src_node_id``.
+        """
+        waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
+        answers = sum(reply.has_content() for reply in replies)
+        good: dict[int, Message] = {}
+        for reply in replies:
+            node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node_id is None:
+                self.note(reply.metadata.src_node_id, "reply to a message that is not open")
+            elif reason := why_bad(reply, expected) or self._why_late(reply, node_id):
+                self.fail(node_id, reason)
+            else:
+                good[node_id] = reply
+        self.surplus = []
+        if self.enough is not None and answers >= self.enough:
+            self.surplus = [m for m in self.asked if m.metadata.message_id in waiting]
+            waiting = {}
+        for node_id in waiting.values():
+            self.fail(node_id, f"no reply within {self.timeout_s:g} s")
+        ordered = sorted(good, key=self.roster.sort_key)
+        agreed = [good[node_id] for node_id in ordered]
+        if expected.metrics:
+            agreed = self._agree(agreed)
+        if expected.weight_key and not any(weight_of(r, expected.weight_key) for r in agreed):
+            for reply in agreed:  # Flower would divide by their sum
+                self.fail(reply.metadata.src_node_id, f"{expected.weight_key} is 0 in all replies")
+            return []
+        return agreed
+
+    def fail(self, node_id: int, reason: str) -> None:
+        """Put down that the reply of a node that was asked does not count.
+
+        Parameters
+        ----------
+        node_id : int
+            The node.
+        reason : str
+            For people.
+        """
+        self.note(node_id, reason)
+        self.latency.pop(node_id, None)
+        self.dropped.append(self.roster.identity(node_id))
+
+    def note(self, node_id: int, reason: str) -> None:
+        """Put down a reply that is dropped, in the log and for the history.
+
+        Parameters
+        ----------
+        node_id : int
+            The node.
+        reason : str
+            For people.
+        """
+        identity = self.roster.identity(node_id)
+        log(WARNING, "%s: reply dropped: %s", identity, reason)
+        self.failures.append(Failure(identity, reason))
+
+    def _why_late(self, reply: Message, node_id: int) -> str | None:
+        partition = reported_partition(reply)
+        if partition is not None:
+            self.roster.hear(node_id, partition)
+        round_trip_s = self.round_trip_s.get(reply.metadata.reply_to_message_id)
+        latency, complaint = judge_latency(reply, round_trip_s, simulated=self._simulated)
+        if complaint:
+            log(WARNING, "%s: latency not believed: %s", self.roster.identity(node_id), complaint)
+        drop_private_metrics(reply)
+        if latency is None:
+            return None
+        self.emulated = self.emulated or latency.emulated
+        if latency.emulated and latency.seconds > self.timeout_s:
+            return f"late: {latency.seconds:.3g} s, the time-out is {self.timeout_s:g} s"
+        self.latency[node_id] = latency
+        return None
+
+    def _agree(self, good: list[Message]) -> list[Message]:
+        if not good:
+            return []
+        accepted = self.accepted.setdefault(self.asked[0].metadata.message_type, {})
+        names = [metric_names(reply) for reply in good]
+        odd = odd_ones_out(names, accepted)
+        for position in odd:
+            reason = "its metrics have other names than those of the others"
+            self.fail(good[position].metadata.src_node_id, reason)
+        kept = [position for position in range(len(good)) if position not in odd]
+        for position in kept:
+            accepted[names[position]] = accepted.get(names[position], 0) + 1
+        return [good[position] for position in kept]
+
+
+def expected_of(arrays: ArrayRecord | None, leaf: object) -> Expected:
+    """Tell what the replies must hold for a given innermost strategy.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord or None
+        The arrays sent out; None in evaluation.
+    leaf : Strategy
+        The innermost strategy. Boosted trees change their size, so their arrays are not
+        compared with what was sent.
+
+    Returns
+    -------
+    Expected
+        For :func:`~flwr_hetero.server.reply_checks.why_bad`.
+    """
+    trees = type(leaf).__name__.startswith("FedXgb")
+    return Expected(None if trees else arrays, getattr(leaf, "weighted_by_key", None))

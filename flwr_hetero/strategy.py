@@ -1,0 +1,29 @@
+"""Wrapper strategies for heterogeneous fleets."""
+
+from flwr_hetero.baselines.adacomm import AdaComm
+from flwr_hetero.baselines.fednova import FedNova
+from flwr_hetero.baselines.over_select import OverSelect
+from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
+from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD
+from flwr_hetero.cd_grab.herding_meter import HerdingMeter
+from flwr_hetero.cd_grab.strategy import CDGraB
+from flwr_hetero.mercury.resharding_strategy import Resharding
+from flwr_hetero.server.checkpoint import Recorded
+from flwr_hetero.server.sampler_stats import SamplerFacts
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.tifl.strategy import TiFL
+
+__all__ = [
+    "AdaComm",
+    "BiasedLocalSGD",
+    "CDGraB",
+    "FedNova",
+    "HerdingMeter",
+    "LocalSteps",
+    "OverSelect",
+    "Recorded",
+    "Resharding",
+    "SamplerFacts",
+    "TiFL",
+    "Wrapper",
+]

@@ -1,0 +1,320 @@
+"""What a node of our apps does with a message: train, evaluate, or say how long it would take.
+
+A ClientApp registers the three functions as they are, or puts a sampler of its own between
+:func:`open_node` and :meth:`Node.reply`.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import nn
+
+from flwr_hetero import keys
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated
+from flwr_hetero.errors import invalid
+from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero.task.data import Examples, data_shape, hold_out, load_partition
+from flwr_hetero.task.models import model_from
+from flwr_hetero.task.settings import Settings
+from flwr_hetero.task.training import OnBatch, TrainResult, evaluate, train
+
+DEVICE = "auto"
+
+
+PROXIMAL_MU = "proximal-mu"
+"""Flower's own key in the instructions of its FedProx."""
+
+
+NUM_PARTITIONS = "num-partitions"
+"""Flower's own key in node_config."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node with a message before it.
+
+    Parameters
+    ----------
+    message : Message
+        The instruction.
+    settings : Settings
+        The shared part of the run-config.
+    examples, held_out : Examples
+        What it trains on, and what it evaluates on.
+    seed : int
+        For this node and round, from the run's seed.
+    """
+
+    message: Message
+    settings: Settings
+    examples: Examples
+    held_out: Examples
+    seed: int
+
+    @property
+    def config(self) -> ConfigRecord:
+        """The instruction's settings; empty if it has none."""
+        return self.message.content.config_records.get("config", ConfigRecord())
+
+    @property
+    def num_steps(self) -> int:
+        """Steps to take: what the server asks for, else ``local-epochs`` passes over the data."""
+        epoch = -(-len(self.examples) // self.settings.batch_size)
+        return self._asked or self.settings.local_epochs * epoch
+
+    @property
+    def _asked(self) -> int:
+        return in_config(self.message, keys.NUM_STEPS)
+
+    def model(self) -> nn.Module:
+        """Build the model with the parameters in the instruction.
+
+        Returns
+        -------
+        nn.Module
+            Its own at each call.
+        """
+        state = self.message.content.array_records["arrays"].to_torch_state_dict()
+        return model_from(state, self.settings.model, *data_shape(self.settings.dataset))
+
+    def sampler(self) -> UniformSampler:
+        """Make the plain sampler, afresh for this round, so that no state needs to be kept.
+
+        Returns
+        -------
+        UniformSampler
+            Random reshuffling of the node's examples.
+        """
+        return UniformSampler(len(self.examples), self.settings.batch_size, seed=self.seed)
+
+    def train(
+        self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
+    ) -> TrainResult:
+        """Train as the instruction and the run-config say.
+
+        Parameters
+        ----------
+        model : nn.Module
+            Trained in place.
+        sampler : BatchSampler
+            Of the node's examples; its length is an epoch.
+        on_batch : callable, optional
+            See :func:`~flwr_hetero.task.training.train`.
+
+        Returns
+        -------
+        TrainResult
+            Steps, examples and loss.
+        """
+        return train(
+            model,
+            self.examples,
+            sampler,
+            num_steps=self._asked or self.settings.local_epochs * len(sampler),
+            lr=self.settings.learning_rate,
+            proximal=float(cast(float, self.config.get(PROXIMAL_MU, 0.0))),
+            on_batch=on_batch,
+            device=DEVICE,
+        )
+
+    def reply(self, model: nn.Module, result: TrainResult) -> Message:
+        """Answer with the trained model and what it took.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The trained model.
+        result : TrainResult
+            From :meth:`train`.
+
+        Returns
+        -------
+        Message
+            One ArrayRecord ``arrays`` and one MetricRecord ``metrics``.
+        """
+        metrics = _work(self, result.num_steps, result.examples_processed)
+        metrics[keys.EXAMPLES_SCORED] = result.examples_scored
+        metrics["train-loss"] = result.loss
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=self.message)
+
+
+def open_node(message: Message, context: Context) -> Node:
+    """Read settings and data for a message.
+
+    Parameters
+    ----------
+    message, context
+        As a ClientApp gets them.
+
+    Returns
+    -------
+    Node
+        Ready to train.
+
+    Raises
+    ------
+    ValueError
+        If a setting is wrong or the node does not know which partition is its own.
+    """
+    if in_simulation() and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # several nodes share this machine
+    settings = Settings.shared_part(context.run_config)
+    for key in (keys.PARTITION_ID, NUM_PARTITIONS):
+        if key not in context.node_config:
+            cure = 'start the SuperNode with --node-config "partition-id=0 num-partitions=5"'
+            raise invalid("node_config", dict(context.node_config), f"hold {key!r}", cure)
+    partition_id = int(context.node_config[keys.PARTITION_ID])
+    part = load_partition(
+        settings.dataset,
+        partition_id,
+        int(context.node_config[NUM_PARTITIONS]),
+        **settings.deal,
+    )
+    entropy = [settings.seed, partition_id, in_config(message, keys.SERVER_ROUND)]
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    return Node(message, settings, *hold_out(part), seed)
+
+
+def train_node(message: Message, context: Context) -> Message:
+    """Train on the node's examples, reshuffled; a ``train`` function as it is.
+
+    Parameters
+    ----------
+    message, context
+        As a ClientApp gets them. The config may hold ``num-steps`` and FedProx's
+        ``proximal-mu``.
+
+    Returns
+    -------
+    Message
+        The trained arrays and ``num-examples``, ``num-steps``, ``examples-processed``,
+        ``examples-scored``, ``train-loss``.
+    """
+    node = open_node(message, context)
+    model = node.model()
+    return node.reply(model, node.train(model, node.sampler()))
+
+
+def profile_node(message: Message, context: Context) -> Message:
+    """Do, or if the device is emulated only count, the work of a round; a ``train.profile``.
+
+    Parameters
+    ----------
+    message, context
+        As a ClientApp gets them.
+
+    Returns
+    -------
+    Message
+        The arrays as they came, so that the link is timed too, and the work done.
+    """
+    node = open_node(message, context)
+    if is_emulated(context):
+        processed = examples_in(node.num_steps, len(node.examples), node.settings.batch_size)
+        metrics = _work(node, node.num_steps, processed)
+    else:
+        result = node.train(node.model(), node.sampler())
+        metrics = _work(node, result.num_steps, result.examples_processed)
+    arrays = message.content.array_records["arrays"]
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def evaluate_node(message: Message, context: Context) -> Message:
+    """Measure the model on the node's held-out examples; an ``evaluate`` function as it is.
+
+    Parameters
+    ----------
+    message, context
+        As a ClientApp gets them.
+
+    Returns
+    -------
+    Message
+        ``num-examples``, ``eval-loss``, ``eval-acc``.
+    """
+    node = open_node(message, context)
+    loss, accuracy = evaluate(node.model(), node.held_out, device=DEVICE)
+    metrics = MetricRecord(
+        {keys.NUM_EXAMPLES: len(node.held_out), "eval-loss": loss, "eval-acc": accuracy}
+    )
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
+    """Count the examples in steps of random reshuffling, where an epoch's last batch is smaller.
+
+    Parameters
+    ----------
+    num_steps, num_examples, batch_size : int
+        Steps taken, size of the local data set, and examples per step.
+
+    Returns
+    -------
+    int
+        Examples processed.
+
+    Examples
+    --------
+    >>> examples_in(4, num_examples=10, batch_size=4)
+    14
+    """
+    epochs, steps = divmod(num_steps, -(-num_examples // batch_size))
+    return epochs * num_examples + min(steps * batch_size, num_examples)
+
+
+def _work(node: Node, num_steps: int, examples_processed: int) -> MetricRecord:
+    return MetricRecord(
+        {
+            keys.NUM_EXAMPLES: len(node.examples),
+            keys.NUM_STEPS: num_steps,
+            keys.EXAMPLES_PROCESSED: examples_processed,
+        }
+    )
+
+
+def lifelong_order(
+    node: Node,
+    settings: Settings,
+    context: Context,
+    method: str,
+    *,
+    num_units: int = 0,
+    unit: str = "batch",
+) -> OrderedSampler:
+    """Make the sampler of a node's order, with a seed of the node's own that never changes.
+
+    Parameters
+    ----------
+    node : Node
+        Its examples are ordered.
+    settings : Settings
+        The app's; batch size and seed count.
+    context : Context
+        Says which partition the node has.
+    method : str
+        As of :class:`~flwr_hetero.sampler.OrderedSampler`.
+    num_units : int
+        Units in the order, if there are as many examples; 0: by the batch size.
+    unit : {"batch", "example"}
+        What is ordered.
+
+    Returns
+    -------
+    OrderedSampler
+        Without the state of earlier rounds.
+    """
+    partition_id = int(context.node_config[keys.PARTITION_ID])
+    words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
+    return OrderedSampler(
+        len(node.examples),
+        settings.batch_size,
+        seed=int(words[0]),
+        method=method,
+        unit=unit,
+        num_units=min(num_units, len(node.examples)) or None,
+    )

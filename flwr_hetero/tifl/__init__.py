@@ -1,0 +1,1 @@
+"""TiFL: tiers of equally fast nodes (Chai et al., HPDC 2020)."""

@@ -1,0 +1,185 @@
+import random
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+from recording import History
+from toy import toy_app, toy_arrays
+
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.server.exchange import exchange
+from flwr_hetero.strategy import OverSelect, TiFL
+
+
+def fleet(speeds, **settings):
+    """Make a LocalGrid whose node i needs 1 / speeds[i] seconds for its 100 examples."""
+    return LocalGrid(toy_app(), [DeviceProfile(speed) for speed in speeds], **settings)
+
+
+def run(strategy, grid, num_rounds=1, **settings):
+    random.seed(0)
+    history = History(strategy)
+    history.start(grid, toy_arrays(), num_rounds, **settings)
+    return history.records
+
+
+def lengths(records):
+    times = [record["virtual_s"] for record in records]
+    return np.diff(times).tolist()
+
+
+def test_a_round_lasts_until_the_nth_reply():
+    records = run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3), fleet([1, 2, 4, 5, 8]))
+    assert lengths(records) == pytest.approx([1 / 4])  # the third of 1/8, 1/5, 1/4, 1/2, 1
+    assert records[1]["failures"] == []
+    assert records[1]["over-select"] == {
+        "not_waited_for": ["id-1000", "id-1001"],  # never heard of: no partition, no name
+        "still_at_work": 2,
+    }
+    assert sorted(records[1]["latency"]) == ["node-2", "node-3", "node-4"]
+
+
+def test_the_average_is_that_of_the_first_replies():
+    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2)
+    result = strategy.start(fleet([1, 2, 4]), toy_arrays(), num_rounds=1)
+    assert result.arrays["w"].numpy() == pytest.approx((1.01 + 2.04) / 2 / 2)
+
+
+def test_nodes_at_work_are_left_alone_until_they_have_answered():
+    grid = fleet([0.4, 4, 4, 4])
+    records = run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3), grid, 16)
+    asked = [len(record["selected"]) for record in records[1:]]
+    # node-0 needs 2.5 s: it misses rounds of 0.25 s and a look in vain of 0.1 s until then
+    assert asked[0] == 4
+    assert asked[1:7] == [3] * 6
+    assert 4 in asked[7:]
+    assert not any(record["failures"] for record in records)
+    assert grid.traffic.asked == sum(asked)
+
+
+def test_silent_nodes_cost_nothing_as_long_as_enough_answer():
+    faults = [Fault(0, "dies"), Fault(1, "errs")]
+    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2)
+    records = run(strategy, fleet([1, 1, 2, 1], faults=faults), timeout=600)
+    assert lengths(records) == pytest.approx([1.0])
+    assert [failure["node"] for failure in records[1]["failures"]] == ["id-1001"]
+
+
+def test_a_node_that_never_answers_is_asked_again_after_the_time_out():
+    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2, timeout_s=3.0)
+    faults = [Fault(0, "dies", first_round=1, last_round=1)]
+    records = run(strategy, fleet([1, 1, 1], faults=faults), 5)
+    asked = [len(record["selected"]) for record in records[1:]]
+    # rounds take 1 s; a look in vain takes 0.1 s more of the grid's time, not of the run's
+    assert asked == [3, 2, 2, 3, 3]
+    assert not any(record["failures"] for record in records)
+
+
+def test_too_few_answers_wait_for_the_time_out():
+    faults = [Fault(0, "dies"), Fault(1, "dies")]
+    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3, timeout_s=7.0)
+    records = run(strategy, fleet([1, 1, 1, 1], faults=faults))
+    assert lengths(records) == pytest.approx([7.0])
+    assert [f["reason"] for f in records[1]["failures"]] == ["no reply within 7 s"] * 2
+    assert records[1]["over-select"]["not_waited_for"] == []
+
+
+def test_the_time_out_comes_before_the_nth_reply():
+    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2, timeout_s=3.0)
+    records = run(strategy, fleet([1, 0.1, 0.1]))
+    assert lengths(records) == pytest.approx([3.0])
+    assert len(records[1]["failures"]) == 2
+
+
+def test_evaluation_waits_for_everybody():
+    grid = fleet([1, 2, 4])
+    records = run(OverSelect(flower.FedAvg(), take=1), grid)
+    assert len(records[1]["over-select"]["not_waited_for"]) == 2
+    assert records[1]["evaluate"]["eval-acc"] == pytest.approx(0.51)
+
+
+def test_within_tifl_nobody_is_struck_for_being_left_out():
+    tifl = TiFL(clients_per_round=4, num_tiers=1, policy="vanilla", max_failures=1, seed=1)
+    strategy = OverSelect(tifl, take=2)
+    records = run(strategy, fleet([1, 2, 3, 4, 5, 6]), 10)
+    assert all(len(record["selected"]) == 4 for record in records[1:])
+    assert sum(len(r["over-select"]["not_waited_for"]) for r in records[1:]) > 5
+    assert all(record["train"] for record in records[1:])
+
+
+class SlowGrid(LocalGrid):
+    """Looks like a real grid: no virtual time to be read, replies come one per look."""
+
+    def __init__(self):
+        super().__init__(toy_app(), [DeviceProfile()] * 4)
+        self.looks = 0
+
+    def __getattribute__(self, name):
+        if name == "virtual_time_s":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def push_messages(self, messages):
+        self.open = {f"m{i}": message for i, message in enumerate(messages)}
+        for name, message in self.open.items():
+            message.metadata.__dict__["_message_id"] = name
+        return list(self.open)
+
+    def pull_messages(self, message_ids):
+        self.looks += 1
+        name = f"m{self.looks - 1}"
+        if name == "m0":
+            return [Message(Error(2, "raised"), reply_to=self.open[name])]
+        content = RecordDict({"metrics": MetricRecord({"num-examples": 1})})
+        return [Message(content, reply_to=self.open[name])]
+
+
+def test_real_devices_are_not_waited_for_either():
+    grid = SlowGrid()
+    messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
+    done = exchange(grid, messages, 60.0, enough=2)
+    assert (len(done.replies), len(done.missing), grid.looks) == (3, 1, 3)  # an error and two
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"take": 0}, "take must be a whole number"),
+        ({"take": 2.5}, "take must be a whole number"),
+        ({"take": True}, "take must be a whole number"),
+        ({"timeout_s": 0.0}, "timeout_s must be positive"),
+        ({"timeout_s": float("inf")}, "timeout_s must be positive"),
+    ],
+)
+def test_errors(settings, rule):
+    with pytest.raises(ValueError, match=rule):
+        OverSelect(**settings)
+
+
+@pytest.mark.parametrize(
+    ("minima", "take"), [({}, 1), ({"min_available_nodes": 7}, 5), ({"min_train_nodes": 6}, 2)]
+)
+def test_nobody_waits_for_nodes_that_are_at_work(minima, take, monkeypatch):
+    def sleep(seconds):
+        raise AssertionError("waits for nodes that it is not shown")
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", sleep)
+    inner = flower.FedAvg(fraction_evaluate=0.0, **minima)
+    before = {**vars(inner)}
+    records = run(OverSelect(inner, take=take), fleet([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 4)
+    assert records[2]["over-select"]["still_at_work"] > 0
+    assert all(record["selected"] for record in records[1:])
+    assert {**vars(inner)} == before
+
+
+def test_a_round_without_a_free_node_asks_nobody():
+    grid = fleet([1, 1.1, 8])
+
+    def leave(server_round, arrays):
+        if server_round == 1:
+            grid.leave(1002)  # the only one that is not at work
+
+    inner = flower.FedAvg(fraction_evaluate=0.0)
+    records = run(OverSelect(inner, take=1), grid, 3, evaluate_fn=leave)
+    assert [len(record["selected"]) for record in records] == [0, 3, 0, 0]

@@ -1,0 +1,239 @@
+"""What every sampler owes a training loop: one table, one test per duty."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from flwr_hetero.cd_grab.sampler import METHODS
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero.mercury.sampler import ESTIMATORS
+from flwr_hetero.pgd.sampler import RULES
+from flwr_hetero.sampler import (
+    InTurn,
+    MercurySampler,
+    OrderedSampler,
+    PGDSampler,
+    PriorityFeed,
+    TopLossSampler,
+)
+
+NUM, BATCH = 23, 5
+SIGNED = {
+    "nan": ([0, 1], [1.0, np.nan]),
+    "infinite": ([0, 1], [1.0, np.inf]),
+    "too large": ([0, NUM], [1.0, 1.0]),
+    "below 0": ([0, -1], [1.0, 1.0]),
+    "one too few": ([0, 1], [1.0]),
+}
+POSITIVE = SIGNED | {"negative": ([0, 1], [1.0, -0.5])}
+DEAF: dict = {}
+"""What ``update`` refuses; a deaf sampler learns by other ways and ignores it."""
+
+
+class Case(NamedTuple):
+    """A sampler: how to make one, what it refuses, and whether each sample gets its turn."""
+
+    make: Callable[[int, int], BatchSampler]
+    refuses: dict
+    covers: bool = True
+
+
+def mercury(estimator: str, gate: float = 0.0) -> Callable[[int, int], BatchSampler]:
+    return lambda num, seed: MercurySampler(
+        num, BATCH, seed=seed, estimator=estimator, gate=gate, num_groups=4
+    )
+
+
+def pgd(rule: str) -> Callable[[int, int], BatchSampler]:
+    return lambda num, seed: PGDSampler(num, BATCH, seed=seed, rule=rule, gate=0)
+
+
+def ordered(method: str, unit: str = "batch") -> Callable[[int, int], BatchSampler]:
+    return lambda num, seed: OrderedSampler(num, BATCH, seed=seed, method=method, unit=unit)
+
+
+def in_turn(num: int, seed: int) -> BatchSampler:
+    return InTurn([mercury("flat")(num, seed), UniformSampler(num, BATCH, seed=seed)])
+
+
+def feed(num: int, seed: int) -> BatchSampler:
+    torch.manual_seed(0)
+    return PriorityFeed(PGDSampler(num, BATCH, seed=seed, gate=0), nn.Linear(2, 2))
+
+
+CASES = {
+    "uniform": Case(lambda num, seed: UniformSampler(num, BATCH, seed=seed), DEAF),
+    **{f"mercury {name}": Case(mercury(name), POSITIVE, name != "paper") for name in ESTIMATORS},
+    "mercury gated": Case(mercury("flat", gate=1.2), POSITIVE),
+    **{f"pgd {name}": Case(pgd(name), SIGNED) for name in RULES},
+    "top loss": Case(lambda num, seed: TopLossSampler(num, BATCH, seed=seed), SIGNED),
+    "top loss, slow node": Case(
+        lambda num, seed: TopLossSampler(num, BATCH, seed=seed, fast=False), SIGNED
+    ),
+    **{f"ordered {name}": Case(ordered(name), DEAF) for name in METHODS},
+    "ordered examples": Case(ordered("id-grab", "example"), DEAF),
+    "in turn": Case(in_turn, POSITIVE),
+    "priority feed": Case(feed, DEAF),
+}
+LEARNERS = {name: case for name, case in CASES.items() if case.refuses}
+
+every = pytest.mark.parametrize("name", CASES)
+
+
+def learn(sampler: BatchSampler, indices: np.ndarray) -> None:
+    """Do what a training loop does after a batch: the same for the same batch."""
+    sampler.update(indices, 0.1 + np.cos(indices) ** 2)
+    vectors = torch.stack([torch.arange(1.0, 4.0).mul(int(i)).sin() for i in indices])
+    if isinstance(sampler, OrderedSampler) and sampler.watching:
+        sampler.observe(vectors if sampler.unit == "example" else vectors.mean(0, keepdim=True))
+    if isinstance(sampler, PriorityFeed):
+        weight = sampler.gradient.parameters["weight"]
+        model = next(layer for layer in sampler.listener._names)
+        model.zero_grad()
+        losses = nn.CrossEntropyLoss(reduction="none")(
+            model(vectors[:, :2]), torch.from_numpy(indices % 2)
+        )
+        (losses * torch.from_numpy(sampler._weights)).mean().backward()
+        assert weight.grad is not None
+        sampler.on_batch(model, indices, losses)
+
+
+def play(sampler: BatchSampler, count: int) -> list[tuple[list[int], list[float]]]:
+    batches = []
+    for _ in range(count):
+        indices, weights = sampler.next_batch()
+        batches.append((indices.tolist(), weights.tolist()))
+        learn(sampler, indices)
+    return batches
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[k], other[k], equal_nan=isinstance(one[k], (np.ndarray, float)))
+        if np.asarray(one[k]).dtype.kind == "f"
+        else np.array_equal(one[k], other[k])
+        for k in one
+    )
+
+
+def copied(state: dict) -> dict:
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in state.items()}
+
+
+@every
+def test_a_batch_is_indices_in_range_and_weights_that_count(name: str) -> None:
+    sampler = CASES[name].make(NUM, 0)
+    assert (sampler.num_samples, sampler.batch_size) == (NUM, BATCH)
+    for _ in range(40):
+        indices, weights = sampler.next_batch()
+        assert (indices.dtype, weights.dtype) == (np.int64, np.float64)
+        assert indices.shape == weights.shape
+        assert indices.ndim == 1
+        assert 1 <= len(indices) <= BATCH + 1  # units may differ by one
+        assert indices.min() >= 0
+        assert indices.max() < NUM
+        assert np.isfinite(weights).all()
+        assert (weights >= 0).all()
+        learn(sampler, indices)
+
+
+@every
+def test_it_is_a_batch_sampler_for_a_data_loader(name: str) -> None:
+    sampler, twin = CASES[name].make(NUM, 0), CASES[name].make(NUM, 0)
+    data = TensorDataset(torch.arange(NUM))
+    loader = DataLoader(data, batch_sampler=sampler)  # type: ignore[arg-type]
+    assert len(loader) == len(sampler) >= 1
+    for _ in range(2):
+        drawn = 0
+        for (batch,) in loader:
+            indices, weights = sampler.take()
+            expected, expected_weights = twin.next_batch()
+            assert batch.tolist() == indices.tolist() == expected.tolist()
+            assert weights.tolist() == expected_weights.tolist()
+            drawn += 1
+        assert drawn == len(sampler)
+
+
+@every
+def test_the_seed_decides_all_draws(name: str) -> None:
+    make = CASES[name].make
+    draws = play(make(NUM, 3), 12)
+    assert draws == play(make(NUM, 3), 12)
+    assert draws != play(make(NUM, 4), 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [(name, bad) for name, case in LEARNERS.items() for bad in case.refuses]
+)
+def test_bad_scores_are_refused_and_change_nothing(name: str, bad: str) -> None:
+    sampler, twin = CASES[name].make(NUM, 0), CASES[name].make(NUM, 0)
+    play(sampler, 7), play(twin, 7)
+    indices, scores = CASES[name].refuses[bad]
+    with pytest.raises(ValueError, match=r"must "):
+        sampler.update(np.array(indices), np.array(scores))
+    assert same(sampler.state_dict(), twin.state_dict())
+    assert play(sampler, 9) == play(twin, 9)
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - LEARNERS.keys()))
+def test_scores_are_no_business_of_some(name: str) -> None:
+    sampler = CASES[name].make(NUM, 0)
+    before = copied(sampler.state_dict())
+    for indices, scores in POSITIVE.values():
+        sampler.update(np.array(indices), np.array(scores))
+    assert same(sampler.state_dict(), before)
+
+
+@every
+@pytest.mark.parametrize("stop", [0, 1, 4, 11])
+def test_stop_save_load_continue_equals_uninterrupted(name: str, stop: int) -> None:
+    make = CASES[name].make
+    whole, first, second = make(NUM, 0), make(NUM, 0), make(NUM, 0)
+    expected = play(whole, 20)
+    begun = play(first, stop)
+    state = first.state_dict()
+    assert all(isinstance(v, (np.ndarray, int, float, str, bool)) for v in state.values())
+    kept = copied(state)
+    second.load_state_dict(state)
+    assert begun + play(second, 20 - stop) == expected
+    assert begun + play(first, 20 - stop) == expected
+    assert same(state, kept), "what was saved is not written over"
+
+
+@every
+def test_the_state_of_other_data_is_refused_and_changes_nothing(name: str) -> None:
+    make = CASES[name].make
+    other, sampler, twin = make(NUM + 1, 0), make(NUM, 0), make(NUM, 0)
+    for one in (other, sampler, twin):
+        play(one, 7)
+    for state in (other.state_dict(), {}):
+        with pytest.raises(ValueError, match="afresh"):
+            sampler.load_state_dict(state)
+    assert play(sampler, 9) == play(twin, 9)
+
+
+@every
+def test_a_state_that_lacks_something_is_refused_and_changes_nothing(name: str) -> None:
+    make = CASES[name].make
+    sampler, twin = make(NUM, 0), make(NUM, 0)
+    play(sampler, 7), play(twin, 7)
+    state = copied(sampler.state_dict())
+    play(sampler, 2), play(twin, 2)
+    for key in state:
+        if key.startswith("terms."):
+            continue  # the order server tells them again
+        with pytest.raises(ValueError, match=r"afresh|generator"):
+            sampler.load_state_dict({k: v for k, v in state.items() if k != key})
+        assert same(sampler.state_dict(), twin.state_dict()), key
+    assert play(sampler, 9) == play(twin, 9)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.covers])
+def test_every_sample_gets_its_turn(name: str) -> None:
+    batches = play(CASES[name].make(NUM, 0), 200)
+    assert {index for indices, _ in batches for index in indices} == set(range(NUM))

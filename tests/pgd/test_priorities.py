@@ -1,0 +1,294 @@
+"""Priorities in one pass against one autograd call per example."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from flwr_hetero.pgd.priorities import METHODS, per_sample_priorities
+from flwr_hetero.sampler import sample_priorities
+
+BATCH = 6
+LOSS = nn.CrossEntropyLoss(reduction="none")
+TARGETS = torch.arange(BATCH) % 5
+
+
+def one_by_one(model: nn.Module, inputs: Tensor, direction: dict[str, Tensor]) -> Tensor:
+    """Inner product with the gradient of each example alone: the definition."""
+    result = []
+    for one, target in zip(inputs, TARGETS, strict=True):
+        model.zero_grad()
+        LOSS(model(one[None]), target[None]).sum().backward()
+        result.append(sum((p.grad * direction[n]).sum() for n, p in model.named_parameters()))
+    model.zero_grad()
+    return torch.stack(result)
+
+
+def some_direction(model: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.randn_like(p) for name, p in model.named_parameters()}
+
+
+def images(*layers: nn.Module) -> tuple[nn.Module, Tensor]:
+    inputs = torch.randn(BATCH, 3, 8, 8)
+    body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers, nn.Flatten())
+    return nn.Sequential(body, nn.Linear(body(inputs).shape[1], 5)), inputs
+
+
+class Sequence(nn.Module):
+    """A recurrent net or a transformer with a linear head."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.LazyLinear(5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out = self.body(inputs)
+        return self.head((out[0] if isinstance(out, tuple) else out).mean(1))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs, inputs, inputs, need_weights=False)[0]
+
+
+def sequences(body: nn.Module) -> tuple[nn.Module, Tensor]:
+    model, inputs = Sequence(body), torch.randn(BATCH, 7, 8)
+    model(inputs)
+    return model, inputs
+
+
+def words(body: nn.Module) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(body, nn.Flatten(), nn.LazyLinear(5)), torch.randint(9, (BATCH, 4))
+
+
+Maker = Callable[[], tuple[nn.Module, Tensor]]
+EXACT: dict[str, Maker] = {
+    "mlp": lambda: (
+        nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 5)),
+        torch.randn(BATCH, 9),
+    ),
+    "cnn": lambda: images(nn.ReLU(), nn.MaxPool2d(2)),
+    "depthwise": lambda: images(nn.Conv2d(4, 8, 3, groups=4), nn.AdaptiveAvgPool2d(3)),
+    "transposed": lambda: images(nn.ConvTranspose2d(4, 3, 3)),
+    "group norm": lambda: images(nn.GroupNorm(2, 4)),
+    "layer norm": lambda: images(nn.LayerNorm(8)),
+    "instance norm": lambda: images(nn.InstanceNorm2d(4, affine=True)),
+    "batch norm": lambda: images(nn.BatchNorm2d(4)),
+    "embedding": lambda: words(nn.Embedding(9, 6)),
+    "gru": lambda: sequences(nn.GRU(8, 6, batch_first=True)),
+    "attention": lambda: sequences(SelfAttention()),
+    "transformer": lambda: sequences(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    ),
+    "lstm": lambda: sequences(nn.LSTM(8, 6, batch_first=True)),
+    "weight norm": lambda: (
+        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(9, 12)), nn.Linear(12, 5)),
+        torch.randn(BATCH, 9),
+    ),
+}
+EXACT["channels last"] = lambda: (
+    images(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4))[0].to(memory_format=torch.channels_last),
+    torch.randn(BATCH, 3, 8, 8),
+)
+NO_FORWARD_MODE = ("lstm", "weight norm")
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_equal_to_one_gradient_per_example(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = EXACT[name]()
+    model(inputs)
+    model.eval()
+    direction = some_direction(model)
+    expected = one_by_one(model, inputs, direction)
+    tolerance = 1e-5 * float(expected.abs().max())
+    found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=tolerance)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_which_layers_have_a_forward_mode(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = EXACT[name]()
+    model(inputs)
+    arguments = (model.eval(), LOSS, inputs, TARGETS, some_direction(model))
+    if name in NO_FORWARD_MODE:
+        with pytest.raises(NotImplementedError):
+            sample_priorities(*arguments, method="forward")
+    else:
+        sample_priorities(*arguments, method="forward")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("training", [True, False])
+def test_every_method_agrees(method: str, training: bool) -> None:
+    torch.manual_seed(1)
+    model, inputs = EXACT["cnn"]()
+    model.train(training)
+    direction = some_direction(model)
+    expected = one_by_one(model, inputs, direction)
+    found = sample_priorities(model, LOSS, inputs, TARGETS, direction, method=method)
+    error = (found - expected).abs().max() / expected.abs().max()
+    assert error < (1e-3 if method == "difference" else 1e-6)
+
+
+def test_layers_that_allow_nothing_but_differences() -> None:
+    torch.manual_seed(0)
+    model, inputs = words(nn.EmbeddingBag(9, 6))
+    model(inputs)
+    direction = some_direction(model)
+    expected = one_by_one(model, inputs, direction)
+    found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
+    assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_the_vectorised_oracle_is_the_definition(chunk_size: int | None) -> None:
+    torch.manual_seed(2)
+    model, inputs = EXACT["group norm"]()
+    direction = some_direction(model)
+    expected = one_by_one(model, inputs, direction)
+    found = per_sample_priorities(model, LOSS, inputs, TARGETS, direction, chunk_size=chunk_size)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_parameters_left_out_do_not_move() -> None:
+    torch.manual_seed(3)
+    model, inputs = EXACT["mlp"]()
+    direction = some_direction(model)
+    last = {name: d for name, d in direction.items() if name.startswith("2.")}
+    still = {name: d if name in last else torch.zeros_like(d) for name, d in direction.items()}
+    torch.testing.assert_close(
+        sample_priorities(model, LOSS, inputs, TARGETS, last),
+        sample_priorities(model, LOSS, inputs, TARGETS, still),
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_zero_direction_has_no_priorities(method: str) -> None:
+    model, inputs = EXACT["mlp"]()
+    zero = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    found = sample_priorities(model, LOSS, inputs, TARGETS, zero, method=method)
+    assert found.tolist() == [0.0] * BATCH
+
+
+class FunctionalDropout(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.dropout(inputs, 0.5, self.training)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_of_the_model_or_the_random_state_changes(method: str) -> None:
+    torch.manual_seed(4)
+    model, inputs = images(nn.BatchNorm2d(4), nn.Dropout(0.5), FunctionalDropout())
+    model[0][2].eval()  # a user's own mix of modes
+    model[0][2].train()
+    model[0][1].momentum = 0.7
+    direction = some_direction(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    sample_priorities(model, LOSS, inputs, TARGETS, direction, method=method)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.backends.mha.get_fastpath_enabled()
+    model(inputs).sum().backward()  # still an ordinary model
+
+
+def test_dropout_is_off_also_while_training() -> None:
+    torch.manual_seed(5)
+    model, inputs = images(nn.Dropout(0.5))
+    direction = some_direction(model)
+    quiet = sample_priorities(model.eval(), LOSS, inputs, TARGETS, direction)
+    torch.testing.assert_close(
+        sample_priorities(model.train(), LOSS, inputs, TARGETS, direction), quiet
+    )
+
+
+def test_random_layers_without_a_module_use_one_mask_for_both_differences() -> None:
+    torch.manual_seed(6)
+    model, inputs = images(FunctionalDropout())
+    direction = some_direction(model)
+    torch.manual_seed(7)
+    exact = sample_priorities(model, LOSS, inputs, TARGETS, direction, method="forward")
+    torch.manual_seed(7)
+    close = sample_priorities(model, LOSS, inputs, TARGETS, direction, method="difference")
+    assert (close - exact).abs().max() < 1e-3 * exact.abs().max()
+
+
+def test_batch_norm_in_training_mode_moves_the_batch_statistics() -> None:
+    torch.manual_seed(8)
+    model, inputs = images(nn.BatchNorm2d(4))
+    model.train()
+    direction = some_direction(model)
+    step = 1e-3
+    found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
+    losses = []
+    for sign in (1, -1):
+        twin, _ = images(nn.BatchNorm2d(4))
+        twin.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            for name, p in twin.named_parameters():
+                p += sign * step * direction[name]
+        losses.append(LOSS(twin(inputs), TARGETS).detach())
+    expected = (losses[0] - losses[1]) / (2 * step)
+    assert (found - expected).abs().max() < 1e-2 * expected.abs().max()
+
+
+def test_double_precision_stays_double() -> None:
+    model, inputs = EXACT["mlp"]()
+    model.double()
+    found = sample_priorities(model, LOSS, inputs.double(), TARGETS, some_direction(model))
+    assert found.dtype == torch.float64
+
+
+def diverged(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none") * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model": nn.ReLU()}, "model must have parameters, got 'ReLU'"),
+        ({"direction": {}}, "direction must name at least one parameter"),
+        ({"direction": {"4.weight": torch.ones(1)}}, "must use the model's parameter names"),
+        (
+            {"direction": {"0.bias": torch.ones(3)}},
+            r"direction\['0.bias'\] must have the shape \(12,\) of the parameter, got \(3,\)",
+        ),
+        (
+            {"direction": {"0.bias": torch.full((12,), torch.nan)}},
+            "direction must give finite priorities, got .nan, nan, nan.: the aggregated gradient",
+        ),
+        ({"loss_fn": nn.CrossEntropyLoss()}, r"loss_fn must return one loss per example"),
+        ({"loss_fn": diverged}, "loss_fn must return finite losses, got .nan, nan, nan."),
+        ({"method": "guess"}, "method must be one of"),
+    ],
+)
+def test_refuses(change: dict[str, object], match: str) -> None:
+    model, inputs = EXACT["mlp"]()
+    arguments = {
+        "model": model,
+        "loss_fn": LOSS,
+        "inputs": inputs,
+        "targets": TARGETS,
+        "direction": some_direction(model),
+    }
+    with pytest.raises(ValueError, match=match):
+        sample_priorities(**(arguments | change))  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_model_is_not_taken_for_a_missing_derivative() -> None:
+    model, inputs = EXACT["mlp"]()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        sample_priorities(model, LOSS, inputs[:, :3], TARGETS, some_direction(model))
+    assert caught.value.__context__ is None  # no other method was tried

@@ -1,0 +1,46 @@
+import pytest
+from toy import toy_app
+
+from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.server import nodes as waiting
+from flwr_hetero.server.nodes import settled_nodes
+
+
+class Coming:
+    """A real fleet of which so many nodes are online at each look; the last number stays."""
+
+    def __init__(self, *counts):
+        self.counts = list(counts)
+
+    def get_node_ids(self):
+        count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
+        return list(range(count))
+
+
+@pytest.fixture(autouse=True)
+def slept(monkeypatch):
+    seconds = []
+    monkeypatch.setattr(waiting.time, "sleep", seconds.append)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [((5,), 5), ((0, 0, 1, 2, 5), 5), ((0, 1, 3), 3), ((1,), 1), ((9,), 9)],
+)
+def test_a_fleet_that_comes_online_is_counted_when_it_is_there(counts, found, slept):
+    assert len(settled_nodes(Coming(*counts), 5, settle_s=4)) == found
+    assert sum(slept) <= len(counts) + 4
+
+
+def test_no_node_at_all_is_an_error_after_a_while(slept):
+    with pytest.raises(RuntimeError, match="no node is online after 7 s"):
+        settled_nodes(Coming(0), 5, wait_s=7)
+    assert sum(slept) == 7
+
+
+def test_emulated_nodes_are_not_waited_for(slept):
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 2)
+    assert len(settled_nodes(grid, 5)) == 2
+    assert slept == []
