@@ -18,18 +18,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Those of the command line if left out.
-
-    Returns
-    -------
-    int
-        Exit status: 0, or 2 after an error, which is printed in one line.
-    """
+    """Run the command."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["fleet"]:  # has a command line of its own
         from flwr_hetero.fleet.cli import main as fleet

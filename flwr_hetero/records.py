@@ -7,24 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Size of a message's payload, in bytes.
-
-    Parameters
-    ----------
-    content : RecordDict
-        Content of a message.
-
-    Returns
-    -------
-    int
-        Serialised arrays, byte strings and 8 bytes per number; names and framing are left out.
-
-    Examples
-    --------
-    >>> from flwr.app import ConfigRecord
-    >>> payload_bytes(RecordDict({"config": ConfigRecord({"lr": 0.1, "signs": b"1234"})}))
-    12
-    """
+    """Size of a message's payload, in bytes."""
     arrays = cast(Iterable[ArrayRecord], content.array_records.values())
     total = sum(len(array.data) for record in arrays for array in record.values())
     records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
@@ -35,18 +18,7 @@ def payload_bytes(content: RecordDict) -> int:
 
 
 def config_of(message: Message) -> ConfigRecord:
-    """Return the first ConfigRecord of an instruction; one is made where there is none.
-
-    Parameters
-    ----------
-    message : Message
-        With records of its own.
-
-    Returns
-    -------
-    ConfigRecord
-        The live record.
-    """
+    """Return the first ConfigRecord of an instruction; one is made where there is none."""
     for record in message.content.config_records.values():
         return record
     message.content["config"] = ConfigRecord()

@@ -16,17 +16,17 @@ BASE = ("keys", "errors", "records", "state_dict", "_flwr")
 FACES = ("strategy", "sampler", "mod")
 LOWER = {*BASE, "server", "client"}
 ROOMS = {
-    **dict.fromkeys(BASE, {*BASE}),
+    **{name: {*BASE} for name in BASE},
     "server": {*BASE},
     "client": {*BASE},
-    **dict.fromkeys(PAPERS, LOWER),
+    **{name: LOWER for name in PAPERS},
     "baselines": {*LOWER, *PAPERS},
     "fleet": {*BASE, "client"},
     "report": {*BASE},
     "task": {*LOWER, *PAPERS, *FACES, "baselines", "fleet", "report"},
     "cli": {*BASE, "report", "fleet"},
     "__init__": set(),
-    **dict.fromkeys(FACES, {*LOWER, *PAPERS, "baselines", "report"}),
+    **{name: {*LOWER, *PAPERS, "baselines", "report"} for name in FACES},
 }
 """A room or file of the package, and which others it may import."""
 UNWANTED = {

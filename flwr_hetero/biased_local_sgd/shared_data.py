@@ -21,25 +21,7 @@ from flwr_hetero.state_dict import rng_from_str, rng_to_str
 
 
 def samples_record(indices: Indices, losses: NDArray[np.float32] | None = None) -> ConfigRecord:
-    """Pack indices, and losses if there are any, for the wire.
-
-    Parameters
-    ----------
-    indices : ndarray of int64, shape (n,)
-        Positions in the shared data set.
-    losses : ndarray of float32, shape (n,), optional
-        One per index.
-
-    Returns
-    -------
-    ConfigRecord
-        To be stored as ``flwr-hetero.samples``; 4 bytes per index and per loss.
-
-    Examples
-    --------
-    >>> read_samples(samples_record(np.array([3, 1]), np.array([0.5, 2.0])))
-    (array([3, 1]), array([0.5, 2. ], dtype=float32))
-    """
+    """Pack indices, and losses if there are any, for the wire."""
     record = ConfigRecord({keys.INDICES: np.asarray(indices, "<i4").tobytes()})
     if losses is not None:
         record[keys.LOSSES] = np.asarray(losses, "<f4").tobytes()
@@ -47,25 +29,7 @@ def samples_record(indices: Indices, losses: NDArray[np.float32] | None = None) 
 
 
 def read_samples(record: ConfigRecord) -> tuple[Indices, NDArray[np.float32]]:
-    """Unpack what :func:`samples_record` packed.
-
-    Parameters
-    ----------
-    record : ConfigRecord
-        From the wire.
-
-    Returns
-    -------
-    indices : ndarray of int64, shape (n,)
-        Positions.
-    losses : ndarray of float32, shape (n,) or (0,)
-        Empty if there are none.
-
-    Raises
-    ------
-    ValueError
-        If an entry is missing or is not bytes of whole numbers.
-    """
+    """Unpack what :func:`samples_record` packed."""
     try:
         indices = np.frombuffer(record[keys.INDICES], "<i4")  # type: ignore[arg-type]
         losses = np.frombuffer(record.get(keys.LOSSES, b""), "<f4")  # type: ignore[arg-type]
@@ -80,35 +44,6 @@ class SharedSamples:
     Each round every node gets the samples for its steps, the fast nodes from one pool and the
     slow nodes from another. A pool that runs out is drawn anew; with the fast nodes' pool an
     epoch begins.
-
-    Parameters
-    ----------
-    num_samples : int
-        Size N of the shared data set.
-    batch_size : int
-        Examples per step, as the nodes use it.
-    high_loss_fraction : float or None
-        Lambda in (0, 1]. None: all nodes draw from one random order, unbiased.
-    share : float, optional
-        Size of a fast epoch as a part of N, in (0, 1]. None: the paper's, by the steps.
-    unified : bool
-        Whether the slow nodes get what the fast ones left, see
-        :func:`~flwr_hetero.biased_local_sgd.algorithm.slow_allocation`.
-    seed : int
-        Of all draws.
-
-    Raises
-    ------
-    ValueError
-        If a size is not positive.
-
-    Examples
-    --------
-    >>> shared = SharedSamples(12, batch_size=2, high_loss_fraction=1.0, seed=0)
-    >>> shared.record(np.arange(12), np.arange(12.0))
-    >>> fast, slow = shared.hand_out([2, 1], [True, False])
-    >>> len(fast), len(slow), min(fast.tolist()) >= 4
-    (4, 2, True)
     """
 
     def __init__(
@@ -132,21 +67,7 @@ class SharedSamples:
         self._fast = self._slow = self._taken = np.empty(0, np.int64)
 
     def hand_out(self, num_steps: Sequence[int], fast: Sequence[bool]) -> list[Indices]:
-        """Take a round's samples out of the pools.
-
-        Parameters
-        ----------
-        num_steps : sequence of int
-            Steps tau_i of each node.
-        fast : sequence of bool
-            Class of each node.
-
-        Returns
-        -------
-        list of ndarray of int64
-            ``num_steps * batch_size`` samples per node; where a pool ends in between, the
-            rest comes from the next one.
-        """
+        """Take a round's samples out of the pools."""
         by_loss = [bool(is_fast) and self.high_loss_fraction is not None for is_fast in fast]
         share = self.share if self.share and any(by_loss) else fast_share(num_steps, by_loss)
         return [
@@ -198,13 +119,7 @@ class SharedSamples:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``.
-
-        Raises
-        ------
-        ValueError
-            If the losses are those of a data set of another size.
-        """
+        """Continue from ``state_dict``."""
         losses = np.asarray(state["losses"], dtype=np.float32)
         if losses.shape != self.losses.shape:
             rule = f"have the size {self.losses.shape} of this data set"

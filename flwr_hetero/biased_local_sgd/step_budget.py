@@ -37,21 +37,7 @@ SHORTEST_STEP_S = 1e-9
 
 
 class Speeds:
-    """Smoothed seconds per step and per transfer of every node seen so far.
-
-    Parameters
-    ----------
-    smoothing : float
-        Weight of the past in [0, 1).
-
-    Examples
-    --------
-    >>> speeds = Speeds(smoothing=0.5)
-    >>> speeds.observe("node-0", steps=32, compute_s=3.2, link_s=0.0)
-    >>> speeds.observe("node-1", steps=1, compute_s=3.2, link_s=1.0)
-    >>> speeds.gamma(), speeds.fast(["node-0", "node-1", "node-2"]).tolist()
-    (0.03125, [True, False, False])
-    """
+    """Smoothed seconds per step and per transfer of every node seen so far."""
 
     def __init__(self, smoothing: float) -> None:
         self.smoothing = smoothing
@@ -59,17 +45,7 @@ class Speeds:
         self.link_s: dict[str, float] = {}
 
     def observe(self, node: str, steps: int, compute_s: float, link_s: float) -> None:
-        """Take in what a node needed in a round.
-
-        Parameters
-        ----------
-        node : str
-            Stable identity.
-        steps : int
-            Steps it took.
-        compute_s, link_s : float
-            Seconds for all steps, and on the link.
-        """
+        """Take in what a node needed in a round."""
         one_s = max(compute_s / steps, SHORTEST_STEP_S)
         for table, value_s in ((self.step_s, one_s), (self.link_s, link_s)):
             before_s = table.get(node, math.nan)
@@ -95,18 +71,7 @@ class Speeds:
         return class_gamma(self.step_times_s(known), self.fast(known))
 
     def shortest_round_s(self, fast_steps: int) -> float | None:
-        """Return the time in which the quickest node takes ``fast_steps``, link included.
-
-        Parameters
-        ----------
-        fast_steps : int
-            Steps.
-
-        Returns
-        -------
-        float or None
-            Seconds; None if no node is known.
-        """
+        """Return the time in which the quickest node takes ``fast_steps``, link included."""
         return min(
             (self.link_s[n] + fast_steps * self.step_s[n] for n in self.step_s), default=None
         )
@@ -131,23 +96,7 @@ class Speeds:
 def compute_and_link_s(
     reply: Message, latency: Latency, round_trip_s: float | None
 ) -> tuple[float, float]:
-    """Divide a node's latency into computing and transfer.
-
-    Parameters
-    ----------
-    reply : Message
-        A good reply.
-    latency : Latency
-        As judged by the session.
-    round_trip_s : float or None
-        What the server's clock saw, if that says anything of the link.
-
-    Returns
-    -------
-    compute_s, link_s : float
-        Seconds. Emulated devices report both; for a real node the link is what the round trip
-        is longer than the node's own time, and unknown (0) without such a report.
-    """
+    """Divide a node's latency into computing and transfer."""
     if latency.source == "observed":
         return latency.seconds, 0.0
     if latency.emulated:
@@ -171,37 +120,7 @@ class Budget(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StepPlan:
-    r"""The settings of :math:`\tau_i = \gamma_i \tau_F`.
-
-    Parameters
-    ----------
-    fast_steps : int
-        Steps tau_F of a fast node per round.
-    budget : {"two-class", "deadline"}
-        The paper's two classes, tau_F and tau_S = gamma tau_F, or the steps that each node can
-        take until a deadline, its link's transfer time taken off.
-    gamma : float or mapping of str to float, optional
-        Performance gap ratio in (0, 1] of the slow class, or of each node by its identity.
-        None: measured from the replies' times. 1 is balanced local SGD.
-    deadline_s : float, optional
-        For "deadline": length of a round in seconds. None: the time in which the quickest
-        node takes ``fast_steps``.
-    min_steps, max_steps : int
-        Bounds for every node; ``max_steps`` is ``fast_steps`` if left out. Whoever lies about
-        its speed gets no more than that.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range or does not go with the kind of budget.
-
-    Examples
-    --------
-    >>> plan = StepPlan(fast_steps=32, gamma={"gpu": 1.0, "cpu": 1 / 22})
-    >>> nodes, speeds = ["gpu", "cpu"], Speeds(smoothing=0.5)
-    >>> plan.steps_for(nodes, speeds).tolist(), plan.fast_nodes(nodes, speeds).tolist()
-    ([32, 1], [True, False])
-    """
+    r"""The settings of :math:`\tau_i = \gamma_i \tau_F`."""
 
     fast_steps: int = 32
     budget: str = "two-class"
@@ -233,20 +152,7 @@ class StepPlan:
         return [] if self.gamma is None else [self.gamma]
 
     def steps_for(self, nodes: Sequence[str], speeds: Speeds) -> NDArray[np.int64]:
-        """Decide how many steps each node takes.
-
-        Parameters
-        ----------
-        nodes : sequence of str
-            Stable identities.
-        speeds : Speeds
-            What is known of the fleet.
-
-        Returns
-        -------
-        ndarray of int64, shape (num_nodes,)
-            tau_i; ``min_steps`` for a node of which nothing is known.
-        """
+        """Decide how many steps each node takes."""
         low, high = self.min_steps, self.max_steps or self.fast_steps
         if self.budget == "two-class":
             gammas = self._gammas(nodes, speeds)
@@ -268,20 +174,7 @@ class StepPlan:
         return gammas
 
     def fast_nodes(self, nodes: Sequence[str], speeds: Speeds) -> NDArray[np.bool_]:
-        """Tell which nodes are of the fast class.
-
-        Parameters
-        ----------
-        nodes : sequence of str
-            Stable identities.
-        speeds : Speeds
-            What is known of the fleet.
-
-        Returns
-        -------
-        ndarray of bool, shape (num_nodes,)
-            By the given gammas, else by the measured times; unknown nodes are slow.
-        """
+        """Tell which nodes are of the fast class."""
         if not isinstance(self.gamma, Mapping):
             return speeds.fast(nodes)
         known = list(self.gamma)

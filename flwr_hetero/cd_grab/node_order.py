@@ -26,28 +26,7 @@ NO_SIGNS: Signs = np.zeros(0, np.int8)
 
 
 class Walk:
-    """Always the same order: shuffle-once, since units are numbered at random.
-
-    Parameters
-    ----------
-    num_units : int
-        Units of the node.
-    seed : int
-        Seed, where the walk draws.
-
-    Attributes
-    ----------
-    order : ndarray of int64, shape (num_units,)
-        The order of this pass, at first ``range(num_units)``.
-    position : int
-        Units visited in this pass.
-
-    Examples
-    --------
-    >>> walk = Walk(3)
-    >>> [walk.take(2).tolist() for _ in range(3)]
-    [[0, 1], [2], [0, 1]]
-    """
+    """Always the same order: shuffle-once, since units are numbered at random."""
 
     watching = False
     """Whether the vectors of the units visited next are wanted."""
@@ -57,18 +36,7 @@ class Walk:
         self.seed, self.position = seed, 0
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """Visit the next units; a pass ends where the order does.
-
-        Parameters
-        ----------
-        count : int
-            Units wanted.
-
-        Returns
-        -------
-        ndarray of int64, shape (at most count,)
-            Their numbers.
-        """
+        """Visit the next units; a pass ends where the order does."""
         if self.position >= len(self.order):
             self.turn()
             self.position = 0
@@ -77,13 +45,7 @@ class Walk:
         return units
 
     def see(self, vectors: Vectors) -> None:
-        """Take the vectors of the units that were just visited.
-
-        Parameters
-        ----------
-        vectors : ndarray of float, shape (num_units, dim)
-            Copied where kept, so that the caller may write over them.
-        """
+        """Take the vectors of the units that were just visited."""
 
     def turn(self) -> None:
         """Find the order of the next pass."""
@@ -93,19 +55,7 @@ class Walk:
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; keys of others are passed over.
-
-        Parameters
-        ----------
-        state : mapping
-            Of a walk of the same class.
-
-        Raises
-        ------
-        ValueError
-            If a key is missing or of another kind, an order is no permutation of the units or
-            the position is not in it. The walk is then unchanged.
-        """
+        """Continue from ``state_dict``; keys of others are passed over."""
         for name, own in self.state_dict().items():
             if name not in state:
                 raise ValueError(f"the saved walk lacks {name!r}: start afresh.")
@@ -125,14 +75,7 @@ def _kind(value: object) -> str:
 
 
 class Reshuffled(Walk):
-    """A fresh random order for each pass: D-RR, if every node has a seed of its own.
-
-    Examples
-    --------
-    >>> walk = Reshuffled(5, seed=1)
-    >>> walk.take(5).tolist() == walk.take(5).tolist()
-    False
-    """
+    """A fresh random order for each pass: D-RR, if every node has a seed of its own."""
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
@@ -146,14 +89,7 @@ class Reshuffled(Walk):
 
 
 class PairWalk(Walk):
-    """Make differences of pairs from the vectors of units visited one after the other.
-
-    Examples
-    --------
-    >>> walk = PairWalk(4)
-    >>> [walk.differ(np.array([[v]])).tolist() for v in (3.0, 1.0, 5.0)]
-    [[], [[2.0]], []]
-    """
+    """Make differences of pairs from the vectors of units visited one after the other."""
 
     watching = True
 
@@ -162,18 +98,7 @@ class PairWalk(Walk):
         self.half: Vectors = NO_VECTORS
 
     def differ(self, vectors: Vectors) -> Vectors:
-        """Return the differences of the pairs that are now complete, and keep half a pair.
-
-        Parameters
-        ----------
-        vectors : ndarray of float, shape (num_units, dim)
-            Of the units visited next.
-
-        Returns
-        -------
-        ndarray of float, shape (num_pairs, dim)
-            First minus second.
-        """
+        """Return the differences of the pairs that are now complete, and keep half a pair."""
         if len(self.half):
             vectors = np.concatenate([self.half, vectors])
         paired = len(vectors) // 2 * 2
@@ -182,16 +107,7 @@ class PairWalk(Walk):
 
 
 class OwnPairs(PairWalk):
-    """Balance the node's own pairs: ID-GraB(PairBal), which needs no server.
-
-    Examples
-    --------
-    >>> walk = OwnPairs(4)
-    >>> _ = walk.take(4)
-    >>> walk.see(np.array([[3.0], [1.0], [5.0], [1.0]]))
-    >>> walk.take(4).tolist()
-    [0, 3, 2, 1]
-    """
+    """Balance the node's own pairs: ID-GraB(PairBal), which needs no server."""
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
@@ -219,14 +135,6 @@ class OwnMean(Walk):
     -----
     The mean is that of the vectors as they came, in the first pass zero. (Some published code
     takes the mean of vectors from which the old mean was subtracted already.)
-
-    Examples
-    --------
-    >>> walk = OwnMean(2)
-    >>> _ = walk.take(2)
-    >>> walk.see(np.array([[3.0], [1.0]]))
-    >>> walk.take(1).tolist(), walk.mean.tolist()
-    ([0], [2.0])
     """
 
     watching = True
@@ -253,17 +161,7 @@ class OwnMean(Walk):
 
 
 class Seen(NamedTuple):
-    """Pairs to report.
-
-    Parameters
-    ----------
-    version : int
-        Version of the order that they are of.
-    first_pair : int
-        Position of the first.
-    diffs : ndarray of float, shape (num_pairs, dim)
-        Their differences.
-    """
+    """Pairs to report."""
 
     version: int
     first_pair: int
@@ -271,16 +169,7 @@ class Seen(NamedTuple):
 
 
 class Rows:
-    """Rows of equal length, added at the end without moving the earlier ones each time.
-
-    Examples
-    --------
-    >>> rows = Rows(np.zeros((0, 2)))
-    >>> for value in (1.0, 2.0, 3.0):
-    ...     rows.add(np.full((1, 2), value))
-    >>> rows.values.tolist()
-    [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
-    """
+    """Rows of equal length, added at the end without moving the earlier ones each time."""
 
     def __init__(self, rows: Vectors = NO_VECTORS) -> None:
         self._room, self._used = rows, len(rows)
@@ -295,13 +184,7 @@ class Rows:
         return self._room[: self._used]
 
     def add(self, rows: Vectors) -> None:
-        """Copy rows to the end.
-
-        Parameters
-        ----------
-        rows : ndarray of float, shape (num_rows, dim)
-            As long as those that are there, and of their type.
-        """
+        """Copy rows to the end."""
         if not len(rows):
             return
         needed = self._used + len(rows)
@@ -320,27 +203,6 @@ class ServedWalk(PairWalk):
     A pass is watched from its first pair, unless a whole pass of the same order was watched
     since the last instruction: then there is nothing to add until the server has answered. A
     new order is taken over between two passes, whenever the answer comes.
-
-    Parameters
-    ----------
-    num_units : int
-        Units of the node.
-
-    Attributes
-    ----------
-    version : int
-        Version of the order, counted by the server.
-
-    Examples
-    --------
-    >>> walk = ServedWalk(4)
-    >>> _ = walk.take(4)
-    >>> walk.see(np.array([[3.0], [1.0], [5.0], [1.0]]))
-    >>> walk.report().diffs.tolist()
-    [[2.0], [4.0]]
-    >>> walk.follow(Answer(1, signs=np.array([1, -1], np.int8)))
-    >>> walk.take(4).tolist(), walk.version
-    ([0, 3, 2, 1], 1)
     """
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
@@ -350,14 +212,7 @@ class ServedWalk(PairWalk):
         self.seen = Rows()
 
     def follow(self, answer: Answer) -> None:
-        """Take note of what the server wants, in a new instruction.
-
-        Parameters
-        ----------
-        answer : Answer
-            Signs of an order that this node does not have are passed over: its next report
-            tells the server so, which then sends the whole order.
-        """
+        """Take note of what the server wants, in a new instruction."""
         self.done = False
         self.first_pair, self.seen = self.first_pair + len(self.seen), Rows()
         if answer.order is not None:

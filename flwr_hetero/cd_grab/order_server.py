@@ -30,21 +30,7 @@ PAIRS_REMEMBERED = 64
 
 
 class Report(NamedTuple):
-    """What a node saw on its way through its order.
-
-    Parameters
-    ----------
-    node : str
-        Stable identity.
-    version : int
-        Version of the order; 0 is ``range(num_units)``.
-    num_units : int
-        Length of the order.
-    first_pair : int
-        Position of the first pair.
-    diffs : ndarray of float, shape (num_pairs, dim)
-        Difference of each pair from there on, weighted as the node is in the model.
-    """
+    """What a node saw on its way through its order."""
 
     node: str
     version: int
@@ -54,19 +40,7 @@ class Report(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a node needs in order to be at a version of its order.
-
-    Parameters
-    ----------
-    version : int
-        The version wanted.
-    signs : ndarray of int8, shape (num_units // 2,), or None
-        Signs of the pairs of the version before; None for version 0, or if ``order`` is given.
-    order : ndarray of int64, shape (num_units,), or None
-        The whole order, for a node that has lost its own.
-    first_pair : int
-        With a whole order: the pair to go on from.
-    """
+    """What a node needs in order to be at a version of its order."""
 
     version: int = 0
     signs: Signs | None = None
@@ -76,36 +50,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class OrderBook:
-    """One node's order and what was seen of it.
-
-    Parameters
-    ----------
-    order : ndarray of int64, shape (num_units,)
-        The current order.
-    version : int
-        Its number.
-    signs : ndarray of int8, shape (num_units // 2,), or None
-        By which it came from the one before.
-    seen : ndarray of int8
-        Signs of those pairs of the current order that have theirs, from the first on.
-    own_sum : ndarray of float, shape (dim,)
-        Signed sum of these pairs.
-    company : frozenset of str or None
-        The nodes that it was balanced with last, itself among them.
-    overlap : float
-        Running part of its partners that it had met the time before.
-    lost : bool
-        The node does not have this order; it gets it whole.
-    squares, num_measured : float
-        Fading sum of squared lengths of the node's differences, and of how many they are.
-
-    Examples
-    --------
-    >>> book = OrderBook(np.arange(4))
-    >>> book.add(np.array([1, -1], np.int8))
-    >>> book.version, book.order.tolist()
-    (1, [0, 3, 2, 1])
-    """
+    """One node's order and what was seen of it."""
 
     order: NDArray[np.int64]
     version: int = 0
@@ -125,19 +70,7 @@ class OrderBook:
         return Answer(self.version, signs=self.signs)
 
     def follows(self, report: Report) -> bool:
-        """Tell whether a report can be balanced, and notice a node without the right order.
-
-        Parameters
-        ----------
-        report : Report
-            Of this node.
-
-        Returns
-        -------
-        bool
-            True if its pairs are the next ones of the current order. A pass through the order
-            that begins anew is taken from there; one with a gap has to begin anew.
-        """
+        """Tell whether a report can be balanced, and notice a node without the right order."""
         one_behind = report.version == self.version - 1 and self.signs is not None
         self.lost = report.version != self.version and (self.lost or not one_behind)
         if report.version != self.version or not len(report.diffs):
@@ -148,33 +81,14 @@ class OrderBook:
         return report.first_pair == len(self.seen)
 
     def meet(self, company: frozenset[str], num_known: int) -> None:
-        """Note with whom the node is balanced.
-
-        Parameters
-        ----------
-        company : frozenset of str
-            All nodes of the company, this one among them.
-        num_known : int
-            How many of them were in its company the last time, itself among them.
-        """
+        """Note with whom the node is balanced."""
         if self.company is not None:
             kept = (num_known - 1) / max(1, len(company) - 1)
             self.overlap = MEMORY * self.overlap + (1 - MEMORY) * kept
         self.company = company
 
     def measure(self, diffs: Vectors) -> tuple[float, float]:
-        """Take the lengths of differences into the node's usual length.
-
-        Parameters
-        ----------
-        diffs : ndarray of float, shape (num_pairs, dim)
-            Of the next pairs.
-
-        Returns
-        -------
-        length, num_pairs : float
-            Root mean square of the last lengths, these among them, and of how many pairs.
-        """
+        """Take the lengths of differences into the node's usual length."""
         fade = (1 - 1 / PAIRS_REMEMBERED) ** len(diffs)
         with np.errstate(over="ignore"):
             length = min(float(np.linalg.norm(diffs)), LONGEST)
@@ -183,13 +97,7 @@ class OrderBook:
         return (self.squares / self.num_measured) ** 0.5, self.num_measured
 
     def add(self, signs: Signs) -> None:
-        """Take the signs of the next pairs, and make the next order if these were the last.
-
-        Parameters
-        ----------
-        signs : ndarray of int8, shape (num_pairs,)
-            +1 or -1.
-        """
+        """Take the signs of the next pairs, and make the next order if these were the last."""
         self.seen = np.concatenate([self.seen, signs])
         num_units = len(self.order)
         if len(self.seen) == num_units // 2:
@@ -211,19 +119,7 @@ ENOUGH = 16
 
 
 class Balanced(NamedTuple):
-    """What the reports of a round came to.
-
-    Parameters
-    ----------
-    num_pairs : int
-        Pairs that got a sign.
-    num_together : int
-        Those of them that were balanced in company.
-    own_share : float
-        Mean weight of nodes' own sums in them; 0 if there were none.
-    signed_sum : float
-        Longest signed sum of a company, in usual lengths of a difference; 0 if there was none.
-    """
+    """What the reports of a round came to."""
 
     num_pairs: int = 0
     num_together: int = 0
@@ -237,21 +133,6 @@ class OrderServer:
     Nodes at the same place of orders about equally long are balanced together, each of the others
     by itself: a common sum is of no use to nodes that do not walk side by side. How much weight a
     node's own sum has is up to :func:`~flwr_hetero.cd_grab.algorithm.own_share`.
-
-    Parameters
-    ----------
-    exact : bool
-        Balance all nodes at the same place together, as the paper does. Otherwise a node whose
-        vectors are far longer than the others' walks alone, so that none rules the signs of all.
-
-    Examples
-    --------
-    >>> server = OrderServer()
-    >>> diffs = np.array([[1.0], [1.0]])
-    >>> server.receive([Report(node, 0, 4, 0, diffs) for node in ("a", "b")]).num_together
-    4
-    >>> server.answer("a").signs.tolist(), server.answer("b").signs.tolist()
-    ([1, 1], [-1, -1])
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -259,34 +140,12 @@ class OrderServer:
         self.books: dict[str, OrderBook] = {}
 
     def answer(self, node: str) -> Answer:
-        """Tell a node which order is next.
-
-        Parameters
-        ----------
-        node : str
-            Its identity.
-
-        Returns
-        -------
-        Answer
-            Version 0 for a node that was never heard of.
-        """
+        """Tell a node which order is next."""
         book = self.books.get(node)
         return Answer() if book is None else book.answer()
 
     def receive(self, reports: Iterable[Report]) -> Balanced:
-        """Balance the pairs of a round.
-
-        Parameters
-        ----------
-        reports : iterable of Report
-            In the order in which nodes are visited within a step.
-
-        Returns
-        -------
-        Balanced
-            For the history.
-        """
+        """Balance the pairs of a round."""
         fitting = [report for report in reports if self._book(report).follows(report)]
         together = _side_by_side(fitting)
         if not self.exact:
@@ -303,13 +162,7 @@ class OrderServer:
         )
 
     def rename(self, old: str, new: str) -> None:
-        """Keep a node's book under a better identity.
-
-        Parameters
-        ----------
-        old, new : str
-            Identities; if both have a book, that of the new one stays.
-        """
+        """Keep a node's book under a better identity."""
         book = self.books.pop(old, None)
         if book is not None:
             self.books.setdefault(new, book)
@@ -371,13 +224,7 @@ class OrderServer:
         return state | {"companies": json.dumps(companies)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; every node gets its order whole, it may have lost it.
-
-        Parameters
-        ----------
-        state : mapping
-            As saved.
-        """
+        """Continue from ``state_dict``; every node gets its order whole, it may have lost it."""
         companies: list[frozenset[str] | None] = [
             frozenset(names) for names in json.loads(state["companies"])
         ]

@@ -17,41 +17,14 @@ DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
 
 
 class Packed(NamedTuple):
-    """Vectors on the wire.
-
-    Parameters
-    ----------
-    data : bytes
-        Rows one after the other, little-endian.
-    scale : float
-        What to multiply them by.
-    """
+    """Vectors on the wire."""
 
     data: bytes
     scale: float
 
 
 def pack_vectors(vectors: ArrayLike, dtype: str = "float16") -> Packed:
-    """Write vectors; half precision gets a common scale so that small gradients survive it.
-
-    Parameters
-    ----------
-    vectors : array_like of float, shape (num_vectors, dim)
-        Finite.
-    dtype : {"float16", "float32", "float64"}
-        Type on the wire.
-
-    Returns
-    -------
-    Packed
-        For :func:`unpack_vectors`.
-
-    Examples
-    --------
-    >>> packed = pack_vectors([[2e-9, -1e-9]])
-    >>> len(packed.data), unpack_vectors(*packed, dim=2)
-    (4, array([[ 2.e-09, -1.e-09]], dtype=float32))
-    """
+    """Write vectors; half precision gets a common scale so that small gradients survive it."""
     values = np.asarray(vectors)
     largest = float(np.abs(values).max(initial=0.0)) if dtype == "float16" else 1.0
     scale = largest or 1.0
@@ -61,36 +34,7 @@ def pack_vectors(vectors: ArrayLike, dtype: str = "float16") -> Packed:
 def unpack_vectors(
     data: bytes, scale: float, *, dim: int, dtype: str = "float16"
 ) -> NDArray[np.floating]:
-    """Read vectors that a node sent.
-
-    Parameters
-    ----------
-    data : bytes
-        From :func:`pack_vectors`.
-    scale : float
-        Likewise.
-    dim : int
-        Length of each vector.
-    dtype : str
-        Type on the wire.
-
-    Returns
-    -------
-    ndarray of float32, or of float64 if sent so, shape (num_vectors, dim)
-        The vectors.
-
-    Raises
-    ------
-    ValueError
-        If the type is unknown, the bytes are not whole vectors, or a value is not finite.
-
-    Examples
-    --------
-    >>> unpack_vectors(b"123", 1.0, dim=4)
-    Traceback (most recent call last):
-    ...
-    ValueError: vectors must be whole rows of 4 float16, got 3 bytes: ...
-    """
+    """Read vectors that a node sent."""
     if dtype not in DTYPES:
         raise invalid("dtype", dtype, f"be one of {list(DTYPES)}", "use pack_vectors")
     row = dim * np.dtype(DTYPES[dtype]).itemsize
@@ -107,46 +51,12 @@ def unpack_vectors(
 
 
 def pack_signs(signs: ArrayLike) -> bytes:
-    """Write signs as bits.
-
-    Parameters
-    ----------
-    signs : array_like of int, shape (num_pairs,)
-        +1 or -1.
-
-    Returns
-    -------
-    bytes
-        Eight signs a byte.
-
-    Examples
-    --------
-    >>> unpack_signs(pack_signs([1, -1, -1]), 3)
-    array([ 1, -1, -1], dtype=int8)
-    """
+    """Write signs as bits."""
     return np.packbits(np.asarray(signs) > 0).tobytes()
 
 
 def unpack_signs(data: bytes, num_pairs: int) -> Signs:
-    """Read signs.
-
-    Parameters
-    ----------
-    data : bytes
-        From :func:`pack_signs`.
-    num_pairs : int
-        How many.
-
-    Returns
-    -------
-    ndarray of int8, shape (num_pairs,)
-        +1 or -1.
-
-    Raises
-    ------
-    ValueError
-        If there are more or fewer bytes than that takes.
-    """
+    """Read signs."""
     if len(data) != -(-num_pairs // 8):
         rule = f"be {-(-num_pairs // 8)} bytes for {num_pairs} pairs"
         raise invalid("signs", f"{len(data)} bytes", rule, "number the units alike")
@@ -155,46 +65,12 @@ def unpack_signs(data: bytes, num_pairs: int) -> Signs:
 
 
 def pack_order(order: ArrayLike) -> bytes:
-    """Write a whole order.
-
-    Parameters
-    ----------
-    order : array_like of int, shape (num_units,)
-        A permutation.
-
-    Returns
-    -------
-    bytes
-        Little-endian int32.
-
-    Examples
-    --------
-    >>> unpack_order(pack_order([2, 0, 1]), 3)
-    array([2, 0, 1])
-    """
+    """Write a whole order."""
     return np.asarray(order, "<i4").tobytes()
 
 
 def unpack_order(data: bytes, num_units: int) -> NDArray[np.int64]:
-    """Read a whole order.
-
-    Parameters
-    ----------
-    data : bytes
-        From :func:`pack_order`.
-    num_units : int
-        Its length.
-
-    Returns
-    -------
-    ndarray of int64, shape (num_units,)
-        The order.
-
-    Raises
-    ------
-    ValueError
-        If it is no permutation of that length.
-    """
+    """Read a whole order."""
     if len(data) != 4 * num_units:
         rule = f"be {4 * num_units} bytes for {num_units} units"
         raise invalid("order", f"{len(data)} bytes", rule, "number the units alike")
@@ -210,19 +86,7 @@ MAX_COUNT = 1 << 53
 
 
 class Terms(NamedTuple):
-    """What server and node must agree on for a report to count.
-
-    Parameters
-    ----------
-    server_round : int
-        Round of the instruction.
-    sketch_size : int
-        Numbers per vector; 0 for whole gradients.
-    sketch_seed : int
-        Seed of the sketch.
-    num_units : int
-        Units in every node's order; 0: each node's own choice.
-    """
+    """What server and node must agree on for a report to count."""
 
     server_round: int = 0
     sketch_size: int = 0
@@ -231,27 +95,7 @@ class Terms(NamedTuple):
 
 
 def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
-    r"""Write what the server wants of a node.
-
-    Parameters
-    ----------
-    terms : Terms
-        The same for all nodes.
-    answer : Answer
-        The node's own.
-
-    Returns
-    -------
-    dict
-        For a ConfigRecord.
-
-    Examples
-    --------
-    >>> answer = Answer(3, signs=np.array([1, -1], np.int8))
-    >>> record = write_instruction(Terms(server_round=7), answer)
-    >>> record["version"], record["signs"], read_terms(record).server_round
-    (3, b'\x80', 7)
-    """
+    r"""Write what the server wants of a node."""
     record: dict[str, int | bytes] = {
         keys.SERVER_ROUND: terms.server_round,
         keys.SKETCH_SIZE: terms.sketch_size,
@@ -268,48 +112,12 @@ def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
 
 
 def read_terms(record: Mapping[str, Any]) -> Terms:
-    """Read the terms of an instruction or a report.
-
-    Parameters
-    ----------
-    record : mapping
-        From :func:`write_instruction` or :func:`write_report`.
-
-    Returns
-    -------
-    Terms
-        As they are there.
-
-    Raises
-    ------
-    ValueError
-        If one is missing or no whole number from 0 to 2**53.
-    """
+    """Read the terms of an instruction or a report."""
     return Terms(*(_count(record, key) for key in _TERMS))
 
 
 def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
-    """Read what the server wants of this node.
-
-    Parameters
-    ----------
-    record : mapping
-        From :func:`write_instruction`.
-    num_units : int
-        Units of the node.
-
-    Returns
-    -------
-    Answer
-        Without an order or signs if those there are for another number of units: the node's
-        next report tells the server.
-
-    Examples
-    --------
-    >>> answer = Answer(3, signs=np.array([1, -1], np.int8))
-    >>> read_answer(write_instruction(Terms(), answer), num_units=4).signs
-    array([ 1, -1], dtype=int8)
-    """
+    """Read what the server wants of this node."""
     version = _count(record, keys.VERSION)
     try:
         if keys.WHOLE_ORDER in record:
@@ -324,29 +132,7 @@ def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
 
 
 def write_report(terms: Terms, num_units: int, seen: Seen) -> dict[str, int | float | str | bytes]:
-    """Write what a node saw.
-
-    Parameters
-    ----------
-    terms : Terms
-        Of the instruction.
-    num_units : int
-        Units of the node.
-    seen : Seen
-        Its pairs; sketches go in half precision, whole gradients as they are.
-
-    Returns
-    -------
-    dict
-        For a ConfigRecord.
-
-    Examples
-    --------
-    >>> seen = Seen(version=0, first_pair=0, diffs=np.array([[0.5, -2.0]], np.float32))
-    >>> record = write_report(Terms(sketch_size=2), 2, seen)
-    >>> record["dtype"], record["num-units"]
-    ('float16', 2)
-    """
+    """Write what a node saw."""
     dtype = "float16" if terms.sketch_size else str(seen.diffs.dtype)
     packed = pack_vectors(seen.diffs, dtype)
     return {
@@ -363,33 +149,7 @@ def write_report(terms: Terms, num_units: int, seen: Seen) -> dict[str, int | fl
 
 
 def read_report(record: Mapping[str, Any], node: str, terms: Terms) -> Report:
-    """Check and read what a node saw.
-
-    Parameters
-    ----------
-    record : mapping
-        From :func:`write_report`, or whatever the node made of it.
-    node : str
-        Its identity.
-    terms : Terms
-        Of the instruction.
-
-    Returns
-    -------
-    Report
-        Not weighted yet.
-
-    Raises
-    ------
-    ValueError
-        With the reason why it cannot count.
-
-    Examples
-    --------
-    >>> seen = Seen(version=0, first_pair=0, diffs=np.array([[0.5, -2.0]], np.float32))
-    >>> read_report(write_report(Terms(), 2, seen), "node-3", Terms()).diffs
-    array([[ 0.5, -2. ]], dtype=float32)
-    """
+    """Check and read what a node saw."""
     said = read_terms(record)
     version, first = _count(record, keys.VERSION), _count(record, keys.FIRST_PAIR)
     num_units, dim = said.num_units, said.sketch_size

@@ -78,29 +78,7 @@ def compute_time_s(
     scored: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> float:
-    """Time a device computes for, in seconds.
-
-    Parameters
-    ----------
-    profile : DeviceProfile
-        The device.
-    processed : float
-        Examples that go forward and backward.
-    scored : float
-        Examples that go forward only.
-    rng : np.random.Generator, optional
-        Source of jitter; one normal draw if the profile has jitter. None: no jitter.
-
-    Returns
-    -------
-    float
-        Seconds.
-
-    Examples
-    --------
-    >>> compute_time_s(DeviceProfile(compute_factor=2.0, seconds_per_example=0.1), 30)
-    1.5
-    """
+    """Time a device computes for, in seconds."""
     work = processed + FORWARD_SHARE * scored
     time_s = work * profile.seconds_per_example / profile.compute_factor
     if rng is not None and profile.jitter:
@@ -109,25 +87,7 @@ def compute_time_s(
 
 
 def transfer_time_s(profile: DeviceProfile, bytes_down: float, bytes_up: float) -> float:
-    """Time a device's link needs for one instruction and its reply, in seconds.
-
-    Parameters
-    ----------
-    profile : DeviceProfile
-        The device.
-    bytes_down, bytes_up : float
-        Payload of the instruction and of the reply, in bytes.
-
-    Returns
-    -------
-    float
-        Seconds.
-
-    Examples
-    --------
-    >>> transfer_time_s(DeviceProfile(uplink_mbps=8.0), bytes_down=10**9, bytes_up=2_000_000)
-    2.0
-    """
+    """Time a device's link needs for one instruction and its reply, in seconds."""
     return 8e-6 * (bytes_down / profile.downlink_mbps + bytes_up / profile.uplink_mbps)
 
 

@@ -55,73 +55,27 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
 
 
 def is_emulated(context: Context) -> bool:
-    """Tell whether a node's times come from a device profile, so that it need not be timed.
-
-    Parameters
-    ----------
-    context : Context
-        The context handed to the ClientApp.
-
-    Returns
-    -------
-    bool
-        True on a :class:`~flwr_hetero.fleet.LocalGrid`, and in a simulation unless the
-        run-config says ``fleet = "real"``.
-    """
+    """Tell whether a node's times come from a device profile, so that it need not be timed."""
     if context.node_config.get(keys.EMULATED) is True:
         return True
     return str(context.run_config.get("fleet", REAL)) != REAL and in_simulation()
 
 
 def in_simulation() -> bool:
-    """Tell whether this process is a worker of Flower's simulation engine.
-
-    Returns
-    -------
-    bool
-        True inside a Ray actor, False in a deployed ClientApp.
-    """
+    """Tell whether this process is a worker of Flower's simulation engine."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def device_rng(seed: int, partition: int, message: Message) -> np.random.Generator:
-    """Make the generator for one message to one device: same seed, same run, in any order.
-
-    Parameters
-    ----------
-    seed : int
-        The run's seed.
-    partition : int
-        The node's ``partition-id``.
-    message : Message
-        Its type, ``server-round`` and ``profile-round`` enter the seed.
-
-    Returns
-    -------
-    np.random.Generator
-        Independent for each (seed, partition, type, round).
-    """
+    """Make the generator for one message to one device: same seed, same run, in any order."""
     kind = zlib.crc32(message.metadata.message_type.encode())
     rounds = (in_config(message, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND))
     return np.random.default_rng([seed, partition, kind, *rounds])
 
 
 def in_config(message: Message, key: str) -> int:
-    """Read a whole number, such as the round, from an instruction.
-
-    Parameters
-    ----------
-    message : Message
-        An instruction.
-    key : str
-        A key of any of its config records.
-
-    Returns
-    -------
-    int
-        Its value; 0 if it is not there or no number of at least 0.
-    """
+    """Read a whole number, such as the round, from an instruction."""
     for config in message.content.config_records.values():
         value = config.get(key)
         if isinstance(value, int) and value >= 0:
@@ -130,20 +84,7 @@ def in_config(message: Message, key: str) -> int:
 
 
 def is_available(profile: DeviceProfile, rng: np.random.Generator) -> bool:
-    """Draw whether a device answers.
-
-    Parameters
-    ----------
-    profile : DeviceProfile
-        The device.
-    rng : np.random.Generator
-        One uniform draw is taken, whatever the profile.
-
-    Returns
-    -------
-    bool
-        True with probability ``profile.availability``.
-    """
+    """Draw whether a device answers."""
     return float(rng.random()) < profile.availability
 
 
@@ -154,20 +95,7 @@ def stamp(
     profile: DeviceProfile,
     rng: np.random.Generator,
 ) -> None:
-    """Write the emulated times into a reply; an error reply stays as it is.
-
-    Parameters
-    ----------
-    message, reply : Message
-        Instruction and reply; their payloads give the transfer time, the reply's metrics
-        ``examples-processed`` (or ``num-examples``) and ``examples-scored`` the compute time.
-    context : Context
-        For the node's ``partition-id``.
-    profile : DeviceProfile
-        The device.
-    rng : np.random.Generator
-        Source of jitter.
-    """
+    """Write the emulated times into a reply; an error reply stays as it is."""
     if not reply.has_content():
         return
     reply.content.pop(keys.TIMING, None)  # a mod's own clock reading is no payload
@@ -184,19 +112,7 @@ def stamp(
 
 
 def work(reply: Message) -> tuple[float, float]:
-    """Read from a reply how much work it reports.
-
-    Parameters
-    ----------
-    reply : Message
-        A reply with content.
-
-    Returns
-    -------
-    processed, scored : float
-        Examples forward and backward (1 if the reply does not say or says nonsense), and
-        forward only. In evaluation all examples only go forward.
-    """
+    """Read from a reply how much work it reports."""
     metrics: dict[str, object] = {}
     for record in reply.content.metric_records.values():
         metrics.update(record)
@@ -209,18 +125,7 @@ def work(reply: Message) -> tuple[float, float]:
 
 
 def hidden_work(reply: Message) -> float:
-    """Read how many examples a node scores while its reply is on the network.
-
-    Parameters
-    ----------
-    reply : Message
-        A reply with content.
-
-    Returns
-    -------
-    float
-        Examples that only go forward; 0 if the reply does not say.
-    """
+    """Read how many examples a node scores while its reply is on the network."""
     metrics: dict[str, object] = {}
     for record in reply.content.metric_records.values():
         metrics.update(record)

@@ -13,17 +13,7 @@ LARGEST = float(np.finfo(np.float32).max) / 2
 
 
 def check_importance(importance: NDArray[np.float64]) -> None:
-    """Refuse importance that cannot serve as a weight.
-
-    Raises
-    ------
-    ValueError
-        If a value is negative, not finite, or too large for single precision.
-
-    Examples
-    --------
-    >>> check_importance(np.array([0.5, 0.0]))
-    """
+    """Refuse importance that cannot serve as a weight."""
     if importance.size and not (importance.min() >= 0.0 and importance.max() < LARGEST):
         good = (importance >= 0.0) & (importance < LARGEST)
         raise invalid(
@@ -35,15 +25,7 @@ def check_importance(importance: NDArray[np.float64]) -> None:
 
 
 class Moments(NamedTuple):
-    """Running second moments of the gradient norm, per drawn sample.
-
-    Attributes
-    ----------
-    uniform : float
-        Under uniform draws, :math:`E_p[s^2]`.
-    importance : float
-        Under importance draws with their weights, :math:`E_q[(s / (N q))^2]`.
-    """
+    """Running second moments of the gradient norm, per drawn sample."""
 
     uniform: float = 0.0
     importance: float = 0.0
@@ -56,32 +38,7 @@ def observe(
     importance_weights: NDArray[np.float64],
     memory: float,
 ) -> Moments:
-    """Update both moments from one set of scored samples, however these were drawn.
-
-    Parameters
-    ----------
-    moments : Moments
-        Sums so far.
-    scores : ndarray of float64, shape (b,)
-        New gradient norms s (or their stand-in) of the samples.
-    weights : ndarray of float64, shape (b,)
-        Weights with which they were drawn: 1 under uniform draws.
-    importance_weights : ndarray of float64, shape (b,)
-        Weights :math:`1 / (N q)` that the importance in use before these scores gives them.
-    memory : float
-        Samples after which an observation has faded to 1/e.
-
-    Returns
-    -------
-    Moments
-        Faded sums plus the new ones.
-
-    Examples
-    --------
-    >>> ones = np.ones(2)
-    >>> observe(Moments(), np.array([1.0, 3.0]), ones, np.array([2.0, 0.5]), memory=100.0)
-    Moments(uniform=10.0, importance=6.5)
-    """
+    """Update both moments from one set of scored samples, however these were drawn."""
     fade, squares = exp(-scores.size / memory), weights * scores**2
     return Moments(
         fade * moments.uniform + float(squares.sum()),
@@ -92,29 +49,9 @@ def observe(
 def variance_ratio(moments: Moments) -> float:
     """Tell how many uniform samples one importance draw is worth.
 
-    Parameters
-    ----------
-    moments : Moments
-        From :func:`observe`.
-
-    Returns
-    -------
-    float
-        Second moment of a uniform draw over that of an importance draw; 1 where unknown.
-
     Notes
     -----
     With fresh importance this is the square of Katharopoulos and Fleuret's tau [1]_. Measured
     before the cache takes up the new scores, as here, it also shows what a stale cache costs.
-
-    References
-    ----------
-    .. [1] Katharopoulos and Fleuret, "Not All Samples Are Created Equal: Deep Learning with
-       Importance Sampling", ICML 2018.
-
-    Examples
-    --------
-    >>> variance_ratio(Moments(10.0, 6.5))
-    1.5384615384615385
     """
     return moments.uniform / moments.importance if moments.importance > 0.0 else 1.0

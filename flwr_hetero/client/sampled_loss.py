@@ -28,42 +28,7 @@ KINDS = ("upper", "loss")
 def importance(
     outputs: Tensor, targets: Tensor, kind: str = "upper", loss_fn: Loss = LOSS
 ) -> NDArray[np.float64]:
-    r"""Score samples by the outputs that a forward pass gave them.
-
-    Parameters
-    ----------
-    outputs : Tensor, shape (batch, ...)
-        What the model returned (logits); neither changed nor added to its graph.
-    targets : Tensor, shape (batch, ...)
-        Labels.
-    kind : {"upper", "loss"}
-        ``upper``: the norm of the loss's gradient at the outputs, which bounds a sample's
-        gradient norm up to a factor that all samples share. ``loss``: the feed-forward loss,
-        the paper's choice.
-    loss_fn : callable
-        ``loss_fn(outputs, targets)`` with one loss per example; cross-entropy if left out.
-
-    Returns
-    -------
-    ndarray of float64, shape (batch,)
-        To be handed to ``MercurySampler.update``.
-
-    Raises
-    ------
-    ValueError
-        If ``kind`` is unknown.
-
-    References
-    ----------
-    .. [1] Katharopoulos and Fleuret, "Not All Samples Are Created Equal: Deep Learning with
-       Importance Sampling", ICML 2018, section 3.2 (``upper``).
-
-    Examples
-    --------
-    >>> outputs, targets = torch.zeros(2, 2), torch.tensor([0, 1])
-    >>> importance(outputs, targets, "loss").round(4), importance(outputs, targets).round(4)
-    (array([0.6931, 0.6931]), array([0.7071, 0.7071]))
-    """
+    r"""Score samples by the outputs that a forward pass gave them."""
     if kind not in KINDS:
         raise invalid("kind", kind, f"be one of {KINDS}", "upper varies less")
     with torch.enable_grad():
@@ -81,20 +46,6 @@ def scoring(model: nn.Module) -> Iterator[None]:
 
     In train mode a scoring pass would move BatchNorm's running statistics, make the score of
     a sample depend on its neighbours, and draw dropout masks.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Any model.
-
-    Examples
-    --------
-    >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
-    >>> with scoring(model):
-    ...     model.training
-    False
-    >>> model.training
-    True
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -112,30 +63,7 @@ def score_batches(
     kind: str = "upper",
     loss_fn: Loss = LOSS,
 ) -> NDArray[np.float64]:
-    """Score samples with a forward pass that leaves the model as it was.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The current model.
-    batches : iterable of (inputs, targets)
-        The samples to score, in order.
-    kind, loss_fn
-        As for :func:`importance`.
-
-    Returns
-    -------
-    ndarray of float64, shape (samples,)
-        One score per sample.
-
-    Examples
-    --------
-    >>> model = nn.Linear(2, 2, bias=False)
-    >>> nn.init.zeros_(model.weight).shape
-    torch.Size([2, 2])
-    >>> score_batches(model, [(torch.ones(1, 2), torch.tensor([0]))], "loss").round(4)
-    array([0.6931])
-    """
+    """Score samples with a forward pass that leaves the model as it was."""
     with scoring(model):
         scores = [importance(model(inputs), targets, kind, loss_fn) for inputs, targets in batches]
     return np.concatenate(scores) if scores else np.empty(0)
@@ -191,20 +119,7 @@ class SampledLoss:
         self.sampler, self.loss_fn = sampler, loss_fn
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the weighted mean loss of a batch; the sampler learns from it.
-
-        Parameters
-        ----------
-        outputs : Tensor, shape (batch, ...)
-            What the model returned.
-        targets : Tensor, shape (batch, ...)
-            Labels.
-
-        Returns
-        -------
-        Tensor, shape ()
-            To call ``backward`` on.
-        """
+        """Return the weighted mean loss of a batch; the sampler learns from it."""
         indices, weights = self.sampler.take()
         losses = self.loss_fn(outputs, targets).reshape(len(indices), -1).sum(dim=1)
         drawn_by = getattr(self.sampler, "current", self.sampler)

@@ -15,15 +15,7 @@ from flwr_hetero.errors import invalid
 
 
 class Pace(NamedTuple):
-    """What a node knows of its own round, smoothed.
-
-    Attributes
-    ----------
-    idle_s : float
-        Seconds per round in which the node's processor waits for the network.
-    score_s : float
-        Seconds to score one example, forward only.
-    """
+    """What a node knows of its own round, smoothed."""
 
     idle_s: float
     score_s: float
@@ -33,30 +25,6 @@ def smooth(old: Pace | None, new: Pace, weight: float = 0.5) -> Pace:
     r"""Follow a changing link without following every flicker.
 
     .. math:: \bar x \leftarrow (1 - w) \bar x + w x
-
-    Parameters
-    ----------
-    old : Pace or None
-        What was known; None at the first observation.
-    new : Pace
-        The last round's.
-    weight : float
-        Of the new observation, in (0, 1]; with 0.5 three rounds take up 7/8 of a change.
-
-    Returns
-    -------
-    Pace
-        The new estimate; an observation that is negative or not finite is passed over.
-
-    Raises
-    ------
-    ValueError
-        If ``weight`` lies outside (0, 1].
-
-    Examples
-    --------
-    >>> smooth(Pace(1.0, 0.01), Pace(3.0, 0.01))
-    Pace(idle_s=2.0, score_s=0.01)
     """
     if not 0.0 < weight <= 1.0:
         raise invalid("weight", weight, "lie in (0, 1]", "0.5 follows a change in a few rounds")
@@ -71,25 +39,7 @@ def smooth(old: Pace | None, new: Pace, weight: float = 0.5) -> Pace:
 
 
 def exposed_s(score_s: float, idle_s: float) -> float:
-    """Time by which scoring lengthens a round when it overlaps with the network.
-
-    Parameters
-    ----------
-    score_s : float
-        Seconds of scoring.
-    idle_s : float
-        Seconds that the network takes meanwhile; 0 means one after the other.
-
-    Returns
-    -------
-    float
-        Seconds; 0 where all is hidden.
-
-    Examples
-    --------
-    >>> exposed_s(1.0, 2.0), exposed_s(3.0, 2.0), exposed_s(3.0, 0.0)
-    (0.0, 1.0, 3.0)
-    """
+    """Time by which scoring lengthens a round when it overlaps with the network."""
     return max(0.0, score_s - idle_s)
 
 
@@ -99,20 +49,9 @@ Facts = dict[str, str | float]
 def device_facts() -> Facts:
     """Ask jetson-stats for the facts that change a Jetson's speed.
 
-    Returns
-    -------
-    dict
-        Any of ``model``, ``power-mode`` and ``temperature-c`` (the hottest sensor); nothing
-        where jetson-stats is not installed, its service does not run, or it says nothing.
-
     Notes
     -----
     Tried with a stand-in for jetson-stats 4 only; no Jetson was at hand.
-
-    Examples
-    --------
-    >>> device_facts()  # not on a Jetson
-    {}
     """
     try:
         from jtop import jtop  # type: ignore[import-not-found,unused-ignore]
@@ -139,27 +78,7 @@ _READERS: dict[str, Callable[[Any], str | float]] = {
 
 
 def read_pace(context: Context) -> Pace | None:
-    """Read how long this node waits per round, and how long it scores an example.
-
-    Parameters
-    ----------
-    context : Context
-        The context handed to the ClientApp.
-
-    Returns
-    -------
-    Pace or None
-        None until a mod of ours (``timing``, ``emulated_device``) has seen a training round.
-
-    Examples
-    --------
-    >>> from flwr.app import RecordDict
-    >>> context = Context(1, 1, {}, RecordDict(), {})
-    >>> read_pace(context)
-    >>> note_pace(context, idle_s=2.0, example_s=3.0)
-    >>> read_pace(context)
-    Pace(idle_s=2.0, score_s=1.0)
-    """
+    """Read how long this node waits per round, and how long it scores an example."""
     record = context.state.config_records.get(keys.PACE)
     if record is None or keys.IDLE_TIME not in record:
         return None
@@ -168,17 +87,7 @@ def read_pace(context: Context) -> Pace | None:
 
 
 def note_pace(context: Context, idle_s: float, example_s: float) -> None:
-    """Take in a round's observation; NaN stands for "not observed".
-
-    Parameters
-    ----------
-    context : Context
-        The context handed to the ClientApp.
-    idle_s : float
-        Seconds that the node waited for the network.
-    example_s : float
-        Seconds per example, forward and backward.
-    """
+    """Take in a round's observation; NaN stands for "not observed"."""
     record = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
     before = None
     if keys.IDLE_TIME in record:
@@ -190,15 +99,6 @@ def note_reply(context: Context, message: Message, start_s: float, end_s: float)
     """Take in a real round: the wait before it, and when it was answered.
 
     An emulated node's pace comes from its profile, and this does nothing.
-
-    Parameters
-    ----------
-    context : Context
-        The context handed to the ClientApp.
-    message : Message
-        The instruction; only training counts.
-    start_s, end_s : float
-        Readings of the monotonic clock; it goes on from process to process until a restart.
     """
     if context.node_config.get(keys.EMULATED) is True:
         return
@@ -251,22 +151,7 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
 def timing_record(
     context: Context, train_s: float, transfer_s: float, *, emulated: bool
 ) -> ConfigRecord:
-    """Make the record that a timing mod puts beside a reply.
-
-    Parameters
-    ----------
-    context : Context
-        For the node's ``partition-id``, if it has one.
-    train_s, transfer_s : float
-        Seconds of work and of transfer.
-    emulated : bool
-        Whether the times come from a device profile.
-
-    Returns
-    -------
-    ConfigRecord
-        To be stored as ``flwr-hetero.timing``.
-    """
+    """Make the record that a timing mod puts beside a reply."""
     record = ConfigRecord(
         {
             keys.TRAIN_TIME: train_s,

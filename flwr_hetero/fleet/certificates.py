@@ -38,20 +38,7 @@ _CURVE = ec.SECP384R1
 
 
 def make_authority(folder: Path, days: int = CA_DAYS) -> None:
-    """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` for no one else.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the files go; made if missing, for the owner's eyes only.
-    days : int
-        How long it is valid.
-
-    Raises
-    ------
-    ValueError
-        If there is an authority already, or its certificate alone: its key may be offline.
-    """
+    """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` for no one else."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_absent(folder / CA_CERTIFICATE, folder / CA_KEY)
     key = ec.generate_private_key(_CURVE())
@@ -67,39 +54,12 @@ def make_authority(folder: Path, days: int = CA_DAYS) -> None:
 
 
 def has_authority(folder: Path) -> bool:
-    """Tell whether a folder has an authority, also if its key is kept elsewhere.
-
-    Parameters
-    ----------
-    folder : Path
-        As given to :func:`make_authority`.
-
-    Returns
-    -------
-    bool
-        True if there is a certificate or a key.
-    """
+    """Tell whether a folder has an authority, also if its key is kept elsewhere."""
     return any((folder / name).exists() for name in (CA_CERTIFICATE, CA_KEY))
 
 
 def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERVER_DAYS) -> None:
-    """Make the SuperLink's key and certificate, signed by the authority in the same folder.
-
-    Parameters
-    ----------
-    folder : Path
-        Has the authority; gets ``superlink.key`` and ``superlink.crt``. Earlier ones are
-        replaced: that is how a certificate is renewed.
-    hosts : iterable of str
-        Names and addresses under which devices reach the SuperLink, without a port.
-    days : int
-        How long it is valid.
-
-    Raises
-    ------
-    ValueError
-        If there is no host, or no whole authority: a key that was kept offline must be back.
-    """
+    """Make the SuperLink's key and certificate, signed by the authority in the same folder."""
     names = list(dict.fromkeys(hosts))
     if not names:
         raise invalid("hosts", names, "name the SuperLink", "pass the name that devices dial")
@@ -126,20 +86,7 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
 
 
 def make_node_key(folder: Path, node: str) -> None:
-    """Make a device's key pair in OpenSSH format: ``<node>`` and ``<node>.pub``.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the files go; made if missing.
-    node : str
-        The device's name; the private key goes to the device, the public one is registered.
-
-    Raises
-    ------
-    ValueError
-        If the device has a key already, or its name cannot be a file's.
-    """
+    """Make a device's key pair in OpenSSH format: ``<node>`` and ``<node>.pub``."""
     if not node or Path(node).name != node or node.endswith(".pub"):
         raise invalid("node", node, "be a plain file name", "use letters, digits and dashes")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

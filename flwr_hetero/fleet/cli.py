@@ -18,20 +18,7 @@ PROGRAM = "python -m flwr_hetero.fleet"
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run a command; what goes wrong is one line on the error stream.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The command line without the program; this process's by default.
-    program : str
-        How the user calls it, for messages.
-
-    Returns
-    -------
-    int
-        Exit status: 0, or 2 after an error, which is printed in one line.
-    """
+    """Run a command; what goes wrong is one line on the error stream."""
     options = _parser(program).parse_args(arguments)
     try:
         options.do(options)

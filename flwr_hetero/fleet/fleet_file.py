@@ -20,23 +20,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Node:
-    """One SuperNode.
-
-    Parameters
-    ----------
-    name : str
-        ``node-<partition-id>``; also its name in Flower's registry and that of its key.
-    cpu : float
-        Share of one CPU for its ClientApps, in (0, 1].
-    uplink_mbps, downlink_mbps : float
-        Speed of its link; infinite without a limit.
-    port : int
-        Of its own API, for its executor.
-    link_port : int
-        Where its slow link listens; 0 without a limit.
-    pid : int
-        Of the SuperNode; 0 if it was not started.
-    """
+    """One SuperNode."""
 
     name: str
     cpu: float = 1.0
@@ -54,25 +38,7 @@ class Node:
 
 @dataclass(frozen=True)
 class FleetFile:
-    """A fleet, as ``up`` left it.
-
-    Parameters
-    ----------
-    port : int
-        Of the SuperLink.
-    database : bool
-        Whether the SuperLink keeps its state in a file, and so over a restart.
-    superlink_pid, warden_pid : int
-        Process ids; 0 if not started.
-    nodes : list of Node
-        The SuperNodes, by partition.
-
-    Examples
-    --------
-    >>> fleet = FleetFile(port=9443, nodes=[Node("node-0", cpu=0.5)])
-    >>> FleetFile.from_text(fleet.to_text()) == fleet
-    True
-    """
+    """A fleet, as ``up`` left it."""
 
     port: int
     database: bool = False
@@ -91,41 +57,14 @@ class FleetFile:
         return any(node.cpu < 1 or node.has_link for node in self.nodes)
 
     def node(self, name: str) -> Node:
-        """Find a node.
-
-        Parameters
-        ----------
-        name : str
-            Its name.
-
-        Returns
-        -------
-        Node
-            Of that name.
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
+        """Find a node."""
         for node in self.nodes:
             if node.name == name:
                 return node
         raise invalid("node", name, f"be one of {[n.name for n in self.nodes]}", "check the name")
 
     def with_node(self, node: Node) -> "FleetFile":
-        """Return a copy in which a node of the same name is replaced.
-
-        Parameters
-        ----------
-        node : Node
-            The new one.
-
-        Returns
-        -------
-        FleetFile
-            The copy.
-        """
+        """Return a copy in which a node of the same name is replaced."""
         return replace(self, nodes=[node if n.name == node.name else n for n in self.nodes])
 
     def to_text(self) -> str:
@@ -134,52 +73,19 @@ class FleetFile:
 
     @classmethod
     def from_text(cls, text: str) -> "FleetFile":
-        """Read what :meth:`to_text` wrote.
-
-        Parameters
-        ----------
-        text : str
-            JSON.
-
-        Returns
-        -------
-        FleetFile
-            An equal fleet.
-        """
+        """Read what :meth:`to_text` wrote."""
         facts: dict[str, Any] = json.loads(text)
         return cls(**facts | {"nodes": [Node(**node) for node in facts["nodes"]]})
 
     def save(self, folder: Path) -> None:
-        """Replace the file in one step.
-
-        Parameters
-        ----------
-        folder : Path
-            The fleet's folder.
-        """
+        """Replace the file in one step."""
         draft = folder / DRAFT
         draft.write_text(self.to_text(), encoding="utf-8")
         draft.replace(folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> "FleetFile":
-        """Read the file.
-
-        Parameters
-        ----------
-        folder : Path
-            The fleet's folder.
-
-        Returns
-        -------
-        FleetFile
-            As last saved.
-
-        Raises
-        ------
-        ValueError
-            If there is no fleet in the folder.
-        """
+        """Read the file."""
         path = folder / FILE
         if not path.is_file():
             raise invalid("dir", str(folder), "hold a fleet", "start one with `up`")
@@ -187,31 +93,7 @@ class FleetFile:
 
 
 def nodes_of(profiles: list[DeviceProfile], cpu: float = 1.0) -> list[Node]:
-    """Turn device profiles into limits for SuperNodes on this machine.
-
-    Parameters
-    ----------
-    profiles : list of DeviceProfile
-        One per node.
-    cpu : float
-        Share of one CPU that the fastest device gets, in (0, 1]; the others get their part of it.
-
-    Returns
-    -------
-    list of Node
-        Without ports.
-
-    Raises
-    ------
-    ValueError
-        If ``cpu`` is out of range.
-
-    Examples
-    --------
-    >>> devices = [DeviceProfile(2.0), DeviceProfile(0.5, uplink_mbps=10.0)]
-    >>> [(node.cpu, node.uplink_mbps) for node in nodes_of(devices)]
-    [(1.0, inf), (0.25, 10.0)]
-    """
+    """Turn device profiles into limits for SuperNodes on this machine."""
     if not 0 < cpu <= 1:
         raise invalid("cpu", cpu, "lie in (0, 1]", "1 is a whole CPU")
     fastest = max(profile.compute_factor for profile in profiles)

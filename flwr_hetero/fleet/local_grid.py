@@ -26,33 +26,13 @@ from flwr_hetero.fleet.faults import CORRUPTIONS, Fault
 
 
 class VirtualClock:
-    """A clock that moves only when told to.
-
-    Examples
-    --------
-    >>> clock = VirtualClock()
-    >>> clock.advance_to(2.5)
-    >>> clock.advance_to(1.0)   # never backwards
-    >>> clock.now_s
-    2.5
-    """
+    """A clock that moves only when told to."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
 
     def advance_to(self, time_s: float) -> None:
-        """Move to a point in time; earlier points change nothing.
-
-        Parameters
-        ----------
-        time_s : float
-            Seconds since the clock's start.
-
-        Raises
-        ------
-        ValueError
-            If the time is not finite.
-        """
+        """Move to a point in time; earlier points change nothing."""
         if not isfinite(time_s):
             raise invalid("time_s", time_s, "be finite", "an answer that never comes has no time")
         self.now_s = max(self.now_s, time_s)
@@ -63,17 +43,7 @@ CLIENT_APP_RAISED_EXCEPTION = 2
 
 @dataclass
 class LocalNode:
-    """An emulated device with the state of its ClientApp; it does one job at a time.
-
-    Parameters
-    ----------
-    profile : DeviceProfile
-        Its device.
-    context : Context
-        Of its ClientApp.
-    free_at_s : float
-        Virtual time at which its last job is done.
-    """
+    """An emulated device with the state of its ClientApp; it does one job at a time."""
 
     profile: DeviceProfile
     context: Context
@@ -88,28 +58,7 @@ class LocalNode:
         faults: Sequence[Fault],
         now_s: float,
     ) -> tuple[float, Message | None]:
-        """Do what an instruction says.
-
-        Parameters
-        ----------
-        message : Message
-            The instruction; not changed.
-        client_app : ClientApp
-            Does it, on a copy.
-        seed : int
-            Of jitter and availability.
-        faults : sequence of Fault
-            Of the whole fleet.
-        now_s : float
-            Virtual time.
-
-        Returns
-        -------
-        arrival_s : float
-            Virtual time at which the reply is there; infinite if it never is.
-        reply : Message or None
-            With content or an error; None if the node dies over it.
-        """
+        """Do what an instruction says."""
         partition = int(self.context.node_config[keys.PARTITION_ID])
         rng = device_rng(seed, partition, message)
         server_round, kind = in_config(message, keys.SERVER_ROUND), message.metadata.message_type

@@ -46,24 +46,7 @@ _started: list[int] = []
 
 
 def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]) -> int:
-    """Start a process that stays when we end.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    folder : Path
-        The fleet's folder, for the mark; also the working directory.
-    log : Path
-        Gets what the process prints, appended.
-    environment : mapping of str to str
-        Its environment, the mark left out.
-
-    Returns
-    -------
-    int
-        Process id.
-    """
+    """Start a process that stays when we end."""
     with log.open("ab") as out:
         process = subprocess.Popen(
             command,
@@ -80,37 +63,13 @@ def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[
 
 
 def find(folder: Path) -> list[int]:
-    """Find the processes that carry a fleet's mark.
-
-    Parameters
-    ----------
-    folder : Path
-        The fleet's folder.
-
-    Returns
-    -------
-    list of int
-        Process ids, this one left out.
-    """
+    """Find the processes that carry a fleet's mark."""
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and has_mark(pid, folder)]
 
 
 def has_mark(pid: int, folder: Path) -> bool:
-    """Tell whether a process is alive and belongs to a fleet.
-
-    Parameters
-    ----------
-    pid : int
-        A process.
-    folder : Path
-        The fleet's folder.
-
-    Returns
-    -------
-    bool
-        False also for processes of other users and for those that only wait to be collected.
-    """
+    """Tell whether a process is alive and belongs to a fleet."""
     try:
         environment = _environment(pid)
     except OSError:
@@ -135,20 +94,7 @@ def _environment(pid: int) -> bytes:
 
 
 def end(folder: Path, grace_s: float = GRACE_S) -> int:
-    """End all processes that carry a fleet's mark, and wait until they are gone.
-
-    Parameters
-    ----------
-    folder : Path
-        The fleet's folder.
-    grace_s : float
-        Seconds they have to end by themselves.
-
-    Returns
-    -------
-    int
-        How many there were.
-    """
+    """End all processes that carry a fleet's mark, and wait until they are gone."""
     asked: set[int] = set()
     deadline_s = time.monotonic() + grace_s
     while pids := find(folder):
@@ -162,17 +108,7 @@ def end(folder: Path, grace_s: float = GRACE_S) -> int:
 
 
 def end_one(pid: int, folder: Path, signal_number: int) -> None:
-    """Send a signal to one process of a fleet, awake if it was stopped.
-
-    Parameters
-    ----------
-    pid : int
-        A process; passed over if it is gone or not of this fleet.
-    folder : Path
-        The fleet's folder.
-    signal_number : int
-        The signal.
-    """
+    """Send a signal to one process of a fleet, awake if it was stopped."""
     if pid < 1:  # never started; the kernel would call the number itself wrong
         return
     with suppress(ProcessLookupError):
@@ -206,15 +142,7 @@ PORTS = range(20_000, 32_000)
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
-    """Make the folder of a fleet: keys, certificates, and Flower's configuration.
-
-    Parameters
-    ----------
-    folder : Path
-        Empty or new.
-    fleet : FleetFile
-        With ports.
-    """
+    """Make the folder of a fleet: keys, certificates, and Flower's configuration."""
     for name in ("logs", "home", "homes"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     keys = folder / "keys"
@@ -230,20 +158,7 @@ def prepare(folder: Path, fleet: FleetFile) -> None:
 
 
 def superlink_command(folder: Path, fleet: FleetFile) -> list[str]:
-    """Return the command of the SuperLink: TLS, authentication of SuperNodes, no installing.
-
-    Parameters
-    ----------
-    folder : Path
-        The fleet's folder.
-    fleet : FleetFile
-        Its port, and whether it keeps a database.
-
-    Returns
-    -------
-    list of str
-        Program and arguments.
-    """
+    """Return the command of the SuperLink: TLS, authentication of SuperNodes, no installing."""
     keys = folder / "keys"
     return [
         str(BIN / "flower-superlink"),
@@ -257,22 +172,7 @@ def superlink_command(folder: Path, fleet: FleetFile) -> list[str]:
 
 
 def supernode_command(folder: Path, fleet: FleetFile, node: Node) -> list[str]:
-    """Return the command of a SuperNode, which knows its partition by its place in the fleet.
-
-    Parameters
-    ----------
-    folder : Path
-        The fleet's folder.
-    fleet : FleetFile
-        Has the node.
-    node : Node
-        With ports.
-
-    Returns
-    -------
-    list of str
-        Program and arguments.
-    """
+    """Return the command of a SuperNode, which knows its partition by its place in the fleet."""
     keys, partition = folder / "keys", fleet.nodes.index(node)
     return [
         str(BIN / "flower-supernode"),
@@ -285,20 +185,7 @@ def supernode_command(folder: Path, fleet: FleetFile, node: Node) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Make an environment that keeps Flower at home and away from the network.
-
-    Parameters
-    ----------
-    home : Path
-        Its ``FLWR_HOME``; made if missing. Each process has its own: two SuperNodes with one
-        home unpack the same app over each other.
-
-    Returns
-    -------
-    dict of str to str
-        This process's environment with Flower's settings; one thread per ClientApp unless
-        ``OMP_NUM_THREADS`` says otherwise.
-    """
+    """Make an environment that keeps Flower at home and away from the network."""
     home.mkdir(mode=0o700, exist_ok=True)
     return {
         "OMP_NUM_THREADS": "1",
@@ -313,53 +200,19 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def no_proxy() -> dict[str, str]:
-    """Name this machine among the hosts that are reached without a proxy.
-
-    Returns
-    -------
-    dict of str to str
-        The variable in both its spellings, of which the lower one wins where both are read; the
-        user's own hosts stay.
-
-    Examples
-    --------
-    >>> sorted(no_proxy())
-    ['NO_PROXY', 'no_proxy']
-    """
+    """Name this machine among the hosts that are reached without a proxy."""
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = ",".join(filter(None, [own, HOST, "localhost"]))
     return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def is_behind_proxy() -> bool:
-    """Tell whether programs started in this environment look for this machine behind a proxy.
-
-    Returns
-    -------
-    bool
-        True if there is a proxy and this machine is no exception from it.
-    """
+    """Tell whether programs started in this environment look for this machine behind a proxy."""
     return bool(getproxies().keys() - {"no"}) and not proxy_bypass(HOST)
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports of the loopback interface that nobody listens on.
-
-    Parameters
-    ----------
-    count : int
-        How many.
-
-    Returns
-    -------
-    list of int
-        All different.
-
-    Examples
-    --------
-    >>> len(set(free_ports(3)))
-    3
-    """
+    """Find ports of the loopback interface that nobody listens on."""
     found: list[int] = []
     with ExitStack() as held:
         for port in random.SystemRandom().sample(PORTS, len(PORTS)):
@@ -373,17 +226,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def listens(port: int) -> bool:
-    """Tell whether somebody listens on a port of the loopback interface.
-
-    Parameters
-    ----------
-    port : int
-        The port.
-
-    Returns
-    -------
-    bool
-        True if a connection is accepted.
-    """
+    """Tell whether somebody listens on a port of the loopback interface."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0

@@ -26,32 +26,13 @@ NODES = "nodes.json"
 
 
 class FlowerCli:
-    """Call ``flwr`` against the SuperLink of a fleet.
-
-    Parameters
-    ----------
-    folder : Path
-        The fleet's folder.
-    """
+    """Call ``flwr`` against the SuperLink of a fleet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
 
     def flwr(self, *arguments: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
-        """Run Flower's command line against this fleet.
-
-        Parameters
-        ----------
-        *arguments : str
-            For instance ``"run", "apps/tifl", "fleet", "--stream"``.
-        timeout_s : float
-            Seconds it may take.
-
-        Returns
-        -------
-        CompletedProcess
-            With what it printed.
-        """
+        """Run Flower's command line against this fleet."""
         return subprocess.run(
             [str(commands.BIN / "flwr"), *arguments],
             env=commands.environment(self.folder / "home"),
@@ -62,18 +43,7 @@ class FlowerCli:
         )
 
     def run_line(self, app: str = "apps/tifl") -> str:
-        """Return the shell line that runs an app on this fleet.
-
-        Parameters
-        ----------
-        app : str
-            Path of the app.
-
-        Returns
-        -------
-        str
-            To be typed in any shell in which ``flwr`` is found.
-        """
+        """Return the shell line that runs an app on this fleet."""
         settings = {"FLWR_HOME": str(self.folder / "home")}
         if commands.is_behind_proxy():
             settings["no_proxy"] = commands.no_proxy()["no_proxy"]
@@ -81,13 +51,7 @@ class FlowerCli:
         return f"{words} flwr run {quote(app)} {commands.CONNECTION} --stream"
 
     def online(self) -> set[str]:
-        """Ask the SuperLink which SuperNodes are online.
-
-        Returns
-        -------
-        set of str
-            Their names; empty if the SuperLink does not answer, or knows none of them yet.
-        """
+        """Ask the SuperLink which SuperNodes are online."""
         ask = ("supernode", "list", commands.CONNECTION, "--format", "json")
         try:
             ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
@@ -98,20 +62,7 @@ class FlowerCli:
         return {ids[node_id] for node_id in here if node_id in ids}
 
     def register(self, nodes: Sequence[Node], timeout_s: float = 120.0) -> None:
-        """Tell the SuperLink the public keys of SuperNodes, and keep the ids that it gives them.
-
-        Parameters
-        ----------
-        nodes : sequence of Node
-            Their keys are in the fleet's folder.
-        timeout_s : float
-            Seconds that each may take.
-
-        Raises
-        ------
-        RuntimeError
-            If one is not taken; says why.
-        """
+        """Tell the SuperLink the public keys of SuperNodes, and keep the ids that it gives them."""
         ids = {}
         for node in nodes:
             key = str(self.folder / "keys" / f"{node.name}.pub")

@@ -25,29 +25,11 @@ BURST_S = 0.1
 class CpuShare:
     """Keep processes at a share of one CPU, as a bucket of CPU time that refills steadily.
 
-    Parameters
-    ----------
-    share : float
-        CPU seconds per second, in (0, 1].
-
-    Raises
-    ------
-    ValueError
-        If the share is out of range.
-
     Notes
     -----
     The bucket may go into debt (a process runs on until it is stopped), and a debt is waited
     for in full: over some tenths of a second the share is exact, whatever the resolution of the
     timer. Nobody touches a device with a share of 1.
-
-    Examples
-    --------
-    >>> bucket = CpuShare(0.25)
-    >>> bucket.may_run(elapsed_s=1.0, used_s=0.1), bucket.may_run(elapsed_s=0.1, used_s=0.1)
-    (True, False)
-    >>> bucket.may_run(elapsed_s=0.1, used_s=0.0), bucket.may_run(elapsed_s=0.2, used_s=0.0)
-    (False, True)
     """
 
     def __init__(self, share: float) -> None:
@@ -57,33 +39,14 @@ class CpuShare:
         self.credit_s = self.share * BURST_S
 
     def may_run(self, elapsed_s: float, used_s: float) -> bool:
-        """Take in what happened since the last call, and tell whether the device may run on.
-
-        Parameters
-        ----------
-        elapsed_s : float
-            Time since the last call.
-        used_s : float
-            CPU time used since then, all processes of the device together.
-
-        Returns
-        -------
-        bool
-            False while it has used more than its share.
-        """
+        """Take in what happened since the last call, and tell whether the device may run on."""
         self.credit_s += self.share * elapsed_s - used_s
         self.credit_s = min(self.credit_s, self.share * BURST_S)
         return self.credit_s > 0
 
 
 class Throttle:
-    """Hold the ClientApp processes below a device's SuperNode at their CPU share.
-
-    Parameters
-    ----------
-    share : float
-        CPU seconds per second, in (0, 1].
-    """
+    """Hold the ClientApp processes below a device's SuperNode at their CPU share."""
 
     def __init__(self, share: float) -> None:
         self.bucket = CpuShare(share)
@@ -92,14 +55,7 @@ class Throttle:
         self._seen_s = time.monotonic()
 
     def look(self, supernode: int) -> None:
-        """Look at the device's processes once, and stop or continue them.
-
-        Parameters
-        ----------
-        supernode : int
-            Process id of the SuperNode; its children are Flower's executors, whose children
-            are ClientApps. Only those are ever touched: the node stays online.
-        """
+        """Look at the device's processes once, and stop or continue them."""
         now_s = time.monotonic()
         pids = [pid for executor in children(supernode) for pid in descendants(executor)]
         times = {pid: cpu_time_s(pid) for pid in pids}
@@ -111,28 +67,12 @@ class Throttle:
         self._stopped = not runs
 
     def release(self, supernode: int) -> None:
-        """Let the device's processes run freely again.
-
-        Parameters
-        ----------
-        supernode : int
-            As for :meth:`look`.
-        """
+        """Let the device's processes run freely again."""
         send(descendants(supernode), signal.SIGCONT)
 
 
 def cpu_time_s(pid: int) -> float:
     """Return the CPU time that a process has used, finished threads included, in seconds.
-
-    Parameters
-    ----------
-    pid : int
-        A process; 0.0 if it is gone.
-
-    Returns
-    -------
-    float
-        Seconds, to the nanosecond.
 
     Notes
     -----
@@ -146,18 +86,7 @@ def cpu_time_s(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """Return the child processes of a process; none if it is gone.
-
-    Parameters
-    ----------
-    pid : int
-        A process.
-
-    Returns
-    -------
-    list of int
-        Process ids, also of children that another thread started.
-    """
+    """Return the child processes of a process; none if it is gone."""
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -167,32 +96,13 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below a process.
-
-    Parameters
-    ----------
-    pid : int
-        A process.
-
-    Returns
-    -------
-    list of int
-        Children, their children, and so on.
-    """
+    """Return the processes below a process."""
     direct = children(pid)
     return direct + [below for child in direct for below in descendants(child)]
 
 
 def send(pids: list[int], signal_number: int) -> None:
-    """Send a signal to processes; those that are gone are passed over.
-
-    Parameters
-    ----------
-    pids : list of int
-        Processes.
-    signal_number : int
-        The signal.
-    """
+    """Send a signal to processes; those that are gone are passed over."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal_number)
@@ -202,24 +112,7 @@ CHUNK_BYTES = 16 * 1024
 
 
 class Line:
-    """One direction of a link: says how long each piece of data occupies it.
-
-    Parameters
-    ----------
-    mbps : float
-        Mbit/s; infinite for a free line.
-
-    Raises
-    ------
-    ValueError
-        If the speed is not positive.
-
-    Examples
-    --------
-    >>> line = Line(mbps=8.0)
-    >>> line.delay_s(500_000, now_s=0.0), line.delay_s(500_000, now_s=0.0)
-    (0.5, 1.0)
-    """
+    """One direction of a link: says how long each piece of data occupies it."""
 
     def __init__(self, mbps: float) -> None:
         if not mbps > 0:
@@ -228,34 +121,13 @@ class Line:
         self.free_at_s = -inf
 
     def delay_s(self, num_bytes: int, now_s: float) -> float:
-        """Put data on the line, behind what is on it already.
-
-        Parameters
-        ----------
-        num_bytes : int
-            Its size.
-        now_s : float
-            The time.
-
-        Returns
-        -------
-        float
-            Seconds until the data is through.
-        """
+        """Put data on the line, behind what is on it already."""
         self.free_at_s = max(self.free_at_s, now_s) + 8e-6 * num_bytes / self.mbps
         return self.free_at_s - now_s
 
 
 class Link:
-    """Relay connections to a SuperLink at a device's link speed; TLS passes through untouched.
-
-    Parameters
-    ----------
-    target : tuple of str and int
-        Host and port of the SuperLink.
-    uplink_mbps, downlink_mbps : float
-        Speed from and to the device, shared by all its connections.
-    """
+    """Relay connections to a SuperLink at a device's link speed; TLS passes through untouched."""
 
     def __init__(self, target: tuple[str, int], uplink_mbps: float, downlink_mbps: float) -> None:
         self.target = target

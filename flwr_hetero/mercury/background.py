@@ -51,15 +51,7 @@ _WAIT = (
 
 
 class Collected(NamedTuple):
-    """What the worker got done.
-
-    Attributes
-    ----------
-    scores : ndarray of float64, shape (done,)
-        Scores of the first ``done`` samples handed over.
-    seconds : float
-        Time it scored for.
-    """
+    """What the worker got done."""
 
     scores: NDArray[np.float64]
     seconds: float
@@ -77,29 +69,6 @@ def start_scoring(
 ) -> str:
     """Start a detached process that scores samples by the model as it is now.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Copied; its class must be importable, not defined in ``__main__``.
-    inputs, targets : Tensor, shape (n, ...)
-        The samples; copied.
-    kind, loss_fn
-        As for :func:`~flwr_hetero.client.sampled_loss.importance`.
-    batch_size : int
-        Samples between two looks at whether to go on.
-    limit_s : float
-        Seconds after which the worker ends and removes its folder, whatever happens.
-
-    Returns
-    -------
-    str
-        The folder, to be given to :func:`collect_scores` by whatever process comes next.
-
-    Raises
-    ------
-    ValueError
-        If a figure is out of range.
-
     Notes
     -----
     The worker has the lowest priority, no terminal, and no open files of its parent. On the CPU
@@ -108,16 +77,6 @@ def start_scoring(
     of them is left when the worker ends. When all is scored it makes room: only a small process
     stays that waits for the collector. SIGTERM is held back wherever the worker could not clean
     up: while it starts and while the small process takes over.
-
-    Examples
-    --------
-    >>> model, inputs, targets = nn.Linear(2, 2), torch.ones(3, 2), torch.zeros(3).long()
-    >>> folder = start_scoring(model, inputs, targets, limit_s=60.0)
-    >>> Path(folder).is_dir()
-    True
-    >>> scores, seconds = collect_scores(folder)  # at once: perhaps none yet
-    >>> Path(folder).is_dir()
-    False
     """
     if batch_size < 1:
         raise invalid("batch_size", batch_size, "be at least 1", "256 is a good size")
@@ -151,18 +110,7 @@ def start_scoring(
 
 
 def collect_scores(folder: str) -> Collected:
-    """Take what the worker got done so far, and end it.
-
-    Parameters
-    ----------
-    folder : str
-        From :func:`start_scoring`, perhaps of a process long gone.
-
-    Returns
-    -------
-    Collected
-        Nothing if the folder is gone or empty.
-    """
+    """Take what the worker got done so far, and end it."""
     source, taken = Path(folder), Path(f"{folder}.taken")
     if not source.name.startswith(PREFIX):
         return Collected(np.empty(0), 0.0)
@@ -176,13 +124,7 @@ def collect_scores(folder: str) -> Collected:
 
 
 def work(folder: str, batch_size: str, limit_s: str) -> None:
-    """Be the worker: read a job from standard input, score until done or unwanted.
-
-    Parameters
-    ----------
-    folder, batch_size, limit_s : str
-        As for :func:`start_scoring`.
-    """
+    """Be the worker: read a job from standard input, score until done or unwanted."""
     deadline_s = time.monotonic() + float(limit_s)
     ends = {signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)

@@ -19,30 +19,7 @@ SHARE = 1 / 8
 
 
 class Stride:
-    """Batches drawn ahead, and scores heard but not yet taken in.
-
-    Parameters
-    ----------
-    num_samples, batch_size : int
-        Of the sampler; they decide how long a stride is. It is one batch on small data.
-
-    Attributes
-    ----------
-    length : int
-        Batches drawn, and heard of, at a time.
-
-    Examples
-    --------
-    >>> stride = Stride(num_samples=60_000, batch_size=32)
-    >>> stride.length, Stride(num_samples=1_000, batch_size=32).length
-    (32, 3)
-    >>> stride.draw_ahead(np.array([[1, 2], [3, 4]]), np.ones((2, 2)))
-    >>> stride.pop()
-    (array([1, 2]), array([1., 1.]))
-    >>> stride.hear(np.array([1, 2]), np.array([0.5, 0.1]))
-    >>> stride.take_in()
-    (array([1, 2]), array([0.5, 0.1]))
-    """
+    """Batches drawn ahead, and scores heard but not yet taken in."""
 
     def __init__(self, num_samples: int, batch_size: int) -> None:
         self.length = int(np.clip(SHARE * num_samples / batch_size, 1, LONGEST))
@@ -52,13 +29,7 @@ class Stride:
         self._num_heard = 0
 
     def draw_ahead(self, indices: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """Keep batches for later.
-
-        Parameters
-        ----------
-        indices, weights : ndarray, shape (batches, batch_size)
-            The first batch comes first.
-        """
+        """Keep batches for later."""
         self._ahead = list(zip(indices, weights, strict=True))[::-1]
 
     def pop(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
@@ -70,13 +41,7 @@ class Stride:
         self._ahead = []
 
     def hear(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Keep the scores of a batch until the stride is full.
-
-        Parameters
-        ----------
-        indices, scores : ndarray, shape (batch,)
-            Checked already.
-        """
+        """Keep the scores of a batch until the stride is full."""
         self._heard.append((indices, scores))
         self._num_heard += 1
 
@@ -106,25 +71,7 @@ class Stride:
         }
 
     def restored(self, num_samples: int, state: Mapping[str, Any]) -> "Stride":
-        """Make a stride like this one from :meth:`state`.
-
-        Parameters
-        ----------
-        num_samples : int
-            Size of the data that indices refer to.
-        state : dict
-            From :meth:`state`.
-
-        Returns
-        -------
-        Stride
-            Equal to the one saved.
-
-        Raises
-        ------
-        ValueError
-            If the state is no such state.
-        """
+        """Make a stride like this one from :meth:`state`."""
         twin = Stride(num_samples, self._batch_size)
         pairs = []
         for name, values in (("ahead", "ahead_weights"), ("heard", "heard_scores")):
@@ -159,32 +106,6 @@ class SumTree:
     Setting or drawing b of n values costs ``b * FANOUT * log(n, FANOUT)`` operations plus
     ``TOP``; only building the tree costs n. Sums are recomputed from the values below and never
     carried along, so equal values give equal sums bit for bit, whatever the history.
-
-    Parameters
-    ----------
-    values : array_like of float, shape (n,)
-        Finite and not negative; a copy is kept as float64.
-
-    Attributes
-    ----------
-    total : float
-        Sum of all values.
-
-    Raises
-    ------
-    ValueError
-        If there is no value, or one is negative or not finite.
-
-    Examples
-    --------
-    >>> tree = SumTree([1.0, 0.0, 3.0])
-    >>> tree.total
-    4.0
-    >>> tree.find(np.array([0.0, 0.24, 0.26, 0.99]))
-    array([0, 0, 2, 2])
-    >>> tree.set(np.array([1]), np.array([12.0]))
-    >>> tree.total, tree[np.array([0, 1])]
-    (16.0, array([ 1., 12.]))
     """
 
     def __init__(self, values: ArrayLike) -> None:
@@ -212,16 +133,7 @@ class SumTree:
         return self.values[indices]
 
     def set(self, indices: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Replace some values; where an index stands twice, the last value stays.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (b,)
-            Positions in ``range(n)``.
-        values : ndarray of float64, shape (b,)
-            Finite and not negative; not checked again, see
-            :func:`~flwr_hetero.client.gate.check_importance`.
-        """
+        """Replace some values; where an index stands twice, the last value stays."""
         self._levels[0].reshape(-1)[indices] = values
         sums = [level.reshape(-1) for level in self._levels[1:]] + [self._top]
         for level, above in zip(self._levels, sums, strict=True):
@@ -232,23 +144,7 @@ class SumTree:
         self.total = float(self._top.sum())
 
     def find(self, points: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Map points of [0, 1) to indices, each index with a share value / total.
-
-        Parameters
-        ----------
-        points : ndarray of float64, shape (b,)
-            Uniform draws make this a draw with replacement.
-
-        Returns
-        -------
-        ndarray of int64, shape (b,)
-            Indices whose value is greater than 0.
-
-        Raises
-        ------
-        ValueError
-            If all values are 0.
-        """
+        """Map points of [0, 1) to indices, each index with a share value / total."""
         sums = np.cumsum(self._top)
         if sums[-1] <= 0.0:
             raise ValueError("all values are 0: there is nothing to draw.")
@@ -285,30 +181,11 @@ class ImportanceCache:
 
     Drawing and updating cost as much as the samples drawn and updated, whatever N.
 
-    Parameters
-    ----------
-    num_samples : int
-        Size N of the local data set.
-
-    Attributes
-    ----------
-    scored_at : ndarray of int32, shape (num_samples,)
-        Step at which each sample was last scored; -1 for never.
-
     Notes
     -----
     Importance is kept in single precision, so that a saved cache is the cache. The samples
     never scored are set to the average of the others each time these have doubled in number,
     which costs N operations at most log2(N) times in all.
-
-    Examples
-    --------
-    >>> cache = ImportanceCache(4)
-    >>> cache.set(np.arange(3), np.array([6.0, 2.0, 1.0]), step=1)
-    >>> cache.values
-    array([6., 2., 1., 3.])
-    >>> cache.weights(np.array([0, 2, 3]), mixing=0.5)
-    array([0.66666667, 1.5       , 1.        ])
     """
 
     def __init__(self, num_samples: int) -> None:
@@ -335,22 +212,7 @@ class ImportanceCache:
         return self._num_scored / len(self)
 
     def set(self, indices: NDArray[np.int64], scores: NDArray[np.float64], step: int) -> None:
-        """Replace the importance of some samples.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (b,)
-            Positions in ``range(num_samples)``; where one stands twice, the last score stays.
-        scores : ndarray of float64, shape (b,)
-            Finite and not negative.
-        step : int
-            Present step, for the ages.
-
-        Raises
-        ------
-        ValueError
-            If a score cannot serve as importance; the cache is then unchanged.
-        """
+        """Replace the importance of some samples."""
         check_importance(scores)
         if not len(indices):
             return
@@ -362,13 +224,7 @@ class ImportanceCache:
             self._average_unscored()
 
     def forget(self, indices: NDArray[np.int64]) -> None:
-        """Treat some samples as never scored, because other samples took their place.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (b,)
-            Positions in ``range(num_samples)``.
-        """
+        """Treat some samples as never scored, because other samples took their place."""
         self.scored_at[indices] = -1
         self._num_scored = int(np.count_nonzero(self.scored_at >= 0))
         self._num_averaged = min(self._num_averaged, self._num_scored)
@@ -388,21 +244,6 @@ class ImportanceCache:
         r"""Draw batches of samples with replacement, a share of them uniformly.
 
         .. math:: q_j = (1 - \lambda) I_j / \sum_k I_k + \lambda / N
-
-        Parameters
-        ----------
-        shape : tuple of int
-            Batches, and draws in each.
-        mixing : float
-            Share :math:`\lambda` of uniform draws; its part of a batch is fixed up to rounding,
-            which varies less than a coin per draw and has the same mean.
-        rng : np.random.Generator
-            Source of chance.
-
-        Returns
-        -------
-        ndarray of int64, shape ``shape``
-            In each batch the uniform draws first.
         """
         batches, size = shape
         uniform = int(mixing * size + rng.random())
@@ -413,20 +254,7 @@ class ImportanceCache:
         return indices
 
     def weights(self, indices: NDArray[np.int64], mixing: float) -> NDArray[np.float64]:
-        """Weigh samples by 1 / (N q), with q as in :meth:`draw` and the cache as it is now.
-
-        Parameters
-        ----------
-        indices : ndarray of int64
-            Drawn samples.
-        mixing : float
-            As they were drawn.
-
-        Returns
-        -------
-        ndarray of float64, shape of ``indices``
-            At most ``1 / mixing``; all 1 if no sample has any importance.
-        """
+        """Weigh samples by 1 / (N q), with q as in :meth:`draw` and the cache as it is now."""
         total = self._tree.total
         if total == 0.0:
             return np.ones(indices.shape)
@@ -434,23 +262,7 @@ class ImportanceCache:
         return inverse_probs(probs, len(self))
 
     def summary(self, step: int, mixing: float) -> dict[str, float]:
-        """Describe the cache in a few figures.
-
-        Parameters
-        ----------
-        step : int
-            Present step, for the ages.
-        mixing : float
-            As it is drawn from.
-
-        Returns
-        -------
-        dict of str to float
-            ``coverage`` (share ever scored), ``mean-age`` (steps since a sample was scored,
-            over those scored), ``effective-share`` (effective sample size of a large batch, as
-            a part of it) and, in the group ``importance-with-mean-1``, the importance below which
-            are 10, 50 and 90 % of the samples, relative to the mean.
-        """
+        """Describe the cache in a few figures."""
         ages = step - self.scored_at[self.scored_at >= 0]
         weights = self.weights(np.arange(len(self)), mixing)
         deciles = np.percentile(self.values, DECILES) / (self.mean or 1.0)
@@ -473,23 +285,7 @@ class ImportanceCache:
     def from_state(
         cls, importance: NDArray[np.float32], scored_at: NDArray[np.int32], num_averaged: int
     ) -> "ImportanceCache":
-        """Restore a cache from :meth:`state`.
-
-        Parameters
-        ----------
-        importance, scored_at, num_averaged
-            The entries of :meth:`state`.
-
-        Returns
-        -------
-        ImportanceCache
-            Equal to the one saved.
-
-        Raises
-        ------
-        ValueError
-            If the arrays are not a cache: other shapes or types, negative or not finite.
-        """
+        """Restore a cache from :meth:`state`."""
         for name, array, kind in (("importance", importance, "f"), ("scored_at", scored_at, "i")):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind != kind:
                 raise ValueError(f"{name} is no vector of kind {kind!r}: start afresh.")
@@ -512,38 +308,7 @@ Batch = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class FlatImportance:
-    r"""A cache of importance, weighted draws from it, and a gate before them.
-
-    Parameters
-    ----------
-    num_samples, batch_size : int
-        Size N of the local data set, and draws per batch.
-    mixing : float
-        Share of uniform draws in (0, 1].
-    gate : float
-        Smallest ratio of second moments, uniform over importance, for which importance is used;
-        0 always uses it.
-
-    Attributes
-    ----------
-    cache : ImportanceCache
-        Latest importance of every sample.
-    moments : Moments
-        Evidence for the gate.
-    stride : Stride
-        Batches drawn ahead and scores not yet taken in.
-
-    Examples
-    --------
-    >>> flat = FlatImportance(4, 2, mixing=0.5, gate=1.2)
-    >>> rng = np.random.default_rng(0)
-    >>> flat.next(rng, step=1) is None  # nothing known: the caller draws uniformly
-    True
-    >>> flat.learn(np.arange(4), np.array([9.0, 0.0, 0.0, 0.0]), step=1)
-    >>> indices, weights = flat.next(rng, step=2)
-    >>> round(flat.summary(step=2)["variance-ratio"], 2)
-    2.5
-    """
+    r"""A cache of importance, weighted draws from it, and a gate before them."""
 
     def __init__(self, num_samples: int, batch_size: int, mixing: float, gate: float) -> None:
         self.batch_size, self.mixing, self.gate = batch_size, mixing, gate
@@ -556,20 +321,7 @@ class FlatImportance:
         return self.gate == 0.0 or variance_ratio(self.moments) >= self.gate
 
     def next(self, rng: np.random.Generator, step: int) -> Batch | None:
-        """Draw a batch with its weights.
-
-        Parameters
-        ----------
-        rng : np.random.Generator
-            Source of chance.
-        step : int
-            Present step, for the ages.
-
-        Returns
-        -------
-        tuple of ndarray, or None
-            Indices and weights; None if the gate is closed.
-        """
+        """Draw a batch with its weights."""
         was_open = self.is_open
         if was_open and (batch := self.stride.pop()) is not None:
             return batch
@@ -582,40 +334,18 @@ class FlatImportance:
         return self.stride.pop()
 
     def hear(self, indices: NDArray[np.int64], scores: NDArray[np.float64], step: int) -> None:
-        """Note the scores of a batch that was drawn; they count at the end of the stride.
-
-        Parameters
-        ----------
-        indices, scores : ndarray, shape (batch,)
-            Checked.
-        step : int
-            Present step, for the ages.
-        """
+        """Note the scores of a batch that was drawn; they count at the end of the stride."""
         self.stride.hear(indices, scores)
         if self.stride.is_full:
             self.take_in(step)
 
     def take_in(self, step: int) -> None:
-        """Learn from the batches heard of; what was drawn ahead knows nothing of them.
-
-        Parameters
-        ----------
-        step : int
-            Present step, for the ages.
-        """
+        """Learn from the batches heard of; what was drawn ahead knows nothing of them."""
         if (heard := self.stride.take_in()) is not None:
             self._learn(*heard, step, by_importance=self.is_open)
 
     def learn(self, indices: NDArray[np.int64], scores: NDArray[np.float64], step: int) -> None:
-        """Take in, at once, the scores of a random set of samples or of all of them.
-
-        Parameters
-        ----------
-        indices, scores : ndarray, shape (b,)
-            Checked.
-        step : int
-            Present step, for the ages.
-        """
+        """Take in, at once, the scores of a random set of samples or of all of them."""
         self.take_in(step)
         self._learn(indices, scores, step, by_importance=False)
 
@@ -641,33 +371,13 @@ class FlatImportance:
         self.stride.drop()
 
     def forget(self, indices: NDArray[np.int64], step: int) -> None:
-        """Treat some samples as never scored.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (b,)
-            Positions in the local data set.
-        step : int
-            Present step, for the ages.
-        """
+        """Treat some samples as never scored."""
         self.take_in(step)
         self.cache.forget(indices)
         self.stride.drop()
 
     def summary(self, step: int) -> dict[str, float]:
-        """Describe the state in a few figures.
-
-        Parameters
-        ----------
-        step : int
-            Present step, for the ages.
-
-        Returns
-        -------
-        dict of str to float
-            ``variance-ratio`` (uniform over importance draws) and ``importance-open`` (0 or 1),
-            beside those of :meth:`~flwr_hetero.mercury.importance_cache.ImportanceCache.summary`.
-        """
+        """Describe the state in a few figures."""
         return self.cache.summary(step, self.mixing) | {
             "variance-ratio": variance_ratio(self.moments),
             "importance-open": float(self.is_open),
@@ -680,23 +390,7 @@ class FlatImportance:
         return {**self.cache.state(), **self.stride.state(), **moments}
 
     def restored(self, state: Mapping[str, Any]) -> "FlatImportance":
-        """Make one like this from :meth:`state`.
-
-        Parameters
-        ----------
-        state : mapping
-            From :meth:`state`, or more.
-
-        Returns
-        -------
-        FlatImportance
-            Equal to the one saved.
-
-        Raises
-        ------
-        ValueError
-            If the state is incomplete, damaged or of other data.
-        """
+        """Make one like this from :meth:`state`."""
         twin = FlatImportance(len(self.cache), self.batch_size, self.mixing, self.gate)
         try:
             twin.cache = ImportanceCache.from_state(

@@ -26,42 +26,11 @@ def offer(
     Group i gives :math:`N_o M_i / \sum_j M_j` samples, each drawn with a probability in
     proportion to its importance within the group (Eq. 7).
 
-    Parameters
-    ----------
-    importance : ndarray of float64, shape (num_samples,)
-        Cached importance; all equal is the importance-agnostic baseline.
-    groups : Groups
-        The sampler's groups.
-    num_offers : int
-        N_o, at most the number of samples.
-    rng : np.random.Generator
-        Source of chance.
-
-    Returns
-    -------
-    ndarray of int64, shape (num_offers,)
-        Distinct samples in random order, so that a prefix is as good as the whole.
-
-    Raises
-    ------
-    ValueError
-        If more samples are asked for than there are.
-
     Notes
     -----
     Shares are rounded down and the rest is drawn by the fractions left over, so that the mean
     is exact also when there are fewer offers than groups. Where a group has fewer important
     samples than it must give, samples of no importance fill up.
-
-    Examples
-    --------
-    >>> from flwr_hetero.mercury.algorithm import make_groups
-    >>> rng = np.random.default_rng(0)
-    >>> groups = make_groups(6, 2, rng)
-    >>> importance = np.zeros(6)
-    >>> importance[groups.members(0)[:2]] = importance[groups.members(1)[:2]] = 1.0
-    >>> sorted(offer(importance, groups, 4, rng)) == sorted(np.flatnonzero(importance))
-    True
     """
     total = len(groups.order)
     if not 0 <= num_offers <= total:
@@ -83,21 +52,7 @@ def offer(
 
 
 class Swap(NamedTuple):
-    """Two slots, on two devices, that exchange what they hold.
-
-    Attributes
-    ----------
-    node, slot : str, int
-        One place.
-    other_node, other_slot : str, int
-        The other.
-
-    Examples
-    --------
-    >>> swap = Swap("a", 3, "b", 0)
-    >>> swap.other_node, swap.other_slot
-    ('b', 0)
-    """
+    """Two slots, on two devices, that exchange what they hold."""
 
     node: str
     slot: int
@@ -108,29 +63,10 @@ class Swap(NamedTuple):
 def match(offers: dict[str, list[int]], rng: np.random.Generator) -> list[Swap]:
     """Pair the slots offered by different devices at random.
 
-    Parameters
-    ----------
-    offers : dict of str to list of int
-        Per device the slots whose samples the server holds a copy of.
-    rng : np.random.Generator
-        Source of chance.
-
-    Returns
-    -------
-    list of Swap
-        Every slot at most once; always between the two devices with the most slots left, so
-        that as few as possible stay over. Sizes do not change by swapping.
-
     Notes
     -----
     Devices are kept by the number of slots that they have left: a swap costs about the same
     whatever their number.
-
-    Examples
-    --------
-    >>> swaps = match({"a": [1, 2], "b": [7], "c": [5]}, np.random.default_rng(0))
-    >>> sorted({swap.node for swap in swaps} | {swap.other_node for swap in swaps})
-    ['a', 'b', 'c']
     """
     left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
     by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
@@ -154,66 +90,20 @@ def _take_fullest(by_size: list[list[str]], rng: np.random.Generator) -> str:
 
 
 def chunk(slots: list[int], sample_bytes: int, budget_bytes: int) -> tuple[list[int], list[int]]:
-    """Split off what fits into a round's budget; the rest resumes there (breakpoint-resume).
-
-    Parameters
-    ----------
-    slots : list of int
-        What is still to be sent.
-    sample_bytes : int
-        Size of one sample.
-    budget_bytes : int
-        What the link can carry aside while the device computes.
-
-    Returns
-    -------
-    now, later : list of int
-        Without loss: ``now + later == slots``.
-
-    Examples
-    --------
-    >>> chunk([4, 8, 1], sample_bytes=100, budget_bytes=250)
-    ([4, 8], [1])
-    """
+    """Split off what fits into a round's budget; the rest resumes there (breakpoint-resume)."""
     fits = max(0, budget_bytes // max(sample_bytes, 1))
     return slots[:fits], slots[fits:]
 
 
 class Holding(NamedTuple):
-    """What a slot of a device holds since its last swap.
-
-    Attributes
-    ----------
-    version : int
-        Number of the swap, from 1.
-    sample : int
-        Position in the ledger's store.
-
-    Examples
-    --------
-    >>> ledger = Ledger()
-    >>> _ = ledger.take("a", [3], b"A3"), ledger.take("b", [0], b"B0")
-    >>> _ = ledger.swap(np.random.default_rng(0))
-    >>> ledger.holdings["a"][3] == Holding(version=1, sample=1)
-    True
-    """
+    """What a slot of a device holds since its last swap."""
 
     version: int
     sample: int
 
 
 class Delivery(NamedTuple):
-    """What a device must know and receive before it trains.
-
-    Attributes
-    ----------
-    slots, versions : list of int
-        All its slots that hold another's sample, and since which swap.
-    sent : list of int
-        Those whose content goes along.
-    content : bytes
-        Their samples, one after the other, all of one size.
-    """
+    """What a device must know and receive before it trains."""
 
     slots: list[int]
     versions: list[int]
@@ -229,19 +119,6 @@ class Ledger:
     book decides who holds a sample: a device that has not received a delivery does not train on
     the slot (see :class:`~flwr_hetero.mercury.resharding.Shard`), so a failure at any point neither
     loses a sample nor lets two devices train on it. Content is sent again until confirmed.
-
-    Examples
-    --------
-    >>> ledger = Ledger()
-    >>> ledger.take("a", [3], b"A3"), ledger.take("b", [0], b"B0")
-    (1, 1)
-    >>> ledger.swap(np.random.default_rng(0))
-    1
-    >>> ledger.deliver("a")
-    Delivery(slots=[3], versions=[1], sent=[3], content=b'B0')
-    >>> ledger.confirm("a", missing=[])
-    >>> ledger.deliver("a").sent
-    []
     """
 
     def __init__(self) -> None:
@@ -257,26 +134,6 @@ class Ledger:
 
         What most devices of a round send is right; before the first swap, two that agree also
         overrule what was taken earlier, which is then forgotten.
-
-        Parameters
-        ----------
-        offers : iterable of (int, int)
-            Per device how many samples it offers, and their bytes together.
-
-        Returns
-        -------
-        bool
-            Whether earlier offers were forgotten.
-
-        Examples
-        --------
-        >>> ledger = Ledger()
-        >>> ledger.settle([(1, 3), (1, 2), (2, 4)])
-        False
-        >>> ledger.take("a", [3], b"A33")
-        Traceback (most recent call last):
-        ...
-        ValueError: 3 bytes are not 1 samples of 2 bytes.
         """
         sizes = Counter(
             length // count for count, length in offers if length and count and not length % count
@@ -292,28 +149,7 @@ class Ledger:
         return forgets
 
     def take(self, node: str, slots: list[int], content: bytes) -> int:
-        """Store copies of the samples that a device offers.
-
-        Parameters
-        ----------
-        node : str
-            Stable identity of the device.
-        slots : list of int
-            Distinct and not negative.
-        content : bytes
-            The samples, one after the other.
-
-        Returns
-        -------
-        int
-            Number of offers taken: all.
-
-        Raises
-        ------
-        ValueError
-            If slots and content do not fit together, or samples are of another size than
-            was settled or, without that, than the first; nothing is taken then.
-        """
+        """Store copies of the samples that a device offers."""
         if not slots:
             return 0
         size, rest = divmod(len(content), len(slots))
@@ -333,18 +169,7 @@ class Ledger:
         return len(slots)
 
     def swap(self, rng: np.random.Generator) -> int:
-        """Exchange as many waiting slots of different devices as possible.
-
-        Parameters
-        ----------
-        rng : np.random.Generator
-            Decides who exchanges with whom.
-
-        Returns
-        -------
-        int
-            Number of swaps.
-        """
+        """Exchange as many waiting slots of different devices as possible."""
         swaps = match({node: list(slots) for node, slots in self.waiting.items()}, rng)
         for node, slot, other_node, other_slot in swaps:
             mine, theirs = self.waiting[node].pop(slot), self.waiting[other_node].pop(other_slot)
@@ -355,18 +180,7 @@ class Ledger:
         return len(swaps)
 
     def deliver(self, node: str) -> Delivery:
-        """Say what a device holds, with the content that it has not confirmed.
-
-        Parameters
-        ----------
-        node : str
-            Stable identity of the device.
-
-        Returns
-        -------
-        Delivery
-            To go along with the next instruction; calling twice changes nothing.
-        """
+        """Say what a device holds, with the content that it has not confirmed."""
         holdings = self.holdings.get(node, {})
         slots = sorted(holdings)
         sent = sorted(self.unconfirmed.get(node, ()))
@@ -374,15 +188,7 @@ class Ledger:
         return Delivery(slots, [holdings[slot].version for slot in slots], sent, content)
 
     def confirm(self, node: str, missing: list[int]) -> None:
-        """Note what a device still lacks after a delivery: nothing, or all if it lost its state.
-
-        Parameters
-        ----------
-        node : str
-            Stable identity of the device.
-        missing : list of int
-            Slots of :meth:`deliver` whose content it does not have.
-        """
+        """Note what a device still lacks after a delivery: nothing, or all if it lost its state."""
         self.unconfirmed[node] = set(missing) & self.holdings.get(node, {}).keys()
 
     def state(self) -> dict[str, NDArray[np.generic] | int | str]:
@@ -410,23 +216,7 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Ledger":
-        """Restore a book from :meth:`state`.
-
-        Parameters
-        ----------
-        state : dict
-            From :meth:`state`.
-
-        Returns
-        -------
-        Ledger
-            Equal to the one saved.
-
-        Raises
-        ------
-        ValueError
-            If an entry is missing or points outside the book.
-        """
+        """Restore a book from :meth:`state`."""
         ledger = cls()
         try:
             nodes, store = str(state["nodes"]).split("\n"), np.asarray(state["store"], np.uint8)
@@ -446,23 +236,7 @@ class Ledger:
 
 
 def write_delivery(delivery: Delivery) -> dict[str, bytes]:
-    """Write what a node holds, for a ``flwr-hetero.resharding`` record.
-
-    Parameters
-    ----------
-    delivery : Delivery
-        From the ledger.
-
-    Returns
-    -------
-    dict of str to bytes
-        Entries of the record.
-
-    Examples
-    --------
-    >>> read_delivery(ConfigRecord(write_delivery(Delivery([3], [1], [3], b"sample"))))
-    Delivery(slots=[3], versions=[1], sent=[3], content=b'sample')
-    """
+    """Write what a node holds, for a ``flwr-hetero.resharding`` record."""
     return {
         keys.SLOTS: ints_to_bytes(delivery.slots),
         keys.VERSIONS: ints_to_bytes(delivery.versions),
@@ -472,23 +246,7 @@ def write_delivery(delivery: Delivery) -> dict[str, bytes]:
 
 
 def read_delivery(record: ConfigRecord) -> Delivery:
-    """Read what :func:`write_delivery` wrote.
-
-    Parameters
-    ----------
-    record : ConfigRecord
-        From an instruction.
-
-    Returns
-    -------
-    Delivery
-        What the node holds.
-
-    Raises
-    ------
-    ValueError
-        If an entry is missing or of the wrong type.
-    """
+    """Read what :func:`write_delivery` wrote."""
     return Delivery(
         ints_in(record, keys.SLOTS),
         ints_in(record, keys.VERSIONS),
@@ -498,71 +256,17 @@ def read_delivery(record: ConfigRecord) -> Delivery:
 
 
 def ints_to_bytes(values: list[int]) -> bytes:
-    """Write a list of whole numbers as little-endian int32.
-
-    Parameters
-    ----------
-    values : list of int
-        Each fits into 32 bits.
-
-    Returns
-    -------
-    bytes
-        Four bytes each.
-    """
+    """Write a list of whole numbers as little-endian int32."""
     return np.array(values, dtype="<i4").tobytes()
 
 
 def ints_in(record: ConfigRecord, key: str) -> list[int]:
-    """Read what :func:`ints_to_bytes` wrote.
-
-    Parameters
-    ----------
-    record : ConfigRecord
-        Of an instruction or a reply.
-    key : str
-        Name of the entry.
-
-    Returns
-    -------
-    list of int
-        The numbers.
-
-    Raises
-    ------
-    ValueError
-        If the entry is missing or no such byte string.
-    """
+    """Read what :func:`ints_to_bytes` wrote."""
     return [int(value) for value in np.frombuffer(value_in(record, key, bytes), dtype="<i4")]
 
 
 def value_in(record: ConfigRecord, key: str, kind: type) -> Any:
-    """Read an entry of a certain type.
-
-    Parameters
-    ----------
-    record : ConfigRecord
-        Of an instruction or a reply.
-    key : str
-        Name of the entry.
-    kind : type
-        What it must be.
-
-    Returns
-    -------
-    Any
-        The value, of type ``kind``.
-
-    Raises
-    ------
-    ValueError
-        If the entry is missing or of another type.
-
-    Examples
-    --------
-    >>> value_in(ConfigRecord({"plan": 1}), "plan", int)
-    1
-    """
+    """Read an entry of a certain type."""
     value = record.get(key)
     if type(value) is not kind:
         raise ValueError(f"{key} must be {kind.__name__}, got {type(value).__name__}")
@@ -570,51 +274,14 @@ def value_in(record: ConfigRecord, key: str, kind: type) -> Any:
 
 
 class Foreign(NamedTuple):
-    """Another device's sample in one of our slots.
-
-    Attributes
-    ----------
-    version : int
-        The swap that brought it.
-    content : bytes
-        The sample.
-
-    Examples
-    --------
-    >>> shard = Shard()
-    >>> _ = shard.receive(Delivery([3], [1], [3], b"B0"))
-    >>> shard.foreign[3] == Foreign(version=1, content=b"B0")
-    True
-    """
+    """Another device's sample in one of our slots."""
 
     version: int
     content: bytes
 
 
 class Shard:
-    """What a device received, and what it still wants to offer.
-
-    Attributes
-    ----------
-    foreign : dict of int to Foreign
-        All that was ever received, by slot.
-    held : dict of int to bytes
-        Of these what counts by the last delivery: slot to another device's sample.
-    plan : int
-        The plan that the queue belongs to; 0 for none yet.
-    queue : list of int
-        Slots to offer in this plan.
-
-    Examples
-    --------
-    >>> shard = Shard()
-    >>> shard.receive(Delivery([3], [1], [3], b"B0"))
-    ([3], [])
-    >>> shard.held
-    {3: b'B0'}
-    >>> Shard().receive(Delivery([3], [1], [], b""))  # lost its state: must not use slot 3
-    ([], [3])
-    """
+    """What a device received, and what it still wants to offer."""
 
     def __init__(self) -> None:
         self.foreign: dict[int, Foreign] = {}
@@ -623,26 +290,7 @@ class Shard:
         self.queue: list[int] = []
 
     def receive(self, delivery: Delivery) -> tuple[list[int], list[int]]:
-        """Take over what the server says we hold; doing it twice changes nothing.
-
-        Parameters
-        ----------
-        delivery : Delivery
-            From the server.
-
-        Returns
-        -------
-        fresh : list of int
-            Slots whose content is new.
-        missing : list of int
-            Slots that another device's sample belongs in which we do not have: our own sample
-            of that slot is elsewhere by now, so neither may be trained on.
-
-        Raises
-        ------
-        ValueError
-            If the delivery does not fit together; the shard is then unchanged.
-        """
+        """Take over what the server says we hold; doing it twice changes nothing."""
         versions = dict(zip(delivery.slots, delivery.versions, strict=True))
         size = len(delivery.content) // max(len(delivery.sent), 1)
         fits = size * len(delivery.sent) == len(delivery.content) and bool(
@@ -664,20 +312,7 @@ class Shard:
         return fresh, [slot for slot in delivery.slots if slot not in self.held]
 
     def offers(self, received: int, sample_bytes: int, budget_bytes: int) -> list[int]:
-        """Continue the plan's queue where the server's receipt says it stopped.
-
-        Parameters
-        ----------
-        received : int
-            Offers of this plan that the server has taken.
-        sample_bytes, budget_bytes : int
-            Size of a sample, and of what may be sent this round.
-
-        Returns
-        -------
-        list of int
-            Slots to offer now.
-        """
+        """Continue the plan's queue where the server's receipt says it stopped."""
         return chunk(self.queue[max(received, 0) :], sample_bytes, budget_bytes)[0]
 
     def state(self) -> dict[str, NDArray[np.generic] | int]:
@@ -694,18 +329,7 @@ class Shard:
 
     @classmethod
     def from_state(cls, state: dict[str, Any] | None) -> "Shard":
-        """Restore a shard; a lost or damaged state gives an empty one, which the server refills.
-
-        Parameters
-        ----------
-        state : dict or None
-            From :meth:`state`.
-
-        Returns
-        -------
-        Shard
-            Never partly restored.
-        """
+        """Restore a shard; a lost or damaged state gives an empty one, which the server refills."""
         shard = cls()
         if state is None:
             return shard
@@ -723,25 +347,7 @@ class Shard:
 
 
 def pack(inputs: NDArray[np.float32], targets: NDArray[np.int64]) -> bytes:
-    """Write samples for the wire, one after the other, all of one size.
-
-    Parameters
-    ----------
-    inputs : ndarray of float32, shape (n, ...)
-        Inputs.
-    targets : ndarray of int64, shape (n,)
-        Labels.
-
-    Returns
-    -------
-    bytes
-        Per sample its input as little-endian float32, then its label as int64.
-
-    Examples
-    --------
-    >>> len(pack(np.zeros((2, 3), np.float32), np.zeros(2, np.int64)))
-    40
-    """
+    """Write samples for the wire, one after the other, all of one size."""
     width = int(np.prod(inputs.shape[1:]))
     rows = np.ascontiguousarray(inputs, dtype="<f4").reshape(len(inputs), width).view(np.uint8)
     labels = np.ascontiguousarray(targets, dtype="<i8").reshape(-1, 1).view(np.uint8)
@@ -751,34 +357,7 @@ def pack(inputs: NDArray[np.float32], targets: NDArray[np.int64]) -> bytes:
 def unpack(
     content: bytes, shape: tuple[int, ...], num_classes: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Read what :func:`pack` wrote.
-
-    Parameters
-    ----------
-    content : bytes
-        Samples.
-    shape : tuple of int
-        Of one input.
-    num_classes : int
-        Labels must lie below it.
-
-    Returns
-    -------
-    inputs : ndarray of float32, shape (n, *shape)
-        Inputs.
-    targets : ndarray of int64, shape (n,)
-        Labels.
-
-    Raises
-    ------
-    ValueError
-        If the bytes are no such samples.
-
-    Examples
-    --------
-    >>> unpack(pack(np.ones((1, 2), np.float32), np.array([4])), (2,), 10)
-    (array([[1., 1.]], dtype=float32), array([4]))
-    """
+    """Read what :func:`pack` wrote."""
     width = 4 * int(np.prod(shape))
     if len(content) % (width + 8):
         raise ValueError(f"{len(content)} bytes are no samples of {width + 8} bytes.")
@@ -795,22 +374,6 @@ class NodeShard:
 
     **Raw samples leave the device through this class.** It does so only when the server runs
     the ``Resharding`` strategy and the ClientApp calls :meth:`close`.
-
-    Parameters
-    ----------
-    record : ConfigRecord
-        From the instruction.
-    shard : Shard
-        What the node holds so far.
-
-    Attributes
-    ----------
-    held : dict of int to bytes
-        Slot to the sample of another node that belongs there.
-    fresh : list of int
-        Slots that just got another sample.
-    missing : list of int
-        Slots not to be trained on, see :meth:`~flwr_hetero.mercury.resharding.Shard.receive`.
     """
 
     def __init__(self, record: ConfigRecord, shard: Shard) -> None:
@@ -820,25 +383,7 @@ class NodeShard:
 
     @classmethod
     def open(cls, message: Message, context: Context) -> "NodeShard | None":
-        """Take in what an instruction delivers.
-
-        Parameters
-        ----------
-        message : Message
-            The instruction.
-        context : Context
-            Holds the node's shard.
-
-        Returns
-        -------
-        NodeShard or None
-            None if the server does not reshard.
-
-        Raises
-        ------
-        ValueError
-            If the record is damaged.
-        """
+        """Take in what an instruction delivers."""
         record = message.content.config_records.get(keys.RESHARDING)
         if record is None:
             return None
@@ -850,24 +395,7 @@ class NodeShard:
         sample_bytes: int,
         choose: Callable[[int, bool], NDArray[np.int64] | None],
     ) -> list[int]:
-        """Name the slots to offer with this reply.
-
-        Parameters
-        ----------
-        num_samples : int
-            Samples the node holds.
-        sample_bytes : int
-            Size of one on the wire.
-        choose : callable
-            Called as ``choose(num_offers, by_importance)`` when a new plan begins; returns
-            slots, the first to be offered first, or None to be asked again with the next
-            message, for instance because little is known of importance yet.
-
-        Returns
-        -------
-        list of int
-            What fits into the budget, from where the server says it stopped.
-        """
+        """Name the slots to offer with this reply."""
         plan = value_in(self.record, keys.PLAN, int)
         if self.shard.plan != plan:
             count = int(np.ceil(value_in(self.record, keys.SHARE, float) * num_samples))
@@ -881,19 +409,7 @@ class NodeShard:
         return self.shard.offers(received, sample_bytes, value_in(self.record, keys.BUDGET, int))
 
     def close(self, reply: Message, context: Context, slots: list[int], content: bytes) -> None:
-        """Put the offered samples into the reply and keep the shard.
-
-        Parameters
-        ----------
-        reply : Message
-            Gets a ``flwr-hetero.resharding`` record.
-        context : Context
-            Keeps the shard until the next message.
-        slots : list of int
-            From :meth:`offers`.
-        content : bytes
-            Their samples, one after the other.
-        """
+        """Put the offered samples into the reply and keep the shard."""
         save_state(context, "shard", self.shard.state())
         reply.content[keys.RESHARDING] = ConfigRecord(
             {

@@ -31,20 +31,7 @@ LIMIT_S, LIMIT_IDLE = 60.0, 5.0
 
 
 def next_group(context: Context, sampler: MercurySampler) -> NDArray[np.int64]:
-    """Name the samples to score next: as many as the network hides (BACC).
-
-    Parameters
-    ----------
-    context : Context
-        Holds the node's pace, see :mod:`flwr_hetero.client.timing`.
-    sampler : MercurySampler
-        Its groups are cut to that size.
-
-    Returns
-    -------
-    ndarray of int64, shape (group size,)
-        Empty if the pace is not known yet or nothing fits.
-    """
+    """Name the samples to score next: as many as the network hides (BACC)."""
     pace = read_pace(context)
     size = 0 if pace is None else group_size(pace, sampler.num_samples)
     if size == 0:
@@ -54,24 +41,7 @@ def next_group(context: Context, sampler: MercurySampler) -> NDArray[np.int64]:
 
 
 def score(model: nn.Module, node: Node, sampler: MercurySampler, indices: NDArray[np.int64]) -> int:
-    """Score samples by the model as it is, now.
-
-    Parameters
-    ----------
-    model : nn.Module
-        As trained.
-    node : Node
-        Whose examples they are.
-    sampler : MercurySampler
-        Learns the losses.
-    indices : ndarray of int64, shape (n,)
-        Which samples.
-
-    Returns
-    -------
-    int
-        How many.
-    """
+    """Score samples by the model as it is, now."""
     if len(indices):
         where = next(model.parameters()).device
         parts = np.array_split(indices, -(-len(indices) // SCORE_BATCH))
@@ -86,22 +56,6 @@ def score_hidden(model: nn.Module, node: Node, context: Context, sampler: Mercur
 
     On a real device a detached process does it, and the next round collects the scores with
     :func:`collect_hidden`; on an emulated one it is done at once and counts as hidden.
-
-    Parameters
-    ----------
-    model : nn.Module
-        As trained.
-    node : Node
-        Whose examples they are.
-    context : Context
-        Holds the node's pace, and the job until the next round.
-    sampler : MercurySampler
-        Names the group.
-
-    Returns
-    -------
-    int
-        Samples scored at once, for ``examples-hidden``.
     """
     group = next_group(context, sampler)
     if is_emulated(context):
@@ -115,15 +69,7 @@ def score_hidden(model: nn.Module, node: Node, context: Context, sampler: Mercur
 
 
 def collect_hidden(sampler: MercurySampler, context: Context) -> None:
-    """End the detached process of the last round and take what it got done.
-
-    Parameters
-    ----------
-    sampler : MercurySampler
-        Learns the losses.
-    context : Context
-        Holds the job.
-    """
+    """End the detached process of the last round and take what it got done."""
     job = load_state(context, JOB) or {}
     folder, indices = str(job.get("folder", "")), job.get("indices", np.empty(0))
     if not folder:

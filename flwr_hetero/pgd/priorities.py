@@ -37,36 +37,11 @@ def forward_mode(
 ) -> Tensor:
     """Carry dual numbers (parameter, direction) through the network: exact, one pass.
 
-    Parameters
-    ----------
-    losses_at : callable
-        Losses as a function of the parameters.
-    point : mapping of str to Tensor
-        Where to differentiate; needs no gradient.
-    direction : mapping of str to Tensor
-        Same names and shapes.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        The derivative of each loss.
-
-    Raises
-    ------
-    NotImplementedError
-        If a layer has no forward mode: LSTM on the CPU, ``weight_norm``, ``EmbeddingBag``.
-
     Notes
     -----
     The forward mode of GroupNorm cannot read activations with channels last, the layout that
     convolutions hand on from kernels with channels last. The pass is then repeated with
     contiguous kernels.
-
-    Examples
-    --------
-    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
-    >>> forward_mode(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along)
-    tensor([ 6., 24.])
     """
     _load_decompositions()
     try:
@@ -95,17 +70,6 @@ def double_backward(
 
     Parameters, returns
         As :func:`forward_mode`; at about twice its cost.
-
-    Raises
-    ------
-    NotImplementedError or RuntimeError
-        If a layer cannot be differentiated twice: ``EmbeddingBag``, RNNs of cuDNN.
-
-    Examples
-    --------
-    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
-    >>> double_backward(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along)
-    tensor([ 6., 24.])
     """
     with torch.enable_grad():
         leaves = {name: p.detach().clone().requires_grad_() for name, p in point.items()}
@@ -127,12 +91,6 @@ def central_difference(
     Parameters, returns
         As :func:`forward_mode`; two plain forward passes, for any layer, with a relative
         error of about 1e-4 (single precision; worse across kinks).
-
-    Examples
-    --------
-    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
-    >>> central_difference(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along).round()
-    tensor([ 6., 24.])
     """
     size, length = _norm(point.values()), _norm(direction.values())
     step = 1e-3 * max(size, 1e-3) / length if length else 0.0
@@ -149,12 +107,6 @@ def first_possible(
 
     Parameters, returns
         As :func:`forward_mode`.
-
-    Examples
-    --------
-    >>> x, along = torch.tensor([1.0, 2.0]), {"w": torch.tensor(1.0)}
-    >>> first_possible(lambda p: (p["w"] * x) ** 2, {"w": torch.tensor(3.0)}, along)
-    tensor([ 6., 24.])
     """
     for method in (forward_mode, double_backward):
         try:
@@ -288,28 +240,6 @@ def per_sample_priorities(
     """Compute the same priorities by a gradient per example: slow, large, independent.
 
     Kept as the oracle of :func:`sample_priorities` and as the other side of its benchmark.
-
-    Parameters
-    ----------
-    model, loss_fn, inputs, targets, direction
-        As for :func:`sample_priorities`; the model in evaluation mode.
-    chunk_size : int, optional
-        Examples whose gradients are in memory at once; all of them by default.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        Signed priorities, detached.
-
-    Examples
-    --------
-    >>> model, inputs = nn.Linear(3, 2), torch.ones(4, 3)
-    >>> loss = nn.CrossEntropyLoss(reduction="none")
-    >>> gradient = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
-    >>> batch = (inputs, torch.tensor([0, 1, 0, 1]))
-    >>> expected = per_sample_priorities(model, loss, *batch, gradient)
-    >>> torch.allclose(sample_priorities(model, loss, *batch, gradient), expected, atol=1e-6)
-    True
     """
     check_direction(model, direction)
     moving = {name: p.detach() for name, p in model.named_parameters() if name in direction}
@@ -325,29 +255,7 @@ def per_sample_priorities(
 
 
 def check_direction(model: nn.Module, direction: Mapping[str, Tensor]) -> None:
-    """Refuse a direction that does not fit the model's parameters.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Whose parameters are to move.
-    direction : mapping of str to Tensor
-        By parameter name.
-
-    Raises
-    ------
-    ValueError
-        If the model has no parameters, or the direction is empty, names no parameter of the
-        model or has another shape.
-
-    Examples
-    --------
-    >>> check_direction(nn.Linear(2, 1), {"weight": torch.ones(1, 2)})
-    >>> check_direction(nn.Linear(2, 1), {"weight": torch.ones(2)})
-    Traceback (most recent call last):
-    ...
-    ValueError: direction['weight'] must have the shape (1, 2) of the parameter, got (2,): ...
-    """
+    """Refuse a direction that does not fit the model's parameters."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if not shapes:
         rule, cure = "have parameters", "there is no gradient to follow: sample uniformly"
@@ -405,35 +313,7 @@ def all_priorities(
     names: Iterable[str] | None = None,
     batch_size: int = 512,
 ) -> tuple[NDArray[np.float64], dict[str, Tensor]]:
-    """Compute every example's priority along the gradient of all of them (Eq. 7 and 8).
-
-    Parameters
-    ----------
-    model : nn.Module
-        Runs in evaluation mode and is left as it was, gradients included.
-    loss_fn : callable
-        ``loss_fn(outputs, targets)`` with one loss per example.
-    inputs, targets : Tensor, shape (num_samples, ...)
-        The whole data set.
-    names : iterable of str, optional
-        Parameters that count; all of them by default. Frozen ones have the gradient 0.
-    batch_size : int
-        Examples at a time; no influence on the result.
-
-    Returns
-    -------
-    priorities : ndarray of float64, shape (num_samples,)
-        Signed.
-    gradient : dict of str to Tensor
-        The sum of all gradients.
-
-    Examples
-    --------
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> losses = lambda outputs, targets: outputs[:, 0]  # the gradient is the input
-    >>> all_priorities(model, losses, torch.tensor([[1.0], [3.0]]), torch.zeros(2))
-    (array([ 4., 12.]), {'weight': tensor([[4.]])})
-    """
+    """Compute every example's priority along the gradient of all of them (Eq. 7 and 8)."""
     wanted = set(names) if names is not None else None
     counted = {n: p for n, p in model.named_parameters() if wanted is None or n in wanted}
     moving = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}

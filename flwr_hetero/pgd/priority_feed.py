@@ -41,16 +41,7 @@ LAYERS = ("last", "all")
 
 
 class Measured(NamedTuple):
-    """What a backward pass says of each example, times the factor that its loss had in it.
-
-    Parameters
-    ----------
-    priorities : Tensor, shape (batch,)
-        Inner products with the direction.
-    norms : Tensor, shape (batch,)
-        Norms of the gradient at the output of the listened layer nearest to the loss. They
-        bound the gradient norms up to a common factor.
-    """
+    """What a backward pass says of each example, times the factor that its loss had in it."""
 
     priorities: Tensor
     norms: Tensor
@@ -59,33 +50,10 @@ class Measured(NamedTuple):
 class LayerPriorities:
     r"""Listen to layers and sum up each example's priority during ``backward``.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Gets forward hooks on the listened layers until :meth:`close`.
-    layers : {"last", "all"}
-        The last layer (in order of registration) or every one. A parameter that the last
-        layer shares with an earlier one counts where the last uses it.
-
-    Raises
-    ------
-    ValueError
-        If the model has no parameters, or a listened layer is not linear in its own.
-
     Notes
     -----
     BatchNorm in training mode couples the examples: :math:`\delta_i` then holds the pull of
     example i's activations on the other losses too.
-
-    Examples
-    --------
-    >>> model, inputs = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-    >>> listener = LayerPriorities(model)
-    >>> listener.direction = {"weight": torch.tensor([[1.0, 2.0]])}
-    >>> losses = 3.0 * model(inputs)[:, 0]
-    >>> losses.sum().backward()
-    >>> listener.collect()
-    Measured(priorities=tensor([ 3., 12.]), norms=tensor([3., 3.]))
     """
 
     def __init__(self, model: nn.Module, layers: str = "last") -> None:
@@ -135,13 +103,7 @@ class LayerPriorities:
         return {leaf: self.direction[name] for leaf, name in self._names[layer].items()}
 
     def collect(self) -> Measured | None:
-        """Return what was measured since the last call, and forget it.
-
-        Returns
-        -------
-        Measured or None
-            None if there was no direction or no backward pass.
-        """
+        """Return what was measured since the last call, and forget it."""
         sums, self._sums = self._sums, []
         norms, self._norms = self._norms, None
         return None if norms is None else Measured(reduce(torch.add, sums), norms)
@@ -172,28 +134,12 @@ class AggregatedGradient:
 
     .. math:: \bar g \leftarrow (1 - n / N) \, \bar g + g_n
 
-    Parameters
-    ----------
-    parameters : mapping of str to nn.Parameter
-        The parameters to follow; all of a model's, or its last layer's.
-    num_samples : int
-        Size N of the local data set.
-
     Notes
     -----
     The paper begins with a pass over all data. Here :math:`\bar g` may also begin at zero: the
     share of the data that has come in is counted by the same rule, and :attr:`direction`
     divides by it, so that its length is right from the first batch (Adam corrects its moments
     in the same way).
-
-    Examples
-    --------
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> gradient = AggregatedGradient(dict(model.named_parameters()), num_samples=4)
-    >>> model.weight.grad = torch.tensor([[3.0]])  # mean over a batch of 2
-    >>> gradient.absorb(num_new=2)
-    >>> gradient.direction
-    {'weight': tensor([[12.]])}
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], num_samples: int) -> None:
@@ -223,13 +169,7 @@ class AggregatedGradient:
                 self.total[name] = self.total[name].to(parameter.device)
 
     def absorb(self, num_new: int) -> None:
-        """Take in the parameters' ``.grad``, the mean gradient of a batch.
-
-        Parameters
-        ----------
-        num_new : int
-            Examples n in the batch; more than N count as N.
-        """
+        """Take in the parameters' ``.grad``, the mean gradient of a batch."""
         num_new = min(num_new, self.num_samples)
         keep = 1 - num_new / self.num_samples
         for name, parameter in self.parameters.items():
@@ -240,12 +180,6 @@ class AggregatedGradient:
 
     def follow(self, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> None:
         """Point where the whole fleet went: along the server's last update.
-
-        Parameters
-        ----------
-        start, end : mapping of str to Tensor
-            The global model before and after that update; names beyond those followed are
-            passed over. Where the two are equal nothing changes.
 
         Notes
         -----
@@ -267,19 +201,7 @@ class AggregatedGradient:
         return arrays | {"gradient_covered": self.covered}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue where ``state_dict`` was taken.
-
-        Parameters
-        ----------
-        state : dict
-            From :meth:`state_dict`; other keys are passed over.
-
-        Raises
-        ------
-        ValueError
-            If a parameter is missing or has another shape, or a figure is not finite. The
-            gradient is then unchanged.
-        """
+        """Continue where ``state_dict`` was taken."""
         arrays = {name: np.asarray(state.get(PREFIX + name)) for name in self.total}
         covered = float(state.get("gradient_covered", np.nan))
         for name, part in self.total.items():

@@ -35,16 +35,6 @@ class PriorityShuffle(BatchSampler):
     While the gate is closed the batches are those of
     :class:`~flwr_hetero.client.batch_sampler.UniformSampler` with the same seed.
 
-    Parameters
-    ----------
-    num_samples, batch_size, seed
-        As for every sampler.
-    mixing : float
-        Share of uniform draws in (0, 1].
-    gate : float
-        Smallest ratio of the second moments of gradient norms, uniform over by priority, for
-        which priorities are used, see the notes; 0 always uses them.
-
     Notes
     -----
     Priorities count from the next epoch on; the first one with the gate open begins at once.
@@ -53,14 +43,6 @@ class PriorityShuffle(BatchSampler):
     what would be gained with the gate open. So it opens by the *fresh* ratio, of draws by the
     priorities that a batch has just now, and stays open unless draws by what is known would do
     harm (a ratio under 0.95).
-
-    Examples
-    --------
-    >>> sampler = PriorityShuffle(4, 4, seed=0, mixing=0.5, gate=0)
-    >>> sampler.update(np.arange(4), np.array([5.0, 1.0, 1.0, 1.0]))
-    >>> indices, weights = sampler.next_batch()
-    >>> sorted(zip(indices.tolist(), weights.round(2).tolist()))
-    [(0, 0.57), (0, 0.57), (1, 1.33), (2, 1.33)]
     """
 
     def __init__(
@@ -112,22 +94,7 @@ class PriorityShuffle(BatchSampler):
         scores: NDArray[np.float64],
         norms: NDArray[np.float64] | None = None,
     ) -> None:
-        """Learn importance, and look what drawing by it gains or would gain.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (b,)
-            A batch, or all examples.
-        scores : ndarray of float64, shape (b,)
-            Their importance, not negative.
-        norms : ndarray of float64, shape (b,), optional
-            Their gradient norms up to a common factor; the importance stands in for them.
-
-        Raises
-        ------
-        ValueError
-            If the arguments are unusable; the sampler is then unchanged.
-        """
+        """Learn importance, and look what drawing by it gains or would gain."""
         index, score = self.check_scores(indices, scores)
         norm = score if norms is None else np.asarray(norms, dtype=np.float64)
         if norm.shape != score.shape:
@@ -170,17 +137,7 @@ class PriorityShuffle(BatchSampler):
         return shares(self.importance[index], known[index], mean, self.mixing)
 
     def summary(self) -> dict[str, float]:
-        """Describe the state of the sampling in a few figures.
-
-        Returns
-        -------
-        dict of str to float
-            ``coverage`` (share ever measured), ``mean-age`` (steps since, over those measured),
-            ``effective-share`` (effective sample size of an epoch by priority, as a part of it),
-            ``variance-ratio`` (second moment of gradient norms, uniform over by priority),
-            ``variance-ratio-fresh`` (by priorities just measured) and ``importance-open``
-            (0 or 1).
-        """
+        """Describe the state of the sampling in a few figures."""
         known = self.scored_at >= 0
         ages = self.steps - self.scored_at[known]
         return {
@@ -252,35 +209,12 @@ class TopPriority(BatchSampler):
 
     Used through :class:`~flwr_hetero.sampler.PGDSampler`, which checks the arguments.
 
-    Parameters
-    ----------
-    num_samples, batch_size, seed
-        As for every sampler; the seed shuffles the turn.
-    num_renewed : int
-        Examples of a batch taken in turn, in ``range(1, batch_size + 1)``.
-    smoothing : float
-        Algorithm 2's lambda.
-    aggressive : bool
-        Whether the examples taken in turn count in the step and those taken for their
-        priority renew it.
-    normalised : bool
-        Whether the top part's weight is shortened, see
-        :func:`~flwr_hetero.pgd.algorithm.top_scale`.
-
     Notes
     -----
     Until every example had its turn or a priority, whole batches are taken in turn: the
     paper's initial pass over the data, amortised. Giving ``update`` the priorities of all
     examples before the first batch is the paper's own initial pass. Examples taken in turn
     are not taken for their priority a second time in the same batch.
-
-    Examples
-    --------
-    >>> sampler = TopPriority(5, 2, seed=0, num_renewed=1)
-    >>> sampler.update(np.arange(5), np.array([1.0, 9.0, 2.0, 7.0, 3.0]))
-    >>> batches = [sampler.next_batch()[0].tolist() for _ in range(5)]
-    >>> sorted(batch[0] for batch in batches), sorted({batch[1] for batch in batches})
-    ([0, 1, 2, 3, 4], [1, 3])
     """
 
     def __init__(
@@ -344,14 +278,7 @@ class TopPriority(BatchSampler):
         self.iteration += 1
 
     def summary(self) -> dict[str, float]:
-        """Describe the priorities in a few figures.
-
-        Returns
-        -------
-        dict of str to float
-            ``coverage`` (share ever computed), ``negative-share`` (of those), ``mean-age``
-            (iterations since the computation) and ``top-scale`` (weight of the top part).
-        """
+        """Describe the priorities in a few figures."""
         known = self.trend.computed_at >= 0
         ages, priority = self.iteration - self.trend.computed_at[known], self.trend.priority[known]
         return {

@@ -37,39 +37,14 @@ NEAR = 0.99
 
 
 class NamedRun(NamedTuple):
-    """A run to compare.
-
-    Parameters
-    ----------
-    name : str
-        Short and unlike those of the other runs.
-    history : History
-        Its rounds.
-    """
+    """A run to compare."""
 
     name: str
     history: History
 
 
 class Row(NamedTuple):
-    """A run in the comparison.
-
-    Parameters
-    ----------
-    name : str
-        As of the run.
-    rounds : int
-        Number of its last round.
-    final, best : float
-        Last and best value of the metric.
-    total : float
-        What the whole run cost by the clock of the comparison.
-    to_target : float or None
-        What it cost to reach the target; None if it never did.
-    speed_up : float or None
-        Cost of the baseline divided by that of this run, both up to the target; None if one
-        of them never reached it.
-    """
+    """A run in the comparison."""
 
     name: str
     rounds: int
@@ -82,25 +57,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, what they are judged by, and the outcome.
-
-    Parameters
-    ----------
-    runs : tuple of NamedRun
-        In the order of the rows.
-    metric : str
-        What is compared.
-    target : float
-        The value to reach.
-    clock : {"virtual_s", "wall_s", "round"}
-        What it may cost.
-    baseline : str
-        Name of the run that the others are measured against.
-    rows : tuple of Row
-        One per run.
-    falls : bool
-        Whether lower is better.
-    """
+    """Runs, what they are judged by, and the outcome."""
 
     runs: tuple[NamedRun, ...]
     metric: str
@@ -112,23 +69,7 @@ class Comparison:
 
 
 def read_runs(directories: Sequence[str | Path]) -> tuple[NamedRun, ...]:
-    """Read the histories of several runs.
-
-    Parameters
-    ----------
-    directories : sequence of str or Path
-        Run directories.
-
-    Returns
-    -------
-    tuple of NamedRun
-        Named after their folders, with as many parents as tell them apart.
-
-    Raises
-    ------
-    ValueError
-        If a directory is missing, holds no rounds, or is named twice.
-    """
+    """Read the histories of several runs."""
     paths = [Path(directory).expanduser().resolve() for directory in directories]
     if len(set(paths)) < len(paths):
         raise invalid("DIR", [*map(str, directories)], "differ from each other", "name each once")
@@ -148,33 +89,7 @@ def compare(
     clock: str = "virtual_s",
     falls: bool | None = None,
 ) -> Comparison:
-    """Compare runs by the time that they need to reach a target.
-
-    Parameters
-    ----------
-    runs : sequence of NamedRun
-        At least one.
-    metric : str, optional
-        Metric that all of them have; the main metric of the first run if left out.
-    target : float, optional
-        Value to reach; :func:`default_target` if left out.
-    baseline : str, optional
-        Name of the run to measure against; the first if left out.
-    clock : {"virtual_s", "wall_s", "round"}, keyword-only
-        What to measure by.
-    falls : bool, optional, keyword-only
-        Whether lower is better; :func:`~flwr_hetero.report.history.lower_is_better` if left out.
-
-    Returns
-    -------
-    Comparison
-        With a row per run.
-
-    Raises
-    ------
-    ValueError
-        If a run lacks the metric, or the baseline is not among the runs.
-    """
+    """Compare runs by the time that they need to reach a target."""
     names = [run.name for run in runs]
     first = names[0] if baseline is None else baseline
     if first not in names:
@@ -193,21 +108,6 @@ def compare(
 
 def default_target(runs: Sequence[NamedRun], metric: str, *, falls: bool | None = None) -> float:
     """Choose a value that every run reaches: 1 % short of what all of them hold at their end.
-
-    Parameters
-    ----------
-    runs : sequence of NamedRun
-        At least one.
-    metric : str
-        What is compared.
-    falls : bool, optional
-        As for :func:`compare`.
-
-    Returns
-    -------
-    float
-        Of the runs' settled values (median of the last five evaluations) the worst, times
-        0.99, or divided by it for losses.
 
     Notes
     -----
@@ -259,18 +159,7 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Draw the runs against time and rounds, and below it the cost of the target.
-
-    Parameters
-    ----------
-    comparison : Comparison
-        What to draw.
-
-    Returns
-    -------
-    Figure
-        Three panels.
-    """
+    """Draw the runs against time and rounds, and below it the cost of the target."""
     count = len(comparison.runs)
     bars_height = 0.9 + 0.36 * count
     drawn = Figure(figsize=(WIDTH, 4.1 + bars_height), layout="constrained")
@@ -288,25 +177,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
 
 
 def cost_text(clock: str, cost: float) -> str:
-    """Write what something cost by a clock.
-
-    Parameters
-    ----------
-    clock : {"virtual_s", "wall_s", "round"}
-        The clock.
-    cost : float
-        Seconds or rounds.
-
-    Returns
-    -------
-    str
-        With a unit.
-
-    Examples
-    --------
-    >>> cost_text("round", 12.0), cost_text("virtual_s", 75.0)
-    ('12 rounds', '1 min 15 s')
-    """
+    """Write what something cost by a clock."""
     return f"{cost:.0f} rounds" if clock == "round" else duration(cost)
 
 

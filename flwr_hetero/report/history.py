@@ -30,15 +30,7 @@ CHECKPOINT = "checkpoint"
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file in one step: readers see the old one or the new one.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its folder must exist.
-    content : bytes
-        All of it.
-    """
+    """Write a file in one step: readers see the old one or the new one."""
     draft = path.with_name(f"{path.name}.draft")
     with draft.open("wb") as file:
         file.write(content)
@@ -48,18 +40,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """Read the settings of a run.
-
-    Parameters
-    ----------
-    directory : str or Path
-        A run directory.
-
-    Returns
-    -------
-    dict
-        ``settings``, ``versions``, ``started`` and more; empty if there is nothing to read.
-    """
+    """Read the settings of a run."""
     try:
         facts = json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -276,45 +257,12 @@ LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Tell which way a metric improves.
-
-    Parameters
-    ----------
-    metric : str
-        Its name.
-
-    Returns
-    -------
-    bool
-        True for losses, errors and bounds.
-
-    Examples
-    --------
-    >>> lower_is_better("train-loss"), lower_is_better("accuracy")
-    (True, False)
-    >>> lower_is_better("herding/herding-bound")
-    True
-    """
+    """Tell which way a metric improves."""
     return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
 def best_round(history: History, metric: str, *, falls: bool | None = None) -> int:
-    """Find the position of a metric's best value.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-    metric : str
-        As for :meth:`History.metric`.
-    falls : bool, optional
-        Whether lower is better; :func:`lower_is_better` if left out.
-
-    Returns
-    -------
-    int
-        Position in ``history.rounds``; the first if several are equally good.
-    """
+    """Find the position of a metric's best value."""
     values = history.metric(metric)
     return int(np.nanargmin(values) if _falls(metric, falls) else np.nanargmax(values))
 
@@ -322,25 +270,7 @@ def best_round(history: History, metric: str, *, falls: bool | None = None) -> i
 def settled_value(
     history: History, metric: str, last: int = 5, *, falls: bool | None = None
 ) -> float:
-    """Return the level that a run holds at its end.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-    metric : str
-        As for :meth:`History.metric`.
-    last : int
-        Evaluations that count.
-    falls : bool, optional
-        As for :func:`best_round`.
-
-    Returns
-    -------
-    float
-        Median of the last evaluations: one of them, so that the run has reached it. Of an even
-        number it is the worse of the two in the middle.
-    """
+    """Return the level that a run holds at its end."""
     values = history.metric(metric)
     tail = sorted(values[~np.isnan(values)][-last:].tolist(), reverse=_falls(metric, falls))
     return float(tail[(len(tail) - 1) // 2])
@@ -411,21 +341,7 @@ TIFL = "tifl"
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node over a run.
-
-    Parameters
-    ----------
-    identity : str
-        Its stable identity.
-    tier : int or None
-        Latest tier, 0 the fastest; None if it has none.
-    profiled_s : float
-        Latency of the latest profiling in seconds, NaN if unknown.
-    latency_s : ndarray of float64, shape (num_replies,)
-        Latencies of its good replies in seconds.
-    selected, in_vain : int
-        Rounds that it was asked to train in, and those of them without a good reply.
-    """
+    """One node over a run."""
 
     identity: str
     tier: int | None
@@ -459,25 +375,7 @@ class Fault(NamedTuple):
 
 
 def node_facts(history: History) -> list[NodeFacts]:
-    """Collect what is known of each node.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    list of NodeFacts
-        By tier, then latency, then name; nodes without a tier come last.
-
-    Examples
-    --------
-    >>> record = {"round": 1, "selected": ["node-1"], "latency": {"node-1": 2.5}}
-    >>> [node] = node_facts(History((record,)))
-    >>> node.identity, node.selected, node.typical_s
-    ('node-1', 1, 2.5)
-    """
+    """Collect what is known of each node."""
     tiers, profiled = latest_tiers(history)
     selected = Counter(name for record in history.rounds for name in record.get("selected") or ())
     in_vain = Counter(name for record in history.rounds for name in _lost(record))
@@ -508,20 +406,7 @@ def node_facts(history: History) -> list[NodeFacts]:
 
 
 def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
-    """Return the tiers of the latest profiling.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    tiers : dict of str to int
-        Identity to tier; empty without TiFL.
-    latency : dict of str to float
-        Identity to profiled latency in seconds.
-    """
+    """Return the tiers of the latest profiling."""
     for record in reversed(history.rounds):
         info = record.get(TIFL) or {}
         if "tiers" in info:
@@ -530,54 +415,19 @@ def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | No
 
 
 def num_tiers(history: History) -> int:
-    """Return how many tiers a run has or had; 0 without TiFL.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    int
-        Number of tiers.
-    """
+    """Return how many tiers a run has or had; 0 without TiFL."""
     counts = [len(of_tiers(record, "tier_probs")) for record in history.rounds]
     return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
 
 
 def of_tiers(record: Mapping[str, Any], key: str) -> list[float]:
-    """Return a figure of each tier in a round, such as ``credits``.
-
-    Parameters
-    ----------
-    record : mapping
-        A round.
-    key : str
-        Name of a list in TiFL's section of it.
-
-    Returns
-    -------
-    list of float
-        One per tier, NaN where unknown; empty if the round has none.
-    """
+    """Return a figure of each tier in a round, such as ``credits``."""
     values = (record.get(TIFL) or {}).get(key) or []
     return [_seconds(value) for value in values]
 
 
 def faults(history: History) -> list[Fault]:
-    """Group failures by node and reason.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    list of Fault
-        The most frequent first.
-    """
+    """Group failures by node and reason."""
     groups: dict[tuple[str, str], list[int]] = {}
     for number, fault in _failures(history):
         groups.setdefault((fault["node"], fault["reason"]), []).append(number)
@@ -586,23 +436,7 @@ def faults(history: History) -> list[Fault]:
 
 
 def natural(identity: str) -> list[tuple[int, int | str]]:
-    """Make a sort key by which node-2 comes before node-10.
-
-    Parameters
-    ----------
-    identity : str
-        Any text.
-
-    Returns
-    -------
-    list of tuple
-        Comparable with those of other texts.
-
-    Examples
-    --------
-    >>> sorted(["node-10", "node-2", "jetson"], key=natural)
-    ['jetson', 'node-2', 'node-10']
-    """
+    """Make a sort key by which node-2 comes before node-10."""
     parts = re.split(r"(\d+)", identity)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
 

@@ -40,13 +40,7 @@ from flwr_hetero.report.style import (
 
 
 class Html(str):
-    """Text that is HTML already.
-
-    Examples
-    --------
-    >>> element("p", "a < b", element("b", "bold"))
-    '<p>a &lt; b<b>bold</b></p>'
-    """
+    """Text that is HTML already."""
 
     __slots__ = ()
 
@@ -56,90 +50,25 @@ Content = str | Html
 
 
 def element(tag: str, /, *content: Content, **attributes: str | int) -> Html:
-    """Make an HTML element.
-
-    Parameters
-    ----------
-    tag : str
-        Its name.
-    *content : str or Html
-        What is in it; plain text is escaped.
-    **attributes : str or int
-        Escaped. A trailing underscore of a name is dropped, so that ``class_`` works; others
-        become hyphens.
-
-    Returns
-    -------
-    Html
-        The element.
-
-    Examples
-    --------
-    >>> element("td", "<script>", class_="number")
-    '<td class="number">&lt;script&gt;</td>'
-    """
+    """Make an HTML element."""
     return Html(f"{void(tag, **attributes)}{join(content)}</{tag}>")
 
 
 def void(tag: str, /, **attributes: str | int) -> Html:
-    """Make an HTML element that has no content and no end.
-
-    Parameters
-    ----------
-    tag : str
-        Its name.
-    **attributes : str or int
-        As for :func:`element`.
-
-    Returns
-    -------
-    Html
-        The element.
-
-    Examples
-    --------
-    >>> void("img", alt='"quoted"', http_equiv="x")
-    '<img alt="&quot;quoted&quot;" http-equiv="x">'
-    """
+    """Make an HTML element that has no content and no end."""
     names = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items()}
     return Html(f"<{tag}" + "".join(f' {k}="{escape(v)}"' for k, v in names.items()) + ">")
 
 
 def join(parts: Iterable[Content]) -> Html:
-    """Put pieces after each other.
-
-    Parameters
-    ----------
-    parts : iterable of str or Html
-        Plain text is escaped.
-
-    Returns
-    -------
-    Html
-        All of them.
-    """
+    """Put pieces after each other."""
     return Html("".join(p if isinstance(p, Html) else escape(str(p)) for p in parts))
 
 
 def table(
     head: Sequence[str], rows: Iterable[Sequence[Content]], numeric: Iterable[int] = ()
 ) -> Html:
-    """Make a table.
-
-    Parameters
-    ----------
-    head : sequence of str
-        Headings of the columns; empty for a table without.
-    rows : iterable of sequence of str or Html
-        The cells.
-    numeric : iterable of int
-        Columns that are set flush right.
-
-    Returns
-    -------
-    Html
-        In a box that scrolls sideways on small screens.
-    """
+    """Make a table."""
     right = set(numeric)
 
     def row(name: str, cells: Sequence[Content]) -> Html:
@@ -155,13 +84,7 @@ def table(
 
 
 class Fact(NamedTuple):
-    """One figure.
-
-    Parameters
-    ----------
-    label, value, note : str
-        What it is, the figure, and what else to know of it.
-    """
+    """One figure."""
 
     label: str
     value: str
@@ -169,23 +92,7 @@ class Fact(NamedTuple):
 
 
 class TierRow(NamedTuple):
-    """What a run did with one tier.
-
-    Parameters
-    ----------
-    tier : int
-        0 is the fastest.
-    nodes : int
-        Its size at the end.
-    latency_s : float
-        Median over its nodes, in seconds; NaN if unknown.
-    rounds : int
-        Rounds it trained in.
-    seconds : float
-        Time of these rounds by the fleet's clock.
-    accuracy : float
-        The last one measured; NaN if none was.
-    """
+    """What a run did with one tier."""
 
     tier: int
     nodes: int
@@ -196,43 +103,13 @@ class TierRow(NamedTuple):
 
 
 def summary(history: History, settings: Mapping[str, Any] | None = None) -> list[Fact]:
-    """Sum up a run.
-
-    Parameters
-    ----------
-    history : History
-        A run with at least one round.
-    settings : mapping, optional
-        Its settings; ``num-server-rounds`` tells whether it came to its end.
-
-    Returns
-    -------
-    list of Fact
-        The most important first.
-
-    Examples
-    --------
-    >>> rounds = [{"round": 0, "virtual_s": 0.0}, {"round": 1, "virtual_s": 75.0}]
-    >>> [fact.value for fact in summary(History(tuple(rounds)))][:2]
-    ['1', '1 min 15 s']
-    """
+    """Sum up a run."""
     facts = [*_quality(history), _rounds(history, settings or {}), *_times(history)]
     return [*facts, _traffic(history), _nodes(history), _failures(history)]
 
 
 def tier_rows(history: History) -> list[TierRow]:
-    """Sum up each tier.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    list of TierRow
-        Empty without TiFL.
-    """
+    """Sum up each tier."""
     nodes, tiers = node_facts(history), history.column(TIFL, "tier")
     seconds = np.diff(history.column("virtual_s"), prepend=np.nan)
     last = history.rounds[-1] if history.rounds else {}
@@ -313,38 +190,12 @@ NOTHING = Html()
 
 
 def card(title: str, *content: Content) -> Html:
-    """Make a box with a heading.
-
-    Parameters
-    ----------
-    title : str
-        The heading.
-    *content : str or Html
-        What is below it.
-
-    Returns
-    -------
-    Html
-        The box.
-    """
+    """Make a box with a heading."""
     return element("section", element("h2", title), *content, class_="card")
 
 
 def header_part(folder: Path, config: Mapping[str, Any]) -> Html:
-    """Say which run this is.
-
-    Parameters
-    ----------
-    folder : Path
-        Run directory.
-    config : mapping
-        Of ``config.json``.
-
-    Returns
-    -------
-    Html
-        The top of the page.
-    """
+    """Say which run this is."""
     started = str(config.get("started", "")).replace("T", " ").replace("+00:00", " UTC")
     said = [f"Started {started}"] if started else []
     if times := len(config.get("resumed") or ()):
@@ -358,20 +209,7 @@ def header_part(folder: Path, config: Mapping[str, Any]) -> Html:
 
 
 def facts_part(history: History, config: Mapping[str, Any]) -> Html:
-    """Show the most important figures.
-
-    Parameters
-    ----------
-    history : History
-        A run with at least one round.
-    config : mapping
-        Of ``config.json``.
-
-    Returns
-    -------
-    Html
-        A grid of boxes.
-    """
+    """Show the most important figures."""
     cards = [
         element(
             "div",
@@ -386,36 +224,14 @@ def facts_part(history: History, config: Mapping[str, Any]) -> Html:
 
 
 def notes_part(notes: Sequence[str]) -> Html:
-    """Show what the reader of the history had to pass over.
-
-    Parameters
-    ----------
-    notes : sequence of str
-        For people.
-
-    Returns
-    -------
-    Html
-        A box; nothing without notes.
-    """
+    """Show what the reader of the history had to pass over."""
     if not notes:
         return NOTHING
     return element("div", *(element("p", note) for note in notes), class_="card warning")
 
 
 def settings_part(config: Mapping[str, Any]) -> Html:
-    """Show settings, versions and command.
-
-    Parameters
-    ----------
-    config : mapping
-        Of ``config.json``.
-
-    Returns
-    -------
-    Html
-        Two boxes; nothing if nothing is known.
-    """
+    """Show settings, versions and command."""
     settings = {**(config.get("settings") or {})}
     ground = {**(config.get("versions") or {})}
     ground |= {key: config[key] for key in ("python", "platform", "command") if key in config}
@@ -442,18 +258,7 @@ MAX_METRICS = 4
 
 
 def tiers_part(history: History) -> Html:
-    """Show a table of the tiers.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Html
-        A box; nothing without tiers.
-    """
+    """Show a table of the tiers."""
     rows = tier_rows(history)
     if not rows:
         return NOTHING
@@ -475,18 +280,7 @@ def tiers_part(history: History) -> Html:
 
 
 def faults_part(history: History) -> Html:
-    """Show a table of the failures.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Html
-        A box; nothing without failures.
-    """
+    """Show a table of the failures."""
     found = faults(history)
     if not found:
         return NOTHING
@@ -503,18 +297,7 @@ def faults_part(history: History) -> Html:
 
 
 def rounds_part(history: History) -> Html:
-    """Show a table of the rounds, folded up.
-
-    Parameters
-    ----------
-    history : History
-        A run with at least one round.
-
-    Returns
-    -------
-    Html
-        A box to unfold.
-    """
+    """Show a table of the rounds, folded up."""
     metrics = history.metrics(METRICS)[:MAX_METRICS]
     columns = [history.metric(name) for name in metrics]
     clock = history.column("virtual_s")
@@ -549,23 +332,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_report(directory: str | Path) -> Path:
-    """Build ``report.html`` and the PNGs of a run.
-
-    Parameters
-    ----------
-    directory : str or Path
-        A run directory.
-
-    Returns
-    -------
-    Path
-        Absolute path of the page.
-
-    Raises
-    ------
-    ValueError
-        If there is no such directory, or no history in it.
-    """
+    """Build ``report.html`` and the PNGs of a run."""
     folder = Path(directory).expanduser().absolute()
     history, config = read_history(folder), read_config(folder)
     figures = []

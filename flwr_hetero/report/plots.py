@@ -26,17 +26,7 @@ from flwr_hetero.report.style import Theme, png
 
 
 class Plot(NamedTuple):
-    """One figure of the report.
-
-    Parameters
-    ----------
-    name : str
-        Stem of its PNG.
-    heading, caption : str
-        For the page.
-    draw : callable
-        History to Figure, or None where the history has nothing for it.
-    """
+    """One figure of the report."""
 
     name: str
     heading: str
@@ -96,18 +86,7 @@ PLOTS = (
 
 
 def plots_of(history: History) -> list[Plot]:
-    """Return the plots for a history: the fixed ones, then one per wrapper with figures.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    list of Plot
-        Each may still turn out to have nothing to show.
-    """
+    """Return the plots for a history: the fixed ones, then one per wrapper with figures."""
     wrappers = [
         Plot(
             "wrapper-" + re.sub(r"[^\w-]+", "-", section),
@@ -126,22 +105,7 @@ def plots_of(history: History) -> list[Plot]:
 
 
 def render(plot: Plot, history: History, theme: Theme) -> bytes | None:
-    """Draw a plot.
-
-    Parameters
-    ----------
-    plot : Plot
-        What to draw.
-    history : History
-        A run.
-    theme : Theme
-        How it looks.
-
-    Returns
-    -------
-    bytes or None
-        A PNG; None if there is nothing to show.
-    """
+    """Draw a plot."""
     if not history.rounds:
         return None
     with theme.applied():

@@ -46,18 +46,7 @@ MAX_PANELS = 12
 
 
 def draw_main_metric(history: History) -> Figure | None:
-    """Draw the main metric against time and against rounds.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Figure or None
-        None if the run has no metrics.
-    """
+    """Draw the main metric against time and against rounds."""
     metric = history.main_metric()
     if metric is None:
         return None
@@ -81,18 +70,7 @@ def draw_main_metric(history: History) -> Figure | None:
 
 
 def draw_against_traffic(history: History) -> Figure | None:
-    """Draw the main metric and the loss against the bytes that training has taken.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Figure or None
-        None if the run has no metrics or no count of bytes.
-    """
+    """Draw the main metric and the loss against the bytes that training has taken."""
     known = (history.main_metric(), "loss")
     names = [n for n in dict.fromkeys(known) if n is not None and n in history.metrics(METRICS)]
     total = np.nancumsum(history.column("bytes_down") + history.column("bytes_up"))
@@ -108,18 +86,7 @@ def draw_against_traffic(history: History) -> Figure | None:
 
 
 def draw_other_metrics(history: History) -> Figure | None:
-    """Draw every metric but the main one against rounds, a small panel each.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Figure or None
-        None if there is no other metric.
-    """
+    """Draw every metric but the main one against rounds, a small panel each."""
     names = other_metrics(history)[:MAX_PANELS]
     if not names:
         return None
@@ -133,35 +100,13 @@ def draw_other_metrics(history: History) -> Figure | None:
 
 
 def other_metrics(history: History) -> list[str]:
-    """Return the metrics beside the main one.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    list of str
-        Without those that are always zero.
-    """
+    """Return the metrics beside the main one."""
     others = [name for name in history.metrics(METRICS) if name != history.main_metric()]
     return [name for name in others if np.nansum(np.abs(history.metric(name)))]
 
 
 def draw_round_times(history: History) -> Figure | None:
-    """Draw how long each round took, estimates of the total, and the traffic.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Figure or None
-        None if there are no rounds after round 0.
-    """
+    """Draw how long each round took, estimates of the total, and the traffic."""
     rounds, clock = history.column("round"), clock_of(history)
     if len(rounds) < 2 or np.isnan(clock).all():
         return None
@@ -177,52 +122,17 @@ def draw_round_times(history: History) -> Figure | None:
 
 
 def clock_of(history: History) -> NDArray[np.float64]:
-    """Return the fleet's clock, or the server's where the history has no other.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    ndarray of float64, shape (num_rounds,)
-        Seconds since the start at the end of each round.
-    """
+    """Return the fleet's clock, or the server's where the history has no other."""
     return history.column(clock_key(history))
 
 
 def clock_key(history: History) -> str:
-    """Tell which clock :func:`clock_of` returns.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    str
-        ``virtual_s``, or ``wall_s`` where the fleet's clock is unknown.
-    """
+    """Tell which clock :func:`clock_of` returns."""
     return "virtual_s" if np.nansum(history.column("virtual_s")) > 0 else "wall_s"
 
 
 def small_panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Make a figure of small panels, at most three in a row.
-
-    Parameters
-    ----------
-    count : int
-        Panels wanted.
-
-    Returns
-    -------
-    figure : Figure
-        With just that many panels visible.
-    axes : list of Axes, length count
-        Row by row.
-    """
+    """Make a figure of small panels, at most three in a row."""
     columns = 2 if count in (2, 4) else min(count, 3)
     rows = -(-count // columns)
     drawn, axes = panels(rows, columns, 2.5 * rows + 0.3)
@@ -312,18 +222,7 @@ HEIGHTS = {"tier": 1.9, "tier_probs": 1.5, "credits": 1.5, "tier_accuracy": 1.9}
 
 
 def draw_tiers(history: History) -> Figure | None:
-    """Draw the tier of each round and, below it, what its choice depends on.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Figure or None
-        None if the run has fewer than two tiers.
-    """
+    """Draw the tier of each round and, below it, what its choice depends on."""
     count = num_tiers(history)
     if count < 2:
         return None
@@ -351,42 +250,14 @@ def draw_tiers(history: History) -> Figure | None:
 def draw_legend(
     axes: Axes, count: int, location: Literal["upper left", "upper right"] = "upper left"
 ) -> None:
-    """Say which colour is which tier.
-
-    Parameters
-    ----------
-    axes : Axes
-        A panel.
-    count : int
-        Number of tiers.
-    location : {"upper left", "upper right"}
-        Corner of the panel.
-    """
+    """Say which colour is which tier."""
     for tier, colour in enumerate(tier_colours(count)):
         axes.plot([], [], "s", color=colour, label=tier_name(tier, count))
     axes.legend(loc=location, ncols=min(count, 6), handletextpad=0.2, columnspacing=1.2)
 
 
 def tier_name(tier: int, count: int) -> str:
-    """Return a tier's name for people.
-
-    Parameters
-    ----------
-    tier : int
-        0 is the fastest.
-    count : int
-        Number of tiers.
-
-    Returns
-    -------
-    str
-        The outermost two say what they are.
-
-    Examples
-    --------
-    >>> [tier_name(tier, 3) for tier in range(3)]
-    ['tier 0 (fastest)', 'tier 1', 'tier 2 (slowest)']
-    """
+    """Return a tier's name for people."""
     role = {0: " (fastest)", count - 1: " (slowest)"}.get(tier, "") if count > 1 else ""
     return f"tier {tier}{role}"
 
@@ -466,18 +337,7 @@ NO_TIER = "#8c8c8c"
 
 
 def draw_latency(history: History) -> Figure | None:
-    """Draw each node's latencies, ordered and coloured by tier.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Figure or None
-        None if no latency is known.
-    """
+    """Draw each node's latencies, ordered and coloured by tier."""
     nodes = [node for node in node_facts(history) if np.isfinite(node.typical_s)]
     if not nodes:
         return None
@@ -506,18 +366,7 @@ def draw_latency(history: History) -> Figure | None:
 
 
 def draw_selection(history: History) -> Figure | None:
-    """Draw how often each node was asked to train, and how often in vain.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    Figure or None
-        None if nobody was asked.
-    """
+    """Draw how often each node was asked to train, and how often in vain."""
     nodes = node_facts(history)
     counts = np.array([node.selected for node in nodes])
     if not counts.sum():
@@ -596,19 +445,7 @@ ROOM = 0.15
 
 
 class Fan(NamedTuple):
-    """A key of a wrapper over the rounds: one number a round, or several.
-
-    Parameters
-    ----------
-    key : str
-        Name in the history.
-    rounds : ndarray of float64, shape (num_rounds,)
-        Rounds that have it.
-    labels : list of str, length width
-        What the numbers of a round stand for: positions in a list, keys of a dict.
-    values : ndarray of float64, shape (num_rounds, width)
-        NaN where a round has no such number.
-    """
+    """A key of a wrapper over the rounds: one number a round, or several."""
 
     key: str
     rounds: NDArray[np.float64]
@@ -622,43 +459,13 @@ class Fan(NamedTuple):
 
 
 def wrappers_of(history: History) -> list[str]:
-    """Return the sections of a history that have something to draw here.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-
-    Returns
-    -------
-    list of str
-        Names of wrappers; TiFL has plots of its own.
-    """
+    """Return the sections of a history that have something to draw here."""
     own = (*METRICS, TIFL)
     return [name for name in history.sections() if name not in own and fans(history, name)]
 
 
 def fans(history: History, section: str) -> list[Fan]:
-    """Collect the numeric figures of a wrapper.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-    section : str
-        Name of the wrapper.
-
-    Returns
-    -------
-    list of Fan
-        One per key that holds a number, a list of numbers or a dict of numbers.
-
-    Examples
-    --------
-    >>> record = {"round": 1, "cd-grab": {"bound": 3.0, "steps": {"node-0": 4, "node-1": 2}}}
-    >>> [(fan.key, fan.values.tolist()) for fan in fans(History((record,)), "cd-grab")]
-    [('bound', [[3.0]]), ('steps', [[4.0, 2.0]])]
-    """
+    """Collect the numeric figures of a wrapper."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     for record in history.rounds:
         for key, value in (record.get(section) or {}).items():
@@ -668,20 +475,7 @@ def fans(history: History, section: str) -> list[Fan]:
 
 
 def draw_wrapper(history: History, section: str) -> Figure | None:
-    """Draw the figures of a wrapper against rounds, a small panel each.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-    section : str
-        Name of the wrapper.
-
-    Returns
-    -------
-    Figure or None
-        None if it has no numeric figures.
-    """
+    """Draw the figures of a wrapper against rounds, a small panel each."""
     if not (shown := fans(history, section)[:MAX_PANELS]):
         return None
     drawn, axes = small_panels(len(shown))

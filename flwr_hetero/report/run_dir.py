@@ -39,24 +39,7 @@ HIDDEN = "(hidden)"
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON can hold.
-
-    Parameters
-    ----------
-    value : Any
-        Numbers, text, NumPy scalars and arrays, mappings, sequences, sets, paths.
-
-    Returns
-    -------
-    Any
-        Only None, bool, int, float, str, list and dict; numbers that are not finite become
-        None, and what JSON does not know becomes its text.
-
-    Examples
-    --------
-    >>> plain({"loss": np.float32(0.5), 3: np.arange(2), "bad": float("nan")})
-    {'loss': 0.5, '3': [0, 1], 'bad': None}
-    """
+    """Turn a value into what JSON can hold."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
@@ -73,24 +56,7 @@ def plain(value: Any) -> Any:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a run's settings fit to be written down.
-
-    Parameters
-    ----------
-    config : mapping
-        For instance Flower's run config, or a dataclass of settings as a dict.
-
-    Returns
-    -------
-    dict
-        Plain JSON under kebab-case names, as one types them, without the values of what looks
-        like a secret.
-
-    Examples
-    --------
-    >>> settings_of({"num_tiers": 5, "hub-token": "abc"})
-    {'num-tiers': 5, 'hub-token': '(hidden)'}
-    """
+    """Make a run's settings fit to be written down."""
     return {
         str(key).replace("_", "-"): HIDDEN if SECRET.search(str(key)) else plain(value)
         for key, value in config.items()
@@ -98,23 +64,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_line(arguments: Iterable[str]) -> str:
-    """Write a command as one would type it, without its secrets.
-
-    Parameters
-    ----------
-    arguments : iterable of str
-        As in ``sys.argv``. Flower starts a ServerApp with a token among them.
-
-    Returns
-    -------
-    str
-        Quoted for a shell.
-
-    Examples
-    --------
-    >>> command_line(["flwr-serverapp", "--token", "abc", "--key-token=x", "my dir"])
-    "flwr-serverapp --token '(hidden)' --key-token='(hidden)' 'my dir'"
-    """
+    """Write a command as one would type it, without its secrets."""
     words: list[str] = []
     hide_next = False
     for word in arguments:
@@ -131,19 +81,7 @@ def command_line(arguments: Iterable[str]) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Note what a run runs on.
-
-    Returns
-    -------
-    dict
-        ``versions`` of the packages that are installed, ``python``, ``platform`` and
-        ``command``.
-
-    Examples
-    --------
-    >>> sorted(surroundings())
-    ['command', 'platform', 'python', 'versions']
-    """
+    """Note what a run runs on."""
     return {
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "python": platform.python_version(),

@@ -23,38 +23,14 @@ UNKNOWN = "?"
 
 
 class TimeUnit(NamedTuple):
-    """A unit for an axis of time.
-
-    Parameters
-    ----------
-    seconds : float
-        Length of the unit in seconds.
-    symbol : str
-        For the axis.
-    """
+    """A unit for an axis of time."""
 
     seconds: float
     symbol: str
 
 
 def time_unit(longest_s: float) -> TimeUnit:
-    """Choose the unit in which a duration is a handy number.
-
-    Parameters
-    ----------
-    longest_s : float
-        Longest duration to show, in seconds.
-
-    Returns
-    -------
-    TimeUnit
-        Seconds, minutes, hours or days.
-
-    Examples
-    --------
-    >>> time_unit(90.0), time_unit(7200.0)
-    (TimeUnit(seconds=1.0, symbol='s'), TimeUnit(seconds=60.0, symbol='min'))
-    """
+    """Choose the unit in which a duration is a handy number."""
     for unit in (TimeUnit(86400.0, "d"), TimeUnit(3600.0, "h"), TimeUnit(60.0, "min")):
         if longest_s >= 3 * unit.seconds:
             return unit
@@ -62,23 +38,7 @@ def time_unit(longest_s: float) -> TimeUnit:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration.
-
-    Parameters
-    ----------
-    seconds : float
-        NaN means unknown.
-
-    Returns
-    -------
-    str
-        For instance ``2 min 13 s``.
-
-    Examples
-    --------
-    >>> [duration(s) for s in (0.0123, 4.56, 133.0, 3720.0, 90000.0)]
-    ['12.3 ms', '4.56 s', '2 min 13 s', '1 h 02 min', '1 d 1 h']
-    """
+    """Write a duration."""
     if not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 1 and seconds:
@@ -96,23 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Write a number of bytes.
-
-    Parameters
-    ----------
-    num_bytes : float
-        NaN means unknown.
-
-    Returns
-    -------
-    str
-        In decimal units.
-
-    Examples
-    --------
-    >>> [size(n) for n in (512, 20480, 3.2e9)]
-    ['512 B', '20.5 kB', '3.2 GB']
-    """
+    """Write a number of bytes."""
     if not math.isfinite(num_bytes):
         return UNKNOWN
     for factor, symbol in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -122,46 +66,12 @@ def size(num_bytes: float) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Tell whether a metric is a share that reads best in percent.
-
-    Parameters
-    ----------
-    metric : str
-        Its name.
-
-    Returns
-    -------
-    bool
-        True for accuracies.
-
-    Examples
-    --------
-    >>> is_share("eval-acc"), is_share("train-loss")
-    (True, False)
-    """
+    """Tell whether a metric is a share that reads best in percent."""
     return "acc" in metric.lower()
 
 
 def figure(metric: str, value: float) -> str:
-    """Write the value of a metric.
-
-    Parameters
-    ----------
-    metric : str
-        Its name; accuracies in [0, 1] are written in percent.
-    value : float
-        NaN means unknown.
-
-    Returns
-    -------
-    str
-        Short.
-
-    Examples
-    --------
-    >>> figure("accuracy", 0.8766), figure("loss", 0.41234), figure("loss", float("nan"))
-    ('87.7 %', '0.4123', '?')
-    """
+    """Write the value of a metric."""
     if not math.isfinite(value):
         return UNKNOWN
     if is_share(metric) and 0 <= value <= 1:
@@ -170,23 +80,7 @@ def figure(metric: str, value: float) -> str:
 
 
 def words(key: str) -> str:
-    """Turn a key of the history into words with a unit.
-
-    Parameters
-    ----------
-    key : str
-        As in the history; a unit is its suffix.
-
-    Returns
-    -------
-    str
-        For axes.
-
-    Examples
-    --------
-    >>> words("herding-bound"), words("transfer_s"), words("eval-acc")
-    ('herding bound', 'transfer (s)', 'eval acc')
-    """
+    """Turn a key of the history into words with a unit."""
     for suffix, unit in SUFFIXES.items():
         if key.endswith(suffix):
             return f"{words(key[: -len(suffix)])} ({unit})"
@@ -194,23 +88,7 @@ def words(key: str) -> str:
 
 
 def heading(key: str) -> str:
-    """Turn a key of the history into a heading.
-
-    Parameters
-    ----------
-    key : str
-        As for :func:`words`.
-
-    Returns
-    -------
-    str
-        With a capital letter.
-
-    Examples
-    --------
-    >>> heading("eval-acc"), heading("herding/herding-bound")
-    ('Eval acc', 'Herding: herding bound')
-    """
+    """Turn a key of the history into a heading."""
     text = words(key).replace("/", ": ")
     return text[:1].upper() + text[1:]
 
@@ -241,15 +119,7 @@ PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g} %")
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of paper and ink.
-
-    Parameters
-    ----------
-    name : str
-        For file names and pages.
-    paper, ink, muted, grid : str
-        Background, text, secondary text and grid lines.
-    """
+    """Colours of paper and ink."""
 
     name: str
     paper: str
@@ -302,97 +172,32 @@ DARK = Theme("dark", paper="#171c23", ink="#e8ecf1", muted="#a3afbd", grid="#303
 
 
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Make a figure of the page's width with a grid of panels.
-
-    Parameters
-    ----------
-    rows, columns : int
-        Of the grid.
-    height : float
-        Inches.
-    **options
-        For ``Figure.subplots``.
-
-    Returns
-    -------
-    figure : Figure
-        Not known to pyplot, so that it needs no display and no closing.
-    axes : list of Axes
-        Row by row.
-    """
+    """Make a figure of the page's width with a grid of panels."""
     drawn = Figure(figsize=(WIDTH, height), layout="constrained")
     return drawn, list(drawn.subplots(rows, columns, squeeze=False, **options).flat)
 
 
 def png(drawn: Figure) -> bytes:
-    """Render a figure.
-
-    Parameters
-    ----------
-    drawn : Figure
-        Any.
-
-    Returns
-    -------
-    bytes
-        A PNG without a time stamp: the same figure gives the same bytes.
-    """
+    """Render a figure."""
     file = io.BytesIO()
     drawn.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
 def tier_colours(count: int) -> list[str]:
-    """Return a colour per tier, from fast (blue) to slow (vermilion).
-
-    Parameters
-    ----------
-    count : int
-        Number of tiers.
-
-    Returns
-    -------
-    list of str
-        Hexadecimal.
-
-    Examples
-    --------
-    >>> tier_colours(2)
-    ['#0072b2', '#d55e00']
-    """
+    """Return a colour per tier, from fast (blue) to slow (vermilion)."""
     ramp = LinearSegmentedColormap.from_list("tiers", TIER_RAMP, N=257)
     return [to_hex(ramp(position)) for position in np.linspace(0, 1, max(count, 2))][:count]
 
 
 def run_look(number: int) -> dict[str, Any]:
-    """Return colour and line style of the n-th run or line of a panel.
-
-    Parameters
-    ----------
-    number : int
-        From 0.
-
-    Returns
-    -------
-    dict
-        For ``Axes.plot``; differs for the first 28.
-    """
+    """Return colour and line style of the n-th run or line of a panel."""
     style = RUN_STYLES[number // len(RUN_COLOURS) % len(RUN_STYLES)]
     return {"color": RUN_COLOURS[number % len(RUN_COLOURS)], "linestyle": style}
 
 
 def metric_axis(axes: Axes, metric: str, values: NDArray[np.float64]) -> None:
-    """Label the y axis for a metric; accuracies in percent.
-
-    Parameters
-    ----------
-    axes : Axes
-        The panel.
-    metric : str
-        Name of the metric.
-    values : ndarray of float64
-        What is drawn.
-    """
+    """Label the y axis for a metric; accuracies in percent."""
     shown = values[np.isfinite(values)]
     if is_share(metric) and len(shown) and shown.min() >= 0 and shown.max() <= 1:
         axes.yaxis.set_major_formatter(PERCENT)
@@ -402,17 +207,7 @@ def metric_axis(axes: Axes, metric: str, values: NDArray[np.float64]) -> None:
 
 
 def zoom(axes: Axes, values: NDArray[np.float64], *, falls: bool) -> None:
-    """Leave the first steep steps of a long curve out of the y axis.
-
-    Parameters
-    ----------
-    axes : Axes
-        The panel.
-    values : ndarray of float64
-        What is drawn. Up to 20 values are all shown, of more the worst twentieth is not.
-    falls : bool, keyword-only
-        Whether low values are good.
-    """
+    """Leave the first steep steps of a long curve out of the y axis."""
     shown = values[np.isfinite(values)]
     if len(shown) > 20:
         low, high = np.quantile(shown, (0.0, 0.95) if falls else (0.05, 1.0))
@@ -422,27 +217,13 @@ def zoom(axes: Axes, values: NDArray[np.float64], *, falls: bool) -> None:
 
 
 def round_axis(axes: Axes) -> None:
-    """Label the x axis for rounds.
-
-    Parameters
-    ----------
-    axes : Axes
-        The panel.
-    """
+    """Label the x axis for rounds."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=(1, 2, 5, 10)))
     axes.set_xlabel("round")
 
 
 def positive_axis(axes: Axes, values: NDArray[np.float64]) -> None:
-    """Let the y axis begin at 0, or make it logarithmic where the values differ much.
-
-    Parameters
-    ----------
-    axes : Axes
-        The panel.
-    values : ndarray of float64
-        What is drawn.
-    """
+    """Let the y axis begin at 0, or make it logarithmic where the values differ much."""
     shown = values[np.isfinite(values) & (values > 0)]
     ratio = shown.max() / shown.min() if len(shown) else 1.0
     if ratio > 20:

@@ -20,28 +20,7 @@ CHUNK = 65_536
 
 
 def normalised(weights: ArrayLike) -> NDArray[np.float64]:
-    """Scale weights so that they sum to 1.
-
-    Parameters
-    ----------
-    weights : array_like of float, shape (num_nodes,)
-        At least 0 and finite.
-
-    Returns
-    -------
-    ndarray of float64, shape (num_nodes,)
-        Non-negative, with sum 1.
-
-    Raises
-    ------
-    ValueError
-        If a weight is negative or not finite, or all are 0.
-
-    Examples
-    --------
-    >>> normalised([32, 16, 16])
-    array([0.5 , 0.25, 0.25])
-    """
+    """Scale weights so that they sum to 1."""
     share = np.asarray(weights, dtype=np.float64)
     if share.ndim != 1 or not np.isfinite(share).all() or np.any(share < 0):
         raise invalid("weights", share.tolist(), "be finite and at least 0", "drop that node")
@@ -59,43 +38,11 @@ def weighted_mean(
 
     .. math:: x = \sum_i \frac{w_i}{\sum_k w_k} x_i
 
-    Parameters
-    ----------
-    arrays : sequence of ndarray, each of shape (...)
-        One per node, all of one shape and dtype; only read. C-contiguous ones are not copied.
-    weights : array_like of float, shape (num_nodes,)
-        Weight per node, for instance its steps tau_i.
-    out : ndarray of shape (...), optional
-        C-contiguous array of the same dtype to write to.
-
-    Returns
-    -------
-    ndarray of shape (...)
-        The mean, in the arrays' own dtype: integers are rounded, booleans go with the majority.
-
-    Raises
-    ------
-    ValueError
-        If shapes or dtypes differ, or the weights are not fit for a mean.
-
     Notes
     -----
     Beside the result this needs two scratch buffers of ``CHUNK`` elements. All nodes are
     added up chunk by chunk, so that every input is read from memory once and nothing of its
     size is written but the result. Half precision is added up in single, integers in double.
-
-    References
-    ----------
-    .. [1] Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous
-       Systems", section 4.3.
-
-    Examples
-    --------
-    >>> fast, slow = np.array([4.0, 0.0], np.float32), np.array([0.0, 8.0], np.float32)
-    >>> weighted_mean([fast, slow], weights=[3, 1])
-    array([3., 2.], dtype=float32)
-    >>> weighted_mean([np.array([32]), np.array([1])], weights=[32, 1])
-    array([31])
     """
     share = normalised(weights)
     if len(arrays) != len(share):
@@ -143,28 +90,7 @@ def _as_dtype(total: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 def mean_arrays(
     records: Sequence[ArrayRecord], weights: ArrayLike, like: ArrayRecord
 ) -> ArrayRecord:
-    """Average ArrayRecords without unpacking them: read and written where they lie.
-
-    Parameters
-    ----------
-    records : sequence of ArrayRecord
-        With the names and shapes of ``like``.
-    weights : array_like of float, shape (num_records,)
-        One per record.
-    like : ArrayRecord
-        Names, shapes and dtypes of the result.
-
-    Returns
-    -------
-    ArrayRecord
-        The weighted mean.
-
-    Examples
-    --------
-    >>> one, four = (ArrayRecord({"w": Array(np.full(2, value))}) for value in (1.0, 4.0))
-    >>> mean_arrays([one, four], weights=[2, 1], like=one)["w"].numpy()
-    array([2., 2.])
-    """
+    """Average ArrayRecords without unpacking them: read and written where they lie."""
     mean = ArrayRecord()
     for name, array in like.items():
         dtype = np.dtype(array.dtype)
@@ -175,26 +101,7 @@ def mean_arrays(
 
 
 def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
-    """Bring arrays back to the dtypes of the global model; averaging makes floats of integers.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        Changed in place.
-    like : ArrayRecord
-        Names with the dtypes wanted.
-
-    Returns
-    -------
-    ArrayRecord
-        ``arrays``; integers are rounded.
-
-    Examples
-    --------
-    >>> like = ArrayRecord({"count": Array(np.array(3))})
-    >>> keep_dtypes(ArrayRecord({"count": Array(np.array(2.6))}), like)["count"].numpy()
-    array(3)
-    """
+    """Bring arrays back to the dtypes of the global model; averaging makes floats of integers."""
     for name, array in arrays.items():
         if name in like and array.dtype != like[name].dtype:
             dtype, values = np.dtype(like[name].dtype), array.numpy()
@@ -229,25 +136,6 @@ def aggregate_by_steps(
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
     """Let a strategy aggregate with ``num-steps`` as the weight of the models (Eq. 4).
 
-    Parameters
-    ----------
-    inner : Strategy
-        The strategy to call.
-    leaf : FedAvg
-        The innermost strategy in it, which averages.
-    server_round : int
-        Current round.
-    replies : list of Message
-        Good replies, each with ``num-steps`` in its MetricRecord.
-    like : ArrayRecord
-        The global model: names, shapes and dtypes of the result.
-
-    Returns
-    -------
-    tuple
-        As from ``aggregate_train``: arrays in the dtypes of ``like``, metrics weighted by the
-        leaf's own key.
-
     Notes
     -----
     Where only the mean matters it is made in place and goes in as a single reply. Any other
@@ -270,24 +158,7 @@ def aggregate_by_steps(
 def aggregate_in_place(
     inner: Strategy, server_round: int, replies: list[Message], like: ArrayRecord | None
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let a strategy aggregate with its own weights, made in place where only the mean matters.
-
-    Parameters
-    ----------
-    inner : Strategy
-        The strategy to call.
-    server_round : int
-        Current round.
-    replies : list of Message
-        Good replies, whose weights are not all 0.
-    like : ArrayRecord or None
-        The global model; None: nothing is known of it and the strategy does all by itself.
-
-    Returns
-    -------
-    tuple
-        As from ``aggregate_train``; integers keep their dtype where the mean is ours.
-    """
+    """Let a strategy aggregate with its own weights, made in place where only the mean matters."""
     if like is None or not replies or not isinstance(inner, FedAvg) or not is_linear(inner):
         return inner.aggregate_train(server_round, replies)
     weigh, own_key = inner.train_metrics_aggr_fn, inner.weighted_by_key
@@ -299,65 +170,19 @@ def aggregate_in_place(
 
 
 def is_linear(strategy: Strategy) -> bool:
-    """Tell whether a strategy is known to need the weighted mean of its replies only.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        An innermost strategy.
-
-    Returns
-    -------
-    bool
-        False for subclasses with an ``aggregate_train`` of their own.
-
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedMedian, FedProx
-    >>> is_linear(FedProx()), is_linear(FedMedian())
-    (True, False)
-    """
+    """Tell whether a strategy is known to need the weighted mean of its replies only."""
     return type(strategy).aggregate_train in [known.aggregate_train for known in LINEAR]
 
 
 def steps_of(reply: Message) -> int:
-    """Read ``num-steps`` from a reply that was checked before.
-
-    Parameters
-    ----------
-    reply : Message
-        With one MetricRecord.
-
-    Returns
-    -------
-    int
-        Steps.
-    """
+    """Read ``num-steps`` from a reply that was checked before."""
     return int(weight_of(reply, keys.NUM_STEPS))
 
 
 def mean_reply(
     replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord, weight_key: str
 ) -> Message:
-    """Make one reply that holds the weighted mean of the models of several.
-
-    Parameters
-    ----------
-    replies : sequence of Message
-        With one ArrayRecord each.
-    weights : array_like of float, shape (num_replies,)
-        One per reply.
-    like : ArrayRecord
-        The global model.
-    weight_key : str
-        Metric by which the strategy will weigh this single reply: it becomes 1, for the first
-        reply's own may be 0.
-
-    Returns
-    -------
-    Message
-        The first reply's metadata and other metrics, and the mean of the arrays.
-    """
+    """Make one reply that holds the weighted mean of the models of several."""
     ((name, _),) = replies[0].content.array_records.items()
     records = [next(iter(reply.content.array_records.values())) for reply in replies]
     content = RecordDict(dict(replies[0].content))

@@ -29,23 +29,7 @@ Scalars = dict[str, Any]
 
 
 def save_checkpoint(folder: Path, run: Run, fresh: Mapping[int, Scalars]) -> Path:
-    """Write the state of a run; a crash while writing leaves the previous one.
-
-    Parameters
-    ----------
-    folder : Path
-        Where ``state.npz`` is replaced.
-    run : Run
-        Model, round, results, clock and the states of all strategies are saved.
-    fresh : mapping of int to dict
-        From :func:`plain_settings` at the start of the run: settings of Flower's strategies
-        that have not changed since are not state.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Write the state of a run; a crash while writing leaves the previous one."""
     arrays: Arrays = {f"model/{name}": array.numpy() for name, array in run.arrays.items()}
     meta: Scalars = {
         "round": run.round,
@@ -77,25 +61,7 @@ def save_checkpoint(folder: Path, run: Run, fresh: Mapping[int, Scalars]) -> Pat
 
 
 def load_checkpoint(folder: Path, run: Run) -> bool:
-    """Continue from the last checkpoint, if there is one.
-
-    Parameters
-    ----------
-    folder : Path
-        As given to :func:`save_checkpoint`.
-    run : Run
-        Its model, round, results, clock and strategies are set.
-
-    Returns
-    -------
-    bool
-        Whether there was a checkpoint.
-
-    Raises
-    ------
-    ValueError
-        If the checkpoint belongs to other strategies.
-    """
+    """Continue from the last checkpoint, if there is one."""
     path = folder / FILE
     if not path.is_file():
         return False
@@ -128,18 +94,7 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
 
 
 def plain_settings(strategy: Wrapper) -> dict[int, Scalars]:
-    """Note the settings of Flower's own strategies in a nest, before the run changes them.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        The outermost one.
-
-    Returns
-    -------
-    dict of int to dict
-        Position in the nest to attribute and value.
-    """
+    """Note the settings of Flower's own strategies in a nest, before the run changes them."""
     return {
         number: {k: v for k, v in vars(inner).items() if _is_plain(v)}
         for number, inner in enumerate(strategy.chain())

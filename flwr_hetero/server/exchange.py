@@ -13,17 +13,7 @@ from flwr_hetero.server.nodes import is_simulated
 
 
 class Latency(NamedTuple):
-    """How long a node took for a message.
-
-    Parameters
-    ----------
-    seconds : float
-        Compute and, where it is known, transfer.
-    emulated : bool
-        Whether it comes from a device profile.
-    source : str
-        ``emulated``, ``reported`` (the node's clock) or ``observed`` (the server's clock).
-    """
+    """How long a node took for a message."""
 
     seconds: float
     emulated: bool
@@ -31,18 +21,7 @@ class Latency(NamedTuple):
 
 
 def reported_latency(reply: Message) -> Latency | None:
-    """Read what a reply says of its latency.
-
-    Parameters
-    ----------
-    reply : Message
-        A reply with content: the timing mod's record, or a ``train-time`` metric.
-
-    Returns
-    -------
-    Latency or None
-        None if it says nothing, or nonsense.
-    """
+    """Read what a reply says of its latency."""
     record = reply.content.config_records.get(keys.TIMING)
     if record is not None:
         seconds = _seconds(record.get(keys.TRAIN_TIME)) + _seconds(record.get(keys.TRANSFER_TIME))
@@ -55,18 +34,7 @@ def reported_latency(reply: Message) -> Latency | None:
 
 
 def reported_partition(reply: Message) -> int | None:
-    """Read the partition that a reply says it comes from.
-
-    Parameters
-    ----------
-    reply : Message
-        A reply with content.
-
-    Returns
-    -------
-    int or None
-        The node's ``partition-id``; None if it does not say.
-    """
+    """Read the partition that a reply says it comes from."""
     record = reply.content.config_records.get(keys.TIMING)
     value = None if record is None else record.get(keys.PARTITION_ID)
     return value if isinstance(value, int) and value >= 0 else None
@@ -79,22 +47,6 @@ def judge_latency(
 
     A report above the round trip that the server saw is wrong, and only a simulated node may
     say that its time is emulated; then, and where there is no report, the round trip counts.
-
-    Parameters
-    ----------
-    reply : Message
-        A reply with content.
-    round_trip_s : float or None
-        Seconds by the server's clock; None if it does not know.
-    simulated : bool
-        Whether the grid's nodes are simulated.
-
-    Returns
-    -------
-    latency : Latency or None
-        None if nothing is known.
-    complaint : str or None
-        Why the report was not believed.
     """
     reported = reported_latency(reply)
     observed = None if round_trip_s is None else Latency(round_trip_s, False, "observed")
@@ -128,32 +80,6 @@ def round_time_s(
     r"""Length of a synchronous round: the slowest answer, or the time-out (TiFL, Eq. 1).
 
     .. math:: L_r = \max_{i \in C} L_i
-
-    Parameters
-    ----------
-    latencies_s : iterable of float
-        Latency of each node that answered, in seconds.
-    num_missing : int
-        Nodes that were asked and did not answer; with one or more of them the round lasts
-        until the time-out.
-    timeout_s : float, optional
-        Time-out of the round, in seconds.
-
-    Returns
-    -------
-    float
-        Seconds.
-
-    References
-    ----------
-    .. [1] Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020, Eq. 1.
-
-    Examples
-    --------
-    >>> round_time_s([1.0, 4.0, 2.5])
-    4.0
-    >>> round_time_s([1.0, 4.0], num_missing=1, timeout_s=60.0)
-    60.0
     """
     slowest = max(latencies_s, default=0.0)
     if num_missing and timeout_s is not None:
@@ -166,20 +92,7 @@ POLL_S = 0.1
 
 
 class Exchange(NamedTuple):
-    """What came back.
-
-    Parameters
-    ----------
-    replies : list of Message
-        In order of arrival.
-    round_trip_s : dict of str to float
-        Message id of the instruction to seconds until its reply was there, on the server's
-        clock; empty on a virtual grid, where the reports are the truth.
-    missing : list of Message
-        Instructions without an answer.
-    virtual_s, wall_s : float
-        How long it took by the fleet's clock and by ours; the same for real devices.
-    """
+    """What came back."""
 
     replies: list[Message]
     round_trip_s: dict[str, float]
@@ -196,27 +109,7 @@ def exchange(
     *,
     emulated: bool = False,
 ) -> Exchange:
-    """Send instructions and collect the replies until all are there or time is up.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid, or an emulated one with a ``virtual_time_s``.
-    messages : sequence of Message
-        At most one per node: a node does one job at a time.
-    timeout_s : float
-        Seconds to wait, on the fleet's clock.
-    enough : int, optional
-        Do not wait for more replies than this; errors do not count. None: wait for all.
-    emulated : bool
-        Whether simulated nodes are known to emulate devices, from replies before: their clock
-        counts then, also if this time all of them are away or err.
-
-    Returns
-    -------
-    Exchange
-        Replies and times.
-    """
+    """Send instructions and collect the replies until all are there or time is up."""
     start_s = time.monotonic()
     if not messages:
         return Exchange([], {}, [], 0.0, 0.0)

@@ -17,13 +17,6 @@ class GridView(Grid):
     """Show only the chosen nodes of a grid; everything else goes through.
 
     This is how a selection reaches any Flower strategy without a change to it.
-
-    Parameters
-    ----------
-    grid : Grid
-        The whole grid.
-    node_ids : sequence of int
-        The nodes to show, in this order.
     """
 
     def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
@@ -75,19 +68,7 @@ class GridView(Grid):
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Tell whether a grid's nodes are simulated, so that they may report emulated times.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's or ours, or a view of one.
-
-    Returns
-    -------
-    bool
-        True for an in-process grid and for Flower's simulation engine, False in deployment,
-        where no node may claim to be emulated.
-    """
+    """Tell whether a grid's nodes are simulated, so that they may report emulated times."""
     while isinstance(grid, GridView):
         grid = grid.grid
     return hasattr(grid, "virtual_time_s") or type(grid).__name__ == "InMemoryGrid"
@@ -99,13 +80,6 @@ class Roster:
     The identity is, in this order of preference: the name given at registration, a hash of the
     node's public key, the ``partition-id`` that the node reports, the node id. Two nodes that
     claim the same identity keep apart: the second stays with its node id.
-
-    Examples
-    --------
-    >>> roster = Roster()
-    >>> roster.hear(8812, partition_id=3)
-    >>> roster.identity(8812), roster.identity(77)
-    ('node-3', 'id-77')
     """
 
     def __init__(self) -> None:
@@ -113,14 +87,7 @@ class Roster:
         self._node_id: dict[str, int] = {}
 
     def learn(self, grid: Grid) -> None:
-        """Read names and public keys of the nodes online.
-
-        Parameters
-        ----------
-        grid : Grid
-            Asked for ``get_nodes`` once; not at all if its nodes are simulated, whose keys are
-            drawn afresh for each run.
-        """
+        """Read names and public keys of the nodes online."""
         if is_simulated(grid):
             return
         for info in grid.get_nodes():
@@ -130,78 +97,26 @@ class Roster:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
 
     def hear(self, node_id: int, partition_id: int) -> None:
-        """Take note of the partition that a node reports; a better identity is kept.
-
-        Parameters
-        ----------
-        node_id : int
-            Flower's node id.
-        partition_id : int
-            The node's ``partition-id``.
-        """
+        """Take note of the partition that a node reports; a better identity is kept."""
         if node_id not in self._identity:
             self._claim(node_id, f"node-{partition_id}")
 
     def knows(self, node_id: int) -> bool:
-        """Tell whether a node has an identity better than its node id.
-
-        Parameters
-        ----------
-        node_id : int
-            Flower's node id.
-
-        Returns
-        -------
-        bool
-            True once a name, key or partition is known.
-        """
+        """Tell whether a node has an identity better than its node id."""
         return node_id in self._identity
 
     def identity(self, node_id: int) -> str:
-        """Return a node's stable identity.
-
-        Parameters
-        ----------
-        node_id : int
-            Flower's node id.
-
-        Returns
-        -------
-        str
-            For instance ``node-3``; ``id-<node id>`` as long as nothing better is known.
-        """
+        """Return a node's stable identity."""
         return self._identity.get(node_id, f"id-{node_id}")
 
     def find(self, identity: str) -> int | None:
-        """Return the node id that now belongs to an identity.
-
-        Parameters
-        ----------
-        identity : str
-            As returned by :meth:`identity`.
-
-        Returns
-        -------
-        int or None
-            Flower's node id; None if no node of that identity was seen in this run.
-        """
+        """Return the node id that now belongs to an identity."""
         if identity not in self._node_id and re.fullmatch(r"id-\d+", identity):
             return int(identity[3:])
         return self._node_id.get(identity)
 
     def sort_key(self, node_id: int) -> tuple[str, int, str]:
-        """Return a key that sorts nodes by identity, numbers by value.
-
-        Parameters
-        ----------
-        node_id : int
-            Flower's node id.
-
-        Returns
-        -------
-        tuple
-            ``node-9`` comes before ``node-10``.
-        """
+        """Return a key that sorts nodes by identity, numbers by value."""
         return natural_key(self.identity(node_id))
 
     def _claim(self, node_id: int, identity: str) -> None:
@@ -210,36 +125,14 @@ class Roster:
             self._identity[node_id] = identity
 
     def forget(self, node_id: int) -> None:
-        """Free the identity of a node that is gone, so that it can come back under a new id.
-
-        Parameters
-        ----------
-        node_id : int
-            Flower's node id.
-        """
+        """Free the identity of a node that is gone, so that it can come back under a new id."""
         identity = self._identity.pop(node_id, None)
         if identity is not None:
             del self._node_id[identity]
 
 
 def natural_key(identity: str) -> tuple[str, int, str]:
-    """Return a sort key that orders trailing numbers by value.
-
-    Parameters
-    ----------
-    identity : str
-        For instance ``node-10``.
-
-    Returns
-    -------
-    tuple of str, int, str
-        Text before the number, the number (-1 if none), the whole.
-
-    Examples
-    --------
-    >>> sorted(["node-10", "node-9"], key=natural_key)
-    ['node-9', 'node-10']
-    """
+    """Return a sort key that orders trailing numbers by value."""
     match = re.fullmatch(r"(.*?)(\d+)", identity)
     return (match[1], int(match[2]), identity) if match else (identity, -1, identity)
 
@@ -253,44 +146,13 @@ SETTLE_S = 20.0
 
 
 def online_nodes(grid: Grid) -> Set[int]:
-    """Return the nodes online as a set, without copying one.
-
-    Parameters
-    ----------
-    grid : Grid
-        The fleet.
-
-    Returns
-    -------
-    set of int
-        Node ids.
-    """
+    """Return the nodes online as a set, without copying one."""
     node_ids = grid.get_node_ids()
     return node_ids if isinstance(node_ids, Set) else set(node_ids)
 
 
 def wait_for_nodes(grid: Grid, at_least: int, wait_s: float) -> Set[int]:
-    """Wait until enough nodes are online, or until time is up.
-
-    Parameters
-    ----------
-    grid : Grid
-        The fleet. Simulated nodes are there or will never be: no time is spent on them.
-    at_least : int
-        Nodes wanted.
-    wait_s : float
-        Longest wait in seconds.
-
-    Returns
-    -------
-    set of int
-        Nodes online; fewer than wanted if time is up.
-
-    Raises
-    ------
-    RuntimeError
-        If there is no node at all.
-    """
+    """Wait until enough nodes are online, or until time is up."""
     waited_s = 0.0
     while len(online := online_nodes(grid)) < at_least:
         if waited_s >= wait_s or is_simulated(grid):
@@ -308,29 +170,7 @@ def wait_for_nodes(grid: Grid, at_least: int, wait_s: float) -> Set[int]:
 def settled_nodes(
     grid: Grid, wanted: int, wait_s: float = WAIT_S, settle_s: float = SETTLE_S
 ) -> Set[int]:
-    """Wait until as many nodes as wanted are online, or until no further one comes.
-
-    Parameters
-    ----------
-    grid : Grid
-        The fleet; no time is spent on simulated nodes.
-    wanted : int
-        Nodes to wait for; a fleet may have fewer.
-    wait_s : float
-        Longest wait for the first node in seconds.
-    settle_s : float
-        Longest wait for each further one in seconds.
-
-    Returns
-    -------
-    set of int
-        Nodes online, at least one.
-
-    Raises
-    ------
-    RuntimeError
-        If there is no node at all.
-    """
+    """Wait until as many nodes as wanted are online, or until no further one comes."""
     online = wait_for_nodes(grid, 1, wait_s)
     while len(online) < wanted:
         before = len(online)

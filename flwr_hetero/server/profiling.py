@@ -28,15 +28,7 @@ MAX_FACTS, MAX_TEXT = 8, 80
 
 
 class Measured(NamedTuple):
-    """Latencies of a profiling.
-
-    Parameters
-    ----------
-    node_ids : list of int
-        The nodes asked.
-    rounds : ndarray of float64, shape (sync_rounds, num_nodes)
-        Latency in seconds; NaN where a node did not answer.
-    """
+    """Latencies of a profiling."""
 
     node_ids: list[int]
     rounds: NDArray[np.float64]
@@ -57,28 +49,6 @@ def profile_nodes(
     The instruction has the message type ``train.profile``, which the ClientApp answers with
     the time its training takes and no arrays. A ClientApp without a handler for it is sent an
     ordinary training message instead, the result of which is thrown away.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        Whose session counts the time and the failures.
-    grid : Grid
-        The fleet.
-    node_ids : sequence of int
-        Whom to ask.
-    server_round : int
-        Current round, told to the nodes.
-    sync_rounds : int
-        Rounds that count.
-    warmup_rounds : int
-        Rounds before them that do not (a cold start can take ten times as long).
-    t_max : float
-        Time-out of a round, in seconds of the fleet's clock.
-
-    Returns
-    -------
-    Measured
-        Latency of each node and round.
     """
     nodes = list(node_ids)
     column = {node_id: i for i, node_id in enumerate(nodes)}
@@ -104,15 +74,6 @@ def call_the_roll(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
 
     Nodes whose ClientApp does not know ``train.profile`` are sent an ordinary training message,
     the result of which is thrown away.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        Whose roster learns the identities of the nodes online.
-    grid : Grid
-        The fleet.
-    t_max : float
-        Time-out, in seconds of the fleet's clock.
     """
     session = strategy.session
     session.roster.learn(grid)
@@ -136,24 +97,7 @@ def _question(strategy: "Wrapper", node_id: int, kind: str = keys.PROFILE_MESSAG
 def profile_message(
     strategy: "Wrapper", node_id: int, kind: str, server_round: int, number: int
 ) -> Message:
-    """Make the instruction that asks a node for its latency.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        Its session has the current model and settings, which real training needs.
-    node_id : int
-        Destination.
-    kind : str
-        ``train.profile``, or ``train`` for ClientApps that do not know it.
-    server_round, number : int
-        Current round, and number of the profiling round.
-
-    Returns
-    -------
-    Message
-        With a config record of its own.
-    """
+    """Make the instruction that asks a node for its latency."""
     session, leaf = strategy.session, strategy.leaf
     config = ConfigRecord(dict((session.config or ConfigRecord()).items()))
     config[keys.SERVER_ROUND] = server_round
@@ -168,18 +112,7 @@ def profile_message(
 
 
 def has_raised(reply: Message) -> bool:
-    """Tell whether the ClientApp raised, as one does that does not know the message.
-
-    Parameters
-    ----------
-    reply : Message
-        To an instruction of :func:`profile_message`.
-
-    Returns
-    -------
-    bool
-        True: ask again by an ordinary training message.
-    """
+    """Tell whether the ClientApp raised, as one does that does not know the message."""
     return reply.has_error() and reply.error.code == CLIENT_APP_RAISED_EXCEPTION
 
 

@@ -24,17 +24,7 @@ MAX_VALUE = 1e15
 
 
 class Expected(NamedTuple):
-    """What the replies of an exchange must hold.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord or None
-        The arrays sent out; replies must have the same names and shapes. None: not checked.
-    weight_key : str or None
-        Metric that must be a finite number of at least 0. None: not checked.
-    metrics : bool
-        Whether exactly one MetricRecord must be there.
-    """
+    """What the replies of an exchange must hold."""
 
     arrays: ArrayRecord | None = None
     weight_key: str | None = None
@@ -42,20 +32,7 @@ class Expected(NamedTuple):
 
 
 def why_bad(reply: Message, expected: Expected) -> str | None:
-    """Tell what is wrong with a reply.
-
-    Parameters
-    ----------
-    reply : Message
-        A reply.
-    expected : Expected
-        What it must hold.
-
-    Returns
-    -------
-    str or None
-        A reason for people, None if the reply is good.
-    """
+    """Tell what is wrong with a reply."""
     if reply.has_error():
         return f"error {reply.error.code}: {_one_line(reply.error.reason)}"
     content = reply.content
@@ -74,20 +51,7 @@ def why_bad(reply: Message, expected: Expected) -> str | None:
 
 
 def metric_names(reply: Message) -> str:
-    """Tell what metrics a reply has, by name and kind.
-
-    Parameters
-    ----------
-    reply : Message
-        A good reply.
-
-    Returns
-    -------
-    str
-        The same for two replies whose metrics Flower's strategies can average: they stop the
-        whole run when names differ, or when one has a list where another has a number or a
-        longer list.
-    """
+    """Tell what metrics a reply has, by name and kind."""
     records = reply.content.metric_records.items()
     found = [[key, sorted((n, _length(v)) for n, v in record.items())] for key, record in records]
     return json.dumps(found)
@@ -96,27 +60,10 @@ def metric_names(reply: Message) -> str:
 def odd_ones_out(names: Sequence[str], accepted: Mapping[str, int]) -> list[int]:
     """Find replies whose metrics differ in name or kind from those of the majority.
 
-    Parameters
-    ----------
-    names : sequence of str
-        From :func:`metric_names`, a reply each.
-    accepted : mapping of str to int
-        Replies with such metrics that were accepted in earlier rounds.
-
-    Returns
-    -------
-    list of int
-        Positions of the replies to drop.
-
     Notes
     -----
     At a tie those accepted most often so far win, then those seen first. The majority of a round
     wins over earlier rounds: else a bad node that once was alone would shut out all others.
-
-    Examples
-    --------
-    >>> odd_ones_out(["a", "b", "b"], {"a": 9}), odd_ones_out(["a", "b"], {"b": 1})
-    ([0], [0])
     """
     counts = Counter(names)
     if len(counts) <= 1:
@@ -130,18 +77,7 @@ def _length(value: object) -> int | None:
 
 
 def drop_private_metrics(reply: Message) -> dict[str, Any]:
-    """Take our own keys out of a reply's metrics, so that the wrapped strategy sees its own only.
-
-    Parameters
-    ----------
-    reply : Message
-        Its MetricRecords are changed in place.
-
-    Returns
-    -------
-    dict
-        What was taken out.
-    """
+    """Take our own keys out of a reply's metrics: the wrapped strategy sees its own only."""
     taken: dict[str, Any] = {}
     for record in reply.content.metric_records.values():
         for key in [k for k in record if k == keys.TRAIN_TIME or k.startswith(keys.PREFIX)]:
@@ -150,23 +86,7 @@ def drop_private_metrics(reply: Message) -> dict[str, Any]:
 
 
 def view_array(array: Array) -> NDArray[Any]:
-    """Look at an array of a reply without copying its payload and without pickle.
-
-    Parameters
-    ----------
-    array : Array
-        In NumPy's npy format, as Flower sends it.
-
-    Returns
-    -------
-    ndarray
-        Read only.
-
-    Raises
-    ------
-    ValueError
-        If the payload is not a plain npy array.
-    """
+    """Look at an array of a reply without copying its payload and without pickle."""
     start, shape, fortran, dtype = _read_header(array.data)
     if dtype.hasobject:
         raise ValueError("the array holds Python objects")
@@ -238,20 +158,7 @@ def _fits(values: NDArray[Any], dtype: str) -> bool:
 
 
 def weight_of(reply: Message, weight_key: str) -> float:
-    """Read the weight of a good reply.
-
-    Parameters
-    ----------
-    reply : Message
-        With one MetricRecord that holds the key.
-    weight_key : str
-        Name of the metric.
-
-    Returns
-    -------
-    float
-        Finite and at least 0.
-    """
+    """Read the weight of a good reply."""
     (metrics,) = reply.content.metric_records.values()
     return float(metrics[weight_key])  # type: ignore[arg-type]
 

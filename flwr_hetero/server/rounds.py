@@ -23,31 +23,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass
 class Run:
-    """A run in progress; hooks may look at it, and a resumed run begins with another state.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        The outermost strategy.
-    grid : Grid
-        The fleet.
-    arrays : ArrayRecord
-        The current global model.
-    num_rounds : int
-        Rounds in all.
-    timeout_s : float
-        Time-out of an exchange, by the fleet's clock.
-    train_config, evaluate_config : ConfigRecord
-        Sent to the nodes.
-    evaluate_fn : callable or None
-        Central evaluation.
-    result : Result
-        What ``start`` returns.
-    round : int
-        The last round that is complete.
-    wall_offset_s : float
-        Wall time of the run before it was resumed.
-    """
+    """A run in progress; hooks may look at it, and a resumed run begins with another state."""
 
     strategy: "Wrapper"
     grid: Grid
@@ -68,20 +44,7 @@ class Run:
         return self.wall_offset_s + time.monotonic() - self.started_s
 
     def exchange(self, messages: Sequence[Message], timeout_s: float | None = None) -> Exchange:
-        """Send instructions, wait for replies, and move the session's clock.
-
-        Parameters
-        ----------
-        messages : sequence of Message
-            At most one per node.
-        timeout_s : float, optional
-            Another time-out than the run's.
-
-        Returns
-        -------
-        Exchange
-            Replies and times.
-        """
+        """Send instructions, wait for replies, and move the session's clock."""
         return timed_exchange(
             self.strategy, self.grid, messages, self.timeout_s if timeout_s is None else timeout_s
         )
@@ -90,24 +53,7 @@ class Run:
 def timed_exchange(
     strategy: "Wrapper", grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Exchange:
-    """Send instructions, wait for replies, and move the clock of a strategy's session.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        Whose session is used.
-    grid : Grid
-        The fleet.
-    messages : sequence of Message
-        At most one per node.
-    timeout_s : float
-        Seconds by the fleet's clock.
-
-    Returns
-    -------
-    Exchange
-        Replies and times.
-    """
+    """Send instructions, wait for replies, and move the clock of a strategy's session."""
     session = strategy.session
     session.timeout_s = timeout_s
     done = exchange(grid, messages, timeout_s, session.enough, emulated=session.emulated)
@@ -128,20 +74,7 @@ def run_rounds(
     evaluate_config: ConfigRecord | None,
     evaluate_fn: EvaluateFn | None,
 ) -> Result:
-    """Run federated learning with a nest of wrappers; arguments as for ``Strategy.start``.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        The outermost one.
-    grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        As for Flower's ``Strategy.start``.
-
-    Returns
-    -------
-    Result
-        Final arrays and the metrics of all rounds.
-    """
+    """Run federated learning with a nest of wrappers; arguments as for ``Strategy.start``."""
     run = Run(
         strategy=strategy,
         grid=grid,

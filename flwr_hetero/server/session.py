@@ -22,15 +22,7 @@ from flwr_hetero.server.reply_checks import (
 
 
 class Failure(NamedTuple):
-    """A reply that does not count, or that never came.
-
-    Parameters
-    ----------
-    node : str
-        The node's stable identity.
-    reason : str
-        For people.
-    """
+    """A reply that does not count, or that never came."""
 
     node: str
     reason: str
@@ -38,43 +30,7 @@ class Failure(NamedTuple):
 
 @dataclass
 class Session:
-    """Shared by all wrappers of one nest; the outermost one fills it.
-
-    Parameters
-    ----------
-    roster : Roster
-        Node ids and identities.
-    timeout_s : float
-        Time-out of the current exchange, by the fleet's clock.
-    asked : list of Message
-        Instructions of the last exchange.
-    latency : dict of int to Latency
-        Node id to latency in the last exchange, good replies only.
-    failures : list of Failure
-        Of the current round, for the history.
-    dropped : list of str
-        Identities of nodes that were asked in the current round and whose reply does not count.
-    round_trip_s : dict of str to float
-        Message id to the round trip that the server saw, where it knows.
-    virtual_s, wall_s : float
-        Time spent so far in exchanges, by the fleet's clock and by ours.
-    last_exchange_s : float
-        Time of the last exchange, by the fleet's clock.
-    arrays, config : ArrayRecord, ConfigRecord or None
-        Global model and settings of the current round.
-    stop_reason : str or None
-        Set by a wrapper that wants the run to end after this round.
-    devices : dict of str to dict
-        Identity to the facts that a node's board told when it was profiled last.
-    enough : int or None
-        Set by a wrapper that does not want to wait for more replies than this.
-    surplus : list of Message
-        Instructions of the last exchange that were not waited for: no failures.
-    accepted : dict of str to dict
-        Message type to how many replies with which metrics were accepted so far.
-    emulated : bool
-        Whether a simulated node has reported the time of an emulated device.
-    """
+    """Shared by all wrappers of one nest; the outermost one fills it."""
 
     roster: Roster = field(default_factory=Roster)
     timeout_s: float = float("inf")
@@ -97,46 +53,19 @@ class Session:
     _simulated: bool = False
 
     def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
-        """Open the books of a round.
-
-        Parameters
-        ----------
-        arrays, config : ArrayRecord, ConfigRecord
-            Global model and settings.
-        """
+        """Open the books of a round."""
         self.failures, self.dropped = [], []
         self.arrays, self.config = arrays, config
 
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
-        """Remember the instructions of an exchange, to know whose replies they get.
-
-        Parameters
-        ----------
-        messages : sequence of Message
-            Before or after they were pushed.
-        grid : Grid
-            Where they go.
-        """
+        """Remember the instructions of an exchange, to know whose replies they get."""
         self.asked = list(messages)
         self._simulated = is_simulated(grid)
         self.round_trip_s = {}
         self.latency = {}
 
     def take_in(self, replies: Sequence[Message], expected: Expected) -> list[Message]:
-        """Sort the good replies by node identity and put the others down as failures.
-
-        Parameters
-        ----------
-        replies : sequence of Message
-            Whatever came back.
-        expected : Expected
-            What a good reply holds.
-
-        Returns
-        -------
-        list of Message
-            Good replies, one per node at most, each with the right ``src_node_id``.
-        """
+        """Sort the good replies by node identity and put the others down as failures."""
         waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
         answers = sum(reply.has_content() for reply in replies)
         good: dict[int, Message] = {}
@@ -165,29 +94,13 @@ class Session:
         return agreed
 
     def fail(self, node_id: int, reason: str) -> None:
-        """Put down that the reply of a node that was asked does not count.
-
-        Parameters
-        ----------
-        node_id : int
-            The node.
-        reason : str
-            For people.
-        """
+        """Put down that the reply of a node that was asked does not count."""
         self.note(node_id, reason)
         self.latency.pop(node_id, None)
         self.dropped.append(self.roster.identity(node_id))
 
     def note(self, node_id: int, reason: str) -> None:
-        """Put down a reply that is dropped, in the log and for the history.
-
-        Parameters
-        ----------
-        node_id : int
-            The node.
-        reason : str
-            For people.
-        """
+        """Put down a reply that is dropped, in the log and for the history."""
         identity = self.roster.identity(node_id)
         log(WARNING, "%s: reply dropped: %s", identity, reason)
         self.failures.append(Failure(identity, reason))
@@ -225,20 +138,6 @@ class Session:
 
 
 def expected_of(arrays: ArrayRecord | None, leaf: object) -> Expected:
-    """Tell what the replies must hold for a given innermost strategy.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord or None
-        The arrays sent out; None in evaluation.
-    leaf : Strategy
-        The innermost strategy. Boosted trees change their size, so their arrays are not
-        compared with what was sent.
-
-    Returns
-    -------
-    Expected
-        For :func:`~flwr_hetero.server.reply_checks.why_bad`.
-    """
+    """Tell what the replies must hold for a given innermost strategy."""
     trees = type(leaf).__name__.startswith("FedXgb")
     return Expected(None if trees else arrays, getattr(leaf, "weighted_by_key", None))

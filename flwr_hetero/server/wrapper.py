@@ -305,33 +305,6 @@ def check_nest(wrapper: "Wrapper") -> None:
 
     The rules are read from three attributes of :class:`~flwr_hetero.strategy.Wrapper`, so that
     they hold for wrappers of other packages too: ``decides``, ``outside_of``, ``outermost``.
-
-    Parameters
-    ----------
-    wrapper : Wrapper
-        New; what it wraps has been checked before.
-
-    Raises
-    ------
-    ValueError
-        Names the wrapper inside that does not fit, and the reason.
-
-    Examples
-    --------
-    >>> from flwr_hetero.strategy import AdaComm
-    >>> from flwr_hetero.strategy import FedNova
-    >>> from flwr_hetero.strategy import OverSelect
-    >>> from flwr_hetero.strategy import TiFL
-    >>> OverSelect(TiFL(AdaComm())).leaf.__class__.__name__
-    'FedAvg'
-    >>> FedNova(AdaComm())
-    Traceback (most recent call last):
-    ...
-    ValueError: strategy must leave steps to FedNova, got 'AdaComm': use one of the two.
-    >>> TiFL(OverSelect())
-    Traceback (most recent call last):
-    ...
-    ValueError: strategy must not be OverSelect, ...: write OverSelect(TiFL(...)).
     """
     me = type(wrapper).__name__
     for inner in wrapper.wrappers()[1:]:

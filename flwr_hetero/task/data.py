@@ -20,15 +20,7 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and targets, to be read only: they are shared between calls.
-
-    Parameters
-    ----------
-    inputs : Tensor of float32, shape (n, C, H, W)
-        Images, normalised by channel.
-    targets : Tensor of int64, shape (n,)
-        Classes, from 0.
-    """
+    """Inputs and targets, to be read only: they are shared between calls."""
 
     inputs: Tensor
     targets: Tensor
@@ -38,34 +30,12 @@ class Examples:
         return len(self.targets)
 
     def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a batch.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (batch,)
-            Which examples.
-
-        Returns
-        -------
-        tuple of Tensor
-            Copies.
-        """
+        """Return inputs and targets of a batch."""
         index = torch.from_numpy(indices).to(self.targets.device)
         return self.inputs[index], self.targets[index]
 
     def to(self, device: torch.device | str) -> "Examples":
-        """Return the examples on a device.
-
-        Parameters
-        ----------
-        device : torch.device or str
-            Where.
-
-        Returns
-        -------
-        moved : Examples
-            The same tensors if they are there already.
-        """
+        """Return the examples on a device."""
         return Examples(self.inputs.to(device), self.targets.to(device))
 
 
@@ -79,36 +49,7 @@ def load_partition(
     classes_per_node: int = 2,
     seed: int = 0,
 ) -> Examples:
-    """Load a node's part of the training examples; a second call costs next to nothing.
-
-    Parameters
-    ----------
-    dataset : str
-        ``digits``, a folder or file of Parquet, or a name on the Hub: see
-        :func:`~flwr_hetero.task.sources.open_source`.
-    partition_id : int
-        Which part, from 0.
-    num_partitions : int
-        Number of parts.
-    partition, alpha, classes_per_node, seed
-        How examples are dealt: see :func:`~flwr_hetero.task.partitions.partition_rows`.
-
-    Returns
-    -------
-    part : Examples
-        In random order, the same at each call.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range or the data set cannot be read.
-
-    Examples
-    --------
-    >>> examples = load_partition("digits", 0, 10)
-    >>> tuple(examples.inputs.shape), len(examples)
-    ((144, 1, 8, 8), 144)
-    """
+    """Load a node's part of the training examples; a second call costs next to nothing."""
     if not 0 <= partition_id < num_partitions:
         rule = f"lie in 0..{num_partitions - 1} for {num_partitions} partitions"
         raise invalid("partition_id", partition_id, rule, "check the node's config")
@@ -117,56 +58,12 @@ def load_partition(
 
 
 def load_test(dataset: str) -> Examples:
-    """Load the test examples; a second call costs next to nothing.
-
-    Parameters
-    ----------
-    dataset : str
-        As for :func:`load_partition`.
-
-    Returns
-    -------
-    test : Examples
-        Normalised by the figures of the training images.
-
-    Raises
-    ------
-    ValueError
-        If the data set cannot be read.
-
-    Examples
-    --------
-    >>> len(load_test("digits"))
-    359
-    """
+    """Load the test examples; a second call costs next to nothing."""
     return _load_test(dataset)
 
 
 def data_shape(dataset: str) -> tuple[tuple[int, int, int], int]:
-    """Return what a model for a data set must fit.
-
-    Parameters
-    ----------
-    dataset : str
-        As for :func:`load_partition`.
-
-    Returns
-    -------
-    input_shape : tuple of int
-        (C, H, W).
-    num_classes : int
-        Number of classes.
-
-    Raises
-    ------
-    ValueError
-        If the data set cannot be read.
-
-    Examples
-    --------
-    >>> data_shape("digits")
-    ((1, 8, 8), 10)
-    """
+    """Return what a model for a data set must fit."""
     source = open_source(dataset)
     return source.shape, source.num_classes
 
@@ -180,51 +77,14 @@ def partition_labels(
     classes_per_node: int = 2,
     seed: int = 0,
 ) -> list[NDArray[np.int64]]:
-    """Return the labels that each node holds, for a check before training or for a plot.
-
-    Parameters
-    ----------
-    dataset, num_partitions, partition, alpha, classes_per_node, seed
-        As for :func:`load_partition`.
-
-    Returns
-    -------
-    list of ndarray of int64
-        Class of each example of each node.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range or the data set cannot be read.
-
-    Examples
-    --------
-    >>> [len(labels) for labels in partition_labels("digits", 5, partition="quantity")]
-    [144, 216, 287, 360, 431]
-    """
+    """Return the labels that each node holds, for a check before training or for a plot."""
     labels = open_source(dataset).train.labels
     parts = _deal(dataset, num_partitions, partition, float(alpha), classes_per_node, seed)
     return [labels[part] for part in parts]
 
 
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
-    """Divide a node's examples into those to train on and those to evaluate on.
-
-    Parameters
-    ----------
-    examples : Examples
-        At least 2.
-
-    Returns
-    -------
-    train, held_out : Examples
-        Views; the last tenth, at least one example, is held out.
-
-    Examples
-    --------
-    >>> [len(part) for part in hold_out(load_partition("digits", 0, 10))]
-    [130, 14]
-    """
+    """Divide a node's examples into those to train on and those to evaluate on."""
     cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
     return (
         Examples(examples.inputs[:cut], examples.targets[:cut]),

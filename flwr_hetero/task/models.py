@@ -22,40 +22,7 @@ LARGE = 64
 
 
 def make_model(name: str, input_shape: Shape, num_classes: int, seed: int = 0) -> nn.Module:
-    """Build a model; the caller's random state is left as it was.
-
-    Parameters
-    ----------
-    name : str
-        ``softmax`` (logistic regression), ``mlp`` (300 hidden units), ``cnn`` (two
-        convolutions; quick on a CPU), ``lenet`` (LeNet-5), ``cnn4`` (four convolutions, for
-        32x32), ``resnet18`` (with GroupNorm), or ``auto``: ``cnn``, for large images ``resnet18``.
-    input_shape : tuple of int
-        (C, H, W) of an image.
-    num_classes : int
-        Number of outputs.
-    seed : int
-        Seed of the initial parameters.
-
-    Returns
-    -------
-    nn.Module
-        Maps images of shape (batch, C, H, W) to logits of shape (batch, num_classes). It has
-        no dropout and no batch statistics: training is repeatable and nodes average well.
-        Kernels lie in memory with channels last, 1.6 times as fast on a CPU; flatten them with
-        ``reshape``, not ``view``.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, the images are too small for it, or a size is not positive.
-
-    Examples
-    --------
-    >>> model = make_model("cnn", (1, 8, 8), 10)
-    >>> sum(p.numel() for p in model.parameters())
-    9930
-    """
+    """Build a model; the caller's random state is left as it was."""
     if min(*input_shape, num_classes) < 1:
         raise invalid("input_shape", (*input_shape, num_classes), "be positive", "check the data")
     if name == "auto":
@@ -74,50 +41,14 @@ def make_model(name: str, input_shape: Shape, num_classes: int, seed: int = 0) -
 def model_from(
     state: Mapping[str, Tensor], name: str, input_shape: Shape, num_classes: int
 ) -> nn.Module:
-    """Build a model around given parameters; none are drawn, which is the slow part.
-
-    Parameters
-    ----------
-    state : mapping of str to Tensor
-        From the ``state_dict`` of a model made with the same arguments; used, not copied.
-    name, input_shape, num_classes
-        As for :func:`make_model`.
-
-    Returns
-    -------
-    nn.Module
-        The model.
-
-    Raises
-    ------
-    RuntimeError
-        If names or shapes differ.
-
-    Examples
-    --------
-    >>> model = make_model("mlp", (1, 8, 8), 10)
-    >>> twin = model_from(model.state_dict(), "mlp", (1, 8, 8), 10)
-    >>> twin[1].weight.equal(model[1].weight)
-    True
-    """
+    """Build a model around given parameters; none are drawn, which is the slow part."""
     model = copy.deepcopy(_skeleton(name, input_shape, num_classes))
     model.load_state_dict(state, assign=True)
     return channels_last(model)
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """Lay out kernels with channels last; names, shapes and values stay.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Changed in place.
-
-    Returns
-    -------
-    nn.Module
-        The model.
-    """
+    """Lay out kernels with channels last; names, shapes and values stay."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 

@@ -35,19 +35,7 @@ NUM_PARTITIONS = "num-partitions"
 
 @dataclass(frozen=True)
 class Node:
-    """A node with a message before it.
-
-    Parameters
-    ----------
-    message : Message
-        The instruction.
-    settings : Settings
-        The shared part of the run-config.
-    examples, held_out : Examples
-        What it trains on, and what it evaluates on.
-    seed : int
-        For this node and round, from the run's seed.
-    """
+    """A node with a message before it."""
 
     message: Message
     settings: Settings
@@ -71,45 +59,18 @@ class Node:
         return in_config(self.message, keys.NUM_STEPS)
 
     def model(self) -> nn.Module:
-        """Build the model with the parameters in the instruction.
-
-        Returns
-        -------
-        nn.Module
-            Its own at each call.
-        """
+        """Build the model with the parameters in the instruction."""
         state = self.message.content.array_records["arrays"].to_torch_state_dict()
         return model_from(state, self.settings.model, *data_shape(self.settings.dataset))
 
     def sampler(self) -> UniformSampler:
-        """Make the plain sampler, afresh for this round, so that no state needs to be kept.
-
-        Returns
-        -------
-        UniformSampler
-            Random reshuffling of the node's examples.
-        """
+        """Make the plain sampler, afresh for this round, so that no state needs to be kept."""
         return UniformSampler(len(self.examples), self.settings.batch_size, seed=self.seed)
 
     def train(
         self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
     ) -> TrainResult:
-        """Train as the instruction and the run-config say.
-
-        Parameters
-        ----------
-        model : nn.Module
-            Trained in place.
-        sampler : BatchSampler
-            Of the node's examples; its length is an epoch.
-        on_batch : callable, optional
-            See :func:`~flwr_hetero.task.training.train`.
-
-        Returns
-        -------
-        TrainResult
-            Steps, examples and loss.
-        """
+        """Train as the instruction and the run-config say."""
         return train(
             model,
             self.examples,
@@ -122,20 +83,7 @@ class Node:
         )
 
     def reply(self, model: nn.Module, result: TrainResult) -> Message:
-        """Answer with the trained model and what it took.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The trained model.
-        result : TrainResult
-            From :meth:`train`.
-
-        Returns
-        -------
-        Message
-            One ArrayRecord ``arrays`` and one MetricRecord ``metrics``.
-        """
+        """Answer with the trained model and what it took."""
         metrics = _work(self, result.num_steps, result.examples_processed)
         metrics[keys.EXAMPLES_SCORED] = result.examples_scored
         metrics["train-loss"] = result.loss
@@ -144,23 +92,7 @@ class Node:
 
 
 def open_node(message: Message, context: Context) -> Node:
-    """Read settings and data for a message.
-
-    Parameters
-    ----------
-    message, context
-        As a ClientApp gets them.
-
-    Returns
-    -------
-    Node
-        Ready to train.
-
-    Raises
-    ------
-    ValueError
-        If a setting is wrong or the node does not know which partition is its own.
-    """
+    """Read settings and data for a message."""
     if in_simulation() and torch.get_num_threads() > 1:
         torch.set_num_threads(1)  # several nodes share this machine
     settings = Settings.shared_part(context.run_config)
@@ -181,38 +113,14 @@ def open_node(message: Message, context: Context) -> Node:
 
 
 def train_node(message: Message, context: Context) -> Message:
-    """Train on the node's examples, reshuffled; a ``train`` function as it is.
-
-    Parameters
-    ----------
-    message, context
-        As a ClientApp gets them. The config may hold ``num-steps`` and FedProx's
-        ``proximal-mu``.
-
-    Returns
-    -------
-    Message
-        The trained arrays and ``num-examples``, ``num-steps``, ``examples-processed``,
-        ``examples-scored``, ``train-loss``.
-    """
+    """Train on the node's examples, reshuffled; a ``train`` function as it is."""
     node = open_node(message, context)
     model = node.model()
     return node.reply(model, node.train(model, node.sampler()))
 
 
 def profile_node(message: Message, context: Context) -> Message:
-    """Do, or if the device is emulated only count, the work of a round; a ``train.profile``.
-
-    Parameters
-    ----------
-    message, context
-        As a ClientApp gets them.
-
-    Returns
-    -------
-    Message
-        The arrays as they came, so that the link is timed too, and the work done.
-    """
+    """Do, or if the device is emulated only count, the work of a round; a ``train.profile``."""
     node = open_node(message, context)
     if is_emulated(context):
         processed = examples_in(node.num_steps, len(node.examples), node.settings.batch_size)
@@ -225,18 +133,7 @@ def profile_node(message: Message, context: Context) -> Message:
 
 
 def evaluate_node(message: Message, context: Context) -> Message:
-    """Measure the model on the node's held-out examples; an ``evaluate`` function as it is.
-
-    Parameters
-    ----------
-    message, context
-        As a ClientApp gets them.
-
-    Returns
-    -------
-    Message
-        ``num-examples``, ``eval-loss``, ``eval-acc``.
-    """
+    """Measure the model on the node's held-out examples; an ``evaluate`` function as it is."""
     node = open_node(message, context)
     loss, accuracy = evaluate(node.model(), node.held_out, device=DEVICE)
     metrics = MetricRecord(
@@ -246,23 +143,7 @@ def evaluate_node(message: Message, context: Context) -> Message:
 
 
 def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
-    """Count the examples in steps of random reshuffling, where an epoch's last batch is smaller.
-
-    Parameters
-    ----------
-    num_steps, num_examples, batch_size : int
-        Steps taken, size of the local data set, and examples per step.
-
-    Returns
-    -------
-    int
-        Examples processed.
-
-    Examples
-    --------
-    >>> examples_in(4, num_examples=10, batch_size=4)
-    14
-    """
+    """Count the examples in steps of random reshuffling, where an epoch's last batch is smaller."""
     epochs, steps = divmod(num_steps, -(-num_examples // batch_size))
     return epochs * num_examples + min(steps * batch_size, num_examples)
 
@@ -286,28 +167,7 @@ def lifelong_order(
     num_units: int = 0,
     unit: str = "batch",
 ) -> OrderedSampler:
-    """Make the sampler of a node's order, with a seed of the node's own that never changes.
-
-    Parameters
-    ----------
-    node : Node
-        Its examples are ordered.
-    settings : Settings
-        The app's; batch size and seed count.
-    context : Context
-        Says which partition the node has.
-    method : str
-        As of :class:`~flwr_hetero.sampler.OrderedSampler`.
-    num_units : int
-        Units in the order, if there are as many examples; 0: by the batch size.
-    unit : {"batch", "example"}
-        What is ordered.
-
-    Returns
-    -------
-    OrderedSampler
-        Without the state of earlier rounds.
-    """
+    """Make the sampler of a node's order, with a seed of the node's own that never changes."""
     partition_id = int(context.node_config[keys.PARTITION_ID])
     words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
     return OrderedSampler(

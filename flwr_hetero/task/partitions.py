@@ -31,44 +31,7 @@ def partition_rows(
     classes_per_node: int = 2,
     seed: int = 0,
 ) -> list[Rows]:
-    """Deal the rows of a data set to nodes.
-
-    Parameters
-    ----------
-    labels : ndarray of int64, shape (n,)
-        Class of each row.
-    num_partitions : int
-        Number of nodes.
-    partition : {"iid", "dirichlet", "classes", "quantity", "quantity-classes"}
-        How: equal random parts; each class in Dirichlet shares; a few classes per node; random
-        parts of TiFL's unequal sizes; unequal sizes and a few classes per node.
-    alpha : float
-        Concentration of ``dirichlet``; small is uneven.
-    classes_per_node : int
-        Classes that each node holds, for ``classes`` and ``quantity-classes``.
-    seed : int
-        Seed of the draw.
-
-    Returns
-    -------
-    list of ndarray of int64
-        Rows of each node in random order: disjoint, together all rows, at least
-        ``MIN_EXAMPLES`` each.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range or there are too few rows.
-
-    Examples
-    --------
-    >>> labels = np.repeat([0, 1], 10)
-    >>> [len(rows) for rows in partition_rows(labels, 5, "quantity")]
-    [2, 3, 4, 5, 6]
-    >>> [np.unique(labels[rows]).tolist() for rows in partition_rows(
-    ...     labels, 2, "classes", classes_per_node=1, seed=1)]
-    [[0], [1]]
-    """
+    """Deal the rows of a data set to nodes."""
     check_partition(partition, alpha, classes_per_node)
     _check_sizes(len(labels), num_partitions)
     rng = np.random.default_rng(seed)
@@ -87,18 +50,7 @@ def partition_rows(
 
 
 def check_partition(partition: str, alpha: float, classes_per_node: int) -> None:
-    """Refuse what no data set could be partitioned by; see :func:`partition_rows`.
-
-    Parameters
-    ----------
-    partition, alpha, classes_per_node
-        As for :func:`partition_rows`.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown or a figure out of range.
-    """
+    """Refuse what no data set could be partitioned by; see :func:`partition_rows`."""
     if partition not in PARTITIONS:
         cure = f"use one of {', '.join(PARTITIONS)}"
         raise invalid("partition", partition, "be a known way to deal data", cure)
@@ -112,22 +64,6 @@ def dirichlet_parts(
     labels: NDArray[np.int64], num_partitions: int, alpha: float, rng: np.random.Generator
 ) -> list[Rows]:
     """Split each class by shares from a symmetric Dirichlet distribution.
-
-    Parameters
-    ----------
-    labels : ndarray of int64, shape (n,)
-        Class of each row.
-    num_partitions : int
-        Number of nodes.
-    alpha : float
-        Concentration.
-    rng : np.random.Generator
-        One Dirichlet draw per class.
-
-    Returns
-    -------
-    list of ndarray of int64
-        Rows of each node, by class; possibly none.
 
     Notes
     -----
@@ -150,29 +86,7 @@ def class_parts(
     classes_per_node: int,
     rng: np.random.Generator,
 ) -> list[Rows]:
-    """Give each node a few classes, and split each class among the nodes that have it.
-
-    Parameters
-    ----------
-    labels : ndarray of int64, shape (n,)
-        Class of each row.
-    weights : ndarray of float64, shape (num_partitions,)
-        Share of a class that a node gets, relative to the others that have it.
-    classes_per_node : int
-        Classes of each node.
-    rng : np.random.Generator
-        Source of the deal.
-
-    Returns
-    -------
-    list of ndarray of int64
-        Rows of each node.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer classes, or nobody would hold some of them.
-    """
+    """Give each node a few classes, and split each class among the nodes that have it."""
     classes = np.unique(labels)
     least = -(-len(classes) // len(weights))
     if not least <= classes_per_node <= len(classes):
@@ -192,26 +106,7 @@ def class_parts(
 def deal_classes(
     num_classes: int, num_partitions: int, classes_per_node: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Deal classes like cards, deck after deck, so that all are held about equally often.
-
-    Parameters
-    ----------
-    num_classes, num_partitions, classes_per_node : int
-        Cards in a deck, players, and cards that a player gets.
-    rng : np.random.Generator
-        Shuffles each deck.
-
-    Returns
-    -------
-    ndarray of int64, shape (num_partitions, classes_per_node)
-        Distinct classes of each node.
-
-    Examples
-    --------
-    >>> deal = deal_classes(4, 4, 2, np.random.default_rng(0))
-    >>> np.bincount(deal.ravel()).tolist()
-    [2, 2, 2, 2]
-    """
+    """Deal classes like cards, deck after deck, so that all are held about equally often."""
     cards: list[int] = []
     while len(cards) < num_partitions * classes_per_node:
         deck = rng.permutation(num_classes)

@@ -22,58 +22,14 @@ from flwr_hetero.task.training import evaluate
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:
-    """Draw the initial global model.
-
-    Parameters
-    ----------
-    settings : Settings
-        Its data set, model and seed count.
-
-    Returns
-    -------
-    ArrayRecord
-        The model's ``state_dict``.
-
-    Raises
-    ------
-    ValueError
-        If the data set cannot be read or the model does not fit it.
-
-    Examples
-    --------
-    >>> list(initial_arrays(Settings(model="softmax")))
-    ['1.weight', '1.bias']
-    """
+    """Draw the initial global model."""
     return ArrayRecord(
         make_model(settings.model, *data_shape(settings.dataset), settings.seed).state_dict()
     )
 
 
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Make the function that measures the global model on the test examples after each round.
-
-    Parameters
-    ----------
-    settings : Settings
-        Its data set and model count.
-
-    Returns
-    -------
-    callable
-        ``evaluate_fn`` of a strategy's ``start``: (round, arrays) to a MetricRecord with
-        ``loss`` and ``accuracy``.
-
-    Raises
-    ------
-    ValueError
-        If the data set cannot be read.
-
-    Examples
-    --------
-    >>> settings = Settings(model="softmax")
-    >>> sorted(central_evaluate(settings)(0, initial_arrays(settings)))
-    ['accuracy', 'loss']
-    """
+    """Make the function that measures the global model on the test examples after each round."""
     test, shape = load_test(settings.dataset), data_shape(settings.dataset)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -92,29 +48,6 @@ def run_app(
     train_config: ConfigRecord | None = None,
 ) -> Path:
     """Run a strategy on the fleet, record it, and say where the results are.
-
-    Parameters
-    ----------
-    app : str
-        Name of the app, for the run directory.
-    settings : Settings
-        The run-config.
-    strategy : Strategy
-        Made from it.
-    grid : Grid
-        The fleet.
-    train_config : ConfigRecord, optional
-        As for the strategy's ``start``.
-
-    Returns
-    -------
-    Path
-        The run directory.
-
-    Raises
-    ------
-    ValueError
-        If the data set cannot be read, or there is no run to resume in ``output-dir``.
 
     Notes
     -----

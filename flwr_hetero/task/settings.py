@@ -22,68 +22,19 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 def key_of(name: str) -> str:
-    """Return the run-config's spelling of a setting.
-
-    Parameters
-    ----------
-    name : str
-        In Python.
-
-    Returns
-    -------
-    str
-        With dashes.
-    """
+    """Return the run-config's spelling of a setting."""
     return name.replace("_", "-")
 
 
 def unknown_key(key: str, known: list[str]) -> ValueError:
-    """Make the error for a key that no setting has.
-
-    Parameters
-    ----------
-    key : str
-        As typed.
-    known : list of str
-        Keys that there are.
-
-    Returns
-    -------
-    ValueError
-        With the most similar key, if one is.
-    """
+    """Make the error for a key that no setting has."""
     close = get_close_matches(key, known, n=1)
     hint = f"did you mean {close[0]!r}? Known are " if close else "known are "
     return invalid("run-config", key, "hold known keys only", hint + ", ".join(known))
 
 
 def typed(key: str, value: Any, kind: type) -> Any:
-    """Check a value's type; whole numbers pass for numbers, nothing else is converted.
-
-    Parameters
-    ----------
-    key : str
-        As typed.
-    value : Any
-        From the run-config.
-    kind : type
-        What it must be.
-
-    Returns
-    -------
-    Any
-        The value.
-
-    Raises
-    ------
-    ValueError
-        If it is of another type.
-
-    Examples
-    --------
-    >>> typed("alpha", 1, float)
-    1.0
-    """
+    """Check a value's type; whole numbers pass for numbers, nothing else is converted."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
@@ -93,21 +44,7 @@ def typed(key: str, value: Any, kind: type) -> Any:
 
 @contextmanager
 def keys_as_typed(names: Iterable[str]) -> Iterator[None]:
-    """Let errors name settings as the user typed them, with dashes.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Settings, as arguments in Python are called.
-
-    Examples
-    --------
-    >>> with keys_as_typed(["num_tiers"]):
-    ...     raise ValueError("num_tiers must be at least 1, got 0: correct it.")
-    Traceback (most recent call last):
-    ...
-    ValueError: num-tiers must be at least 1, got 0: correct it.
-    """
+    """Let errors name settings as the user typed them, with dashes."""
     try:
         yield
     except ValueError as error:
@@ -126,50 +63,6 @@ class Settings:
     """The run-config that all apps share; an app with keys of its own derives from it.
 
     In the run-config names have dashes: ``num-server-rounds``.
-
-    Parameters
-    ----------
-    num_server_rounds : int
-        Rounds to train.
-    dataset : str
-        ``digits``, a folder or file of Parquet, or a name on the Hub.
-    partition : str
-        ``iid``, ``dirichlet``, ``classes``, ``quantity`` or ``quantity-classes``: see
-        :func:`~flwr_hetero.task.partitions.partition_rows`.
-    alpha : float
-        Concentration of ``dirichlet``.
-    classes_per_node : int
-        For ``classes`` and ``quantity-classes``.
-    model : str
-        See :func:`~flwr_hetero.task.models.make_model`.
-    fleet : str
-        ``paper-5``, ``uniform``, the absolute path of a TOML file, or ``real``: see
-        :func:`~flwr_hetero.client.device.named_fleet`.
-    seed : int
-        Of everything drawn.
-    output_dir : str
-        Absolute run directory; empty: see :meth:`run_directory`.
-    resume : bool
-        Continue from the checkpoint in ``output_dir``.
-    local_epochs, batch_size : int
-        Passes of a node over its data each round, and examples per step.
-    learning_rate : float
-        Of the nodes' SGD.
-
-    Raises
-    ------
-    ValueError
-        If a value is out of range. One clear error, for the first one found.
-
-    Examples
-    --------
-    >>> Settings.from_run_config({"num-server-rounds": 3, "alpha": 1}).alpha
-    1.0
-    >>> Settings.from_run_config({"num-server-round": 3})
-    Traceback (most recent call last):
-    ...
-    ValueError: run-config must hold known keys only, got 'num-server-round': did you mean
-    'num-server-rounds'? Known are alpha, ...
     """
 
     num_server_rounds: int = 30
@@ -209,23 +102,7 @@ class Settings:
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:
-        """Read a run-config.
-
-        Parameters
-        ----------
-        run_config : mapping of str to bool, int, float or str
-            ``context.run_config``; keys that are left out have their defaults.
-
-        Returns
-        -------
-        Settings
-            Of the class it is called on.
-
-        Raises
-        ------
-        ValueError
-            If a key is unknown or a value is of the wrong type or out of range.
-        """
+        """Read a run-config."""
         kinds = {key_of(field.name): type(field.default) for field in fields(cls)}
         for key in run_config:
             if key not in kinds:
@@ -236,48 +113,18 @@ class Settings:
 
     @classmethod
     def shared_part(cls, run_config: Mapping[str, Any]) -> Self:
-        """Read the keys that this class knows and pass over an app's own, as a node does.
-
-        Parameters
-        ----------
-        run_config : mapping of str to bool, int, float or str
-            ``context.run_config``; the server has checked it whole.
-
-        Returns
-        -------
-        Settings
-            Of the class it is called on.
-        """
+        """Read the keys that this class knows and pass over an app's own, as a node does."""
         known = {key_of(field.name) for field in fields(cls)}
         return cls.from_run_config({k: v for k, v in run_config.items() if k in known})
 
     def check_choice(self, name: str, known: Iterable[str]) -> None:
-        """Refuse a setting that is none of those known.
-
-        Parameters
-        ----------
-        name : str
-            Of the setting, in Python.
-        known : iterable of str
-            What it may be.
-
-        Raises
-        ------
-        ValueError
-            If it is something else.
-        """
+        """Refuse a setting that is none of those known."""
         value, names = getattr(self, name), list(known)
         if value not in names:
             raise invalid(key_of(name), value, f"be one of {', '.join(names)}", CURE)
 
     def as_typed(self) -> AbstractContextManager[None]:
-        """Let errors inside a ``with`` name settings as in the run-config, with dashes.
-
-        Returns
-        -------
-        context manager
-            For what is made from these settings, such as a strategy.
-        """
+        """Let errors inside a ``with`` name settings as in the run-config, with dashes."""
         return keys_as_typed(field.name for field in fields(self))
 
     @property
@@ -287,25 +134,7 @@ class Settings:
         return {name: getattr(self, name) for name in names}
 
     def run_directory(self, app: str) -> Path:
-        """Say where this run shall leave its files.
-
-        Parameters
-        ----------
-        app : str
-            Name of the app.
-
-        Returns
-        -------
-        Path
-            ``output_dir``; if that is empty, a new directory, made here so that no other run gets
-            it too, named by app and time in ``flwr-hetero-runs`` in the home directory. Always
-            absolute.
-
-        Raises
-        ------
-        ValueError
-            If no directory can be made.
-        """
+        """Say where this run shall leave its files."""
         if self.output_dir:
             return Path(self.output_dir).expanduser()
         stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")

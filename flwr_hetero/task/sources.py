@@ -26,18 +26,6 @@ class ImageColumn:
 
     A node of a real fleet decodes its own part only; an emulated fleet in one process ends up
     with all images decoded, one byte a pixel, and decodes none again.
-
-    Parameters
-    ----------
-    dataset : str
-        Name for complaints.
-    column : pyarrow.ChunkedArray
-        Encoded files: bytes, or structs with ``bytes`` and ``path`` as Hugging Face writes them.
-
-    Raises
-    ------
-    ValueError
-        If the first image cannot be read.
     """
 
     def __init__(self, dataset: str, column: pa.ChunkedArray) -> None:
@@ -50,23 +38,7 @@ class ImageColumn:
         self._decoded = np.zeros(len(column), dtype=bool)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return images scaled to [0, 1].
-
-        Parameters
-        ----------
-        rows : ndarray of int64, shape (n,)
-            Which.
-
-        Returns
-        -------
-        ndarray of float32, shape (n, C, H, W)
-            Greyscale for grey images, else RGB.
-
-        Raises
-        ------
-        ValueError
-            If one cannot be read or is not of the size of the first.
-        """
+        """Return images scaled to [0, 1]."""
         for row in rows[~self._decoded[rows]].tolist():
             self._pixels[row] = self._decode(row)
             self._decoded[row] = True
@@ -100,23 +72,6 @@ def find_columns(dataset: str, schema: pa.Schema) -> tuple[str, str]:
 
     Hugging Face's feature types decide where the file has them, else Arrow's types and then
     usual names.
-
-    Parameters
-    ----------
-    dataset : str
-        Name for complaints.
-    schema : pyarrow.Schema
-        Of the table.
-
-    Returns
-    -------
-    image, label : str
-        Names of the columns.
-
-    Raises
-    ------
-    ValueError
-        If one is not there or it is not clear which one is meant.
     """
     declared = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = declared.get("info", {}).get("features", {})
@@ -170,17 +125,7 @@ class Images(Protocol):
 
 
 class Split(NamedTuple):
-    """One split of a data set.
-
-    Parameters
-    ----------
-    images : Images
-        The images, by row number.
-    rows : ndarray of int64, shape (n,)
-        The rows of ``images`` that belong to the split.
-    labels : ndarray of int64, shape (n,)
-        Class of each, from 0.
-    """
+    """One split of a data set."""
 
     images: Images
     rows: NDArray[np.int64]
@@ -188,19 +133,7 @@ class Split(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A data set, opened; images are decoded when they are asked for.
-
-    Parameters
-    ----------
-    train, test : Split
-        Its splits.
-    num_classes : int
-        Number of classes.
-    shape : tuple of int
-        (C, H, W) of an image.
-    mean, std : ndarray of float32, shape (C, 1, 1)
-        Of training pixels scaled to [0, 1], by channel.
-    """
+    """A data set, opened; images are decoded when they are asked for."""
 
     train: Split
     test: Split
@@ -212,31 +145,7 @@ class Source(NamedTuple):
 
 @lru_cache(maxsize=4)
 def open_source(dataset: str) -> Source:
-    """Open a data set, once per process.
-
-    Parameters
-    ----------
-    dataset : str
-        ``digits``, a Parquet file, a folder of Parquet files (those with ``test`` in their name
-        are the test split), or a name on the Hub. A data set without a test split is divided,
-        class by class, always in the same way.
-
-    Returns
-    -------
-    Source
-        The data set.
-
-    Raises
-    ------
-    ValueError
-        If there is no such data set, it cannot be read, is empty, or has no images and labels.
-
-    Examples
-    --------
-    >>> source = open_source("digits")
-    >>> source.shape, source.num_classes, len(source.train.rows), len(source.test.rows)
-    ((1, 8, 8), 10, 1438, 359)
-    """
+    """Open a data set, once per process."""
     if dataset == DIGITS:
         train, test = _digits()
     elif Path(dataset).expanduser().exists():

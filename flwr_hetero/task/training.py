@@ -21,25 +21,7 @@ forward besides, if any."""
 
 
 class TrainResult(NamedTuple):
-    """What a node did.
-
-    Parameters
-    ----------
-    num_steps : int
-        Optimisation steps.
-    examples_processed : int
-        Examples that went forward and backward.
-    examples_scored : int
-        Examples that went forward only.
-    loss : float
-        Mean of their unweighted losses, each before the step it led to.
-
-    Examples
-    --------
-    >>> result = TrainResult(num_steps=8, examples_processed=64, examples_scored=0, loss=2.3)
-    >>> result._replace(examples_scored=16).examples_scored
-    16
-    """
+    """What a node did."""
 
     num_steps: int
     examples_processed: int
@@ -66,49 +48,6 @@ def train(
               + \mu (w - w^0) \right)
 
     with the sampler's weights :math:`c_i` and FedProx's pull to the start :math:`w^0`.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Trained in place.
-    examples : Examples
-        The node's data.
-    sampler : BatchSampler
-        Of ``len(examples)`` samples; learns from each batch's losses.
-    num_steps : int
-        Steps, at least 1.
-    lr : float
-        Learning rate.
-    momentum, weight_decay : float
-        As for ``torch.optim.SGD``.
-    proximal : float
-        FedProx's mu; 0 is plain SGD.
-    on_batch : callable, optional
-        See ``OnBatch``.
-    device : str
-        ``cpu``, ``cuda``, ... or ``auto``: the first of cuda and cpu that is there.
-
-    Returns
-    -------
-    TrainResult
-        Steps, examples and loss.
-
-    Raises
-    ------
-    ValueError
-        If a figure is out of range or the sampler is of another size.
-
-    Examples
-    --------
-    >>> from flwr_hetero.client.batch_sampler import UniformSampler
-    >>> from flwr_hetero.task import load_partition
-    >>> from flwr_hetero.task import make_model
-    >>> examples = load_partition("digits", 0, 10)
-    >>> model = make_model("softmax", (1, 8, 8), 10)
-    >>> sampler = UniformSampler(len(examples), batch_size=16)
-    >>> result = train(model, examples, sampler, num_steps=9, lr=0.1)
-    >>> result.num_steps, result.examples_processed
-    (9, 144)
     """
     _check(examples, sampler, num_steps, lr, proximal)
     where = pick_device(device)
@@ -138,28 +77,7 @@ def train(
 
 
 def batch_losses(model: nn.Module, examples: Examples, indices: NDArray[np.int64]) -> Tensor:
-    """Run a batch forward.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The model, on the examples' device.
-    examples : Examples
-        The node's data.
-    indices : ndarray of int64, shape (batch,)
-        Which examples.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        Cross-entropy of each.
-
-    Examples
-    --------
-    >>> examples = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
-    >>> batch_losses(nn.Identity(), examples, np.array([0, 2])).numpy().round(4)
-    array([0.6931, 0.6931], dtype=float32)
-    """
+    """Run a batch forward."""
     inputs, targets = examples.take(indices)
     return cross_entropy(model(inputs), targets, reduction="none")
 
@@ -167,32 +85,7 @@ def batch_losses(model: nn.Module, examples: Examples, indices: NDArray[np.int64
 def evaluate(
     model: nn.Module, examples: Examples, batch_size: int = 512, *, device: str = "cpu"
 ) -> tuple[float, float]:
-    """Measure a model.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Its mode is left as it was.
-    examples : Examples
-        What to measure it on, at least one example.
-    batch_size : int
-        Examples at a time; no influence on the result.
-    device : str
-        As for :func:`train`.
-
-    Returns
-    -------
-    loss, accuracy : float
-        Mean cross-entropy, and share of examples with the right class on top.
-
-    Examples
-    --------
-    >>> from flwr_hetero.task import load_test
-    >>> from flwr_hetero.task import make_model
-    >>> loss, accuracy = evaluate(make_model("softmax", (1, 8, 8), 10), load_test("digits"))
-    >>> 1.0 < loss < 4.0
-    True
-    """
+    """Measure a model."""
     where = pick_device(device)
     was_training, examples = model.training, examples.to(where)
     model.to(where).eval()
@@ -209,18 +102,7 @@ def evaluate(
 
 
 def pick_device(device: str) -> torch.device:
-    """Turn the name of a device into one.
-
-    Parameters
-    ----------
-    device : str
-        A torch device, or ``auto``: cuda where there is one, else cpu.
-
-    Returns
-    -------
-    torch.device
-        The device.
-    """
+    """Turn the name of a device into one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)

@@ -32,13 +32,7 @@ TIERINGS: dict[str, Callable[[NDArray[np.float64], int], Tiering]] = {
 
 @dataclass(frozen=True)
 class TieringSettings:
-    """How tiers are made; see :class:`~flwr_hetero.strategy.TiFL` for the meaning.
-
-    Raises
-    ------
-    ValueError
-        If a setting is unknown or out of range.
-    """
+    """How tiers are made; see :class:`~flwr_hetero.strategy.TiFL` for the meaning."""
 
     num_tiers: int = 5
     tiering: str = "quantile"
@@ -59,33 +53,12 @@ class TieringSettings:
             raise invalid("tiering", self.tiering, f"be one of {sorted(TIERINGS)}", "choose one")
 
     def is_due(self, rounds_since: int) -> bool:
-        """Tell whether it is time to profile again.
-
-        Parameters
-        ----------
-        rounds_since : int
-            Rounds since the last profiling.
-
-        Returns
-        -------
-        bool
-            Never without an interval.
-        """
+        """Tell whether it is time to profile again."""
         return self.profile_interval is not None and rounds_since >= self.profile_interval
 
 
 class TieredFleet(NamedTuple):
-    """What a profiling found.
-
-    Parameters
-    ----------
-    table : TierTable
-        Who is in which tier.
-    tiering : Tiering
-        The same by position, in the table's order.
-    rounds : ndarray of float64, shape (sync_rounds, num_nodes)
-        Latency in seconds; NaN where a node did not answer.
-    """
+    """What a profiling found."""
 
     table: TierTable
     tiering: Tiering
@@ -99,26 +72,7 @@ def tier_fleet(
     server_round: int,
     settings: TieringSettings,
 ) -> TieredFleet | None:
-    """Profile the nodes that are there and group them by latency.
-
-    Parameters
-    ----------
-    strategy : Wrapper
-        Whose session counts the time and the failures.
-    grid : Grid
-        The fleet.
-    online : collection of int
-        Node ids to profile.
-    server_round : int
-        Current round.
-    settings : TieringSettings
-        Checked settings.
-
-    Returns
-    -------
-    TieredFleet or None
-        In order of the nodes' identities; None if nobody answered in time.
-    """
+    """Profile the nodes that are there and group them by latency."""
     roster = strategy.session.roster
     roster.learn(grid)
     measured = profile_nodes(
@@ -163,13 +117,6 @@ class Joiners:
 
     A ClientApp that raises is sent an ordinary training message instead, once; a node that could
     not be reached is new again.
-
-    Parameters
-    ----------
-    tifl : TiFL
-        Whose tiers they join.
-    t_max : float
-        Slowest latency in seconds that gets a tier.
     """
 
     def __init__(self, tifl: "TiFL", t_max: float) -> None:
@@ -181,28 +128,12 @@ class Joiners:
         self._open: dict[str, _Asked] = {}
 
     def know(self, node_ids: Iterable[int]) -> None:
-        """Take these nodes and no others as known: they were profiled.
-
-        Parameters
-        ----------
-        node_ids : iterable of int
-            Flower's node ids.
-        """
+        """Take these nodes and no others as known: they were profiled."""
         self._known = set(node_ids)
         self._num_online = len(self._known)
 
     def attend(self, grid: Grid, online: Set[int], server_round: int) -> None:
-        """Place newcomers that answered, ask those that are new.
-
-        Parameters
-        ----------
-        grid : Grid
-            The fleet.
-        online : set of int
-            Nodes there now.
-        server_round : int
-            Current round.
-        """
+        """Place newcomers that answered, ask those that are new."""
         if self._open:
             for reply in grid.pull_messages(list(self._open)):
                 self._take_in(reply, grid, online, server_round)

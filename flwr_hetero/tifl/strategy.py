@@ -42,27 +42,6 @@ def open_selection(
 
     Flower's ``sample_nodes`` waits for ever for nodes that a view hides, so anything that
     could make it wait is refused here, and the minima are set to 1.
-
-    Parameters
-    ----------
-    wrapper : Wrapper
-        The one that selects.
-    clients_per_round : int
-        Nodes that the strategy will be shown.
-    evaluate : bool
-        Whether federated evaluation is needed whatever the strategy's ``fraction_evaluate``.
-    shrink : str
-        The ``on_small_tier`` setting.
-
-    Returns
-    -------
-    bool
-        Whether the strategy wanted federated evaluation by itself.
-
-    Raises
-    ------
-    ValueError
-        Names the setting of the wrapped strategy and the cure.
     """
     leaf: Any = wrapper.leaf
     kind = type(leaf).__name__
@@ -109,26 +88,7 @@ def open_selection(
 
 
 class Probation:
-    """Count each node's failures in a row.
-
-    Parameters
-    ----------
-    max_failures : int
-        Failures in a row from which on a node is barred.
-
-    Attributes
-    ----------
-    strikes : dict of str to int
-        Identity to failures in a row.
-
-    Examples
-    --------
-    >>> probation = Probation(max_failures=2)
-    >>> for _ in range(2):
-    ...     probation.observe(failed=["node-1"], good=["node-2"])
-    >>> probation.barred
-    {'node-1'}
-    """
+    """Count each node's failures in a row."""
 
     def __init__(self, max_failures: int) -> None:
         self.max_failures = max_failures
@@ -141,13 +101,7 @@ class Probation:
         return {name for name, count in self.strikes.items() if count >= self.max_failures}
 
     def observe(self, failed: Iterable[str], good: Iterable[str]) -> None:
-        """Take in the outcome of a round.
-
-        Parameters
-        ----------
-        failed, good : iterable of str
-            Identities of nodes whose reply did not count, and of those whose did.
-        """
+        """Take in the outcome of a round."""
         for name in failed:
             self.strikes[name] = self.strikes.get(name, 0) + 1
             if self.strikes[name] == self.max_failures:
@@ -161,20 +115,7 @@ class Probation:
             self.strikes.pop(name, None)
 
     def judge_training(self, dropped: Iterable[str], answered: Set[str]) -> bool:
-        """Take in who trained in a round.
-
-        Parameters
-        ----------
-        dropped : iterable of str
-            Identities of nodes whose reply did not count, those dropped late among them.
-        answered : set of str
-            Identities of nodes whose reply seemed good at first.
-
-        Returns
-        -------
-        bool
-            Whether any reply counted.
-        """
+        """Take in who trained in a round."""
         failed = set(dropped)
         good = answered - failed
         self.observe(sorted(failed), sorted(good))
@@ -182,13 +123,7 @@ class Probation:
         return bool(good)
 
     def judge_evaluation(self, dropped: Iterable[str]) -> None:
-        """Take in who failed to evaluate; a node that was asked to train is judged by that.
-
-        Parameters
-        ----------
-        dropped : iterable of str
-            Identities of nodes whose reply did not count.
-        """
+        """Take in who failed to evaluate; a node that was asked to train is judged by that."""
         self.observe(sorted(set(dropped) - self._judged), good=[])
 
     def clear(self) -> None:

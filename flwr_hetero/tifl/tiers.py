@@ -28,28 +28,7 @@ from flwr_hetero.tifl.algorithm import (
 
 
 class TierTable:
-    """The nodes of each tier. Picking from a tier costs the same whatever the tier's size.
-
-    Parameters
-    ----------
-    identities : sequence of str
-        Nodes that were profiled, sorted.
-    latency : ndarray of float64, shape (num_nodes,)
-        Median latency in seconds.
-    tiering : Tiering
-        Tier of each node, -1 for dropouts, and boundaries.
-
-    Attributes
-    ----------
-    latency : dict of str to float
-        Identity to latency in seconds.
-    tier : dict of str to int
-        Identity to tier; dropouts are not in it.
-    members : list of list of str
-        Identities of each tier, fastest tier first.
-    boundaries : ndarray of float64, shape (num_tiers - 1,)
-        Latencies between tiers, to place joiners.
-    """
+    """The nodes of each tier. Picking from a tier costs the same whatever the tier's size."""
 
     def __init__(
         self, identities: Iterable[str], latency: NDArray[np.float64], tiering: Tiering
@@ -69,30 +48,11 @@ class TierTable:
         return len(self.members)
 
     def typical_latency(self) -> NDArray[np.float64]:
-        """Return the median latency of each tier's nodes.
-
-        Returns
-        -------
-        ndarray of float64, shape (num_tiers,)
-            In seconds, fastest tier first.
-        """
+        """Return the median latency of each tier's nodes."""
         return np.array([np.median([self.latency[n] for n in names]) for names in self.members])
 
     def add(self, identity: str, latency_s: float) -> int:
-        """Place a joiner by the boundaries between the tiers.
-
-        Parameters
-        ----------
-        identity : str
-            A node without a tier.
-        latency_s : float
-            Its latency in seconds.
-
-        Returns
-        -------
-        int
-            Its tier.
-        """
+        """Place a joiner by the boundaries between the tiers."""
         tier = int(place([latency_s], self.boundaries)[0])
         self.latency[identity] = latency_s
         self._put(identity, tier)
@@ -108,26 +68,6 @@ class TierTable:
         rng: np.random.Generator,
     ) -> list[int]:
         """Choose nodes of a tier at random among those that are there.
-
-        Parameters
-        ----------
-        tier : int
-            The tier.
-        count : int
-            Nodes wanted.
-        online : container of int
-            Node ids that are there.
-        roster : Roster
-            Identities and node ids.
-        barred : container of str
-            Identities that must not be chosen.
-        rng : np.random.Generator
-            Source of chance.
-
-        Returns
-        -------
-        list of int
-            At most ``count`` node ids; fewer if the tier has not more.
 
         Notes
         -----
@@ -160,18 +100,7 @@ class TierTable:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> "TierTable":
-        """Rebuild a table from :meth:`as_dict`.
-
-        Parameters
-        ----------
-        saved : mapping
-            As from :meth:`as_dict`.
-
-        Returns
-        -------
-        TierTable
-            An equal one, members in the same order.
-        """
+        """Rebuild a table from :meth:`as_dict`."""
         latency: dict[str, float] = dict(saved["latency"])  # type: ignore[call-overload]
         tiers: dict[str, int] = dict(saved["tiers"])  # type: ignore[call-overload]
         num_tiers = int(saved["num_tiers"])  # type: ignore[call-overload]
@@ -196,13 +125,7 @@ ADAPTIVE = "adaptive"
 
 @dataclass(frozen=True)
 class ChooserSettings:
-    """How tiers are chosen; see :class:`~flwr_hetero.strategy.TiFL` for the meaning.
-
-    Raises
-    ------
-    ValueError
-        If a setting is unknown or out of range.
-    """
+    """How tiers are chosen; see :class:`~flwr_hetero.strategy.TiFL` for the meaning."""
 
     policy: str | Sequence[float] = ADAPTIVE
     num_tiers: int = 5
@@ -232,18 +155,7 @@ class ChooserSettings:
         return isinstance(self.policy, str) and self.policy == ADAPTIVE
 
     def first_probs(self, num_tiers: int) -> NDArray[np.float64]:
-        """Return the chances that the run begins with.
-
-        Parameters
-        ----------
-        num_tiers : int
-            Tiers there are; custom probabilities for another number are resampled.
-
-        Returns
-        -------
-        ndarray of float64, shape (num_tiers,)
-            Sums to 1.
-        """
+        """Return the chances that the run begins with."""
         policy = self.start_policy if self.is_adaptive else self.policy
         if isinstance(policy, str):
             return policy_probs(policy, num_tiers)
@@ -251,28 +163,7 @@ class ChooserSettings:
 
 
 class TierChooser:
-    """Draw a tier a round and keep its books.
-
-    Parameters
-    ----------
-    settings : ChooserSettings
-        Checked settings.
-    num_tiers : int
-        Tiers there are.
-    num_rounds : int or None
-        Rounds of the run, for credits that are shares of it; None if nobody knows.
-    latency : ndarray of float64, shape (num_tiers,), optional
-        Typical latency of each tier in seconds, for credits that follow it.
-
-    Attributes
-    ----------
-    probs : ndarray of float64, shape (num_tiers,)
-        Current chance of each tier.
-    credits : ndarray of float64, shape (num_tiers,)
-        Rounds that each tier may still be chosen for.
-    accuracy : ndarray of float64, shape (num_tiers,)
-        Last known accuracy of each tier, NaN where unknown.
-    """
+    """Draw a tier a round and keep its books."""
 
     def __init__(
         self,
@@ -289,38 +180,14 @@ class TierChooser:
 
     @classmethod
     def restored(cls, settings: ChooserSettings, saved: Mapping[str, Any]) -> "TierChooser":
-        """Continue from :meth:`as_dict`, whatever the rounds and latencies were.
-
-        Parameters
-        ----------
-        settings : ChooserSettings
-            Checked settings.
-        saved : mapping
-            As from :meth:`as_dict`.
-
-        Returns
-        -------
-        TierChooser
-            With the books of the one that was saved.
-        """
+        """Continue from :meth:`as_dict`, whatever the rounds and latencies were."""
         chooser = cls(replace(settings, credits=None), len(saved["probs"]), None)
         chooser.settings = settings
         chooser.load(saved)
         return chooser
 
     def chances(self, possible: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the chance of each tier in the next draw.
-
-        Parameters
-        ----------
-        possible : ndarray of bool, shape (num_tiers,)
-            Tiers that have nodes.
-
-        Returns
-        -------
-        ndarray of float64, shape (num_tiers,)
-            0 for tiers that are out; all 0 if every tier is.
-        """
+        """Return the chance of each tier in the next draw."""
         eligible = possible & (self.credits > 0)
         chances = np.zeros(len(self.probs))
         if eligible.any():
@@ -328,20 +195,7 @@ class TierChooser:
         return chances
 
     def choose(self, possible: NDArray[np.bool_], rng: np.random.Generator) -> int | None:
-        """Draw a tier.
-
-        Parameters
-        ----------
-        possible : ndarray of bool, shape (num_tiers,)
-            Tiers that have nodes.
-        rng : np.random.Generator
-            Source of chance.
-
-        Returns
-        -------
-        int or None
-            The tier; None if no tier is possible, or credits are spent and that ends the run.
-        """
+        """Draw a tier."""
         if not possible.any():
             return None
         if not (self.credits[possible] > 0).any() and not self._exhausted():
@@ -349,35 +203,15 @@ class TierChooser:
         return draw_tier(self.probs, possible & (self.credits > 0), rng)
 
     def spend(self, tier: int) -> None:
-        """Take a credit from a tier that trains.
-
-        Parameters
-        ----------
-        tier : int
-            The tier.
-        """
+        """Take a credit from a tier that trains."""
         self.credits[tier] -= 1
 
     def refund(self, tier: int) -> None:
-        """Give the credit back to a tier of which nobody answered.
-
-        Parameters
-        ----------
-        tier : int
-            The tier.
-        """
+        """Give the credit back to a tier of which nobody answered."""
         self.credits[tier] += 1
 
     def learn(self, accuracy: NDArray[np.float64], current: int | None) -> None:
-        """Take in the tiers' accuracies and change the chances if the trigger says so.
-
-        Parameters
-        ----------
-        accuracy : ndarray of float64, shape (num_tiers,)
-            Of this evaluation; NaN where no node answered, then the last figure stays.
-        current : int or None
-            Tier that trained last.
-        """
+        """Take in the tiers' accuracies and change the chances if the trigger says so."""
         previous, self.accuracy = (
             self.accuracy,
             np.where(np.isnan(accuracy), self.accuracy, accuracy),
@@ -393,13 +227,7 @@ class TierChooser:
             log(INFO, "TiFL: tier chances are now %s", np.round(self.probs, 3).tolist())
 
     def take_over(self, old: "TierChooser") -> None:
-        """Go on with the books of the tiers before a new profiling; credits refill as new.
-
-        Parameters
-        ----------
-        old : TierChooser
-            Of as many tiers.
-        """
+        """Go on with the books of the tiers before a new profiling; credits refill as new."""
         full = self.full_credits
         self.load(old.as_dict())
         self.full_credits = full
@@ -414,13 +242,7 @@ class TierChooser:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Continue from :meth:`as_dict`.
-
-        Parameters
-        ----------
-        saved : mapping
-            As from :meth:`as_dict`.
-        """
+        """Continue from :meth:`as_dict`."""
         self.probs = np.array(saved["probs"], np.float64)
         self.accuracy = np.array(saved["accuracy"], np.float64)  # None becomes NaN
         for name in ("credits", "full_credits"):
@@ -464,19 +286,7 @@ class TierChooser:
 
 
 class TierDraw(NamedTuple):
-    """Who trains in a round.
-
-    Parameters
-    ----------
-    tier : int or None
-        The tier; None if there is nobody, or no credits.
-    nodes : list of int
-        Node ids.
-    chances : ndarray of float64, shape (num_tiers,)
-        Chance that each tier had in this draw.
-    exhausted : bool
-        Whether spent credits ended the draw.
-    """
+    """Who trains in a round."""
 
     tier: int | None
     nodes: list[int]
@@ -485,17 +295,7 @@ class TierDraw(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """Who can be asked.
-
-    Parameters
-    ----------
-    online : set of int
-        Node ids that are there.
-    roster : Roster
-        Identities and node ids.
-    barred : container of str
-        Identities that must not be chosen.
-    """
+    """Who can be asked."""
 
     online: Set[int]
     roster: Roster
@@ -510,28 +310,7 @@ def draw_nodes(
     on_small_tier: str,
     rng: np.random.Generator,
 ) -> TierDraw:
-    """Draw a tier, then nodes of it; a tier of which nobody is there is drawn around.
-
-    Parameters
-    ----------
-    table : TierTable
-        Who is in which tier.
-    chooser : TierChooser
-        Chances and credits; the tier that is taken has spent a credit afterwards.
-    fleet : Fleet
-        Who is there.
-    count : int
-        Nodes |C| wanted.
-    on_small_tier : {"shrink", "borrow", "skip"}
-        What to do if fewer are there.
-    rng : np.random.Generator
-        Source of chance.
-
-    Returns
-    -------
-    TierDraw
-        Without nodes if no tier has any, or if spent credits end the run.
-    """
+    """Draw a tier, then nodes of it; a tier of which nobody is there is drawn around."""
     possible = np.array([bool(members) for members in table.members])
     fullest = TierDraw(None, [], np.zeros(table.num_tiers))
     while (tier := chooser.choose(possible, rng)) is not None:
@@ -550,24 +329,7 @@ def draw_nodes(
 def sample_tiers(
     table: TierTable, fleet: Fleet, per_tier: int, rng: np.random.Generator
 ) -> list[int]:
-    """Draw some nodes of every tier.
-
-    Parameters
-    ----------
-    table : TierTable
-        Who is in which tier.
-    fleet : Fleet
-        Who is there.
-    per_tier : int
-        Nodes wanted of each tier.
-    rng : np.random.Generator
-        Source of chance.
-
-    Returns
-    -------
-    list of int
-        Node ids, fastest tier first.
-    """
+    """Draw some nodes of every tier."""
     return [
         node_id
         for tier in range(table.num_tiers)
@@ -603,24 +365,7 @@ def accuracy_per_tier(
     accuracy_key: str | None,
     leaf: object,
 ) -> NDArray[np.float64]:
-    """Average the accuracy that nodes report, by tier and weighted by examples.
-
-    Parameters
-    ----------
-    replies : sequence of (str, Message)
-        Identity and evaluation reply.
-    table : TierTable
-        Who is in which tier.
-    accuracy_key : str or None
-        Metric to read; None: see :func:`accuracy_of`.
-    leaf : Strategy
-        Its ``weighted_by_key`` names the weight.
-
-    Returns
-    -------
-    ndarray of float64, shape (num_tiers,)
-        NaN for tiers of which nobody answered.
-    """
+    """Average the accuracy that nodes report, by tier and weighted by examples."""
     weight_key = getattr(leaf, "weighted_by_key", "num-examples")
     total, weight = np.zeros(table.num_tiers), np.zeros(table.num_tiers)
     for identity, reply in replies:
@@ -643,28 +388,7 @@ def accuracy_per_tier(
 
 
 def accuracy_of(metrics: MetricRecord, accuracy_key: str | None) -> float | None:
-    """Read a figure of which more is better.
-
-    Parameters
-    ----------
-    metrics : MetricRecord
-        Of an evaluation reply.
-    accuracy_key : str or None
-        Metric to read. None: the first with "acc" in its name, else minus the first with
-        "loss" in its name.
-
-    Returns
-    -------
-    float or None
-        None if there is no such finite number.
-
-    Examples
-    --------
-    >>> accuracy_of(MetricRecord({"eval_loss": 0.4, "eval_acc": 0.9}), None)
-    0.9
-    >>> accuracy_of(MetricRecord({"eval_loss": 0.4}), None)
-    -0.4
-    """
+    """Read a figure of which more is better."""
     key, sign = accuracy_key, 1.0
     if key is None:
         key = next((name for name in metrics if "acc" in name.lower()), None)

@@ -16,33 +16,10 @@ def paper_estimate(tier_latency: ArrayLike, tier_probs: ArrayLike, num_rounds: i
 
     .. math:: L_{all} = \sum_i L_{tier_i} P_i R
 
-    Parameters
-    ----------
-    tier_latency : array_like of float, shape (num_tiers,)
-        Response latency of each tier in seconds.
-    tier_probs : array_like of float, shape (num_tiers,)
-        Chance of each tier to be chosen.
-    num_rounds : int
-        Number R of rounds.
-
-    Returns
-    -------
-    float
-        Seconds.
-
     Notes
     -----
     A round lasts as long as its slowest node, so the estimate is too low wherever the
     latencies within a tier differ; :func:`expected_round_time` is not.
-
-    References
-    ----------
-    .. [1] Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020, Eq. 6.
-
-    Examples
-    --------
-    >>> paper_estimate([1.0, 10.0], [0.9, 0.1], num_rounds=100)
-    190.0
     """
     latency, probs = np.asarray(tier_latency, float), np.asarray(tier_probs, float)
     return float(latency @ probs) * num_rounds
@@ -53,33 +30,11 @@ def expected_slowest(latencies: ArrayLike, num_selected: int) -> float:
 
     .. math:: E[\max] = \sum_{k=c}^{n} l_{(k)} \binom{k-1}{c-1} / \binom{n}{c}
 
-    Parameters
-    ----------
-    latencies : array_like of float, shape (num_nodes,)
-        Latency l of each of the n nodes in seconds.
-    num_selected : int
-        Nodes c drawn; if there are no more than c, all of them.
-
-    Returns
-    -------
-    float
-        Seconds; exact, no sampling.
-
-    Raises
-    ------
-    ValueError
-        If there is no node or nothing is drawn.
-
     Notes
     -----
     With F(k) the chance that no node beyond the k fastest is drawn, F(n) = 1 and
     F(k-1) = F(k) (1 - c/k); the weight of l_(k) is F(k) c / k. Taken as sums of log1p this
     neither overflows nor cancels with a million nodes.
-
-    Examples
-    --------
-    >>> expected_slowest([1.0, 2.0, 3.0], num_selected=2)   # (2 + 3 + 3) / 3
-    2.666...
     """
     ordered = np.sort(np.asarray(latencies, dtype=np.float64).ravel())
     if not len(ordered):
@@ -100,43 +55,11 @@ def expected_round_time(
 
     .. math:: E[L_r] = \sum_j P_j \, E[\max_{i \in C} L_i \mid C \subset n_j]
 
-    Parameters
-    ----------
-    latency : array_like of float, shape (num_nodes,) or (num_measured, num_nodes)
-        Seconds. With several measured rounds the jitter between them is counted too: the
-        mean over the rounds of what each alone would give.
-    tier : array_like of int, shape (num_nodes,)
-        Tier of each node, negative for nodes that are never chosen.
-    tier_probs : array_like of float, shape (num_tiers,)
-        Chance of each tier.
-    clients_per_round : int
-        Nodes |C| per round; a tier with fewer sends all of them.
-
-    Returns
-    -------
-    float
-        Seconds; times the number of rounds it is the expected length of the run.
-
-    Raises
-    ------
-    ValueError
-        If a tier with a positive chance has no node.
-
     Notes
     -----
     Vanilla selection is one tier: ``tier`` all 0 and ``tier_probs=[1]``. That the mean over
     measured rounds is right with jitter: within one of them the nodes' latencies are as
     independent as in a training round.
-
-    Examples
-    --------
-    The paper's fleet: 50 nodes, CPU shares 4, 2, 1, 0.5 and 0.1, latency 1 / share.
-
-    >>> latency = 1 / np.repeat([4.0, 2.0, 1.0, 0.5, 0.1], 10)
-    >>> round(expected_round_time(latency, np.zeros(50, int), [1.0], 5), 2)
-    7.44
-    >>> expected_round_time(latency, np.repeat(range(5), 10), [0.2] * 5, 5)
-    2.75
     """
     measured, of_tier = np.atleast_2d(np.asarray(latency, np.float64)), np.asarray(tier)
     total = 0.0
@@ -148,48 +71,12 @@ def expected_round_time(
 
 
 def mape(estimate: float, actual: float) -> float:
-    """Compare an estimated training time with the actual one (Eq. 7).
-
-    Parameters
-    ----------
-    estimate, actual : float
-        Seconds.
-
-    Returns
-    -------
-    float
-        Absolute error in percent of the actual time.
-
-    Examples
-    --------
-    >>> round(mape(46242, 44977), 2)   # the paper's Table 2, policy slow
-    2.81
-    """
+    """Compare an estimated training time with the actual one (Eq. 7)."""
     return abs(estimate - actual) / actual * 100
 
 
 class TimeEstimate:
-    """Add up, round by round, how long training should take and how long it takes.
-
-    Attributes
-    ----------
-    paper_s : float
-        Eq. 6: the chance of each tier times its typical latency.
-    exact_s : float
-        The chance of each tier times the expected slowest of |C| of its nodes.
-    actual_s : float
-        Time of the training rounds by the fleet's clock.
-
-    Examples
-    --------
-    >>> estimate = TimeEstimate()
-    >>> rounds = np.array([[1.0, 1.0, 4.0, 6.0]])
-    >>> tiers = Tiering(np.array([0, 0, 1, 1]), np.array([2.5]), np.array([1.0, 5.0]))
-    >>> estimate.measure(rounds, tiers, clients_per_round=2)
-    >>> estimate.expect([0.5, 0.5])
-    >>> estimate.paper_s, estimate.exact_s
-    (3.0, 3.5)
-    """
+    """Add up, round by round, how long training should take and how long it takes."""
 
     def __init__(self) -> None:
         self.paper_s = self.exact_s = self.actual_s = 0.0
@@ -198,17 +85,7 @@ class TimeEstimate:
     def measure(
         self, rounds: NDArray[np.float64], tiering: Tiering, clients_per_round: int
     ) -> None:
-        """Take in a profiling.
-
-        Parameters
-        ----------
-        rounds : ndarray of float64, shape (sync_rounds, num_nodes)
-            Latency in seconds, NaN where a node did not answer.
-        tiering : Tiering
-            Tiers of these nodes.
-        clients_per_round : int
-            Nodes |C| per round.
-        """
+        """Take in a profiling."""
         typical = np.nanmedian(np.where(tiering.tier >= 0, rounds, 0.0), axis=0)
         filled = np.where(np.isnan(rounds), typical, rounds)
         self._typical = np.asarray(tiering.latency, np.float64)
@@ -218,25 +95,13 @@ class TimeEstimate:
         )
 
     def expect(self, chances: NDArray[np.float64]) -> None:
-        """Add a round with these chances.
-
-        Parameters
-        ----------
-        chances : array_like of float64, shape (num_tiers,)
-            Chance of each tier in the draw.
-        """
+        """Add a round with these chances."""
         if len(self._typical) == len(chances):
             self.paper_s += float(np.dot(chances, self._typical))
             self.exact_s += float(np.dot(chances, self._slowest))
 
     def observe(self, seconds: float) -> None:
-        """Add the time that a training round took.
-
-        Parameters
-        ----------
-        seconds : float
-            By the fleet's clock.
-        """
+        """Add the time that a training round took."""
         self.actual_s += seconds
 
     def log_summary(self) -> None:
@@ -266,13 +131,7 @@ class TimeEstimate:
         return {**self.as_dict(), **tiers}
 
     def load(self, saved: Mapping[str, object]) -> None:
-        """Continue from :meth:`state`.
-
-        Parameters
-        ----------
-        saved : mapping
-            As from :meth:`state`.
-        """
+        """Continue from :meth:`state`."""
         self.paper_s = float(saved["paper_estimate_s"])  # type: ignore[arg-type]
         self.exact_s = float(saved["exact_estimate_s"])  # type: ignore[arg-type]
         self.actual_s = float(saved["actual_s"])  # type: ignore[arg-type]
