@@ -19,7 +19,7 @@ ROOMS = {
     **{name: {*BASE} for name in BASE},
     "server": {*BASE},
     "client": {*BASE},
-    **{name: LOWER for name in PAPERS},
+    **dict.fromkeys(PAPERS, LOWER),
     "baselines": {*LOWER, *PAPERS},
     "fleet": {*BASE, "client"},
     "report": {*BASE},
