@@ -1,12 +1,14 @@
-"""One form for every complaint about an argument."""
+"""One form for every error about an argument: its name, the rule, the value, and a hint if any."""
 
+from collections.abc import Collection
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
 
-def invalid(argument: str, value: Any, rule: str, cure: str) -> ValueError:
-    """Make the error for a bad argument: its name, its value, the rule and the cure.
+def invalid(argument: str, value: Any, rule: str, hint: str = "") -> ValueError:
+    """Make the error for a bad argument.
 
     Parameters
     ----------
@@ -16,8 +18,8 @@ def invalid(argument: str, value: Any, rule: str, cure: str) -> ValueError:
         What was passed.
     rule : str
         What must hold, as the end of a sentence that begins "<argument> must".
-    cure : str
-        What to do about it, as a sentence without a full stop.
+    hint : str, optional
+        What to do about it, where that does not follow from the rule.
 
     Returns
     -------
@@ -26,47 +28,60 @@ def invalid(argument: str, value: Any, rule: str, cure: str) -> ValueError:
 
     Examples
     --------
-    >>> raise invalid("num_tiers", 0, "be at least 1", "pass the number of groups you want")
+    >>> raise invalid("num_tiers", 9, "be at most the number of nodes, 4", "start more nodes")
     Traceback (most recent call last):
     ...
-    ValueError: num_tiers must be at least 1, got 0: pass the number of groups you want.
+    ValueError: num_tiers must be at most the number of nodes, 4, got 9: start more nodes.
     """
-    return ValueError(f"{argument} must {rule}, got {value!r}: {cure}.")
+    return ValueError(f"{argument} must {rule}, got {value!r}" + (f": {hint}." if hint else "."))
 
 
-def check_count(argument: str, value: Any, least: int, cure: str) -> int:
-    """Refuse what is no whole number, or one too small.
+def check_count(argument: str, value: Any, least: int = 0, hint: str = "") -> int:
+    """Return a whole number of at least ``least``; refuse all else.
 
-    Parameters
-    ----------
-    argument : str
-        Name of the argument as the caller wrote it.
-    value : Any
-        What was passed.
-    least : int
-        Smallest number that is good.
-    cure : str
-        What to do about it, as a sentence without a full stop.
-
-    Returns
-    -------
-    int
-        The value.
-
-    Raises
-    ------
-    ValueError
-        If it is of another type (bool too) or below ``least``.
-
-    Examples
-    --------
-    >>> check_count("seed", np.int64(3), 0, "any such number will do")
+    >>> check_count("seed", np.int64(3))
     3
-    >>> check_count("interval", 2.5, 1, "10 looks every 10 rounds")
+    >>> check_count("interval", 2.5, 1)
     Traceback (most recent call last):
     ...
-    ValueError: interval must be a whole number of at least 1, got 2.5: 10 looks every 10 rounds.
+    ValueError: interval must be a whole number of at least 1, got 2.5.
     """
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise invalid(argument, value, f"be a whole number of at least {least}", cure)
+        raise invalid(argument, value, f"be a whole number of at least {least}", hint)
     return int(value)
+
+
+def check_number(argument: str, value: Any, bounds: str, hint: str = "") -> float:
+    """Return a finite number within bounds, written as an interval; refuse all else.
+
+    >>> check_number("mixing", 0.5, "[0, 1]")
+    0.5
+    >>> check_number("t_max", 0, "(0, inf)")
+    Traceback (most recent call last):
+    ...
+    ValueError: t_max must be a number in (0, inf), got 0.
+    """
+    low, high = (float(bound) for bound in bounds[1:-1].split(","))
+    number = isinstance(value, (int, float, np.integer, np.floating)) and value is not True
+    if not (
+        number
+        and value is not False
+        and isfinite(value)
+        and (low < value or (bounds[0] == "[" and value == low))
+        and (value < high or (bounds[-1] == "]" and value == high) or high == inf)
+    ):
+        raise invalid(argument, value, f"be a number in {bounds}", hint)
+    return float(value)
+
+
+def check_choice(argument: str, value: Any, choices: Collection[Any], hint: str = "") -> Any:
+    """Return a value that is one of the choices; refuse all else.
+
+    >>> check_choice("tiering", "kmeans", ("quantile", "histogram"))
+    Traceback (most recent call last):
+    ...
+    ValueError: tiering must be one of quantile, histogram, got 'kmeans'.
+    """
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise invalid(argument, value, f"be one of {', '.join(map(str, choices))}", hint)
+    return value

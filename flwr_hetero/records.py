@@ -1,6 +1,7 @@
-"""How many bytes a message carries."""
+"""Reading and measuring Flower's records."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import isfinite, nan
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -23,3 +24,11 @@ def config_of(message: Message) -> ConfigRecord:
         return record
     message.content["config"] = ConfigRecord()
     return message.content.config_records["config"]
+
+
+def read_number(record: Mapping[str, Any], key: str, default: float = nan) -> float:
+    """Return a finite number from a record of a node; ``default`` if it is none."""
+    value = record.get(key)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
+        return float(value)
+    return default

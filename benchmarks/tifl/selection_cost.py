@@ -47,7 +47,7 @@ def know(strategy: TiFL, num_nodes: int) -> None:
     """Bring a strategy to where it is after profiling, without a million messages."""
     names = [f"node-{i}" for i in range(num_nodes)]
     for i in range(num_nodes):
-        strategy.session.roster.hear(i, i)
+        strategy.session.registry.set_partition_id(i, i)
     latency = np.random.default_rng(0).lognormal(size=num_nodes)
     strategy._set_tiers(TierTable(names, latency, quantile_tiers(latency, 5)))
     strategy.joiners.know(range(num_nodes))

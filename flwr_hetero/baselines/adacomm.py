@@ -12,7 +12,8 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.records import config_of
-from flwr_hetero.server.wrapper import StateDict, Wrapper
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict
 
 
 def adaptive_steps(

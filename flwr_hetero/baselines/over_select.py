@@ -6,10 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.server.rounds import Run

@@ -8,8 +8,9 @@ from flwr_hetero.biased_local_sgd.algorithm import (
     fast_allocation,
     record_losses,
 )
-from flwr_hetero.client.batch_sampler import BatchSampler, StateDict
+from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.errors import invalid
+from flwr_hetero.state_dict import StateDict
 
 
 class TopLossSampler(BatchSampler):

@@ -16,8 +16,7 @@ from flwr_hetero.biased_local_sgd.algorithm import (
     slow_allocation,
 )
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.wrapper import StateDict
-from flwr_hetero.state_dict import rng_from_str, rng_to_str
+from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 
 
 def samples_record(indices: Indices, losses: NDArray[np.float32] | None = None) -> ConfigRecord:

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypedDict, TypeGuard, Unpack
 
 import numpy as np
 from flwr.app import Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.algorithm import (
     check_bounds,
     class_gamma,
@@ -27,10 +27,11 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.records import config_of
 from flwr_hetero.server.exchange import Latency
 from flwr_hetero.server.nodes import is_simulated
-from flwr_hetero.server.profiling import call_the_roll
+from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.session import Failure
-from flwr_hetero.server.wrapper import StateDict, Wrapper
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict
 
 SHORTEST_STEP_S = 1e-9
 """So that a report of 0 s is a time and not a division by zero."""
@@ -312,11 +313,11 @@ class LocalSteps(Wrapper):
         """After a resume, find out which nodes the measured times belong to."""
         if self.speeds.step_s:
             self.session.arrays, self.session.config = run.arrays, run.train_config
-            call_the_roll(self, run.grid, run.timeout_s)
+            identify_nodes(self, run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the steps given to each node and the measured gamma."""
-        in_order = sorted(self.assigned, key=self.session.roster.sort_key)
+        in_order = sorted(self.assigned, key=self.session.registry.sort_key)
         steps = {self.identity(node_id): self.assigned[node_id] for node_id in in_order}
         return {"num-steps": steps, "gamma": self.speeds.gamma()}
 

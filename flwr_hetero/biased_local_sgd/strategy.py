@@ -15,8 +15,7 @@ from flwr_hetero.biased_local_sgd.step_budget import Budget, LocalSteps
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.records import config_of
 from flwr_hetero.server.aggregate import aggregate_by_steps
-from flwr_hetero.server.wrapper import StateDict
-from flwr_hetero.state_dict import entries_below
+from flwr_hetero.state_dict import StateDict, entries_below
 
 
 class BiasedLocalSGD(LocalSteps):
@@ -137,7 +136,7 @@ class BiasedLocalSGD(LocalSteps):
     ) -> list[Message]:
         """Write each node's steps and its part in the sampling."""
         messages = super().on_instructions(server_round, messages, grid)
-        sort_key = self.session.roster.sort_key
+        sort_key = self.session.registry.sort_key
         in_order = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
             self._hand_out(self.shared, in_order)

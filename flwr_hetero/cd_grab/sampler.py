@@ -11,9 +11,9 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import sketch_gradients
 from flwr_hetero.cd_grab.node_order import OwnMean, OwnPairs, Reshuffled, ServedWalk, Walk
 from flwr_hetero.cd_grab.wire import Terms, pack_vectors, read_answer, read_terms, write_report
-from flwr_hetero.client.batch_sampler import BatchSampler, StateDict
+from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.errors import invalid
-from flwr_hetero.state_dict import entries_below
+from flwr_hetero.state_dict import StateDict, entries_below
 
 METHODS: dict[str, type[Walk]] = {
     "cd-grab": ServedWalk,

@@ -5,18 +5,19 @@ from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import log
 from flwr_hetero.cd_grab.order_server import Balanced, OrderServer, Report
 from flwr_hetero.cd_grab.wire import MAX_COUNT, MAX_UNITS, Terms, read_report, write_instruction
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes
-from flwr_hetero.server.profiling import call_the_roll
+from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.wrapper import StateDict, Wrapper
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict
 
 
 class CDGraB(Wrapper):
@@ -196,7 +197,7 @@ class CDGraB(Wrapper):
         """After a resume, find out which nodes the orders belong to."""
         if self.server.books:
             self.session.arrays, self.session.config = run.arrays, run.train_config
-            call_the_roll(self, run.grid, run.timeout_s)
+            identify_nodes(self, run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return what was balanced this round, and the bytes that it took."""

@@ -3,16 +3,12 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
-from flwr_hetero.state_dict import entries_below, rng_from_str, rng_to_str
-
-StateDict: TypeAlias = dict[str, NDArray[np.generic] | int | float | str | bool]
-"""Flat, so that it fits into Flower records and npz files without pickle."""
+from flwr_hetero.state_dict import StateDict, entries_below, rng_from_str, rng_to_str
 
 
 class BatchSampler(ABC):

@@ -7,9 +7,9 @@ from math import isfinite
 
 import numpy as np
 from flwr.app import Context, Error, Message, MessageType
-from flwr.clientapp.typing import ClientAppCallable
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import NODE_UNAVAILABLE, ClientAppCallable
 from flwr_hetero.client.device import (
     REAL,
     DeviceProfile,
@@ -19,9 +19,6 @@ from flwr_hetero.client.device import (
 )
 from flwr_hetero.client.timing import exposed_s, note_pace, timing, timing_record
 from flwr_hetero.records import payload_bytes
-
-NODE_UNAVAILABLE = 5
-"""Flower's own error code for a node that went away."""
 
 
 def emulated_device(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

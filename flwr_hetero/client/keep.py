@@ -6,9 +6,9 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
+from flwr_hetero._flwr import log
 from flwr_hetero.keys import PREFIX
 
 State: TypeAlias = Mapping[str, NDArray[np.generic] | int | float | str | bool]

@@ -7,9 +7,9 @@ from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
-from flwr.clientapp.typing import ClientAppCallable
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.errors import invalid
 

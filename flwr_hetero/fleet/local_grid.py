@@ -9,13 +9,18 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import (
+    CLIENT_APP_RAISED,
+    NODE_UNAVAILABLE,
+    Run,
+    be_server_task,
+    new_run,
+    set_message_id,
+)
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.client.emulation import (
-    NODE_UNAVAILABLE,
     device_rng,
     in_config,
     is_available,
@@ -36,9 +41,6 @@ class VirtualClock:
         if not isfinite(time_s):
             raise invalid("time_s", time_s, "be finite", "an answer that never comes has no time")
         self.now_s = max(self.now_s, time_s)
-
-
-CLIENT_APP_RAISED_EXCEPTION = 2
 
 
 @dataclass
@@ -76,14 +78,14 @@ class LocalNode:
 
     def _run(self, message: Message, client_app: ClientApp, faults: list[Fault]) -> Message:
         if any(fault.kind == "errs" for fault in faults):
-            error = Error(CLIENT_APP_RAISED_EXCEPTION, "injected error")
+            error = Error(CLIENT_APP_RAISED, "injected error")
             return Message(error, reply_to=message)
         private = Message(_copy(message.content), metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply = client_app(private, self.context)
         except Exception as error:  # whatever a ClientApp raises becomes its reply, as in Flower
             reason = f"{type(error).__name__}: {error}"
-            return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
         for fault in faults:
             if fault.kind == "garbage" and reply.has_content():
                 with suppress(StopIteration):  # nothing there to spoil
@@ -197,10 +199,8 @@ class LocalGrid(Grid):
         self.faults = list(faults)
         self.traffic = _Traffic()
         self._clock = VirtualClock()
-        self._run = Run.create_empty(run_id=_RUN_ID)
-        # Message(...) asks for it; Flower's own processes set it when they start a task
-        TaskIdentity.run_id, TaskIdentity.task_id = _RUN_ID, _TASK_ID
-        TaskIdentity.node_id = _SUPERLINK_NODE_ID
+        self._run = new_run(_RUN_ID)
+        be_server_task(_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID)
         self._run_config = dict(run_config or {})
         self._num_partitions = len(profiles)
         self._nodes: dict[int, LocalNode] = {}
@@ -373,11 +373,11 @@ class LocalGrid(Grid):
         traffic = self.traffic
         traffic.asked += 1
         message_id = f"{traffic.asked:08d}"
-        message.metadata.__dict__["_message_id"] = message_id
+        set_message_id(message, message_id)
         node_id = message.metadata.dst_node_id
         arrival_s, reply = self._answer(message, node_id)
         if reply is not None:
-            reply.metadata.__dict__["_message_id"] = f"{message_id}-reply"
+            set_message_id(reply, f"{message_id}-reply")
         traffic.pending[message_id] = _Pending(node_id, arrival_s, reply)
         return message_id
 

@@ -6,17 +6,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.mercury.resharding import Ledger, ints_in, value_in, write_delivery
-from flwr_hetero.server.profiling import call_the_roll
+from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.wrapper import StateDict, Wrapper
-from flwr_hetero.state_dict import rng_from_str, rng_to_str
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 
 
 class Resharding(Wrapper):
@@ -104,11 +104,11 @@ class Resharding(Wrapper):
         return grid
 
     def _identify(self, grid: Grid, timeout_s: float) -> None:
-        roster = self.session.roster
-        unknown = {node for node in grid.get_node_ids() if not roster.knows(node)} - self._roll
+        registry = self.session.registry
+        unknown = {node for node in grid.get_node_ids() if not registry.knows(node)} - self._roll
         if unknown and self.ledger.holdings:
             self._roll |= unknown
-            call_the_roll(self, grid, timeout_s)
+            identify_nodes(self, grid, timeout_s)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import StateDict, UniformSampler
+from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.client.gate import LARGEST, check_importance
 from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.algorithm import (
@@ -16,6 +16,7 @@ from flwr_hetero.mercury.algorithm import (
     resize,
 )
 from flwr_hetero.mercury.importance_cache import FlatImportance
+from flwr_hetero.state_dict import StateDict
 
 ESTIMATORS = ("flat", "cycle", "paper")
 

@@ -5,10 +5,10 @@ from math import nan
 
 import numpy as np
 from flwr.app import Context
-from flwr.common.logger import log
 from numpy.typing import NDArray
 from torch import nn
 
+from flwr_hetero._flwr import log
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.emulation import is_emulated
 from flwr_hetero.client.keep import load_state, save_state

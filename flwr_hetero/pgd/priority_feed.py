@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_hetero.client.batch_sampler import BatchSampler, StateDict
+from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.errors import invalid
 from flwr_hetero.pgd.priorities import Loss, all_priorities
 from flwr_hetero.pgd.sampler import PGDSampler
+from flwr_hetero.state_dict import StateDict
 
 LINEAR_IN_PARAMETERS = (
     nn.Linear,

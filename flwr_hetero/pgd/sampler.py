@@ -5,7 +5,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import BatchSampler, StateDict
+from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.client.gate import Moments, check_importance, observe, variance_ratio
 from flwr_hetero.errors import invalid
 from flwr_hetero.pgd.algorithm import (
@@ -19,6 +19,7 @@ from flwr_hetero.pgd.algorithm import (
     top_scale,
     weighted_shuffle,
 )
+from flwr_hetero.state_dict import StateDict
 
 MEMORY = 2048.0
 """Measured examples after which the gate's evidence has faded to 1/e."""

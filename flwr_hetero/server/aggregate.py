@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import SType
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import NUMPY
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.reply_checks import view_array, weight_of
 
@@ -96,7 +96,7 @@ def mean_arrays(
         dtype = np.dtype(array.dtype)
         views = [view_array(record[name]).astype(dtype, copy=False) for record in records]
         data = _mean_npy(views, weights, dtype)
-        mean[name] = Array(str(dtype), tuple(views[0].shape), SType.NUMPY, data)
+        mean[name] = Array(str(dtype), tuple(views[0].shape), NUMPY, data)
     return mean
 
 

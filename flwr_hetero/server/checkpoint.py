@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from flwr_hetero._flwr import log, settings_of
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -116,7 +116,7 @@ def _is_plain(value: object) -> bool:
 def _flower_state(strategy: Strategy, fresh: Scalars) -> dict[str, Any]:
     """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
     state: dict[str, Any] = {}
-    for name, value in vars(strategy).items():
+    for name, value in settings_of(strategy).items():
         if isinstance(value, np.ndarray):
             state[f"array/{name}"] = value
         elif isinstance(value, ArrayRecord):

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence, Set
 from logging import INFO
 
 from flwr.app import Message, RecordDict
-from flwr.common.logger import log
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
+
+from flwr_hetero._flwr import NodeInfo, Run, is_simulation_grid, log
 
 
 class GridView(Grid):
@@ -71,10 +70,10 @@ def is_simulated(grid: Grid) -> bool:
     """Tell whether a grid's nodes are simulated, so that they may report emulated times."""
     while isinstance(grid, GridView):
         grid = grid.grid
-    return hasattr(grid, "virtual_time_s") or type(grid).__name__ == "InMemoryGrid"
+    return hasattr(grid, "virtual_time_s") or is_simulation_grid(grid)
 
 
-class Roster:
+class NodeRegistry:
     """Map Flower's node ids to identities that stay the same over rounds and runs.
 
     The identity is, in this order of preference: the name given at registration, a hash of the
@@ -96,7 +95,7 @@ class Roster:
             elif info.public_key:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
 
-    def hear(self, node_id: int, partition_id: int) -> None:
+    def set_partition_id(self, node_id: int, partition_id: int) -> None:
         """Take note of the partition that a node reports; a better identity is kept."""
         if node_id not in self._identity:
             self._claim(node_id, f"node-{partition_id}")

@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.server.reply_checks import Expected
 from flwr_hetero.server.rounds import timed_exchange
 
 if TYPE_CHECKING:
     from flwr_hetero.server.wrapper import Wrapper
-
-
-CLIENT_APP_RAISED_EXCEPTION = 2
-"""Flower's error code for a ClientApp without a handler for the message."""
 
 
 MAX_FACTS, MAX_TEXT = 8, 80
@@ -69,15 +65,15 @@ def profile_nodes(
     return Measured(nodes, rounds)
 
 
-def call_the_roll(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
+def identify_nodes(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
     """Find out who is who after a resume; its time and its failures are no part of the run.
 
     Nodes whose ClientApp does not know ``train.profile`` are sent an ordinary training message,
     the result of which is thrown away.
     """
     session = strategy.session
-    session.roster.learn(grid)
-    unknown = sorted(node for node in grid.get_node_ids() if not session.roster.knows(node))
+    session.registry.learn(grid)
+    unknown = sorted(node for node in grid.get_node_ids() if not session.registry.knows(node))
     virtual_s, wall_s, num_dropped = session.virtual_s, session.wall_s, len(session.dropped)
     if unknown:
         log(INFO, "Asking %d nodes who they are", len(unknown))
@@ -113,7 +109,7 @@ def profile_message(
 
 def has_raised(reply: Message) -> bool:
     """Tell whether the ClientApp raised, as one does that does not know the message."""
-    return reply.has_error() and reply.error.code == CLIENT_APP_RAISED_EXCEPTION
+    return reply.has_error() and reply.error.code == CLIENT_APP_RAISED
 
 
 def _ask(

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import NUMPY
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -119,8 +119,8 @@ def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | Non
     if arrays.keys() != sent.keys():
         return f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown"
     for name, array in arrays.items():
-        if array.stype != SType.NUMPY:
-            return f"array {name!r} is written as {array.stype!r}, not as {SType.NUMPY!r}"
+        if array.stype != NUMPY:
+            return f"array {name!r} is written as {array.stype!r}, not as {NUMPY!r}"
         try:
             values = view_array(array)
         except Exception as error:  # the parser of its header raises what it likes

@@ -7,10 +7,10 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from flwr_hetero._flwr import log
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.server.exchange import Exchange, exchange
 
@@ -151,8 +151,8 @@ def _record(run: Run, number: int, up: int = 0) -> dict[str, Any]:
         "train": {},
         "evaluate": {},
         "global": {},
-        "selected": [session.roster.identity(m.metadata.dst_node_id) for m in asked],
-        "latency": {session.roster.identity(n): v.seconds for n, v in session.latency.items()},
+        "selected": [session.registry.identity(m.metadata.dst_node_id) for m in asked],
+        "latency": {session.registry.identity(n): v.seconds for n, v in session.latency.items()},
         "failures": [],
     }
 

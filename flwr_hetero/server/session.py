@@ -6,11 +6,12 @@ from logging import WARNING
 from typing import NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
+from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.server.exchange import Latency, judge_latency, reported_partition
-from flwr_hetero.server.nodes import Roster, is_simulated
+from flwr_hetero.server.nodes import NodeRegistry, is_simulated
 from flwr_hetero.server.reply_checks import (
     Expected,
     drop_private_metrics,
@@ -32,7 +33,7 @@ class Failure(NamedTuple):
 class Session:
     """Shared by all wrappers of one nest; the outermost one fills it."""
 
-    roster: Roster = field(default_factory=Roster)
+    registry: NodeRegistry = field(default_factory=NodeRegistry)
     timeout_s: float = float("inf")
     latency: dict[int, Latency] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
@@ -83,7 +84,7 @@ class Session:
             waiting = {}
         for node_id in waiting.values():
             self.fail(node_id, f"no reply within {self.timeout_s:g} s")
-        ordered = sorted(good, key=self.roster.sort_key)
+        ordered = sorted(good, key=self.registry.sort_key)
         agreed = [good[node_id] for node_id in ordered]
         if expected.metrics:
             agreed = self._agree(agreed)
@@ -97,22 +98,22 @@ class Session:
         """Put down that the reply of a node that was asked does not count."""
         self.note(node_id, reason)
         self.latency.pop(node_id, None)
-        self.dropped.append(self.roster.identity(node_id))
+        self.dropped.append(self.registry.identity(node_id))
 
     def note(self, node_id: int, reason: str) -> None:
         """Put down a reply that is dropped, in the log and for the history."""
-        identity = self.roster.identity(node_id)
+        identity = self.registry.identity(node_id)
         log(WARNING, "%s: reply dropped: %s", identity, reason)
         self.failures.append(Failure(identity, reason))
 
     def _why_late(self, reply: Message, node_id: int) -> str | None:
         partition = reported_partition(reply)
         if partition is not None:
-            self.roster.hear(node_id, partition)
+            self.registry.set_partition_id(node_id, partition)
         round_trip_s = self.round_trip_s.get(reply.metadata.reply_to_message_id)
         latency, complaint = judge_latency(reply, round_trip_s, simulated=self._simulated)
         if complaint:
-            log(WARNING, "%s: latency not believed: %s", self.roster.identity(node_id), complaint)
+            log(WARNING, "%s: latency not believed: %s", self.registry.identity(node_id), complaint)
         drop_private_metrics(reply)
         if latency is None:
             return None
@@ -137,7 +138,7 @@ class Session:
         return [good[position] for position in kept]
 
 
-def expected_of(arrays: ArrayRecord | None, leaf: object) -> Expected:
+def expected_of(arrays: ArrayRecord | None, leaf: Strategy) -> Expected:
     """Tell what the replies must hold for a given innermost strategy."""
-    trees = type(leaf).__name__.startswith("FedXgb")
+    trees = trains_trees(leaf)
     return Expected(None if trees else arrays, getattr(leaf, "weighted_by_key", None))

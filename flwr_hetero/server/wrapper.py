@@ -1,25 +1,21 @@
 """What every strategy of this package is: a wrapper around another Flower strategy."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
-from numpy.typing import NDArray
 
+from flwr_hetero._flwr import trains_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate_in_place, keep_dtypes
 from flwr_hetero.server.rounds import run_rounds
 from flwr_hetero.server.session import Session, expected_of
+from flwr_hetero.state_dict import StateDict
 
 if TYPE_CHECKING:
     from flwr_hetero.server.rounds import Run
-
-
-StateDict: TypeAlias = dict[str, NDArray[np.generic] | int | float | str | bool]
-"""Flat, as the samplers' own."""
 
 
 class Wrapper(Strategy):
@@ -174,7 +170,7 @@ class Wrapper(Strategy):
         str
             For instance ``node-3``.
         """
-        return self.session.roster.identity(node_id)
+        return self.session.registry.identity(node_id)
 
     # --- Flower's Strategy -------------------------------------------------------------
 
@@ -318,6 +314,6 @@ def check_nest(wrapper: "Wrapper") -> None:
             rule = f"not be {name}, whose place is outside {whom}"
             raise invalid("strategy", name, rule, f"write {name}({me}(...))")
     leaf = type(wrapper.leaf).__name__
-    if leaf.startswith("FedXgb") and wrapper.decides & GRADIENT_ONLY:
+    if trains_trees(wrapper.leaf) and wrapper.decides & GRADIENT_ONLY:
         rule = f"train by gradient steps inside {me}"
         raise invalid("strategy", leaf, rule, f"leave {me} out: boosted trees take no such steps")

@@ -7,10 +7,10 @@ from logging import INFO
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import invalid
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.report.history import CONFIG

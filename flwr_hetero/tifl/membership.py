@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from flwr.app import Message, MessageType
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.exchange import judge_latency, reported_partition
 from flwr_hetero.server.nodes import is_simulated
@@ -73,8 +73,8 @@ def tier_fleet(
     settings: TieringSettings,
 ) -> TieredFleet | None:
     """Profile the nodes that are there and group them by latency."""
-    roster = strategy.session.roster
-    roster.learn(grid)
+    registry = strategy.session.registry
+    registry.learn(grid)
     measured = profile_nodes(
         strategy,
         grid,
@@ -84,7 +84,7 @@ def tier_fleet(
         warmup_rounds=settings.warmup_rounds,
         t_max=settings.t_max,
     )
-    column = sorted(range(len(online)), key=lambda i: roster.sort_key(measured.node_ids[i]))
+    column = sorted(range(len(online)), key=lambda i: registry.sort_key(measured.node_ids[i]))
     rounds = measured.rounds[:, column]
     latency, dropout = median_latency(rounds, settings.t_max)
     if dropout.all():
@@ -100,7 +100,7 @@ def tier_fleet(
         tiering.sizes.tolist(),
         dropout.sum(),
     )
-    names = [roster.identity(measured.node_ids[i]) for i in column]
+    names = [registry.identity(measured.node_ids[i]) for i in column]
     return TieredFleet(TierTable(names, latency, tiering), tiering, rounds)
 
 
@@ -145,7 +145,7 @@ class Joiners:
         self._num_online, self._rounds_since = len(online), 0
         newcomers = sorted(online - self._known)
         if newcomers:
-            self.tifl.session.roster.learn(grid)
+            self.tifl.session.registry.learn(grid)
             self._known.update(newcomers)
             log(INFO, "TiFL: %d new nodes are profiled alongside training", len(newcomers))
             self._ask(grid, newcomers, keys.PROFILE_MESSAGE, server_round)
@@ -174,17 +174,17 @@ class Joiners:
                 self._known.discard(asked.node_id)
 
     def _place(self, node_id: int, reply: Message, grid: Grid, online: Set[int]) -> None:
-        table, roster = self.tifl.table, self.tifl.session.roster
+        table, registry = self.tifl.table, self.tifl.session.registry
         if table is None:
             return
         latency, _ = judge_latency(reply, None, simulated=is_simulated(grid))
         partition = reported_partition(reply)
         if partition is not None:
-            owner = roster.find(f"node-{partition}")
+            owner = registry.find(f"node-{partition}")
             if owner is not None and owner != node_id and owner not in online:
-                roster.forget(owner)  # it came back under another node id
-            roster.hear(node_id, partition)
-        identity = roster.identity(node_id)
+                registry.forget(owner)  # it came back under another node id
+            registry.set_partition_id(node_id, partition)
+        identity = registry.identity(node_id)
         if latency is None or latency.seconds >= self.t_max:
             log(INFO, "TiFL: %s has no usable latency and waits for the next profiling", identity)
         elif identity in table.tier:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from flwr.app import Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
+from flwr_hetero._flwr import chooses_one_node, log
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.nodes import GridView, online_nodes, wait_for_nodes
-from flwr_hetero.server.profiling import call_the_roll
+from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.wrapper import StateDict, Wrapper
-from flwr_hetero.state_dict import rng_from_str, rng_to_str
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 from flwr_hetero.tifl.algorithm import VANILLA, Rule, privacy_report, sampling_rates
 from flwr_hetero.tifl.membership import Joiners, TieringSettings, tier_fleet
 from flwr_hetero.tifl.tiers import (
@@ -45,7 +45,7 @@ def open_selection(
     """
     leaf: Any = wrapper.leaf
     kind = type(leaf).__name__
-    if not isinstance(leaf, FedAvg) or kind == "FedXgbCyclic":
+    if not isinstance(leaf, FedAvg) or chooses_one_node(leaf):
         raise invalid(
             "strategy",
             kind,
@@ -314,9 +314,9 @@ class TiFL(Wrapper):
             self._profile(run.grid, online, server_round=0)
 
     def _resume(self, grid: Grid, online: Set[int], table: TierTable) -> None:
-        call_the_roll(self, grid, self.profiling.t_max)
+        identify_nodes(self, grid, self.profiling.t_max)
         self.joiners.know(node for node in online if self.identity(node) in table.latency)
-        if not any(self.session.roster.find(name) in online for name in table.tier):
+        if not any(self.session.registry.find(name) in online for name in table.tier):
             log(
                 WARNING,
                 "TiFL: none of the %d nodes with a tier was found again among %d online",
@@ -362,7 +362,7 @@ class TiFL(Wrapper):
 
     def _draw(self, online: Set[int]) -> None:
         table, chooser = self._ready()
-        fleet = Fleet(online, self.session.roster, self.probation.barred)
+        fleet = Fleet(online, self.session.registry, self.probation.barred)
         drawn = draw_nodes(
             table, chooser, fleet, self.clients_per_round, self.on_small_tier, self.rng
         )
@@ -387,7 +387,7 @@ class TiFL(Wrapper):
             chooser.refund(self.current_tier)
         if self._tiers_due(server_round):
             table, _ = self._ready()
-            fleet = Fleet(online_nodes(grid), self.session.roster, self.probation.barred)
+            fleet = Fleet(online_nodes(grid), self.session.registry, self.probation.barred)
             sample = sample_tiers(table, fleet, self.evaluate_per_tier, self.rng)
             return GridView(grid, sample)
         return GridView(grid, self.selected if self._evaluates else [])

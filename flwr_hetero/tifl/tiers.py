@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message, MetricRecord
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.nodes import Roster
+from flwr_hetero.server.nodes import NodeRegistry
 from flwr_hetero.tifl.algorithm import (
     Rule,
     Tiering,
@@ -63,7 +63,7 @@ class TierTable:
         tier: int,
         count: int,
         online: Container[int],
-        roster: Roster,
+        registry: NodeRegistry,
         barred: Container[str],
         rng: np.random.Generator,
     ) -> list[int]:
@@ -83,7 +83,7 @@ class TierTable:
             drawn = rng.choice(len(members), size=batch, replace=False).tolist()
             for position in (p for p in drawn if p not in seen):
                 seen.add(position)
-                node_id = roster.find(members[position])
+                node_id = registry.find(members[position])
                 if node_id in online and members[position] not in barred and node_id is not None:
                     chosen.append(node_id)
         return chosen[:count]
@@ -298,7 +298,7 @@ class Fleet(NamedTuple):
     """Who can be asked."""
 
     online: Set[int]
-    roster: Roster
+    registry: NodeRegistry
     barred: Container[str] = ()
 
 
@@ -348,7 +348,7 @@ def _pick(
     for tier in tiers:
         if len(nodes) < count:
             nodes += table.pick(
-                tier, count - len(nodes), fleet.online, fleet.roster, fleet.barred, rng
+                tier, count - len(nodes), fleet.online, fleet.registry, fleet.barred, rng
             )
     return nodes
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from logging import INFO
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import ArrayLike, NDArray
 
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import invalid
 from flwr_hetero.tifl.algorithm import Tiering
 

@@ -180,7 +180,7 @@ def test_after_a_resume_the_roll_is_called_within_the_runs_time_out():
     grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES, faults=deaf)
     second.start(grid, toy_arrays(), 0, timeout=60)
     assert grid.virtual_time_s == 60
-    assert sorted(second.session.roster.identity(node) for node in grid.get_node_ids()) == [
+    assert sorted(second.session.registry.identity(node) for node in grid.get_node_ids()) == [
         *("id-1000", "node-1", "node-2", "node-3")
     ]
 

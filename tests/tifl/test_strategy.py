@@ -427,7 +427,7 @@ def test_state_continues_as_if_uninterrupted():
     begun = go(first, fleet, range(1, 6))
     second = make(seed=99)
     second.load_state_dict(first.state_dict())
-    second.session.roster = first.session.roster
+    second.session.registry = first.session.registry
     assert begun + go(second, fleet, range(6, 13)) == whole
 
 

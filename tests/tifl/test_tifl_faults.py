@@ -316,7 +316,7 @@ def test_spent_credits_end_the_run_though_a_tier_that_is_away_has_some():
     def leave(server_round, arrays):
         if server_round == 1:
             for name in tifl.table.members[1 - tifl.current_tier]:
-                grid.leave(tifl.session.roster.find(name))
+                grid.leave(tifl.session.registry.find(name))
 
     result = tifl.start(grid, toy_arrays(), 8, evaluate_fn=leave)
     assert list(result.train_metrics_clientapp) == [1]

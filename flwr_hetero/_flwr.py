@@ -1,0 +1,77 @@
+"""Everything of Flower that its reference does not document, in one place.
+
+Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file is what to look at.
+"""
+
+from typing import Any
+
+from flwr.app import Message
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.constant import SType
+from flwr.common.logger import log
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+__all__ = [
+    "CLIENT_APP_RAISED",
+    "NODE_UNAVAILABLE",
+    "NUMPY",
+    "ClientAppCallable",
+    "NodeInfo",
+    "Run",
+    "be_server_task",
+    "chooses_one_node",
+    "is_simulation_grid",
+    "log",
+    "new_run",
+    "set_message_id",
+    "trains_trees",
+]
+
+TRIED_WITH = "1.41.0"
+"""Version of flwr that all of this was tried with."""
+CLIENT_APP_RAISED = 2
+"""Code of the error reply when a ClientApp raised, also for want of a handler."""
+NODE_UNAVAILABLE = 5
+"""Code of the error reply for a node that went away."""
+NUMPY = SType.NUMPY
+"""Serialisation of an Array: npy without pickle."""
+
+
+def new_run(run_id: int) -> Run:
+    """Make the run information that a Grid must show."""
+    return Run.create_empty(run_id=run_id)
+
+
+def be_server_task(run_id: int, task_id: int, node_id: int) -> None:
+    """Set what ``Message(...)`` asks for; Flower's processes set it when they start a task."""
+    TaskIdentity.run_id, TaskIdentity.task_id = run_id, task_id
+    TaskIdentity.node_id = node_id
+
+
+def set_message_id(message: Message, message_id: str) -> None:
+    """Give a message its id, as pushing it to a SuperLink does."""
+    message.metadata.__dict__["_message_id"] = message_id
+
+
+def is_simulation_grid(grid: Grid) -> bool:
+    """Return whether this is the Grid of Flower's simulation engine."""
+    return type(grid).__name__ == "InMemoryGrid"
+
+
+def trains_trees(strategy: Strategy) -> bool:
+    """Return whether models are boosted trees: they grow, and take no gradient steps."""
+    return type(strategy).__name__.startswith("FedXgb")
+
+
+def chooses_one_node(strategy: Strategy) -> bool:
+    """Return whether a strategy has a selection of its own that no view can replace."""
+    return type(strategy).__name__ == "FedXgbCyclic"
+
+
+def settings_of(strategy: Strategy) -> dict[str, Any]:
+    """Return all attributes of a strategy; Flower's have no other way to show their settings."""
+    return vars(strategy)

@@ -1,0 +1,67 @@
+"""Flower's undocumented parts are what ``_flwr.py`` takes them for."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero import _flwr
+
+PACKAGE = Path(_flwr.__file__).parent
+DOCUMENTED = r"flwr\.(app|clientapp|serverapp|serverapp\.strategy)"
+
+
+def test_flwr_version_is_the_one_tried():
+    assert version("flwr") == _flwr.TRIED_WITH
+
+
+def test_no_other_file_uses_undocumented_flwr():
+    found = {
+        f"{path.name}: {line}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "_flwr.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\s*(from|import) flwr[ .]", line)
+        and not re.match(rf"\s*from {DOCUMENTED} import", line)
+    }
+    assert not found
+
+
+def test_error_codes():
+    assert _flwr.CLIENT_APP_RAISED == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert _flwr.NODE_UNAVAILABLE == ErrorCode.NODE_UNAVAILABLE
+
+
+def test_simulation_grid_by_name():
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+    assert _flwr.is_simulation_grid(InMemoryGrid.__new__(InMemoryGrid))
+
+
+def test_message_id_is_set():
+    _flwr.be_server_task(run_id=7, task_id=1, node_id=1)
+    message = Message(RecordDict({"config": ConfigRecord()}), dst_node_id=5, message_type="train")
+    _flwr.set_message_id(message, "abc")
+    assert message.metadata.message_id == "abc"
+    assert message.metadata.run_id == 7
+    assert _flwr.new_run(7).run_id == 7
+
+
+@pytest.mark.parametrize("name", ["FedXgbBagging", "FedXgbCyclic"])
+def test_trees_are_known_by_name(name):
+    strategy = getattr(flower, name)()
+    assert _flwr.trains_trees(strategy)
+    assert _flwr.chooses_one_node(strategy) is (name == "FedXgbCyclic")
+    assert not _flwr.trains_trees(FedAvg())
+
+
+def test_settings_and_array_type():
+    assert _flwr.settings_of(FedAvg(fraction_train=0.5))["fraction_train"] == 0.5
+    import numpy as np
+
+    assert ArrayRecord([np.zeros(2)])["0"].stype == _flwr.NUMPY
