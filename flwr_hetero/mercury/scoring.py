@@ -17,7 +17,7 @@ from flwr_hetero.client.timing import note_pace, read_pace
 from flwr_hetero.mercury.algorithm import group_size
 from flwr_hetero.mercury.background import collect_scores, start_scoring
 from flwr_hetero.mercury.sampler import MercurySampler
-from flwr_hetero.task.node import Node
+from flwr_hetero.task.node import NodeTask as Node
 
 JOB = "scoring"
 """Name in ``context.state`` of what a detached process is doing."""

@@ -6,17 +6,16 @@ from flwr_hetero.task.data import (
     hold_out,
     load_partition,
     load_test,
-    partition_labels,
 )
 from flwr_hetero.task.models import make_model, model_from
-from flwr_hetero.task.node import Node, evaluate_node, open_node, profile_node, train_node
+from flwr_hetero.task.node import NodeTask, evaluate_node, open_node, profile_node, train_node
 from flwr_hetero.task.run import central_evaluate, initial_arrays
 from flwr_hetero.task.settings import Settings
 from flwr_hetero.task.training import TrainResult, batch_losses, evaluate, train
 
 __all__ = [
     "Examples",
-    "Node",
+    "NodeTask",
     "Settings",
     "TrainResult",
     "batch_losses",
@@ -31,7 +30,6 @@ __all__ = [
     "make_model",
     "model_from",
     "open_node",
-    "partition_labels",
     "profile_node",
     "train",
     "train_node",

@@ -1,6 +1,5 @@
 """The examples of a node and of the server, ready for torch, kept in memory between rounds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -51,10 +50,9 @@ def load_partition(
 ) -> Examples:
     """Load a node's part of the training examples; a second call costs next to nothing."""
     if not 0 <= partition_id < num_partitions:
-        rule = f"lie in 0..{num_partitions - 1} for {num_partitions} partitions"
-        raise invalid("partition_id", partition_id, rule, "check the node's config")
-    deal = (dataset, num_partitions, partition, float(alpha), classes_per_node, seed)
-    return _load_part(partition_id, *deal)
+        raise invalid("partition_id", partition_id, f"lie in 0..{num_partitions - 1}")
+    how = (num_partitions, partition, float(alpha), classes_per_node, seed)
+    return _load_part(dataset, partition_id, *how)
 
 
 def load_test(dataset: str) -> Examples:
@@ -68,21 +66,6 @@ def data_shape(dataset: str) -> tuple[tuple[int, int, int], int]:
     return source.shape, source.num_classes
 
 
-def partition_labels(
-    dataset: str,
-    num_partitions: int,
-    *,
-    partition: str = "iid",
-    alpha: float = 0.5,
-    classes_per_node: int = 2,
-    seed: int = 0,
-) -> list[NDArray[np.int64]]:
-    """Return the labels that each node holds, for a check before training or for a plot."""
-    labels = open_source(dataset).train.labels
-    parts = _deal(dataset, num_partitions, partition, float(alpha), classes_per_node, seed)
-    return [labels[part] for part in parts]
-
-
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
     """Divide a node's examples into those to train on and those to evaluate on."""
     cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
@@ -93,29 +76,14 @@ def hold_out(examples: Examples) -> tuple[Examples, Examples]:
 
 
 @lru_cache(maxsize=16)
-def _deal(
-    dataset: str,
-    num_partitions: int,
-    partition: str,
-    alpha: float,
-    classes_per_node: int,
-    seed: int,
-) -> Sequence[NDArray[np.int64]]:
-    return partition_rows(
-        open_source(dataset).train.labels,
-        num_partitions,
-        partition,
-        alpha=alpha,
-        classes_per_node=classes_per_node,
-        seed=seed,
-    )
+def _rows(dataset: str, *how: Any) -> list[NDArray[np.int64]]:
+    return partition_rows(open_source(dataset).train.labels, *how)
 
 
 @lru_cache(maxsize=128)
-def _load_part(partition_id: int, dataset: str, *deal: Any) -> Examples:
-    rows = _deal(dataset, *deal)[partition_id]
+def _load_part(dataset: str, partition_id: int, *how: Any) -> Examples:
     source = open_source(dataset)
-    return _examples(source, source.train, rows)
+    return _examples(source, source.train, _rows(dataset, *how)[partition_id])
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, invalid
 
 Shape = tuple[int, int, int]
 
@@ -24,15 +24,13 @@ LARGE = 64
 def make_model(name: str, input_shape: Shape, num_classes: int, seed: int = 0) -> nn.Module:
     """Build a model; the caller's random state is left as it was."""
     if min(*input_shape, num_classes) < 1:
-        raise invalid("input_shape", (*input_shape, num_classes), "be positive", "check the data")
+        raise invalid("input_shape", (*input_shape, num_classes), "be positive")
     if name == "auto":
         name = "resnet18" if min(input_shape[1:]) >= LARGE else "cnn"
-    if name not in MODELS:
-        raise invalid("model", name, "be a known model", f"use auto, {', '.join(MODELS)}")
-    build, smallest = MODELS[name]
+    build, smallest = MODELS[check_choice("model", name, MODELS)]
     if min(input_shape[1:]) < smallest:
         rule = f"fit images of {input_shape[1]}x{input_shape[2]} (it needs {smallest} pixels)"
-        raise invalid("model", name, rule, "use cnn, mlp or softmax")
+        raise invalid("model", name, rule)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return channels_last(build(input_shape, num_classes))

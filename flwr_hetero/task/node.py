@@ -1,7 +1,7 @@
-"""What a node of our apps does with a message: train, evaluate, or say how long it would take.
+"""What a node of the apps does with a message: train, profile or evaluate.
 
-A ClientApp registers the three functions as they are, or puts a sampler of its own between
-:func:`open_node` and :meth:`Node.reply`.
+A ClientApp registers the three functions, or puts a sampler of its own between
+:func:`open_node` and :meth:`NodeTask.reply`.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ NUM_PARTITIONS = "num-partitions"
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node with a message before it."""
+class NodeTask:
+    """A node's data and settings for one message."""
 
     message: Message
     settings: Settings
@@ -50,7 +50,7 @@ class Node:
 
     @property
     def num_steps(self) -> int:
-        """Steps to take: what the server asks for, else ``local-epochs`` passes over the data."""
+        """Steps to take: as the server asks, else ``local-epochs`` passes over the data."""
         epoch = -(-len(self.examples) // self.settings.batch_size)
         return self._asked or self.settings.local_epochs * epoch
 
@@ -64,13 +64,13 @@ class Node:
         return model_from(state, self.settings.model, *data_shape(self.settings.dataset))
 
     def sampler(self) -> UniformSampler:
-        """Make the plain sampler, afresh for this round, so that no state needs to be kept."""
+        """Make the plain sampler, new in each round: it has no state to keep."""
         return UniformSampler(len(self.examples), self.settings.batch_size, seed=self.seed)
 
     def train(
         self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
     ) -> TrainResult:
-        """Train as the instruction and the run-config say."""
+        """Train by the instruction and the run-config."""
         return train(
             model,
             self.examples,
@@ -83,7 +83,7 @@ class Node:
         )
 
     def reply(self, model: nn.Module, result: TrainResult) -> Message:
-        """Answer with the trained model and what it took."""
+        """Reply with the trained model and the work that it took."""
         metrics = _work(self, result.num_steps, result.examples_processed)
         metrics[keys.EXAMPLES_SCORED] = result.examples_scored
         metrics["train-loss"] = result.loss
@@ -91,36 +91,36 @@ class Node:
         return Message(content, reply_to=self.message)
 
 
-def open_node(message: Message, context: Context) -> Node:
+def open_node(message: Message, context: Context) -> NodeTask:
     """Read settings and data for a message."""
     if in_simulation() and torch.get_num_threads() > 1:
         torch.set_num_threads(1)  # several nodes share this machine
     settings = Settings.shared_part(context.run_config)
     for key in (keys.PARTITION_ID, NUM_PARTITIONS):
         if key not in context.node_config:
-            cure = 'start the SuperNode with --node-config "partition-id=0 num-partitions=5"'
-            raise invalid("node_config", dict(context.node_config), f"hold {key!r}", cure)
+            hint = 'start the SuperNode with --node-config "partition-id=0 num-partitions=5"'
+            raise invalid("node_config", dict(context.node_config), f"hold {key!r}", hint)
     partition_id = int(context.node_config[keys.PARTITION_ID])
     part = load_partition(
         settings.dataset,
         partition_id,
         int(context.node_config[NUM_PARTITIONS]),
-        **settings.deal,
+        **settings.partitioning,
     )
     entropy = [settings.seed, partition_id, in_config(message, keys.SERVER_ROUND)]
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-    return Node(message, settings, *hold_out(part), seed)
+    return NodeTask(message, settings, *hold_out(part), seed)
 
 
 def train_node(message: Message, context: Context) -> Message:
-    """Train on the node's examples, reshuffled; a ``train`` function as it is."""
+    """Train on the node's examples, reshuffled: a ``train`` function."""
     node = open_node(message, context)
     model = node.model()
     return node.reply(model, node.train(model, node.sampler()))
 
 
 def profile_node(message: Message, context: Context) -> Message:
-    """Do, or if the device is emulated only count, the work of a round; a ``train.profile``."""
+    """Do the work of a round, or only count it on an emulated device: a ``train.profile``."""
     node = open_node(message, context)
     if is_emulated(context):
         processed = examples_in(node.num_steps, len(node.examples), node.settings.batch_size)
@@ -133,7 +133,7 @@ def profile_node(message: Message, context: Context) -> Message:
 
 
 def evaluate_node(message: Message, context: Context) -> Message:
-    """Measure the model on the node's held-out examples; an ``evaluate`` function as it is."""
+    """Measure the model on the node's held-out examples: an ``evaluate`` function."""
     node = open_node(message, context)
     loss, accuracy = evaluate(node.model(), node.held_out, device=DEVICE)
     metrics = MetricRecord(
@@ -148,7 +148,7 @@ def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
     return epochs * num_examples + min(steps * batch_size, num_examples)
 
 
-def _work(node: Node, num_steps: int, examples_processed: int) -> MetricRecord:
+def _work(node: NodeTask, num_steps: int, examples_processed: int) -> MetricRecord:
     return MetricRecord(
         {
             keys.NUM_EXAMPLES: len(node.examples),
@@ -159,7 +159,7 @@ def _work(node: Node, num_steps: int, examples_processed: int) -> MetricRecord:
 
 
 def lifelong_order(
-    node: Node,
+    node: NodeTask,
     settings: Settings,
     context: Context,
     method: str,

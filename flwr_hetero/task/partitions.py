@@ -1,23 +1,15 @@
 """Which rows of a data set each node holds: drawn from the labels, NumPy only."""
 
-from collections.abc import Sequence
-from math import isfinite
-
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 
 PARTITIONS = ("iid", "dirichlet", "classes", "quantity", "quantity-classes")
-
-
 MIN_EXAMPLES = 2
 """Fewest examples of a node: one to train on and one held out."""
-
-
 QUANTITY_SHARES = (0.10, 0.15, 0.20, 0.25, 0.30)
 """TiFL, section 5.1: share of the data of each of five equal groups of nodes."""
-
 
 Rows = NDArray[np.int64]
 
@@ -26,14 +18,15 @@ def partition_rows(
     labels: NDArray[np.int64],
     num_partitions: int,
     partition: str = "iid",
-    *,
     alpha: float = 0.5,
     classes_per_node: int = 2,
     seed: int = 0,
 ) -> list[Rows]:
-    """Deal the rows of a data set to nodes."""
+    """Divide the rows of a data set among nodes."""
     check_partition(partition, alpha, classes_per_node)
-    _check_sizes(len(labels), num_partitions)
+    if not 1 <= num_partitions * MIN_EXAMPLES <= len(labels):
+        rule = f"lie in 1..{len(labels) // MIN_EXAMPLES} for {len(labels)} examples"
+        raise invalid("num_partitions", num_partitions, rule)
     rng = np.random.default_rng(seed)
     weights = np.ones(num_partitions)
     if partition.startswith("quantity"):
@@ -46,18 +39,20 @@ def partition_rows(
     else:
         parts = _split(rng.permutation(len(labels)), weights)
     parts = [rng.permutation(part) for part in parts]
-    return _top_up(parts) if partition == "dirichlet" else _check_parts(parts)
+    if partition == "dirichlet":
+        parts = _fill_up(parts)
+    smallest = min(len(part) for part in parts)
+    if smallest < MIN_EXAMPLES:
+        rule = f"leave at least {MIN_EXAMPLES} examples to each node (one has {smallest})"
+        raise invalid("num_partitions", num_partitions, rule)
+    return parts
 
 
 def check_partition(partition: str, alpha: float, classes_per_node: int) -> None:
-    """Refuse what no data set could be partitioned by; see :func:`partition_rows`."""
-    if partition not in PARTITIONS:
-        cure = f"use one of {', '.join(PARTITIONS)}"
-        raise invalid("partition", partition, "be a known way to deal data", cure)
-    if not (isfinite(alpha) and alpha > 0):
-        raise invalid("alpha", alpha, "be positive and finite", "0.5 is uneven, 100 nearly even")
-    if classes_per_node < 1:
-        raise invalid("classes_per_node", classes_per_node, "be at least 1", "the paper uses 2..10")
+    """Refuse settings by which no data set could be partitioned."""
+    check_choice("partition", partition, PARTITIONS)
+    check_number("alpha", alpha, "(0, inf)")
+    check_count("classes_per_node", classes_per_node, 1)
 
 
 def dirichlet_parts(
@@ -65,10 +60,8 @@ def dirichlet_parts(
 ) -> list[Rows]:
     """Split each class by shares from a symmetric Dirichlet distribution.
 
-    Notes
-    -----
-    The same parts as Flower Datasets' ``DirichletPartitioner`` without a minimum size, in a
-    hundredth of the time.
+    The same parts as Flower Datasets' ``DirichletPartitioner`` without a minimum size, which
+    takes seconds to import in each process of a deployment.
     """
     parts: list[list[Rows]] = [[] for _ in range(num_partitions)]
     for label in np.unique(labels):
@@ -86,35 +79,42 @@ def class_parts(
     classes_per_node: int,
     rng: np.random.Generator,
 ) -> list[Rows]:
-    """Give each node a few classes, and split each class among the nodes that have it."""
+    """Give each node a few classes, and split each class among the nodes that have it.
+
+    Flower Datasets' ``PathologicalPartitioner`` takes no sizes, and either ties classes to the
+    number of the node (and so to its speed) or may leave a class with no node.
+    """
     classes = np.unique(labels)
     least = -(-len(classes) // len(weights))
     if not least <= classes_per_node <= len(classes):
         rule = f"lie in {least}..{len(classes)} for {len(weights)} nodes and {len(classes)} classes"
-        cure = "so that a node can hold as many and each class is held by someone"
-        raise invalid("classes_per_node", classes_per_node, rule, cure)
-    deal = deal_classes(len(classes), len(weights), classes_per_node, rng)
+        raise invalid("classes_per_node", classes_per_node, rule)
+    assigned = assign_classes(len(classes), len(weights), classes_per_node, rng)
     parts: list[list[Rows]] = [[] for _ in weights]
     for position, label in enumerate(classes):
-        holders = np.flatnonzero((deal == position).any(axis=1))
+        holders = np.flatnonzero((assigned == position).any(axis=1))
         rows = rng.permutation(np.flatnonzero(labels == label))
         for holder, piece in zip(holders, _split(rows, weights[holders]), strict=True):
             parts[holder].append(piece)
     return [np.concatenate(part) for part in parts]
 
 
-def deal_classes(
+def assign_classes(
     num_classes: int, num_partitions: int, classes_per_node: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Deal classes like cards, deck after deck, so that all are held about equally often."""
-    cards: list[int] = []
-    while len(cards) < num_partitions * classes_per_node:
-        deck = rng.permutation(num_classes)
-        hand = cards[len(cards) - len(cards) % classes_per_node :]  # of a player half served
-        held = np.isin(deck, hand)
-        cards += [*deck[~held].tolist(), *deck[held].tolist()]
-    dealt = np.asarray(cards[: num_partitions * classes_per_node])
-    return dealt.reshape(num_partitions, classes_per_node)
+    """Assign different classes to each node, all of them about equally often.
+
+    Classes follow each other in random permutations; those that the current node has already
+    come last in the next one.
+    """
+    flat: list[int] = []
+    while len(flat) < num_partitions * classes_per_node:
+        order = rng.permutation(num_classes)
+        current = flat[len(flat) - len(flat) % classes_per_node :]
+        held = np.isin(order, current)
+        flat += [*order[~held].tolist(), *order[held].tolist()]
+    assigned = np.asarray(flat[: num_partitions * classes_per_node])
+    return assigned.reshape(num_partitions, classes_per_node)
 
 
 def _split(rows: Rows, weights: NDArray[np.float64]) -> list[Rows]:
@@ -122,24 +122,8 @@ def _split(rows: Rows, weights: NDArray[np.float64]) -> list[Rows]:
     return np.split(rows, cuts)
 
 
-def _check_sizes(num_rows: int, num_partitions: int) -> None:
-    if not 1 <= num_partitions * MIN_EXAMPLES <= num_rows:
-        rule = f"lie in 1..{num_rows // MIN_EXAMPLES} for {num_rows} examples"
-        cure = f"each node needs at least {MIN_EXAMPLES}: use fewer nodes or more data"
-        raise invalid("num_partitions", num_partitions, rule, cure)
-
-
-def _check_parts(parts: list[Rows]) -> list[Rows]:
-    smallest = min(len(part) for part in parts)
-    if smallest < MIN_EXAMPLES:
-        cure = "use fewer nodes, more data or more classes_per_node"
-        rule = f"leave at least {MIN_EXAMPLES} examples to each node (one has {smallest})"
-        raise invalid("num_partitions", len(parts), rule, cure)
-    return parts
-
-
-def _top_up(parts: Sequence[Rows]) -> list[Rows]:
-    """Let nodes that got too little have a random example of whoever has most at the time."""
+def _fill_up(parts: list[Rows]) -> list[Rows]:
+    """Move examples from the largest part to those below the minimum."""
     full = list(parts)
     for poor in range(len(full)):
         while len(full[poor]) < MIN_EXAMPLES:

@@ -47,12 +47,12 @@ def run_app(
     grid: Grid,
     train_config: ConfigRecord | None = None,
 ) -> Path:
-    """Run a strategy on the fleet, record it, and say where the results are.
+    """Run a strategy on the fleet and record it; return the run directory.
 
     Notes
     -----
     Seeds Python's own generator, with which Flower's strategies select nodes. A run that was
-    stopped before its first checkpoint is resumed from its beginning.
+    stopped before its first checkpoint is resumed from round 0.
     """
     if settings.resume:
         _check_resumable(settings.output_dir)
@@ -71,7 +71,7 @@ def run_app(
 
 
 def _check_resumable(output_dir: str) -> None:
-    """Refuse to begin a new run where one was to be continued, as after a mistyped path."""
+    """Refuse to start a new run where one was to be continued, as after a mistyped path."""
     if not (Path(output_dir).expanduser() / CONFIG).is_file():
-        cure = "correct the path, or leave resume out to begin a run there"
-        raise invalid("output-dir", output_dir, "hold the run to resume", cure)
+        hint = "correct the path, or leave resume out to start a run there"
+        raise invalid("output-dir", output_dir, "hold the run to resume", hint)

@@ -6,17 +6,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
 from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
 from flwr_hetero.client.device import REAL, named_fleet
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.task.models import MODELS
 from flwr_hetero.task.partitions import check_partition
-
-CURE = "correct it in --run-config or in the app's pyproject.toml"
-
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
@@ -27,18 +23,18 @@ def key_of(name: str) -> str:
 
 
 def unknown_key(key: str, known: list[str]) -> ValueError:
-    """Make the error for a key that no setting has."""
+    """Make the error for an unknown key."""
     close = get_close_matches(key, known, n=1)
     hint = f"did you mean {close[0]!r}? Known are " if close else "known are "
     return invalid("run-config", key, "hold known keys only", hint + ", ".join(known))
 
 
 def typed(key: str, value: Any, kind: type) -> Any:
-    """Check a value's type; whole numbers pass for numbers, nothing else is converted."""
+    """Check a value's type; a whole number is also a number, nothing else is converted."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
-        raise invalid(key, value, f"be {_KINDS[kind]}", CURE)
+        raise invalid(key, value, f"be {_KINDS[kind]}")
     return value
 
 
@@ -81,24 +77,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("num_server_rounds", "local_epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise invalid(key_of(name), getattr(self, name), "be at least 1", CURE)
-        if not (isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise invalid("learning-rate", self.learning_rate, "be positive and finite", CURE)
-        if self.seed < 0:
-            raise invalid("seed", self.seed, "be at least 0", CURE)
+            check_count(key_of(name), getattr(self, name), 1)
+        check_number("learning-rate", self.learning_rate, "(0, inf)")
+        check_count("seed", self.seed)
         check_partition(self.partition, self.alpha, self.classes_per_node)
-        if self.model not in ("auto", *MODELS):
-            raise invalid("model", self.model, "be a known model", f"use auto, {', '.join(MODELS)}")
+        check_choice("model", self.model, ("auto", *MODELS))
         if self.fleet != REAL:
             named_fleet(self.fleet, num_nodes=1)
         if not self.dataset:
             raise invalid("dataset", self.dataset, "be given", "digits needs no download")
         if self.output_dir and not Path(self.output_dir).expanduser().is_absolute():
-            rule = "be absolute (a ServerApp's working directory is not yours) or empty"
-            raise invalid("output-dir", self.output_dir, rule, "begin it with / or ~")
+            rule = "be absolute (a ServerApp has a working directory of its own) or empty"
+            raise invalid("output-dir", self.output_dir, rule)
         if self.resume and not self.output_dir:
-            raise invalid("output-dir", "", "be given to resume", "name the run to continue")
+            raise invalid("output-dir", "", "be given to resume")
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:
@@ -118,23 +110,21 @@ class Settings:
         return cls.from_run_config({k: v for k, v in run_config.items() if k in known})
 
     def check_choice(self, name: str, known: Iterable[str]) -> None:
-        """Refuse a setting that is none of those known."""
-        value, names = getattr(self, name), list(known)
-        if value not in names:
-            raise invalid(key_of(name), value, f"be one of {', '.join(names)}", CURE)
+        """Refuse a setting that is not known."""
+        check_choice(key_of(name), getattr(self, name), list(known))
 
     def as_typed(self) -> AbstractContextManager[None]:
         """Let errors inside a ``with`` name settings as in the run-config, with dashes."""
         return keys_as_typed(field.name for field in fields(self))
 
     @property
-    def deal(self) -> dict[str, Any]:
-        """How examples are dealt to nodes: keyword arguments of ``load_partition``."""
+    def partitioning(self) -> dict[str, Any]:
+        """How examples are partitioned: keyword arguments of ``load_partition``."""
         names = ("partition", "alpha", "classes_per_node", "seed")
         return {name: getattr(self, name) for name in names}
 
     def run_directory(self, app: str) -> Path:
-        """Say where this run shall leave its files."""
+        """Return the folder of this run's files; without ``output-dir`` a new one."""
         if self.output_dir:
             return Path(self.output_dir).expanduser()
         stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
@@ -147,5 +137,5 @@ class Settings:
                 number += 1
                 path = path.with_name(f"{app}-{stamp}-{number}")
             except OSError as error:
-                rule = f"be given, for none can be made here ({error})"
-                raise invalid("output-dir", "", rule, "name a folder to write to") from error
+                rule = f"be given: none can be made in the home directory ({error})"
+                raise invalid("output-dir", "", rule) from error

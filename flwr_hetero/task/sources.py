@@ -1,120 +1,23 @@
-"""Images and labels in Arrow tables, as Parquet files and the Hub have them."""
+"""Data sets of labelled images: digits, Parquet on this disk, or a name on the Hub."""
 
-import io
-import json
 import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from flwr_hetero.errors import invalid
 
-IMAGE_NAMES = ("image", "img", "picture")
-
-
-LABEL_NAMES = ("label", "labels", "target", "fine_label", "character")
-
-
-class ImageColumn:
-    """Encoded images, each decoded once, when it is first asked for.
-
-    A node of a real fleet decodes its own part only; an emulated fleet in one process ends up
-    with all images decoded, one byte a pixel, and decodes none again.
-    """
-
-    def __init__(self, dataset: str, column: pa.ChunkedArray) -> None:
-        self.dataset = dataset
-        self._column = column
-        first = self._open(0)
-        self._mode = "L" if first.mode in ("1", "L") else "RGB"
-        shape = (first.height, first.width, *((3,) if self._mode == "RGB" else ()))
-        self._pixels = np.zeros((len(column), *shape), dtype=np.uint8)
-        self._decoded = np.zeros(len(column), dtype=bool)
-
-    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return images scaled to [0, 1]."""
-        for row in rows[~self._decoded[rows]].tolist():
-            self._pixels[row] = self._decode(row)
-            self._decoded[row] = True
-        pixels = self._pixels[rows].reshape(len(rows), *self._pixels.shape[1:3], -1)
-        scaled = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32)
-        scaled /= 255.0
-        return scaled
-
-    def _decode(self, row: int) -> NDArray[np.uint8]:
-        image = self._open(row)
-        if (image.height, image.width) != self._pixels.shape[1:3]:
-            rule = f"have images of one size (image {row} is {image.width}x{image.height})"
-            raise invalid("dataset", self.dataset, rule, "resize them")
-        return np.asarray(image.convert(self._mode))
-
-    def _open(self, row: int) -> Image.Image:
-        cell = self._column[row].as_py()
-        if isinstance(cell, dict):
-            cell = cell.get("bytes") or cell.get("path")
-        try:
-            image = Image.open(io.BytesIO(cell) if isinstance(cell, bytes) else cell or "")
-            image.load()
-        except (OSError, UnidentifiedImageError) as error:
-            rule = f"have readable images (image {row}: {error})"
-            raise invalid("dataset", self.dataset, rule, "repair or leave out that row") from error
-        return image
-
-
-def find_columns(dataset: str, schema: pa.Schema) -> tuple[str, str]:
-    """Find the columns with images and class labels.
-
-    Hugging Face's feature types decide where the file has them, else Arrow's types and then
-    usual names.
-    """
-    declared = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = declared.get("info", {}).get("features", {})
-    images = [name for name, kind in features.items() if kind.get("_type") == "Image"]
-    labels = [name for name, kind in features.items() if kind.get("_type") == "ClassLabel"]
-    images = images or [field.name for field in schema if _may_be_image(field.type)]
-    labels = labels or [field.name for field in schema if pa.types.is_integer(field.type)]
-    return (
-        _the_one(dataset, "image", images, IMAGE_NAMES, schema),
-        _the_one(dataset, "label", labels, LABEL_NAMES, schema),
-    )
-
-
-def _may_be_image(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return bool(kind.get_field_index("bytes") >= 0)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _the_one(
-    dataset: str, what: str, found: list[str], usual: tuple[str, ...], schema: pa.Schema
-) -> str:
-    if len(found) == 1:
-        return found[0]
-    for name in usual:
-        if name in found:
-            return name
-    rule = f"have one column of type {what} (its columns: {', '.join(schema.names)})"
-    raise invalid("dataset", dataset, rule, f"name it {usual[0]!r}")
-
-
 DIGITS = "digits"
-
-
 TEST_SHARE = 0.2
 """Share held out as test split where a data set has none of its own."""
-
-
 MEASURED_ROWS = 1024
 """Training rows from which mean and standard deviation are measured."""
-
-
-_CURE = "use digits, the absolute path of a Parquet folder or file, or a name on the Hub"
+IMAGE_NAMES = ("image", "img", "picture")
+LABEL_NAMES = ("label", "labels", "target", "fine_label", "character")
+USE = "use digits, the absolute path of a Parquet folder or file, or a name on the Hub"
 
 
 class Images(Protocol):
@@ -125,7 +28,7 @@ class Images(Protocol):
 
 
 class Split(NamedTuple):
-    """One split of a data set."""
+    """One split of a data set: image ``rows[i]`` has ``labels[i]``."""
 
     images: Images
     rows: NDArray[np.int64]
@@ -167,6 +70,39 @@ class _Array(NamedTuple):
         return self.pixels[rows]
 
 
+class _Column:
+    """Image column of a Hugging Face data set; the first image gives mode and size of all."""
+
+    def __init__(self, dataset: str, table: Any, name: str) -> None:
+        from datasets import Image
+
+        self.dataset, self.name = dataset, name
+        self.table = table.select_columns([name]).cast_column(name, Image())
+        first = self._image(0)
+        self.mode = "L" if first.mode in ("1", "L") else "RGB"
+        self.size = first.size
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Decode images."""
+        images = [self._image(row) for row in rows.tolist()]
+        for row, image in zip(rows.tolist(), images, strict=True):
+            if image.size != self.size:
+                rule = f"have images of one size (image {row} is {image.width}x{image.height})"
+                raise invalid("dataset", self.dataset, rule)
+        pixels = np.stack([np.asarray(image.convert(self.mode)) for image in images])
+        pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
+        scaled = np.ascontiguousarray(pixels, dtype=np.float32)
+        scaled /= 255.0
+        return scaled
+
+    def _image(self, row: int) -> Any:
+        try:
+            return self.table[row][self.name]
+        except (OSError, ValueError, TypeError) as error:
+            rule = f"have readable images (image {row}: {error})"
+            raise invalid("dataset", self.dataset, rule) from error
+
+
 def _digits() -> tuple[Split, Split]:
     from sklearn.datasets import load_digits  # takes a second, and is needed for digits only
 
@@ -175,7 +111,7 @@ def _digits() -> tuple[Split, Split]:
     return _divide(_Array(pixels), digits.target.astype(np.int64))
 
 
-def _splits(dataset: str, train: pa.Table, test: pa.Table | None) -> tuple[Split, Split]:
+def _splits(dataset: str, train: Any, test: Any | None) -> tuple[Split, Split]:
     """Find images and labels in tables; without a test table, divide the other."""
     images, labels = _images_and_labels(dataset, train)
     if test is None:
@@ -187,22 +123,51 @@ def _splits(dataset: str, train: pa.Table, test: pa.Table | None) -> tuple[Split
     )
 
 
-def _images_and_labels(dataset: str, table: pa.Table) -> tuple[Images, NDArray[np.int64]]:
-    if not table.num_rows:
-        raise invalid("dataset", dataset, "hold examples (it is empty)", _CURE)
-    image, label = find_columns(dataset, table.schema)
-    labels = table.column(label).to_numpy()
+def _images_and_labels(dataset: str, table: Any) -> tuple[Images, NDArray[np.int64]]:
+    if not len(table):
+        raise invalid("dataset", dataset, "hold examples (it is empty)")
+    image, label = find_columns(dataset, table.features)
+    labels = table.data.column(label).to_numpy()
     if labels.dtype.kind not in "iu" or labels.min() < 0:
         rule = f"have whole numbers from 0 in its label column {label!r}"
-        raise invalid("dataset", dataset, rule, "encode the classes")
-    return ImageColumn(dataset, table.column(image)), labels.astype(np.int64)
+        raise invalid("dataset", dataset, rule)
+    return _Column(dataset, table, image), labels.astype(np.int64)
+
+
+def find_columns(dataset: str, features: Any) -> tuple[str, str]:
+    """Find the columns with images and labels by feature type, then by Arrow type, then by name."""
+    kinds = {name: type(feature).__name__ for name, feature in features.items()}
+    types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
+    images = [name for name, kind in kinds.items() if kind == "Image"]
+    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    images = images or [
+        name
+        for name, feature in features.items()
+        if "binary" in types[name] or (isinstance(feature, dict) and "bytes" in feature)
+    ]
+    labels = labels or [name for name, kind in types.items() if "int" in kind]
+    return (
+        _the_one(dataset, "image", images, IMAGE_NAMES, list(features)),
+        _the_one(dataset, "label", labels, LABEL_NAMES, list(features)),
+    )
+
+
+def _the_one(
+    dataset: str, what: str, found: list[str], usual: tuple[str, ...], columns: list[str]
+) -> str:
+    if len(found) == 1:
+        return found[0]
+    for name in usual:
+        if name in found:
+            return name
+    rule = f"have one column of type {what} (its columns: {', '.join(columns)})"
+    raise invalid("dataset", dataset, rule, f"name it {usual[0]!r}")
 
 
 def _divide(images: Images, labels: NDArray[np.int64]) -> tuple[Split, Split]:
     """Hold out the test share of each class, the same rows always."""
     rng = np.random.default_rng(0)
-    chance = rng.random(len(labels))
-    order = np.lexsort((chance, labels))  # class by class, random within
+    order = np.lexsort((rng.random(len(labels)), labels))  # class by class, random within
     starts = np.searchsorted(labels[order], labels[order])
     rank = np.arange(len(labels)) - starts
     size = np.bincount(labels)[labels[order]]
@@ -214,25 +179,35 @@ def _divide(images: Images, labels: NDArray[np.int64]) -> tuple[Split, Split]:
     return Split(images, train, labels[train]), Split(images, test, labels[test])
 
 
-def _read_parquet(dataset: str) -> tuple[pa.Table, pa.Table | None]:
+def _read_parquet(dataset: str) -> tuple[Any, Any | None]:
     path = Path(dataset).expanduser()
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     tests = [file for file in files if path.is_dir() and "test" in file.stem.lower()]
     trains = [file for file in files if "train" in file.stem.lower()]
     trains = trains or [file for file in files if file not in tests]
     if not trains:
-        raise invalid("dataset", dataset, "hold Parquet files to train on", _CURE)
-    try:
-        train = pa.concat_tables([pq.read_table(file) for file in trains])
-        test = pa.concat_tables([pq.read_table(file) for file in tests]) if tests else None
-    except (OSError, pa.ArrowException) as error:
-        raise invalid("dataset", dataset, f"be readable Parquet ({error})", _CURE) from error
+        raise invalid("dataset", dataset, "hold Parquet files to train on", USE)
+    train, test = (_tables(dataset, part) if part else None for part in (trains, tests))
     return train, test
 
 
-def _read_hub(dataset: str) -> tuple[pa.Table, pa.Table | None]:
+def _tables(dataset: str, files: list[Path]) -> Any:
+    """Read Parquet files into memory; nothing is copied to a cache on disk."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    try:
+        table = pa.concat_tables([pq.read_table(file) for file in files])
+    except (OSError, pa.ArrowException) as error:
+        raise invalid("dataset", dataset, f"be readable Parquet ({error})", USE) from error
+    return Dataset(InMemoryTable(table))
+
+
+def _read_hub(dataset: str) -> tuple[Any, Any | None]:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) or dataset.endswith(".parquet"):
-        raise invalid("dataset", dataset, "exist", _CURE)
+        raise invalid("dataset", dataset, "exist", USE)
     from flwr_datasets import FederatedDataset  # takes seconds, and is needed for the Hub only
 
     federated = FederatedDataset(dataset=dataset, partitioners={}, shuffle=False)
@@ -240,15 +215,8 @@ def _read_hub(dataset: str) -> tuple[pa.Table, pa.Table | None]:
         train = federated.load_split("train")
     except (OSError, ValueError) as error:
         rule = f"be on this disk or on the Hub with a split 'train' ({error})"
-        raise invalid("dataset", dataset, rule, _CURE) from error
+        raise invalid("dataset", dataset, rule, USE) from error
     try:
-        test = federated.load_split("test")
+        return train, federated.load_split("test")
     except ValueError:
-        return _table(train), None
-    return _table(train), _table(test)
-
-
-def _table(split: Any) -> pa.Table:
-    """Take the Arrow table out of a Hugging Face data set, with its feature types."""
-    table: pa.Table = split.with_format("arrow")[:]
-    return table.replace_schema_metadata(split.features.arrow_schema.metadata)
+        return train, None

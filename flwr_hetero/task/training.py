@@ -1,7 +1,6 @@
 """The training loop of a node: batches from a sampler, weighted losses, plain SGD."""
 
 from collections.abc import Callable
-from math import isfinite
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,13 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.task.data import Examples
 
 OnBatch: TypeAlias = Callable[[nn.Module, NDArray[np.int64], Tensor], int | None]
-"""Called with the model, the batch's indices and losses after each backward pass, before the
-step: the model's gradients are there to be read or changed. Returns how many examples it ran
-forward besides, if any."""
+"""Called with model, indices and losses after each backward pass, before the step: gradients can
+be read or changed. Returns how many more examples it ran forward, if any."""
 
 
 class TrainResult(NamedTuple):
@@ -49,7 +47,12 @@ def train(
 
     with the sampler's weights :math:`c_i` and FedProx's pull to the start :math:`w^0`.
     """
-    _check(examples, sampler, num_steps, lr, proximal)
+    if sampler.num_samples != len(examples):
+        rule = f"be the number of examples, {len(examples)}"
+        raise invalid("sampler.num_samples", sampler.num_samples, rule)
+    check_count("num_steps", num_steps, 1)
+    check_number("lr", lr, "(0, inf)")
+    check_number("proximal", proximal, "[0, inf)")
     where = pick_device(device)
     model.to(where).train()
     examples = examples.to(where)
@@ -106,19 +109,3 @@ def pick_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)
-
-
-def _check(
-    examples: Examples, sampler: BatchSampler, num_steps: int, lr: float, proximal: float
-) -> None:
-    if sampler.num_samples != len(examples):
-        rule = f"be the number of examples {len(examples)}"
-        raise invalid("sampler.num_samples", sampler.num_samples, rule, "make a sampler for them")
-    if num_steps < 1:
-        raise invalid(
-            "num_steps", num_steps, "be at least 1", "leave an idle node out of the round"
-        )
-    if not (isfinite(lr) and lr > 0):
-        raise invalid("lr", lr, "be positive and finite", "0.1 is a start")
-    if not (isfinite(proximal) and proximal >= 0):
-        raise invalid("proximal", proximal, "be at least 0 and finite", "0 is plain SGD")

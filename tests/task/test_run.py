@@ -9,7 +9,7 @@ from flwr_hetero.task.settings import Settings
 
 
 @pytest.mark.parametrize("name", ["mistyped", "empty"])
-def test_a_resume_without_a_run_is_refused_and_begins_none(tmp_path, name):
+def test_resume_without_a_run_is_refused(tmp_path, name):
     (tmp_path / "empty").mkdir()
     out = str(tmp_path / name)
     settings = Settings(output_dir=out, resume=True, num_server_rounds=1, model="softmax")

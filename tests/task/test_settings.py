@@ -13,7 +13,7 @@ class AppSettings(Settings):
     shuffle: bool = False
 
 
-def test_all_keys_of_a_run_config_arrive():
+def test_all_keys_arrive():
     run_config = {
         "num-server-rounds": 7,
         "dataset": "digits",
@@ -36,7 +36,7 @@ def test_all_keys_of_a_run_config_arrive():
     assert Settings.from_run_config({}) == Settings()
 
 
-def test_an_app_adds_keys_of_its_own_and_a_node_passes_over_them():
+def test_app_keys_are_passed_over_by_nodes():
     run_config = {"policy": "fast", "num-tiers": 3, "seed": 2, "shuffle": True}
     assert AppSettings.from_run_config(run_config) == AppSettings(
         policy="fast", num_tiers=3, seed=2, shuffle=True
@@ -44,9 +44,9 @@ def test_an_app_adds_keys_of_its_own_and_a_node_passes_over_them():
     assert Settings.shared_part(run_config) == Settings(seed=2)
 
 
-def test_the_deal_fits_load_partition():
+def test_partitioning_fits_load_partition():
     settings = Settings(partition="classes", classes_per_node=3, seed=5)
-    part = load_partition("digits", 0, 10, **settings.deal)
+    part = load_partition("digits", 0, 10, **settings.partitioning)
     assert len(part.targets.unique()) == 3
 
 
@@ -64,50 +64,48 @@ def test_the_deal_fits_load_partition():
         ({"alpha": "0.5"}, r"alpha must be a number, got '0\.5'"),
         ({"model": 3}, "model must be a text, got 3"),
         ({"resume": 1}, "resume must be true or false, got 1"),
-        ({"num-server-rounds": 0}, "num-server-rounds must be at least 1, got 0: correct it in"),
-        ({"local-epochs": 0}, "local-epochs must be at least 1, got 0"),
-        ({"batch-size": -1}, "batch-size must be at least 1, got -1"),
-        ({"learning-rate": 0}, r"learning-rate must be positive and finite, got 0\.0"),
-        ({"learning-rate": float("nan")}, "learning-rate must be positive and finite, got nan"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"partition": "sorted"}, "partition must be a known way to deal data, got 'sorted'"),
-        ({"alpha": 0}, r"alpha must be positive and finite, got 0\.0"),
-        ({"classes-per-node": 0}, "classes-per-node must be at least 1, got 0"),
-        ({"model": "vgg"}, "model must be a known model, got 'vgg': use auto, softmax"),
-        ({"fleet": "paper-6"}, "fleet must be a known name or an existing .toml file"),
+        ({"num-server-rounds": 0}, "num-server-rounds must .* at least 1, got 0"),
+        ({"local-epochs": 0}, "local-epochs must .* at least 1, got 0"),
+        ({"batch-size": -1}, "batch-size must .* at least 1, got -1"),
+        ({"learning-rate": 0}, "learning-rate must be a number in"),
+        ({"learning-rate": float("nan")}, "learning-rate must .* got nan"),
+        ({"seed": -1}, "seed must .* at least 0, got -1"),
+        ({"partition": "sorted"}, "partition must be one of .* got 'sorted'"),
+        ({"alpha": 0}, r"alpha must .* got 0\.0"),
+        ({"classes-per-node": 0}, "classes-per-node must .* got 0"),
+        ({"model": "vgg"}, "model must be one of auto, softmax.* got 'vgg'"),
+        ({"fleet": "paper-6"}, "fleet must be a known name"),
         ({"dataset": ""}, "dataset must be given, got ''"),
-        ({"output-dir": "runs/1"}, r"output-dir must be absolute .* got 'runs/1': begin it with"),
-        ({"output-dir": "./runs"}, "output-dir must be absolute"),
+        ({"output-dir": "runs/1"}, "output-dir must be absolute .* got 'runs/1'"),
     ],
 )
-def test_what_is_wrong_is_one_clear_error(run_config, message):
+def test_settings_refusals(run_config, message):
     with pytest.raises(ValueError, match=message):
         AppSettings.from_run_config(run_config)
 
 
-def test_errors_name_the_key_that_was_typed():
+def test_errors_name_the_typed_key():
     with pytest.raises(ValueError, match=r"^local-epochs and num-tiers$"), Settings().as_typed():
         raise ValueError("local_epochs and num-tiers")
 
 
-def test_a_choice_has_a_cure():
-    settings = Settings()
-    settings.check_choice("model", ["auto", "mlp"])
-    with pytest.raises(ValueError, match="model must be one of mlp, cnn, got 'auto': correct it"):
-        settings.check_choice("model", ["mlp", "cnn"])
+def test_choice_of_an_app():
+    Settings().check_choice("model", ["auto", "mlp"])
+    with pytest.raises(ValueError, match="model must be one of mlp, cnn, got 'auto'"):
+        Settings().check_choice("model", ["mlp", "cnn"])
 
 
 def test_real_fleets_need_no_profile():
     assert Settings(fleet="real").fleet == "real"
 
 
-def test_the_run_directory_is_the_one_asked_for(monkeypatch):
+def test_run_directory_as_asked(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     assert Settings(output_dir="/data/run").run_directory("tifl") == Path("/data/run")
     assert Settings(output_dir="~/run").run_directory("tifl") == Path("/home/someone/run")
 
 
-def test_without_one_it_is_fresh_and_in_the_home_directory(tmp_path, monkeypatch):
+def test_run_directory_is_new_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     paths = [Settings().run_directory("tifl") for _ in range(3)]
     assert len(set(paths)) == 3  # also for runs that begin in the same second

@@ -10,7 +10,7 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import TopLossSampler
-from flwr_hetero.task.node import Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.node import NodeTask, evaluate_node, open_node, profile_node
 
 STATE = "top-loss"
 
@@ -35,7 +35,7 @@ def train(message: Message, context: Context) -> Message:
     return reply
 
 
-def open_sampler(node: Node, settings: BiasedSettings, context: Context) -> TopLossSampler:
+def open_sampler(node: NodeTask, settings: BiasedSettings, context: Context) -> TopLossSampler:
     """Take up the sampler where the last round left it, in the role that the server gives.
 
     Without a role, or with nothing kept, the node samples uniformly.

@@ -12,7 +12,7 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import HerdingProbe, OrderedSampler
-from flwr_hetero.task.node import Node, evaluate_node, lifelong_order, open_node, profile_node
+from flwr_hetero.task.node import NodeTask, evaluate_node, lifelong_order, open_node, profile_node
 
 STATE = "order"
 
@@ -51,7 +51,7 @@ def train(message: Message, context: Context) -> Message:
     return reply
 
 
-def open_sampler(node: Node, settings: OrderSettings, context: Context) -> OrderedSampler:
+def open_sampler(node: NodeTask, settings: OrderSettings, context: Context) -> OrderedSampler:
     """Take up the sampler where the last round left it; without its state it starts afresh."""
     sampler = lifelong_order(
         node,

@@ -25,7 +25,7 @@ from flwr_hetero.sampler import (
 )
 from flwr_hetero.task.node import (
     DEVICE,
-    Node,
+    NodeTask,
     evaluate_node,
     lifelong_order,
     open_node,
@@ -63,7 +63,7 @@ def train(message: Message, context: Context) -> Message:
 
 @contextmanager
 def open_samplers(
-    node: Node, settings: FleetSettings, context: Context, model: nn.Module
+    node: NodeTask, settings: FleetSettings, context: Context, model: nn.Module
 ) -> Iterator[InTurn]:
     """Take up the samplers where the last round left them; without state they start afresh."""
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def open_samplers(
 
 
 def make(
-    name: str, node: Node, settings: FleetSettings, model: nn.Module, stack: ExitStack
+    name: str, node: NodeTask, settings: FleetSettings, model: nn.Module, stack: ExitStack
 ) -> BatchSampler | None:
     """Make a sampler; None for the plain one, which an order replaces."""
     sizes = len(node.examples), settings.batch_size
@@ -103,7 +103,7 @@ def make(
 
 
 def report(
-    sampler: BatchSampler, reply: Message, model: nn.Module, node: Node, context: Context
+    sampler: BatchSampler, reply: Message, model: nn.Module, node: NodeTask, context: Context
 ) -> None:
     """Add to the reply what the server wants to know of a sampler."""
     if isinstance(sampler, OrderedSampler) and (found := sampler.report()):

@@ -15,7 +15,7 @@ from flwr_hetero.mercury.scoring import collect_hidden, next_group, score, score
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero.task import Examples, data_shape
-from flwr_hetero.task.node import Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.node import NodeTask, evaluate_node, open_node, profile_node
 from mercury_app.task import MercurySettings
 
 STATE = "mercury"
@@ -68,7 +68,7 @@ def sampler_facts(
 
 
 def open_sampler(
-    node: Node, settings: MercurySettings, context: Context, shard: NodeShard | None
+    node: NodeTask, settings: MercurySettings, context: Context, shard: NodeShard | None
 ) -> MercurySampler:
     """Take up the sampler where the last round left it; without its state it starts afresh."""
     sampler = MercurySampler(
@@ -87,7 +87,7 @@ def open_sampler(
     return sampler
 
 
-def with_others(node: Node, shard: NodeShard) -> Examples:
+def with_others(node: NodeTask, shard: NodeShard) -> Examples:
     """Put other nodes' samples into their slots; leave out those that have not arrived."""
     inputs, targets = node.examples.inputs, node.examples.targets
     if shard.held:

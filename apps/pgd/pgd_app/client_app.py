@@ -11,7 +11,7 @@ from flwr_hetero.mod import emulated_device, load_state, restore, save_state
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
-from flwr_hetero.task.node import DEVICE, Node, evaluate_node, open_node, profile_node
+from flwr_hetero.task.node import DEVICE, NodeTask, evaluate_node, open_node, profile_node
 from flwr_hetero.task.training import pick_device
 from pgd_app.task import TOPS, PGDSettings
 
@@ -43,7 +43,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def open_feed(
-    model: nn.Module, node: Node, sampler: PGDSampler, settings: PGDSettings, context: Context
+    model: nn.Module, node: NodeTask, sampler: PGDSampler, settings: PGDSettings, context: Context
 ) -> PriorityFeed:
     """Take up sampler and gradient where the last round left them, or start afresh."""
     feed = PriorityFeed(sampler, model, layers=settings.layers)
@@ -64,7 +64,7 @@ def follow_fleet(feed: PriorityFeed, context: Context) -> None:
     save_state(context, RECEIVED, {name: value.numpy().copy() for name, value in now.items()})
 
 
-def look(model: nn.Module, node: Node) -> dict[str, float]:
+def look(model: nn.Module, node: NodeTask) -> dict[str, float]:
     """Compute all priorities of the node's samples, for the plots; trains nothing."""
     priorities, _ = all_priorities(model, LOSS, *on_device(model, node))
     relative = priorities / (np.abs(priorities).mean() or 1.0)
@@ -77,7 +77,7 @@ def look(model: nn.Module, node: Node) -> dict[str, float]:
     return facts
 
 
-def on_device(model: nn.Module, node: Node) -> tuple[Tensor, Tensor]:
+def on_device(model: nn.Module, node: NodeTask) -> tuple[Tensor, Tensor]:
     """Return the node's inputs and targets where the model is."""
     examples = node.examples.to(next(model.parameters()).device)
     return examples.inputs, examples.targets

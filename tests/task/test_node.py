@@ -56,7 +56,7 @@ def same(one, two):
     return all(np.array_equal(weights(one)[name], weights(two)[name]) for name in weights(one))
 
 
-def test_training_reports_its_work_and_changes_the_model():
+def test_training_reports_its_work():
     reply = ask(grid())
     metrics = dict(reply.content["metrics"])  # 1438 digits over 4 nodes, a tenth held out
     assert metrics.pop("train-loss") > 0
@@ -70,20 +70,20 @@ def test_training_reports_its_work_and_changes_the_model():
     assert all(not np.array_equal(before[name], w) for name, w in weights(reply).items())
 
 
-def test_the_server_may_set_the_steps():
+def test_server_sets_the_steps():
     metrics = ask(grid(), **{keys.NUM_STEPS: 22}).content["metrics"]
     assert (metrics["num-steps"], metrics["examples-processed"]) == (22, 324 + 16)
     assert ask(grid(**{"local-epochs": 3})).content["metrics"]["num-steps"] == 63
 
 
-def test_the_same_round_gives_the_same_reply_and_another_round_or_seed_does_not():
+def test_reply_depends_on_round_and_seed_only():
     first, again = ask(grid()), ask(grid())
     assert same(first, again)
     assert not same(first, ask(grid(), server_round=2))
     assert not same(first, ask(grid(seed=4)))
 
 
-def test_fedprox_pulls_towards_the_global_model():
+def test_fedprox_pulls_to_the_global_model():
     def moved(**config):
         start = initial_arrays(SETTINGS)
         reply = ask(grid(), **config)
@@ -92,7 +92,7 @@ def test_fedprox_pulls_towards_the_global_model():
     assert moved(**{"proximal-mu": 5.0}) < 0.7 * moved()
 
 
-def test_profiling_an_emulated_node_counts_the_same_work_without_training(monkeypatch):
+def test_profiling_emulated_node_counts_work(monkeypatch):
     trained = ask(grid()).content["metrics"]
     monkeypatch.setattr(client, "train", None)
     fleet = grid()
@@ -104,7 +104,7 @@ def test_profiling_an_emulated_node_counts_the_same_work_without_training(monkey
     assert all(np.array_equal(sent[name].numpy(), w) for name, w in weights(reply).items())
 
 
-def test_profiling_a_real_node_trains_and_throws_the_result_away(monkeypatch):
+def test_profiling_real_node_trains_for_time_only(monkeypatch):
     calls = []
     monkeypatch.setattr(client, "is_emulated", lambda context: False)
     real = client.train
@@ -124,7 +124,7 @@ def node(kind="train", server_round=1, partition_id=0, **run_config):
     return open_node(Message(content, 1, kind), context)
 
 
-def test_evaluation_is_on_examples_that_are_never_trained_on():
+def test_evaluation_uses_held_out_examples():
     metrics = dict(ask(grid(), "evaluate").content["metrics"])
     here = node()
     loss, accuracy = evaluate(here.model(), here.held_out)
@@ -133,7 +133,7 @@ def test_evaluation_is_on_examples_that_are_never_trained_on():
     assert not any(row.numpy().tobytes() in trained_on for row in here.held_out.inputs)
 
 
-def test_each_node_round_and_run_has_a_seed_of_its_own():
+def test_seed_depends_on_node_round_and_run():
     seeds = {
         node(server_round=r, partition_id=p, seed=s).seed
         for r in (1, 2)
@@ -143,7 +143,7 @@ def test_each_node_round_and_run_has_a_seed_of_its_own():
     assert len(seeds) == 8
 
 
-def test_a_node_has_the_part_that_the_run_config_deals_it():
+def test_node_has_its_partition():
     deal = {"partition": "classes", "classes_per_node": 4, "seed": 8}
     expected = hold_out(load_partition("digits", 2, 4, **deal))
     here = node(partition_id=2, **{key.replace("_", "-"): value for key, value in deal.items()})
@@ -152,7 +152,7 @@ def test_a_node_has_the_part_that_the_run_config_deals_it():
 
 
 @pytest.mark.parametrize("strategy", [FedAvg(), FedProx(proximal_mu=0.01)])
-def test_flowers_own_strategies_learn_with_it(strategy):
+def test_flower_strategies_learn(strategy):
     result = strategy.start(
         grid(), initial_arrays(SETTINGS), num_rounds=3, evaluate_fn=central_evaluate(SETTINGS)
     )
@@ -162,14 +162,14 @@ def test_flowers_own_strategies_learn_with_it(strategy):
     assert 0.8 < float(result.evaluate_metrics_clientapp[3]["eval-acc"]) <= 1.0
 
 
-def test_a_node_without_a_partition_says_how_to_give_it_one():
+def test_missing_partition_is_refused():
     content = RecordDict({"arrays": initial_arrays(SETTINGS)})
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), RUN_CONFIG)
     with pytest.raises(ValueError, match=r"node_config must hold 'num-partitions'.*--node-config"):
         open_node(Message(content, 1, "train"), context)
 
 
-def test_torch_threads_are_one_in_a_simulation_only(monkeypatch):
+def test_one_torch_thread_in_simulation_only(monkeypatch):
     threads = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
@@ -181,7 +181,7 @@ def test_torch_threads_are_one_in_a_simulation_only(monkeypatch):
 
 
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (8, 4), (1, 16), (17, 16)])
-def test_counted_examples_are_those_that_reshuffling_gives(num_examples, batch_size):
+def test_examples_in_counts_reshuffled_epochs(num_examples, batch_size):
     sampler = UniformSampler(num_examples, batch_size)
     total = 0
     for steps in range(1, 20):
