@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any, ClassVar, TypedDict, TypeGuard, Unpack
 
 import numpy as np
@@ -29,7 +29,6 @@ from flwr_hetero.server.exchange import Latency
 from flwr_hetero.server.nodes import is_simulated
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.session import Failure
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
@@ -293,9 +292,7 @@ class LocalSteps(Wrapper):
             self.session.fail(node_id, f"claims {claim!r} steps instead of 1 to {assigned}")
             return 0
         if claim > assigned:
-            node, reason = self.identity(node_id), f"claims {claim:g} steps, was given {assigned}"
-            log(WARNING, "%s: %s, which is what counts", node, reason)
-            self.session.failures.append(Failure(node, reason))
+            self.session.note(node_id, f"claims {claim:g} steps, was given {assigned}")
         return min(int(claim), assigned)
 
     def _measure(self, node_id: int, reply: Message, steps: int) -> None:

@@ -74,7 +74,7 @@ def identify_nodes(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
     session = strategy.session
     session.registry.learn(grid)
     unknown = sorted(node for node in grid.get_node_ids() if not session.registry.knows(node))
-    virtual_s, wall_s, num_dropped = session.virtual_s, session.wall_s, len(session.dropped)
+    virtual_s, wall_s = session.virtual_s, session.wall_s
     if unknown:
         log(INFO, "Asking %d nodes who they are", len(unknown))
         kind: dict[int, str] = {}
@@ -83,7 +83,6 @@ def identify_nodes(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
         if again:
             _ask(strategy, grid, again, t_max, {})
     session.virtual_s, session.wall_s = virtual_s, wall_s
-    del session.dropped[num_dropped:]
 
 
 def _question(strategy: "Wrapper", node_id: int, kind: str = keys.PROFILE_MESSAGE) -> Message:

@@ -133,7 +133,7 @@ def _one_round(run: Run, number: int) -> dict[str, Any]:
         "train": dict(metrics or {}),
         "evaluate": dict(evaluated or {}),
         "virtual_s": strategy.session.virtual_s,
-        "failures": [failure._asdict() for failure in strategy.session.failures],
+        "failures": [{"node": f.node, "reason": f.reason} for f in strategy.session.failures],
     }
     _log_round(record)
     return record

@@ -23,10 +23,12 @@ from flwr_hetero.server.reply_checks import (
 
 
 class Failure(NamedTuple):
-    """A reply that does not count, or that never came."""
+    """A line of the history: a reply that was dropped or corrected, or that never came."""
 
     node: str
     reason: str
+    lost: bool
+    """Whether a node that was asked has no reply that counts."""
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Session:
     timeout_s: float = float("inf")
     latency: dict[int, Latency] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)
     round_trip_s: dict[str, float] = field(default_factory=dict)
     virtual_s: float = 0.0
     wall_s: float = 0.0
@@ -52,10 +54,11 @@ class Session:
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
     emulated: bool = False
     _simulated: bool = False
+    _num_earlier: int = 0
 
     def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Open the books of a round."""
-        self.failures, self.dropped = [], []
+        self.failures, self._num_earlier = [], 0
         self.arrays, self.config = arrays, config
 
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
@@ -64,6 +67,7 @@ class Session:
         self._simulated = is_simulated(grid)
         self.round_trip_s = {}
         self.latency = {}
+        self._num_earlier = len(self.failures)
 
     def take_in(self, replies: Sequence[Message], expected: Expected) -> list[Message]:
         """Sort the good replies by node identity and put the others down as failures."""
@@ -96,15 +100,21 @@ class Session:
 
     def fail(self, node_id: int, reason: str) -> None:
         """Put down that the reply of a node that was asked does not count."""
-        self.note(node_id, reason)
         self.latency.pop(node_id, None)
-        self.dropped.append(self.registry.identity(node_id))
+        self._record_failure(node_id, reason, lost=True)
 
     def note(self, node_id: int, reason: str) -> None:
-        """Put down a reply that is dropped, in the log and for the history."""
+        """Record a failure that costs no reply of a node that was asked."""
+        self._record_failure(node_id, reason, lost=False)
+
+    def failed(self) -> list[str]:
+        """Return the nodes asked in this exchange that have no reply that counts."""
+        return list(dict.fromkeys(f.node for f in self.failures[self._num_earlier :] if f.lost))
+
+    def _record_failure(self, node_id: int, reason: str, *, lost: bool) -> None:
         identity = self.registry.identity(node_id)
-        log(WARNING, "%s: reply dropped: %s", identity, reason)
-        self.failures.append(Failure(identity, reason))
+        log(WARNING, "%s: %s: %s", identity, "reply dropped" if lost else "noted", reason)
+        self.failures.append(Failure(identity, reason, lost))
 
     def _why_late(self, reply: Message, node_id: int) -> str | None:
         partition = reported_partition(reply)

@@ -112,12 +112,18 @@ class Wrapper(Strategy):
         """Let the wrapped strategy aggregate; override to change by what it weights."""
         return aggregate_in_place(self.inner, server_round, replies, self.session.arrays)
 
+    def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+        """Learn which nodes' replies counted after all wrappers, and which nodes failed."""
+
     def on_profile_replies(self, replies: list[Message]) -> None:
         """Learn from the good replies of a profiling round; they hold times and no models."""
 
     def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Learn from the good evaluation replies; return those that go further in."""
         return replies
+
+    def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+        """Learn which nodes' evaluation counted after all wrappers, and which nodes failed."""
 
     def on_start(self, run: "Run") -> None:
         """Prepare a run; called once by ``start``, before the first round."""
@@ -196,8 +202,12 @@ class Wrapper(Strategy):
         good = list(replies)
         if self.outer is None:
             good = self.session.take_in(good, expected_of(self.session.arrays, self.leaf))
-        arrays, metrics = self.aggregate(server_round, self.on_replies(server_round, good))
+        good = self._count(self.on_replies(server_round, good))
+        arrays, metrics = self.aggregate(server_round, good)
         like = self.session.arrays
+        if self.outer is None:
+            for wrapper in self.wrappers():
+                wrapper.on_train_end(server_round, self.session.counted, self.session.failed())
         if self.outer is None and arrays is not None and like is not None:
             arrays = keep_dtypes(arrays, like)  # Flower's FedAdam and its like give float64
         return arrays, metrics
@@ -222,8 +232,12 @@ class Wrapper(Strategy):
         good = list(replies)
         if self.outer is None:
             good = self.session.take_in(good, expected_of(None, self.leaf))
-        good = self.on_evaluate_replies(server_round, good)
-        return self.inner.aggregate_evaluate(server_round, good)
+        good = self._count(self.on_evaluate_replies(server_round, good))
+        metrics = self.inner.aggregate_evaluate(server_round, good)
+        if self.outer is None:
+            for wrapper in self.wrappers():
+                wrapper.on_evaluate_end(server_round, self.session.counted, self.session.failed())
+        return metrics
 
     def summary(self) -> None:
         """Log the wrapped strategy's settings; wrappers with settings add their own."""
@@ -271,6 +285,12 @@ class Wrapper(Strategy):
             evaluate_config,
             evaluate_fn,
         )
+
+    def _count(self, replies: list[Message]) -> list[Message]:
+        """Note, before the innermost strategy gets them, whose replies count."""
+        if not isinstance(self.inner, Wrapper):
+            self.session.counted = [self.identity(r.metadata.src_node_id) for r in replies]
+        return replies
 
     def _own(self, messages: Iterable[Message]) -> list[Message]:
         """Give each message records of its own; Flower's strategies share one among all."""

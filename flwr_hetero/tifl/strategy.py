@@ -114,17 +114,14 @@ class Probation:
         for name in good:
             self.strikes.pop(name, None)
 
-    def judge_training(self, dropped: Iterable[str], answered: Set[str]) -> bool:
-        """Take in who trained in a round."""
-        failed = set(dropped)
-        good = answered - failed
+    def judge_training(self, failed: Iterable[str], good: Iterable[str]) -> None:
+        """Count the failures of a round's training."""
         self.observe(sorted(failed), sorted(good))
-        self._judged = failed | good
-        return bool(good)
+        self._judged = {*failed, *good}
 
-    def judge_evaluation(self, dropped: Iterable[str]) -> None:
-        """Take in who failed to evaluate; a node that was asked to train is judged by that."""
-        self.observe(sorted(set(dropped) - self._judged), good=[])
+    def judge_evaluation(self, failed: Iterable[str]) -> None:
+        """Count failures of evaluation, but of nodes that were asked to train too."""
+        self.observe(sorted(set(failed) - self._judged), good=[])
 
     def clear(self) -> None:
         """Give every node a fresh start."""
@@ -294,8 +291,6 @@ class TiFL(Wrapper):
         self._num_rounds: int | None = None
         self._last_profile = 0
         self._new_table = False
-        self._seen = 0
-        self._answered = set[str]()
 
     # --- profiling ---------------------------------------------------------------------
 
@@ -356,7 +351,6 @@ class TiFL(Wrapper):
         else:
             self.joiners.attend(grid, online, server_round)
         self._draw(online)
-        self._answered, self._seen = set(), len(self.session.dropped)
         log(INFO, "TiFL: tier %s, %d nodes", self.current_tier, len(self.selected))
         return GridView(grid, self.selected)
 
@@ -374,17 +368,18 @@ class TiFL(Wrapper):
     # --- replies -----------------------------------------------------------------------
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Note who answered; wrapped strategies may still drop some of them."""
+        """Compare the time estimate with the round's training."""
         self.estimate.observe(self.session.last_exchange_s)
-        self._answered = {self.identity(reply.metadata.src_node_id) for reply in replies}
         return replies
+
+    def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+        """Count failures in a row; a tier of which no reply counts gets its credit back."""
+        self.probation.judge_training(failed, good)
+        if not good and self.current_tier is not None:
+            self._ready()[1].refund(self.current_tier)
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
         """Show a sample of every tier when accuracies are due, else the nodes just trained."""
-        _, chooser = self._ready()
-        counted = self.probation.judge_training(self._dropped_since(), self._answered)
-        if not counted and self.current_tier is not None:
-            chooser.refund(self.current_tier)
         if self._tiers_due(server_round):
             table, _ = self._ready()
             fleet = Fleet(online_nodes(grid), self.session.registry, self.probation.barred)
@@ -393,9 +388,7 @@ class TiFL(Wrapper):
         return GridView(grid, self.selected if self._evaluates else [])
 
     def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Count failures of nodes that only evaluate; learn the accuracies when they are due."""
-        if replies:  # else it may be the app that cannot evaluate
-            self.probation.judge_evaluation(self._dropped_since())
+        """Learn the tiers' accuracies when they are due."""
         if self._tiers_due(server_round):
             table, chooser = self._ready()
             named = [(self.identity(r.metadata.src_node_id), r) for r in replies]
@@ -403,10 +396,10 @@ class TiFL(Wrapper):
             chooser.learn(accuracy, self.current_tier)
         return replies
 
-    def _dropped_since(self) -> list[str]:
-        """Return the nodes whose replies were dropped since this was asked last."""
-        since, self._seen = self._seen, len(self.session.dropped)
-        return self.session.dropped[since:]
+    def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+        """Count failures of nodes that only evaluate."""
+        if good:  # else it may be the app that cannot evaluate
+            self.probation.judge_evaluation(failed)
 
     def _tiers_due(self, server_round: int) -> bool:
         return self.settings.is_adaptive and server_round % self.settings.interval == 0

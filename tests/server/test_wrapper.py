@@ -338,3 +338,34 @@ def test_a_round_in_which_every_emulated_node_errs_takes_the_same_time_in_a_simu
     expected = times(lambda grid: grid)
     assert expected[2] == expected[1] < expected[3]
     assert times(InMemoryGrid) == pytest.approx(expected, abs=1e-9)
+
+
+class Outcomes(Wrapper):
+    def __init__(self, strategy=None, drops=()):
+        super().__init__(strategy)
+        self.drops, self.seen = drops, []
+
+    def on_replies(self, server_round, replies):
+        return [r for r in replies if self.identity(r.metadata.src_node_id) not in self.drops]
+
+    def on_train_end(self, server_round, good, failed):
+        self.seen.append(("train", server_round, good, failed))
+
+    def on_evaluate_end(self, server_round, good, failed):
+        self.seen.append(("evaluate", server_round, good, failed))
+
+
+def test_outcome_counts_after_all_wrappers():
+    class Strict(Wrapper):
+        def on_replies(self, server_round, replies):
+            self.session.fail(replies[-1].metadata.src_node_id, "out of principle")
+            return replies[:-1]
+
+    faults = [Fault(1, "errs", 1, 1, message_type="train"), Fault(2, "errs", 1, 1)]
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 5, faults=faults)
+    outer = Outcomes(Outcomes(Strict(), drops=["node-0"]))
+    outer.start(grid, toy_arrays(), num_rounds=1)
+    assert outer.seen == outer.inner.seen
+    train, evaluate = outer.seen
+    assert train == ("train", 1, ["node-3"], ["id-1001", "id-1002", "node-4"])
+    assert evaluate == ("evaluate", 1, ["node-0", "node-1", "node-3", "node-4"], ["id-1002"])

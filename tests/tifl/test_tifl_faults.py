@@ -176,7 +176,7 @@ def test_nodes_that_can_be_profiled_are_asked_once_who_they_are():
     grid = Answers(4)
     tifl, _ = resumed(state_after(2, Answers(4)), grid, 0)
     assert grid.asked == [(i, PROFILE) for i in range(4)]
-    assert tifl.session.dropped == []
+    assert tifl.session.failures == []
 
 
 def test_a_resumed_run_says_that_it_finds_no_node_again(caplog):
