@@ -44,6 +44,7 @@ class OverSelect(Wrapper):
 
     Notes
     -----
+    This is no :class:`~flwr_hetero.strategy.Selection`: it shortens the round of whatever selects.
     A strategy that samples by itself (FedAvg's ``min_train_nodes``, ``min_available_nodes``) must
     not wait for nodes that are at work: in such a round its minima are at most the nodes shown.
     The first to answer are the fast ones: on a fleet of unequal devices their data count more.

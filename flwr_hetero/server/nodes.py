@@ -160,9 +160,7 @@ def wait_for_nodes(grid: Grid, at_least: int, wait_s: float) -> Set[int]:
         time.sleep(1)
         waited_s += 1
     if not online:
-        raise RuntimeError(
-            f"no node is online after {waited_s:.0f} s: start the SuperNodes, or raise wait_s."
-        )
+        raise RuntimeError(f"no node is online after {waited_s:.0f} s: start the SuperNodes.")
     return online
 
 

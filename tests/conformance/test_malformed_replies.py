@@ -264,6 +264,7 @@ READS = {
     "AdaComm": ["loss"],
     "SamplerFacts": [keys.SAMPLER],
     "OverSelect": [keys.TIMING],
+    "RandomSelection": [keys.TIMING],
     "Recorded": ["loss"],
     "a nest": [keys.TIMING, keys.ORDER, keys.HERDING, *STEPS],
 }
@@ -285,6 +286,7 @@ WRAPPERS = {
     "AdaComm": lambda: ours.AdaComm(fedavg(), 4, interval_s=0.0, loss_key="loss"),
     "SamplerFacts": lambda: ours.SamplerFacts(fedavg()),
     "OverSelect": lambda: ours.OverSelect(fedavg(), take=NUM_NODES),
+    "RandomSelection": lambda: ours.RandomSelection(fedavg(), NUM_NODES),
     "Recorded": lambda: recorded(fedavg()),
     "a nest": lambda: recorded(
         ours.OverSelect(

@@ -23,6 +23,7 @@ from flwr_hetero.strategy import (
     HerdingMeter,
     LocalSteps,
     OverSelect,
+    RandomSelection,
     Recorded,
     Resharding,
     SamplerFacts,
@@ -42,6 +43,7 @@ WRAPPERS = {
     "Resharding": lambda inner=None: Resharding(inner, share=0.5, budget_bytes=16, every=1),
     "SamplerFacts": lambda inner=None: SamplerFacts(inner),
     "OverSelect": lambda inner=None: OverSelect(inner, take=2),
+    "RandomSelection": lambda inner=None: RandomSelection(inner, 3),
     "Recorded": lambda inner=None: Recorded(inner, run_dir=Folder()),
 }
 ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerFacts", "Recorded"}
@@ -56,6 +58,7 @@ FACTS = {  # what a round's line of the history must say of a wrapper, in some r
     "Resharding": ("resharding", lambda f: f["swaps"] > 0),
     "SamplerFacts": ("sampler", lambda f: f["coverage"] == 0.5),
     "OverSelect": ("over-select", lambda f: len(f["not_waited_for"]) > 0),
+    "RandomSelection": ("selected", lambda nodes: len(nodes) in (2, 3)),
     "Recorded": ("virtual_s", lambda seconds: seconds > 0),
 }
 STRATEGIES = {
@@ -72,6 +75,7 @@ STRATEGIES = {
     "Bulyan": flower.Bulyan,
     "QFedAvg": lambda **own: flower.QFedAvg(0.1, train_loss_key="train-loss", **own),
 }
+SELECTS = ("TiFL", "RandomSelection")
 SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "FedNova", "AdaComm")
 
 
@@ -83,7 +87,9 @@ def why_illegal(outer, inner):
         return "be Recorded, whose place is outside" if outer != inner else "leave the record to"
     if outer in SETS_STEPS and inner in SETS_STEPS:
         return f"strategy must leave steps to {outer}, got '{inner}'"
-    if inner == "OverSelect" and outer in ("TiFL", "Resharding"):
+    if outer in SELECTS and inner in SELECTS:
+        return f"strategy must leave selection to {outer}, got '{inner}'"
+    if inner == "OverSelect" and outer in (*SELECTS, "Resharding"):
         return rf"OverSelect, whose place is outside .*: write OverSelect\({outer}"
     return None
 
@@ -244,7 +250,7 @@ def test_around_every_strategy(name, tmp_path, monkeypatch):
         if ONLY_WRAP.issuperset(names):
             alone = model if alone is None else alone
             assert model == pytest.approx(alone, rel=1e-6), names
-        if not {"TiFL", "OverSelect"}.intersection(names):  # two replies are too few for Bulyan
+        if not {*SELECTS, "OverSelect"}.intersection(names):  # two replies are too few for Bulyan
             assert model.any(), names
 
 
@@ -273,7 +279,7 @@ def test_other_nests_are_refused(build, reason):
 
 
 def test_the_table_has_every_wrapper():
-    assert set(WRAPPERS) == set(FACTS) == set(strategy.__all__) - {"Wrapper"}
+    assert set(WRAPPERS) == set(FACTS) == set(strategy.__all__) - {"Selection", "Wrapper"}
     decisions = [WRAPPERS[name]().decides for name in WRAPPERS]
     assert all(decisions)  # or a wrapper could be there twice
 

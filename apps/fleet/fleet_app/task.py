@@ -1,9 +1,7 @@
 """Settings of this app, and the nest of strategies that they describe."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     FedAdam,
     FedAvg,
@@ -21,6 +19,7 @@ from flwr_hetero.strategy import (
     CDGraB,
     FedNova,
     OverSelect,
+    RandomSelection,
     SamplerFacts,
     TiFL,
     Wrapper,
@@ -45,32 +44,7 @@ PARTS = {
     "inner": tuple(INNER),
 }
 SAMPLERS = ("uniform", "top-loss", "mercury", "pgd")
-FEW = 1e-9
-"""Fraction of the nodes that leaves their number to ``min_train_nodes``."""
 RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
-
-
-class RandomNodes(Wrapper):
-    """Let Flower draw the same number of nodes each round, or all if fewer are there.
-
-    Flower's own ``fraction_train`` is of the nodes online, and ``min_train_nodes`` waits for
-    them; the number wanted is set anew each round instead.
-    """
-
-    name = "random"
-    decides = frozenset({"selection"})
-
-    def __init__(self, strategy: Strategy, num_nodes: int) -> None:
-        super().__init__(strategy)
-        self.num_nodes = num_nodes
-
-    def before_train(self, server_round: int, grid: Grid) -> Grid:
-        """Set how many nodes Flower draws."""
-        leaf: Any = self.leaf
-        online = len(list(grid.get_node_ids()))
-        leaf.fraction_train = FEW
-        leaf.min_train_nodes = leaf.min_available_nodes = max(1, min(self.num_nodes, online))
-        return grid
 
 
 @dataclass(frozen=True)
@@ -146,8 +120,9 @@ class FleetSettings(Settings):
                 warmup_rounds=1 if self.fleet == "real" else 0,
                 seed=self.seed,
             )
-        if self.selection in ("random", "over-select"):
-            strategy = RandomNodes(strategy, self.num_wanted)
+        else:
+            count = None if self.selection == "all" else self.num_wanted
+            strategy = RandomSelection(strategy, count, seed=self.seed)
         if self.selection == "over-select":
             strategy = OverSelect(strategy, self.clients_per_round)
         return SamplerFacts(strategy)
@@ -161,8 +136,7 @@ class FleetSettings(Settings):
 
     def _inner(self) -> Strategy:
         kind, arguments = INNER[self.inner]
-        one = {"min_train_nodes": 1, "min_available_nodes": 1}
-        return kind(fraction_evaluate=0.0, **one, **arguments)  # type: ignore[arg-type]
+        return kind(fraction_evaluate=0.0, **arguments)  # type: ignore[arg-type]
 
     def _stepped(self, strategy: Strategy) -> Wrapper:
         gamma = 1.0 if self.steps == "equal" else None

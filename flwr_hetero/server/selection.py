@@ -1,0 +1,199 @@
+"""The seam for selection: which nodes train and evaluate in a round."""
+
+import json
+import random
+from collections.abc import Mapping, Set
+from logging import INFO
+from typing import Any, ClassVar, NamedTuple
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from flwr_hetero._flwr import chooses_one_node, log
+from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.server.nodes import WAIT_S, GridView, wait_for_nodes
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict, check_state
+
+FLOWERS_DEFAULT = 2
+"""Flower's own minimum of nodes: a strategy with it was given none."""
+
+
+class Outcome(NamedTuple):
+    """What a selected node delivered: its latency (NaN if unknown) and its metrics."""
+
+    latency_s: float
+    metrics: Mapping[str, Any]
+
+
+class Selection(Wrapper):
+    """Select the nodes of each round; a rule of selection overrides ``select``.
+
+    The wrapped strategy trains all nodes that it is shown, and is shown the selected ones only.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What aggregates; FedAvg if left out.
+    clients_per_round : int, optional
+        Nodes that train in a round; None: all.
+    evaluates : bool
+        Whether nodes evaluate even if the wrapped strategy does not ask for it.
+    fixed_size : bool
+        Whether every round trains ``clients_per_round`` nodes, as privacy accounting asks for.
+
+    Raises
+    ------
+    ValueError
+        If the wrapped strategy has a selection of its own, or would wait for nodes that it is
+        not shown.
+    """
+
+    name: ClassVar[str] = "selection"
+    decides = frozenset({"selection"})
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        clients_per_round: int | None = None,
+        *,
+        evaluates: bool = False,
+        fixed_size: bool = False,
+    ) -> None:
+        if clients_per_round is not None:
+            check_count("clients_per_round", clients_per_round, 1)
+        super().__init__(strategy)
+        self.clients_per_round = clients_per_round
+        self.selected: list[int] = []
+        self._outcomes: dict[str, Outcome] = {}
+        self._inner_evaluates = self._open_inner_selection(evaluates, fixed_size)
+
+    # --- override these ----------------------------------------------------------------
+
+    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+        """Return the ids of the nodes that train; nodes may be sent messages before."""
+        raise NotImplementedError
+
+    def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
+        """Return the ids of the nodes that evaluate: those that train, if any do."""
+        return self.selected if self._inner_evaluates else []
+
+    def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
+        """Learn from a round of training; nodes are named by their identity."""
+
+    # --- hooks of the wrapper ------------------------------------------------------------
+
+    def before_train(self, server_round: int, grid: Grid) -> Grid:
+        """Wait for a node and show the selected ones."""
+        self.selected = self.select(server_round, grid, wait_for_nodes(grid, 1, WAIT_S))
+        return GridView(grid, self.selected)
+
+    def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
+        """Show the nodes that evaluate."""
+        return GridView(grid, self.select_for_evaluation(server_round, grid))
+
+    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Note latency and metrics; wrapped strategies may still drop replies."""
+        self._outcomes = {}
+        for reply in replies:
+            node_id = reply.metadata.src_node_id
+            latency = self.session.latency.get(node_id)
+            (metrics,) = reply.content.metric_records.values()
+            self._outcomes[self.identity(node_id)] = Outcome(
+                latency.seconds if latency else float("nan"), dict(metrics)
+            )
+        return replies
+
+    def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+        """Pass on what the nodes delivered whose replies counted."""
+        self.on_outcome(server_round, {node: self._outcomes[node] for node in good}, failed)
+
+    def _open_inner_selection(self, evaluates: bool, fixed_size: bool) -> bool:
+        """Let the innermost strategy train all nodes shown; return whether it evaluates.
+
+        Flower's ``sample_nodes`` waits indefinitely for nodes that a view hides: what could make
+        it wait is refused, and the minima are set to 1.
+        """
+        leaf: Any = self.leaf
+        me, kind, count = type(self).__name__, type(leaf).__name__, self.clients_per_round
+        if not isinstance(leaf, FedAvg) or chooses_one_node(leaf):
+            raise invalid("strategy", kind, "derive from FedAvg and leave the choice of nodes open")
+        if leaf.fraction_train != 1.0:
+            hint = "set clients_per_round instead"
+            raise invalid(
+                f"{kind}.fraction_train", leaf.fraction_train, f"be 1.0 inside {me}", hint
+            )
+        for minimum in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
+            if getattr(leaf, minimum) > max(count or 0, FLOWERS_DEFAULT):
+                rule = f"be at most clients_per_round={count} inside {me}"
+                raise invalid(f"{kind}.{minimum}", getattr(leaf, minimum), rule)
+        for strategy in self.chain():
+            asked = getattr(strategy, "num_sampled_clients", count)
+            if getattr(strategy, "accountant", None) and not (fixed_size and asked == count):
+                rule = f"be the size of every round, clients_per_round={count}"
+                raise invalid(f"{type(strategy).__name__}.num_sampled_clients", asked, rule)
+        inner_evaluates = bool(leaf.fraction_evaluate > 0)
+        leaf.min_train_nodes = leaf.min_available_nodes = 1
+        if inner_evaluates or evaluates:
+            leaf.min_evaluate_nodes = 1
+        if evaluates and not inner_evaluates:
+            leaf.fraction_evaluate = 1.0
+        return inner_evaluates
+
+
+class RandomSelection(Selection):
+    """Train nodes drawn uniformly without replacement each round; fewer if fewer are online.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What aggregates; FedAvg if left out.
+    clients_per_round : int, optional
+        Nodes that train in a round; None: all.
+    seed : int
+        Of the selection.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range, or the wrapped strategy has a selection of its own.
+
+    Notes
+    -----
+    Flower's ``fraction_train`` is of the nodes online, and its ``min_train_nodes`` waits for
+    them; this trains with those that are there. The same nodes evaluate as train.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> strategy = RandomSelection(FedAdam(), clients_per_round=5, seed=1)
+    """
+
+    name: ClassVar[str] = "random"
+
+    def __init__(
+        self, strategy: Strategy | None = None, clients_per_round: int | None = 5, *, seed: int = 0
+    ) -> None:
+        self.rng = random.Random(check_count("seed", seed))  # as Flower draws
+        super().__init__(strategy, clients_per_round)
+
+    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+        """Draw the nodes of a round."""
+        count = min(self.clients_per_round or len(online), len(online))
+        return self.rng.sample(sorted(online), count)
+
+    def state_dict(self) -> StateDict:
+        """Return the state of the generator."""
+        return {"rng": json.dumps(self.rng.getstate())}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        check_state(state, {"rng": str}, type(self).__name__)
+        version, words, gauss = json.loads(str(state["rng"]))
+        self.rng.setstate((version, tuple(words), gauss))
+
+    def summary(self) -> None:
+        """Log the settings, then those of the wrapped strategy."""
+        log(INFO, "\t├──> %s: %s nodes a round", type(self).__name__, self.clients_per_round)
+        super().summary()

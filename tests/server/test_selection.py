@@ -1,0 +1,141 @@
+import random
+
+import numpy as np
+import pytest
+from flwr.serverapp import strategy as flower
+from recording import History
+from toy import toy_app, toy_arrays
+
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.server.nodes import GridView
+from flwr_hetero.strategy import LocalSteps, RandomSelection, Selection, Wrapper
+
+QUIET = {"fraction_evaluate": 0.0}
+
+
+def grid_of(num_nodes, **more):
+    profiles = [DeviceProfile(1 / (1 + i)) for i in range(num_nodes)]
+    return LocalGrid(toy_app(), profiles=profiles, **more)
+
+
+class Fastest(Selection):
+    """Try each node once, then the fastest: what a new rule costs."""
+
+    def __init__(self, strategy=None, clients_per_round=2, **more):
+        super().__init__(strategy, clients_per_round, **more)
+        self.latency_s, self.losses, self.failed = {}, [], []
+
+    def select(self, server_round, grid, online):
+        by_latency = sorted(online, key=lambda n: (self.latency_s.get(self.identity(n), 0.0), n))
+        return by_latency[: self.clients_per_round]
+
+    def on_outcome(self, server_round, good, failed):
+        self.latency_s |= {node: outcome.latency_s for node, outcome in good.items()}
+        self.losses += [outcome.metrics["train-loss"] for outcome in good.values()]
+        self.failed += failed
+
+
+def selected(strategy, grid, rounds):
+    history = History(strategy)
+    history.start(grid, toy_arrays(), rounds)
+    return [record["selected"] for record in history.records[1:]]
+
+
+def test_rule_learns_from_outcomes():
+    strategy = Fastest(flower.FedAvg(**QUIET))
+    rounds = selected(strategy, grid_of(4, faults=[Fault(1, "errs", 3, 3)]), 4)
+    first, second = ["node-0", "node-1"], ["node-2", "node-3"]
+    assert [sorted(nodes) for nodes in rounds] == [first, second, first, first]
+    assert strategy.latency_s == {f"node-{i}": pytest.approx(1.0 + i) for i in range(4)}
+    assert (len(strategy.losses), strategy.failed) == (7, ["node-1"])
+
+
+def test_dropped_replies_are_no_outcome():
+    class Drops(Wrapper):
+        def on_replies(self, server_round, replies):
+            self.session.fail(replies[0].metadata.src_node_id, "dropped inside")
+            return replies[1:]
+
+    strategy = Fastest(Drops(flower.FedAvg(**QUIET)))
+    selected(strategy, grid_of(2), 1)
+    assert (list(strategy.latency_s), strategy.failed) == (["node-1"], ["node-0"])
+
+
+@pytest.mark.parametrize("clients_per_round", [2, 9])
+def test_random_draws_as_flower_does(clients_per_round):
+    random.seed(7)
+    count = min(clients_per_round, 5)
+    expected = [random.sample(range(1000, 1005), count) for _ in range(3)]
+    strategy = RandomSelection(flower.FedAvg(**QUIET), clients_per_round, seed=7)
+    online = set(range(1000, 1005))
+    assert [strategy.select(r, None, online) for r in (1, 2, 3)] == expected
+
+
+def test_all_nodes_are_selected():
+    strategy = RandomSelection(flower.FedAvg(**QUIET), None)
+    assert [len(nodes) for nodes in selected(strategy, grid_of(4), 2)] == [4, 4]
+
+
+def test_trained_nodes_evaluate():
+    class Asked(Wrapper):
+        def before_evaluate(self, server_round, grid):
+            self.nodes = sorted(grid.get_node_ids())
+            return grid
+
+    inner = Asked(flower.FedAvg())
+    strategy = RandomSelection(inner, 2)
+    strategy.start(grid_of(5), toy_arrays(), 1)
+    assert inner.nodes == sorted(strategy.selected)
+    assert len(inner.nodes) == 2
+    quiet = Fastest(flower.FedAvg(**QUIET))
+    assert quiet.select_for_evaluation(1, None) == []
+    assert quiet.leaf.fraction_evaluate == 0.0
+    assert Fastest(flower.FedAvg(**QUIET), evaluates=True).leaf.fraction_evaluate == 1.0
+
+
+def test_minima_of_the_inner_strategy_open():
+    leaf = RandomSelection(LocalSteps(flower.FedAvg(min_train_nodes=3)), 3).leaf
+    assert (leaf.min_train_nodes, leaf.min_available_nodes, leaf.min_evaluate_nodes) == (1, 1, 1)
+
+
+def test_selection_sees_the_outer_view():
+    grid = grid_of(4)
+    strategy = RandomSelection(clients_per_round=4)
+    view = strategy.before_train(1, GridView(grid, [1001, 1003]))
+    assert sorted(view.get_node_ids()) == [1001, 1003]
+
+
+class Accounted(flower.FedAvg):
+    accountant, num_sampled_clients = object(), 4
+
+
+@pytest.mark.parametrize(
+    ("inner", "settings", "argument", "rule"),
+    [
+        (lambda: flower.FedAvg(), {"clients_per_round": 0}, "clients_per_round", "at least 1"),
+        (lambda: flower.FedAvg(fraction_train=0.5), {}, "FedAvg.fraction_train", "be 1.0 inside"),
+        (lambda: flower.Krum(min_train_nodes=9), {}, "Krum.min_train_nodes", "at most"),
+        (lambda: flower.FedAvg(min_available_nodes=3), {}, "FedAvg.min_available", "at most"),
+        (lambda: flower.FedXgbCyclic(), {}, "strategy", "leave the choice of nodes open"),
+        (lambda: Accounted(), {"clients_per_round": 4}, "Accounted.num_sampled", "every round"),
+        (lambda: Accounted(), {"fixed_size": True}, "Accounted.num_sampled", "every round"),
+    ],
+)
+def test_inner_selection_is_refused(inner, settings, argument, rule):
+    with pytest.raises(ValueError, match=f"{argument}.* must .*{rule}"):
+        Fastest(inner(), **settings)
+
+
+def test_fixed_size_fits_an_accountant():
+    assert Fastest(Accounted(), 4, fixed_size=True).clients_per_round == 4
+
+
+def test_random_selection_continues():
+    whole = RandomSelection(seed=1)
+    online = set(range(20))
+    whole.select(1, None, online)
+    other = RandomSelection(seed=2)
+    other.load_state_dict(whole.state_dict())
+    assert np.array_equal(other.select(2, None, online), whole.select(2, None, online))
+    with pytest.raises(ValueError, match="RandomSelection must hold rng"):
+        other.load_state_dict({})
