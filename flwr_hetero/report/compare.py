@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.report.history import (
     CLOCKS,
     History,
@@ -72,11 +72,11 @@ def read_runs(directories: Sequence[str | Path]) -> tuple[NamedRun, ...]:
     """Read the histories of several runs."""
     paths = [Path(directory).expanduser().resolve() for directory in directories]
     if len(set(paths)) < len(paths):
-        raise invalid("DIR", [*map(str, directories)], "differ from each other", "name each once")
+        raise invalid("DIR", [*map(str, directories)], "differ from each other")
     histories = [read_history(path) for path in paths]
     for path, history in zip(paths, histories, strict=True):
         if not history.rounds:
-            raise invalid("DIR", str(path), "hold at least one round", "leave it out")
+            raise invalid("DIR", str(path), "hold at least one round")
     return tuple(map(NamedRun, _short_names(paths), histories))
 
 
@@ -92,11 +92,10 @@ def compare(
     """Compare runs by the time that they need to reach a target."""
     names = [run.name for run in runs]
     first = names[0] if baseline is None else baseline
-    if first not in names:
-        raise invalid("baseline", first, f"be one of the runs {', '.join(names)}", "choose one")
+    check_choice("baseline", first, names)
     judged = metric or runs[0].history.main_metric()
     if judged is None:
-        raise invalid("metric", metric, "be in the history, which has none", "evaluate the model")
+        raise invalid("metric", metric, "be in the history, which has none")
     for run in runs:
         _check_metric(run, judged)
     down = lower_is_better(judged) if falls is None else falls
@@ -146,7 +145,7 @@ def _check_metric(run: NamedRun, metric: str) -> None:
     except ValueError:
         known = ", ".join(run.history.metrics()) or "none at all"
         rule = f"be in every run; {run.name} has {known}"
-        raise invalid("metric", metric, rule, "choose one of those") from None
+        raise invalid("metric", metric, rule) from None
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
@@ -177,7 +176,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
 
 
 def cost_text(clock: str, cost: float) -> str:
-    """Write what something cost by a clock."""
+    """Write a cost by a clock."""
     return f"{cost:.0f} rounds" if clock == "round" else duration(cost)
 
 

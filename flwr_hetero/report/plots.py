@@ -8,15 +8,13 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from flwr_hetero.report.history import History
-from flwr_hetero.report.plots_nodes import (
+from flwr_hetero.report.plots_nodes import draw_latency, draw_selection, draw_tiers
+from flwr_hetero.report.plots_rounds import (
     MAX_PANELS,
     draw_against_traffic,
-    draw_latency,
     draw_main_metric,
     draw_other_metrics,
     draw_round_times,
-    draw_selection,
-    draw_tiers,
     draw_wrapper,
     fans,
     other_metrics,
@@ -54,7 +52,7 @@ PLOTS = (
     Plot(
         "tiers",
         "Tiers",
-        "Tier 0 holds the fastest nodes. Chances and credits are those after the round.",
+        "Tier 0 holds the fastest nodes. Probabilities and credits are those after the round.",
         draw_tiers,
     ),
     Plot(
@@ -66,7 +64,7 @@ PLOTS = (
     ),
     Plot(
         "traffic",
-        "What the traffic bought",
+        "Quality against traffic",
         "Bytes of training, down and up, with all that wrappers add to them.",
         draw_against_traffic,
     ),
@@ -114,6 +112,6 @@ def render(plot: Plot, history: History, theme: Theme) -> bytes | None:
 
 
 def _rest(count: int) -> str:
-    """Say how many panels a figure leaves out, for its caption."""
+    """Caption for the panels that a figure leaves out."""
     left_out = f" The first {MAX_PANELS} of {count} are shown; history.jsonl has them all."
     return left_out if count > MAX_PANELS else ""

@@ -1,4 +1,4 @@
-"""Where a run comes from: versions, platform, command, and settings as plain JSON."""
+"""The run directory: history, settings, versions, model, checkpoint."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.report.history import (
     CHECKPOINT,
     CONFIG,
@@ -39,7 +39,7 @@ HIDDEN = "(hidden)"
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON can hold."""
+    """Convert a value to what JSON can hold."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
@@ -56,7 +56,7 @@ def plain(value: Any) -> Any:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a run's settings fit to be written down."""
+    """Convert a run's settings to JSON, without secrets."""
     return {
         str(key).replace("_", "-"): HIDDEN if SECRET.search(str(key)) else plain(value)
         for key, value in config.items()
@@ -80,8 +80,8 @@ def command_line(arguments: Iterable[str]) -> str:
     return " ".join(words)
 
 
-def surroundings() -> dict[str, Any]:
-    """Note what a run runs on."""
+def environment() -> dict[str, Any]:
+    """Return versions, platform and command of this process."""
     return {
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "python": platform.python_version(),
@@ -101,18 +101,17 @@ logger = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """Write down a run while it goes on; what is written survives a crash.
+    """Record a run while it goes on; what is written survives a crash.
 
     Parameters
     ----------
     path : str or Path
         Absolute path of the folder; ``~`` is the home directory. Made if it is missing.
     config : mapping
-        Settings and seeds. What looks like a token or a password is not written down.
+        Settings and seeds. What looks like a token or a password is not written.
     resume : bool, keyword-only
-        Continue the run that is in the folder. Its history is cut back to the checkpoint, so
-        that no round stands twice. Its settings are replaced then, and not before: a run that
-        refuses the checkpoint leaves them as they were.
+        Continue the run in the folder. Its history is cut back to the checkpoint. Its settings are
+        replaced then, not before: a run that refuses the checkpoint leaves them as they were.
 
     Raises
     ------
@@ -125,7 +124,7 @@ class RunDirectory:
     >>> RunDirectory("runs/first", {})
     Traceback (most recent call last):
     ...
-    ValueError: output-dir must be an absolute path, got 'runs/first': begin it with / or ~.
+    ValueError: output-dir must be an absolute path, got 'runs/first'.
     """
 
     def __init__(
@@ -133,14 +132,9 @@ class RunDirectory:
     ) -> None:
         self.path = Path(path).expanduser()
         if not self.path.is_absolute():
-            raise invalid("output-dir", str(path), "be an absolute path", "begin it with / or ~")
+            raise invalid("output-dir", str(path), "be an absolute path")
         if not resume and self._has_history():
-            raise invalid(
-                "output-dir",
-                str(path),
-                "not hold another run",
-                "choose a new folder, or resume that run",
-            )
+            raise invalid("output-dir", str(path), "not hold another run", "or resume that run")
         self._last_round = -1
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
@@ -152,9 +146,8 @@ class RunDirectory:
                 has_checkpoint = any(self.checkpoint_dir.iterdir())
                 self._cut_after(read_history(self.path).last_round if has_checkpoint else -1)
         except OSError as error:
-            raise invalid(
-                "output-dir", str(path), f"be a folder to write to ({error})", "choose another"
-            ) from error
+            rule = f"be a folder to write to ({error})"
+            raise invalid("output-dir", str(path), rule) from error
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -164,39 +157,27 @@ class RunDirectory:
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a round's line to the history; it is on disk when this returns.
 
-        Parameters
-        ----------
-        record : mapping
-            Facts of the round, see :mod:`flwr_hetero.report.history`; at least ``round``.
-            NumPy values become plain numbers, numbers that are not finite become null. Lines of
-            this round and of later ones, left by a run that is being resumed, are dropped.
+        NumPy values become plain numbers, numbers that are not finite become null. Lines of this
+        round and of later ones, left by a run that is being resumed, are dropped.
 
         Raises
         ------
         ValueError
             If ``round`` is not an integer from 0.
         """
-        facts = plain(record)
-        number = facts.get("round")
-        if type(number) is not int or number < 0:
-            raise invalid("round", number, "be an integer from 0", "number the rounds")
+        line = plain(record)
+        number = check_count("round", line.get("round"))
         self._write_config()
         if number <= self._last_round:
             self._cut_after(number - 1)
         with (self.path / HISTORY).open("a", encoding="utf-8") as file:
-            file.write(_line(facts))
+            file.write(_line(line))
             file.flush()
             os.fsync(file.fileno())
         self._last_round = number
 
     def cut_after(self, last_round: int) -> None:
-        """Drop the lines of rounds after the one that a resumed run continues from.
-
-        Parameters
-        ----------
-        last_round : int
-            The last round to keep; -1 drops all.
-        """
+        """Drop the rounds after the one that a resumed run continues from; -1 drops all."""
         self._write_config()
         self._cut_after(last_round)
 
@@ -206,37 +187,23 @@ class RunDirectory:
         self._last_round = kept[-1]["round"] if kept else -1
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write the global model as ``model.safetensors``, whole or not at all.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            Name to parameters, any shape and numeric dtype.
-        """
-        from safetensors.numpy import save  # an extra: a run without a model needs it not
+        """Write the global model, name to array, as ``model.safetensors`` in one step."""
+        from safetensors.numpy import save  # an extra, needed for a model only
 
         whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         replace(self.path / MODEL, save(whole))
 
     def finish(self) -> Path:
-        """Build the report from what is on disk.
+        """Build the report from what is on disk; return the absolute path of the directory.
 
-        Returns
-        -------
-        Path
-            Absolute path of the run directory; ``report.html`` lies in it.
-
-        Notes
-        -----
-        A report that cannot be built is logged and never takes the run's result away;
-        ``flwr-hetero report DIR`` builds it later.
+        A report that cannot be built is logged and never takes the run's result away.
         """
         try:
             from flwr_hetero.report.page import write_report
 
             write_report(self.path)
         except Exception:
-            logger.exception("no report: mend this, then run: flwr-hetero report %s", self.path)
+            logger.exception("no report; to build it later: flwr-hetero report %s", self.path)
         return self.path
 
     def _has_history(self) -> bool:
@@ -245,13 +212,13 @@ class RunDirectory:
 
     def _make_config(self, config: Mapping[str, Any]) -> bytes:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        facts: dict[str, Any] = {"started": now, "resumed": []}
+        content: dict[str, Any] = {"started": now, "resumed": []}
         if self._has_history():
             before = read_config(self.path)
-            facts["started"] = before.get("started", now)
-            facts["resumed"] = [*before.get("resumed", []), now]
-        facts |= {"settings": settings_of(config), **surroundings()}
-        return (json.dumps(facts, indent=2) + "\n").encode()
+            content["started"] = before.get("started", now)
+            content["resumed"] = [*before.get("resumed", []), now]
+        content |= {"settings": settings_of(config), **environment()}
+        return (json.dumps(content, indent=2) + "\n").encode()
 
     def _write_config(self) -> None:
         if self._config is not None:
@@ -259,5 +226,5 @@ class RunDirectory:
             self._config = None
 
 
-def _line(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, allow_nan=False) + "\n"
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Figures as people read them: durations, sizes, percentages, names with units."""
+"""One palette, and figures with their units."""
 
 import io
 import math
@@ -15,11 +15,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import NDArray
 
 SUFFIXES = {"_s": "s", "_bytes": "bytes", "_mbps": "Mbit/s"}
-"""End of a key to the unit that it stands for, as everywhere in this package."""
+"""End of a key to its unit."""
 
 
 UNKNOWN = "?"
-"""Stands for a figure that the history does not have."""
+"""Shown for a figure that the history does not have."""
 
 
 class TimeUnit(NamedTuple):
@@ -30,7 +30,7 @@ class TimeUnit(NamedTuple):
 
 
 def time_unit(longest_s: float) -> TimeUnit:
-    """Choose the unit in which a duration is a handy number."""
+    """Choose the unit for a duration."""
     for unit in (TimeUnit(86400.0, "d"), TimeUnit(3600.0, "h"), TimeUnit(60.0, "min")):
         if longest_s >= 3 * unit.seconds:
             return unit
@@ -66,7 +66,7 @@ def size(num_bytes: float) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Tell whether a metric is a share that reads best in percent."""
+    """Return whether a metric is shown in percent."""
     return "acc" in metric.lower()
 
 
@@ -119,7 +119,7 @@ PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g} %")
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of paper and ink."""
+    """Colours of background and text."""
 
     name: str
     paper: str
@@ -223,7 +223,7 @@ def round_axis(axes: Axes) -> None:
 
 
 def positive_axis(axes: Axes, values: NDArray[np.float64]) -> None:
-    """Let the y axis begin at 0, or make it logarithmic where the values differ much."""
+    """Start the y axis at 0, or make it logarithmic where the values differ much."""
     shown = values[np.isfinite(values) & (values > 0)]
     ratio = shown.max() / shown.min() if len(shown) else 1.0
     if ratio > 20:

@@ -2,11 +2,19 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flwr_hetero.report.history import History, read_history
+from flwr_hetero.report.history import (
+    History,
+    best_round,
+    read_history,
+    settled_value,
+    time_to_target,
+)
 
 
-def test_rounds_come_in_order_and_bad_lines_are_noted(tmp_path):
+def test_rounds_in_order_bad_lines_noted(tmp_path):
     lines = ['{"round": 1, "virtual_s": 5.0}', "not json", "[1]", '{"virtual_s": 1}', ""]
     lines += ['{"round": 0}', '{"round": true}', '{"round": 2, "global": {"acc']
     (tmp_path / "history.jsonl").write_text("\n".join(lines))
@@ -23,22 +31,22 @@ def test_rounds_come_in_order_and_bad_lines_are_noted(tmp_path):
     ]
 
 
-def test_a_whole_history_has_no_notes(make_run, rounds_of):
+def test_whole_history_has_no_notes(make_run, rounds_of):
     rounds = rounds_of(5)
     history = read_history(make_run(rounds=rounds))
     assert history.notes == ()
     assert list(history.rounds) == json.loads(json.dumps(rounds))
 
 
-def test_of_a_round_that_stands_twice_the_later_line_counts(tmp_path):
+def test_later_line_of_a_round_counts(tmp_path):
     text = '{"round": 0, "wall_s": 1}\n{"round": 0, "wall_s": 2}\n'
     (tmp_path / "history.jsonl").write_text(text)
     history = read_history(tmp_path)
     assert history.column("wall_s").tolist() == [2.0]
-    assert history.notes == ("round 0 stands twice; the later line counts",)
+    assert history.notes == ("round 0 occurs twice; the later line counts",)
 
 
-def test_an_empty_history_is_a_history(tmp_path):
+def test_empty_history(tmp_path):
     (tmp_path / "history.jsonl").touch()
     history = read_history(tmp_path)
     assert history.rounds == ()
@@ -46,7 +54,7 @@ def test_an_empty_history_is_a_history(tmp_path):
     assert history.main_metric() is None
 
 
-def test_bytes_that_are_no_text_do_not_stop_the_reader(tmp_path):
+def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "history.jsonl").write_bytes(b'{"round": 0}\n\xff\xfe\x00')
     assert read_history(tmp_path).last_round == 0
 
@@ -54,12 +62,12 @@ def test_bytes_that_are_no_text_do_not_stop_the_reader(tmp_path):
 @pytest.mark.parametrize(
     ("directory", "words"),
     [
-        ("{tmp}/nowhere", "must exist, got '{tmp}/nowhere': check the path"),
-        ("{tmp}/empty", "must hold a history.jsonl, got '{tmp}/empty': pass the output-dir"),
+        ("{tmp}/nowhere", "must exist, got '{tmp}/nowhere'"),
+        ("{tmp}/empty", "must hold a history.jsonl, got '{tmp}/empty'"),
         ("{tmp}", "must hold a history.jsonl, got '{tmp}': did you mean {tmp}/run"),
     ],
 )
-def test_a_folder_that_is_no_run_is_refused(tmp_path, make_run, directory, words):
+def test_folder_without_a_run_is_refused(tmp_path, make_run, directory, words):
     make_run("run", rounds=[])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="run directory") as caught:
@@ -78,7 +86,7 @@ def history():
     )
 
 
-def test_metrics_are_found_by_name(history):
+def test_metrics_by_name(history):
     assert history.metrics() == ["accuracy", "loss", "train/accuracy", "cd-grab/bound"]
     np.testing.assert_array_equal(history.metric("accuracy"), [0.1, np.nan, np.nan])
     np.testing.assert_array_equal(history.metric("train/accuracy"), [np.nan, 0.3, np.nan])
@@ -87,7 +95,7 @@ def test_metrics_are_found_by_name(history):
 
 
 @pytest.mark.parametrize("name", ["eval-acc", "cd-grab/name", "cd-grab/", ""])
-def test_an_unknown_metric_is_refused_and_the_known_ones_named(history, name):
+def test_unknown_metric_is_refused(history, name):
     with pytest.raises(ValueError, match="metric must be in the history, which has accuracy, loss"):
         history.metric(name)
 
@@ -102,5 +110,90 @@ def test_an_unknown_metric_is_refused_and_the_known_ones_named(history, name):
         ({"tifl": {"actual_s": 1.0}}, None),
     ],
 )
-def test_a_run_is_judged_by_accuracy_first(metrics, main):
+def test_main_metric_is_accuracy_first(metrics, main):
     assert History(({"round": 0, **metrics},)).main_metric() == main
+
+
+values = st.lists(
+    st.one_of(st.none(), st.floats(0, 1, allow_nan=False)), min_size=1, max_size=30
+).filter(lambda given: any(value is not None for value in given))
+names = st.sampled_from(["accuracy", "loss"])
+
+
+def history_of(name, given):
+    return History(
+        tuple(
+            {"round": i, "virtual_s": 2.5 * i, "wall_s": 7.0 * i, "global": {name: value}}
+            for i, value in enumerate(given)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "clock", "cost"),
+    [
+        ("accuracy", 0.5, "virtual_s", 5.0),
+        ("accuracy", 0.5, "wall_s", 14.0),
+        ("accuracy", 0.6, "round", 4.0),
+        ("accuracy", 0.0, "round", 0.0),
+        ("accuracy", 0.95, "round", None),
+        ("loss", 0.1, "round", 0.0),
+        ("loss", 0.05, "round", None),
+    ],
+)
+def test_time_to_target_by_hand(name, target, clock, cost):
+    history = history_of(name, [0.1, None, 0.5, 0.4, 0.9])
+    assert time_to_target(history, name, target, clock) == cost
+
+
+@settings(deadline=None)
+@given(names, values, st.floats(0, 1))
+def test_time_to_target_equals_plain_search(name, given, target):
+    expected = None
+    for number, value in enumerate(given):
+        if value is not None and (value <= target if name == "loss" else value >= target):
+            expected = float(number)
+            break
+    assert time_to_target(history_of(name, given), name, target, "round") == expected
+
+
+@settings(deadline=None)
+@given(names, values)
+def test_settled_value_was_reached(name, given):
+    history = history_of(name, given)
+    settled = settled_value(history, name)
+    best = history.metric(name)[best_round(history, name)]
+    assert settled in given
+    assert settled >= best if name == "loss" else settled <= best
+    assert time_to_target(history, name, settled) is not None
+
+
+def test_settled_value_ignores_one_peak():
+    assert (
+        settled_value(history_of("accuracy", [0.1, 0.5, 0.6, 0.6, 0.62, 0.99]), "accuracy") == 0.6
+    )
+    assert settled_value(history_of("loss", [9, 3.0, 2.0, 2.1, 2.2, 0.1]), "loss") == 2.1
+
+
+def test_settled_value_of_an_even_number():
+    assert settled_value(history_of("accuracy", [0.2, 0.4]), "accuracy") == 0.2
+    assert settled_value(history_of("loss", [0.2, 0.4]), "loss") == 0.4
+
+
+def test_round_without_clock_does_not_count():
+    history = History(({"round": 0, "global": {"accuracy": 0.9}},))
+    assert time_to_target(history, "accuracy", 0.5, "virtual_s") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"clock": "moon"}, "clock must be one of virtual_s, wall_s, round, got 'moon'"),
+        ({"target": np.nan}, "target must be a number in .* got nan"),
+        ({"metric": "f1"}, "metric must be in the history, which has accuracy, got 'f1'"),
+    ],
+)
+def test_time_to_target_refusals(change, words):
+    arguments = {"metric": "accuracy", "target": 0.5, "clock": "round"} | change
+    with pytest.raises(ValueError, match=words):
+        time_to_target(history_of("accuracy", [0.5]), **arguments)

@@ -58,7 +58,7 @@ def evil_run(tmp_path_factory, rounds_of):
     return path, report.read_text(), Page(report.read_text())
 
 
-def test_the_page_loads_nothing_and_runs_nothing(evil_run):
+def test_page_loads_and_runs_nothing(evil_run):
     _, text, page = evil_run
     links = [
         v for _, given in page.tags for k, v in given.items() if k in ("src", "href", "srcset")
@@ -81,7 +81,7 @@ def test_everything_is_escaped(evil_run):
         assert cell in page.texts
 
 
-def test_every_figure_is_on_disk_and_in_the_page(evil_run):
+def test_figures_on_disk_and_in_the_page(evil_run):
     path, _, page = evil_run
     inline = [given for tag, given in page.tags if tag == "img"]
     files = {file.read_bytes() for file in path.glob("*.png")}
@@ -123,7 +123,7 @@ def test_the_page_says_what_happened(evil_run):
         assert words in said
 
 
-def test_a_run_without_tiers_or_metrics_has_neither(make_run):
+def test_run_without_tiers_or_metrics(make_run):
     rounds = [
         {"round": 0, "virtual_s": 0.0, "wall_s": 0.0},
         {"round": 1, "virtual_s": 2.0, "wall_s": 0.1, "selected": ["a"], "latency": {"a": 2.0}},
@@ -139,7 +139,7 @@ def test_a_run_without_tiers_or_metrics_has_neither(make_run):
     assert not re.search(r"\bnan\b|\binf\b|None", said)
 
 
-def test_a_rebuilt_page_is_the_same_to_the_byte(make_run):
+def test_rebuilt_page_is_identical(make_run):
     path = make_run(rounds=[{"round": 0, "virtual_s": 1.0, "global": {"accuracy": 0.5}}])
     first = write_report(path).read_bytes()
     assert write_report(path).read_bytes() == first

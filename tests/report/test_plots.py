@@ -4,14 +4,12 @@ from matplotlib.colors import to_hex
 
 from flwr_hetero.report.history import History
 from flwr_hetero.report.plots import PLOTS, plots_of, render
-from flwr_hetero.report.plots_nodes import (
+from flwr_hetero.report.plots_nodes import draw_latency, draw_selection, draw_tiers
+from flwr_hetero.report.plots_rounds import (
     draw_against_traffic,
-    draw_latency,
     draw_main_metric,
     draw_other_metrics,
     draw_round_times,
-    draw_selection,
-    draw_tiers,
     draw_wrapper,
     fans,
 )
@@ -29,7 +27,7 @@ def theme():
         yield
 
 
-def test_progress_shows_every_value_against_time_and_rounds(history):
+def test_progress_shows_every_value(history):
     by_time, by_round = draw_main_metric(history).axes
     accuracy = [record["global"]["accuracy"] for record in history.rounds]
     np.testing.assert_array_equal(by_time.lines[0].get_ydata(), accuracy)
@@ -40,7 +38,7 @@ def test_progress_shows_every_value_against_time_and_rounds(history):
     assert by_time.get_ylabel() == "accuracy"
 
 
-def test_long_times_change_the_unit_of_the_axis(history):
+def test_long_times_change_the_unit(history):
     slow = History(tuple({**r, "virtual_s": 3600 * r["virtual_s"]} for r in history.rounds))
     axes = draw_main_metric(slow).axes[0]
     seconds = [record["virtual_s"] for record in history.rounds]
@@ -48,7 +46,7 @@ def test_long_times_change_the_unit_of_the_axis(history):
     np.testing.assert_allclose(axes.lines[0].get_xdata(), np.array(seconds) / 24)
 
 
-def test_a_long_curve_is_not_squeezed_by_its_start(history):
+def test_long_curve_is_zoomed(history):
     values = np.concatenate([[0.1, 0.5], np.full(60, 0.97), np.full(20, 0.98)])
     rounds = tuple(
         {**history.rounds[1], "round": i, "global": {"accuracy": v, "loss": 1 - v}}
@@ -61,7 +59,7 @@ def test_a_long_curve_is_not_squeezed_by_its_start(history):
     assert draw_main_metric(short).axes[1].get_ylim()[0] < 0.1
 
 
-def test_metric_and_loss_are_drawn_against_all_bytes_so_far(history):
+def test_metrics_against_total_traffic(history):
     accuracy, loss = draw_against_traffic(history).axes
     total = np.cumsum([r["bytes_up"] + r["bytes_down"] for r in history.rounds])
     for axis, name in ((accuracy, "accuracy"), (loss, "loss")):
@@ -72,7 +70,7 @@ def test_metric_and_loss_are_drawn_against_all_bytes_so_far(history):
     assert draw_against_traffic(History(silent)) is None
 
 
-def test_metrics_that_are_always_zero_are_left_out(history):
+def test_metrics_of_zeros_are_left_out(history):
     rounds = [{**r, "train": {"scored": 0, "loss": 1.0}, "evaluate": {}} for r in history.rounds]
     titles = [axes.get_title(loc="left") for axes in draw_other_metrics(History((*rounds,))).axes]
     assert titles == ["Loss", "Train: loss"]
@@ -94,7 +92,7 @@ def test_panels_without_figures_are_left_out(history):
     assert not any("Credits" in title for title in titles)
 
 
-def test_selection_counts_good_and_vain_rounds(history):
+def test_selection_counts_good_and_lost_rounds(history):
     axes = draw_selection(history).axes[0]
     good, vain = (
         [path.get_extents().height for path in bars.get_paths()] for bars in axes.collections[:2]
@@ -118,7 +116,7 @@ def test_latency_is_coloured_by_tier(history):
     np.testing.assert_allclose(profiled.get_offsets()[:, 1], [latency[name] for name in names])
 
 
-def test_time_of_each_round_is_the_difference_of_the_clock(history):
+def test_round_times_are_clock_differences(history):
     axes = draw_round_times(history).axes[0]
     clock = np.array([record["virtual_s"] for record in history.rounds])
     np.testing.assert_allclose(axes.collections[0].get_offsets()[:, 1], np.diff(clock))
@@ -166,7 +164,7 @@ def test_a_legend_covers_no_curve():
 
 
 @pytest.mark.parametrize(("count", "said"), [(12, ""), (14, "The first 12 of 14 are shown")])
-def test_figures_that_are_left_out_are_counted_in_the_caption(count, said):
+def test_caption_counts_what_is_left_out(count, said):
     numbers = {f"figure-{i}": i + 1.0 for i in range(count)}
     metrics = {"accuracy": 0.5, **numbers}
     history = History(({"round": 1, "train": metrics, "new-method": numbers},))
@@ -178,7 +176,7 @@ def test_figures_that_are_left_out_are_counted_in_the_caption(count, said):
         assert len(visible) == 12
 
 
-def test_the_servers_clock_is_called_by_its_name():
+def test_server_clock_is_named():
     rounds = tuple({"round": i, "wall_s": 1.0 + i, "global": {"accuracy": 0.5}} for i in range(3))
     by_time = draw_main_metric(History(rounds)).axes[0]
     assert by_time.get_xlabel() == "time on the server's clock (s)"
@@ -197,7 +195,7 @@ def test_the_servers_clock_is_called_by_its_name():
         ({"round": 1, "latency": {"a": 0.0, "b": None}},),
     ],
 )
-def test_sparse_histories_are_drawn_or_left_out(rounds):
+def test_sparse_histories(rounds):
     history = History(rounds)
     for plot in plots_of(history):
         picture = render(plot, history, DARK)
@@ -210,7 +208,7 @@ def test_tier_colours_go_from_fast_to_slow():
     assert len(set(tier_colours(12))) == 12
 
 
-def test_drawing_leaves_no_trace_in_the_settings_of_matplotlib(history):
+def test_matplotlib_settings_are_restored(history):
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)

@@ -10,7 +10,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.report import RunDirectory, read_history, time_to_target
-from flwr_hetero.report.history import node_facts, num_tiers
+from flwr_hetero.report.nodes import node_stats, num_tiers
 from flwr_hetero.report.page import write_report
 from flwr_hetero.report.plots import plots_of
 from flwr_hetero.server.checkpoint import Recorded
@@ -39,12 +39,12 @@ def train(path, num_rounds=6, *, resume=False):
     return read_history(path)
 
 
-def test_a_run_leaves_a_whole_directory(tmp_path, monkeypatch):
+def test_run_leaves_a_whole_directory(tmp_path, monkeypatch):
     history = train(tmp_path / "run")
     assert history.notes == ()
     assert history.column("round").tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert num_tiers(history) == 2
-    nodes = node_facts(history)
+    nodes = node_stats(history)
     assert {node.identity for node in nodes} == {f"node-{i}" for i in range(6)}
     assert sum(node.selected for node in nodes) == 12
     assert time_to_target(history, "accuracy", 0.3) == history.column("virtual_s")[3]
@@ -58,7 +58,7 @@ def test_a_run_leaves_a_whole_directory(tmp_path, monkeypatch):
     }
 
 
-def test_after_a_resume_no_round_stands_twice(tmp_path):
+def test_resume_leaves_each_round_once(tmp_path):
     train(tmp_path / "run", 3)
     with (tmp_path / "run" / "history.jsonl").open("a") as file:
         file.write('{"round": 4, "virtual_s": 1.0}\n{"round": 5, "vir')  # killed in round 5
@@ -68,7 +68,7 @@ def test_after_a_resume_no_round_stands_twice(tmp_path):
     assert all(record["selected"] for record in history.rounds[1:])
 
 
-def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
+def test_refused_resume_changes_nothing(tmp_path):
     def files():
         found = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
         return {path.name: path.read_bytes() for path in found}
@@ -83,7 +83,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
     assert files() == before
 
 
-def test_an_accepted_resume_writes_its_settings_down(tmp_path):
+def test_resume_writes_its_settings(tmp_path):
     train(tmp_path / "run", 2)
     before = json.loads((tmp_path / "run" / "config.json").read_text())
     train(tmp_path / "run", 4, resume=True)

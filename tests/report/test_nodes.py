@@ -1,8 +1,8 @@
-import numpy as np
 import pytest
 
-from flwr_hetero.report.history import History, faults, node_facts, num_tiers
-from flwr_hetero.report.page import summary, tier_rows
+from flwr_hetero.report.history import History
+from flwr_hetero.report.nodes import failure_groups, node_stats, num_tiers
+from flwr_hetero.report.page import _tiers, summary
 
 ROUNDS = (
     {
@@ -53,9 +53,9 @@ ROUNDS = (
 )
 
 
-def test_the_figures_of_a_run_by_hand():
-    facts = {fact.label: (fact.value, fact.note) for fact in summary(History(ROUNDS))}
-    assert facts == {
+def test_summary_by_hand():
+    stats = {label: (value, note) for label, value, note in summary(History(ROUNDS), {})}
+    assert stats == {
         "Final accuracy": ("60.0 %", "best 70.0 % in round 1"),
         "Rounds": ("2", ""),
         "Time on the fleet's clock": ("25 s", "10 s of it before round 1"),
@@ -68,39 +68,37 @@ def test_the_figures_of_a_run_by_hand():
 
 
 @pytest.mark.parametrize(("planned", "note"), [(2, "as planned"), (None, ""), (5, "of 5 planned")])
-def test_a_run_that_ended_early_says_so(planned, note):
-    facts = summary(History(ROUNDS), {"num-server-rounds": planned})
-    assert [fact.note for fact in facts if fact.label == "Rounds"] == [note]
+def test_summary_of_planned_rounds(planned, note):
+    stats = summary(History(ROUNDS), {"num-server-rounds": planned})
+    assert [stat.note for stat in stats if stat.label == "Rounds"] == [note]
 
 
 def test_tiers_by_hand():
-    fast, slow = tier_rows(History(ROUNDS))
-    assert fast[:5] == (0, 2, 2.5, 1, 3.0)
-    assert slow[:5] == (1, 1, 12.0, 1, 12.0)
-    assert fast.accuracy == 0.8
-    assert np.isnan(slow.accuracy)
+    fast, slow = (row[2:] for row in _tiers(History(ROUNDS))["tiers"])
+    assert fast == (2, "2.5 s", "1 (50 %)", "3 s", "80.0 %")
+    assert slow == (1, "12 s", "1 (50 %)", "12 s", "?")
 
 
-def test_nodes_come_by_tier_then_latency():
-    nodes = node_facts(History(ROUNDS))
+def test_nodes_by_tier_then_latency():
+    nodes = node_stats(History(ROUNDS))
     assert [node.identity for node in nodes] == ["node-2", "node-10", "node-1", "node-7"]
-    assert [(node.tier, node.selected, node.in_vain) for node in nodes] == [
+    assert [(node.tier, node.selected, node.lost) for node in nodes] == [
         *((0, 2, 2), (0, 1, 0), (1, 1, 0), (None, 0, 0))
     ]
     assert nodes[1].profiled_s == 1.0
     assert nodes[1].latency_s.tolist() == [3.0]
 
 
-def test_failures_are_grouped_the_most_frequent_first():
-    assert faults(History(ROUNDS)) == [
+def test_failure_groups_most_frequent_first():
+    assert failure_groups(History(ROUNDS)) == [
         *(("node-2", "late", [1, 2]), ("node-1", "odd", [2]), ("node-9", "odd", [2]))
     ]
 
 
-def test_tiers_of_the_latest_profiling_count():
+def test_latest_profiling_counts():
     again = {"round": 3, "tifl": {"tiers": {"node-1": 0}, "latency": {"node-1": 0.5}}}
     history = History((*ROUNDS, again))
-    [node] = [node for node in node_facts(history) if node.tier is not None]
+    [node] = [node for node in node_stats(history) if node.tier is not None]
     assert (node.identity, node.profiled_s) == ("node-1", 0.5)
     assert num_tiers(history) == 2
     assert num_tiers(History(({"round": 0},))) == 0

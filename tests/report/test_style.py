@@ -19,19 +19,19 @@ from flwr_hetero.report.style import duration, figure, size, time_unit
         (math.inf, "?"),
     ],
 )
-def test_durations_round_without_overflow(seconds, text):
+def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("seconds", "symbol"), [(0, "s"), (200, "min"), (20_000, "h"), (1e6, "d")])
-def test_axes_of_time_have_a_handy_unit(seconds, symbol):
+def test_time_unit(seconds, symbol):
     assert time_unit(seconds).symbol == symbol
 
 
-def test_accuracies_beyond_a_share_are_not_percent():
+def test_figure_of_accuracies():
     assert figure("accuracy", 87.5) == "87.5"
     assert figure("accuracy", 1.0) == "100.0 %"
 
 
-def test_sizes():
+def test_size():
     assert [size(n) for n in (0, 999, 1000, math.nan)] == ["0 B", "999 B", "1 kB", "?"]

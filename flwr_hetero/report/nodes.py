@@ -1,0 +1,114 @@
+"""What a history knows of nodes, tiers and failures."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_hetero.report.history import TIFL, History
+
+
+@dataclass(frozen=True)
+class NodeStats:
+    """One node over a run; ``lost`` counts rounds in which its training reply did not count."""
+
+    identity: str
+    tier: int | None
+    profiled_s: float
+    latency_s: NDArray[np.float64]
+    selected: int
+    lost: int
+
+    @property
+    def typical_s(self) -> float:
+        """Median of its latencies, or the profiled one; NaN if both are unknown."""
+        return float(np.median(self.latency_s)) if len(self.latency_s) else self.profiled_s
+
+
+class FailureGroup(NamedTuple):
+    """The same failure of one node, and the rounds in which it happened."""
+
+    node: str
+    reason: str
+    rounds: list[int]
+
+
+def node_stats(history: History) -> list[NodeStats]:
+    """Collect what is known of each node, sorted by tier, then latency."""
+    tiers, profiled = latest_tiers(history)
+    selected = Counter(name for record in history.rounds for name in record.get("selected") or ())
+    lost = Counter(name for record in history.rounds for name in _lost(record))
+    latency: dict[str, list[float]] = {}
+    for record in history.rounds:
+        for name, seconds in (record.get("latency") or {}).items():
+            if seconds is not None:
+                latency.setdefault(name, []).append(seconds)
+    nodes = [
+        NodeStats(
+            identity=name,
+            tier=tiers.get(name),
+            profiled_s=_seconds(profiled.get(name)),
+            latency_s=np.array(latency.get(name, []), np.float64),
+            selected=selected[name],
+            lost=lost[name],
+        )
+        for name in sorted({*tiers, *profiled, *selected, *latency}, key=natural)
+    ]
+    return sorted(
+        nodes,
+        key=lambda node: (
+            np.inf if node.tier is None else node.tier,
+            np.inf if np.isnan(node.typical_s) else node.typical_s,
+        ),
+    )
+
+
+def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
+    """Return tier and latency of each node in the latest profiling."""
+    for record in reversed(history.rounds):
+        info = record.get(TIFL) or {}
+        if "tiers" in info:
+            return dict(info["tiers"]), dict(info.get("latency") or {})
+    return {}, {}
+
+
+def num_tiers(history: History) -> int:
+    """Return how many tiers a run has or had; 0 without TiFL."""
+    counts = [len(of_tiers(record, "tier_probs")) for record in history.rounds]
+    return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
+
+
+def of_tiers(record: Mapping[str, Any], key: str) -> list[float]:
+    """Return a figure of each tier in a round, such as ``credits``."""
+    return [_seconds(value) for value in (record.get(TIFL) or {}).get(key) or []]
+
+
+def failure_groups(history: History) -> list[FailureGroup]:
+    """Group failures by node and reason, most frequent first."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for record in history.rounds:
+        for failure in record.get("failures") or ():
+            key = (str(failure.get("node")), str(failure.get("reason")))
+            groups.setdefault(key, []).append(record["round"])
+    found = [FailureGroup(*key, rounds) for key, rounds in groups.items()]
+    return sorted(found, key=lambda group: (-len(group.rounds), natural(group.node)))
+
+
+def natural(identity: str) -> list[tuple[int, int | str]]:
+    """Make a sort key by which node-2 comes before node-10."""
+    parts = re.split(r"(\d+)", identity)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
+
+
+def _lost(record: Mapping[str, Any]) -> set[str]:
+    """Return who was asked to train and did not reply well; evaluation has failures too."""
+    failed = {failure.get("node") for failure in record.get("failures") or ()}
+    return (failed & {*(record.get("selected") or ())}) - {*(record.get("latency") or ())}
+
+
+def _seconds(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

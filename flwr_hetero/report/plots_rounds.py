@@ -1,0 +1,294 @@
+"""Plots against rounds and time: metrics, durations, traffic, figures of the wrappers."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from flwr_hetero.report.history import (
+    CLOCKS,
+    METRICS,
+    TIFL,
+    History,
+    best_round,
+    lower_is_better,
+)
+from flwr_hetero.report.nodes import num_tiers
+from flwr_hetero.report.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    RED,
+    figure,
+    heading,
+    metric_axis,
+    panels,
+    positive_axis,
+    round_axis,
+    run_look,
+    size,
+    tier_colours,
+    time_unit,
+    zoom,
+)
+
+MAX_PANELS = 12
+"""Panels of a figure; a caption says how many more there would be."""
+
+
+def draw_main_metric(history: History) -> Figure | None:
+    """Draw the main metric against time and against rounds."""
+    metric = history.main_metric()
+    if metric is None:
+        return None
+    values, clock = history.metric(metric), clock_of(history)
+    unit = time_unit(float(np.nanmax(clock, initial=0)))
+    drawn, (by_time, by_round) = panels(1, 2, 3.7, sharey=True)
+    if np.isnan(clock).all():
+        by_time.set_visible(False)
+    else:
+        _draw_progress(by_time, clock / unit.seconds, values, metric)
+    by_time.set_xlabel(f"{CLOCKS[clock_key(history)]} ({unit.symbol})")
+    by_time.set_title(f"{heading(metric)} against time")
+    _shade_profiling(by_time, history, unit.seconds)
+    _draw_progress(by_round, history.column("round"), values, metric)
+    best = best_round(history, metric)
+    by_round.plot(history.column("round")[best], values[best], "o", ms=7, mfc="none", mec=RED)
+    by_round.set_title(f"{heading(metric)} against rounds")
+    round_axis(by_round)
+    by_round.set_ylabel("")
+    return drawn
+
+
+def draw_against_traffic(history: History) -> Figure | None:
+    """Draw the main metric and the loss against the bytes that training has taken."""
+    known = (history.main_metric(), "loss")
+    names = [n for n in dict.fromkeys(known) if n is not None and n in history.metrics(METRICS)]
+    total = np.nancumsum(history.column("bytes_down") + history.column("bytes_up"))
+    if not names or not total[-1]:
+        return None
+    drawn, axes = panels(1, len(names), 3.4)
+    for axis, name in zip(axes, names, strict=True):
+        _draw_progress(axis, total, history.metric(name), name)
+        axis.xaxis.set_major_formatter(lambda value, _: size(value))
+        axis.set_xlabel("traffic, both ways")
+        axis.set_title(f"{heading(name)} against traffic")
+    return drawn
+
+
+def draw_other_metrics(history: History) -> Figure | None:
+    """Draw every metric but the main one against rounds, a small panel each."""
+    names = other_metrics(history)[:MAX_PANELS]
+    if not names:
+        return None
+    drawn, axes = small_panels(len(names))
+    for axis, name in zip(axes, names, strict=True):
+        _draw_line(axis, history.column("round"), history.metric(name), name)
+        axis.set_title(heading(name))
+        axis.set_ylabel("")
+        round_axis(axis)
+    return drawn
+
+
+def other_metrics(history: History) -> list[str]:
+    """Return the metrics beside the main one."""
+    others = [name for name in history.metrics(METRICS) if name != history.main_metric()]
+    return [name for name in others if np.nansum(np.abs(history.metric(name)))]
+
+
+def draw_round_times(history: History) -> Figure | None:
+    """Draw how long each round took, estimates of the total, and the traffic."""
+    rounds, clock = history.column("round"), clock_of(history)
+    if len(rounds) < 2 or np.isnan(clock).all():
+        return None
+    has_estimate = not np.isnan(history.column(TIFL, "exact_estimate_s")).all()
+    drawn, axes = panels(1, 3 if has_estimate else 2, 3.2)
+    _draw_durations(axes[0], history, rounds[1:], np.diff(clock))
+    if has_estimate:
+        _draw_estimates(axes[1], history)
+    _draw_traffic(axes[-1], history)
+    for axis in axes:
+        round_axis(axis)
+    return drawn
+
+
+def clock_of(history: History) -> NDArray[np.float64]:
+    """Return the fleet's clock, or the server's where the history has no other."""
+    return history.column(clock_key(history))
+
+
+def clock_key(history: History) -> str:
+    """Return the name of the clock that :func:`clock_of` returns."""
+    return "virtual_s" if np.nansum(history.column("virtual_s")) > 0 else "wall_s"
+
+
+def small_panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Make a figure of small panels, at most three in a row."""
+    columns = 2 if count in (2, 4) else min(count, 3)
+    rows = -(-count // columns)
+    drawn, axes = panels(rows, columns, 2.5 * rows + 0.3)
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return drawn, axes[:count]
+
+
+def _draw_progress(
+    axes: Axes, x: NDArray[np.float64], values: NDArray[np.float64], metric: str
+) -> None:
+    _draw_line(axes, x, values, metric)
+    for end in np.column_stack([x, values])[~np.isnan(values) & ~np.isnan(x)][-1:].tolist():
+        axes.plot(*end, "o", color=BLUE, markersize=6, clip_on=False)
+        text = figure(metric, end[1])
+        axes.annotate(text, end, (-2, 9), textcoords="offset points", ha="right", size=9.5)
+    zoom(axes, values, falls=lower_is_better(metric))
+    metric_axis(axes, metric, values)
+
+
+def _draw_line(
+    axes: Axes, x: NDArray[np.float64], values: NDArray[np.float64], metric: str
+) -> None:
+    known = ~np.isnan(values) & ~np.isnan(x)
+    marker = "o" if known.sum() <= 30 else ""
+    axes.plot(x[known], values[known], color=BLUE, marker=marker, markersize=3.5)
+    axes.margins(x=0.02, y=0.14)
+    metric_axis(axes, metric, values)
+
+
+def _shade_profiling(axes: Axes, history: History, unit_s: float) -> None:
+    end = clock_of(history)[0] / unit_s
+    if history.rounds[0]["round"] == 0 and end > 0:
+        axes.axvspan(0, end, color="#8c8c8c", alpha=0.25, lw=0, label="profiling")
+        axes.legend(loc="lower right")
+
+
+def _draw_durations(
+    axes: Axes, history: History, rounds: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> None:
+    unit = time_unit(float(np.nanmax(seconds)))
+    colours = [*tier_colours(num_tiers(history)), "#8c8c8c" if num_tiers(history) else BLUE]
+    tiers = [int(t) if np.isfinite(t) else -1 for t in history.column(TIFL, "tier")[1:]]
+    axes.scatter(rounds, seconds / unit.seconds, s=14, c=[colours[tier] for tier in tiers])
+    positive_axis(axes, seconds / unit.seconds)
+    axes.set_ylabel(f"time ({unit.symbol})")
+    axes.set_title("Time of each round")
+
+
+def _draw_estimates(axes: Axes, history: History) -> None:
+    lines = {
+        "actual": ("actual_s", BLUE, "-"),
+        "expected slowest": ("exact_estimate_s", GREEN, "--"),
+        "TiFL's Eq. 6": ("paper_estimate_s", ORANGE, ":"),
+    }
+    unit = time_unit(float(np.nanmax(history.column(TIFL, "actual_s"))))
+    for label, (key, colour, style) in lines.items():
+        seconds = history.column(TIFL, key) / unit.seconds
+        axes.plot(history.column("round"), seconds, style, color=colour, label=label)
+    axes.set_ylabel(f"total ({unit.symbol})")
+    axes.set_title("Estimated and actual time")
+    _legend_above(axes)
+
+
+def _draw_traffic(axes: Axes, history: History) -> None:
+    for label, key, colour, style in (
+        ("down to the nodes", "bytes_down", BLUE, "-"),
+        ("up to the server", "bytes_up", RED, "--"),
+    ):
+        total = np.nancumsum(history.column(key))
+        axes.plot(history.column("round"), total, style, color=colour, label=label)
+    axes.yaxis.set_major_formatter(lambda value, _: size(value))
+    axes.set_ylabel("total")
+    axes.set_title("Traffic of training")
+    _legend_above(axes)
+
+
+def _legend_above(axes: Axes) -> None:
+    """Put the legend of rising lines over them, with room of its own."""
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(0, bottom + 1.3 * (top - bottom) or 1)
+    axes.legend(loc="upper left")
+
+
+MAX_LINES = 6
+"""Longer lists are drawn as median and range."""
+
+
+ROOM = 0.15
+"""Height of a line of a legend, as a part of the panel, so that it covers no curve."""
+
+
+class Fan(NamedTuple):
+    """A key of a wrapper over the rounds: one number a round, or several."""
+
+    key: str
+    rounds: NDArray[np.float64]
+    labels: list[str]
+    values: NDArray[np.float64]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a line for each number would be too many."""
+        return len(self.labels) > MAX_LINES
+
+
+def wrappers_of(history: History) -> list[str]:
+    """Return the sections of a history that have something to draw here."""
+    own = (*METRICS, TIFL)
+    return [name for name in history.sections() if name not in own and fans(history, name)]
+
+
+def fans(history: History, section: str) -> list[Fan]:
+    """Collect the numeric figures of a wrapper."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for record in history.rounds:
+        for key, value in (record.get(section) or {}).items():
+            if numbers := _numbers(value):
+                found.setdefault(key, {})[record["round"]] = numbers
+    return [_fan(key, rows) for key, rows in found.items()]
+
+
+def draw_wrapper(history: History, section: str) -> Figure | None:
+    """Draw the figures of a wrapper against rounds, a small panel each."""
+    if not (shown := fans(history, section)[:MAX_PANELS]):
+        return None
+    drawn, axes = small_panels(len(shown))
+    for axis, fan in zip(axes, shown, strict=True):
+        _draw_fan(axis, fan)
+        axis.set_title(heading(fan.key) + (" (median, range)" if fan.is_wide else ""))
+        round_axis(axis)
+    return drawn
+
+
+def _draw_fan(axes: Axes, fan: Fan) -> None:
+    marker = "o" if len(fan.rounds) <= 30 else ""
+    if fan.is_wide:
+        low, middle, high = np.nanpercentile(fan.values, (0, 50, 100), axis=1)
+        axes.fill_between(fan.rounds, low, high, color=BLUE, alpha=0.2, lw=0)
+        axes.plot(fan.rounds, middle, color=BLUE, marker=marker, markersize=3)
+        return
+    for number, (label, column) in enumerate(zip(fan.labels, fan.values.T, strict=True)):
+        look = run_look(number)
+        axes.plot(fan.rounds, column, **look, marker=marker, markersize=3, label=label)
+    if len(fan.labels) > 1:
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top + ROOM * (top - bottom) * -(-len(fan.labels) // 2))
+        axes.legend(loc="upper right", ncols=2, handlelength=1, columnspacing=1)
+
+
+def _fan(key: str, rows: dict[int, dict[str, float]]) -> Fan:
+    labels = list(dict.fromkeys(label for row in rows.values() for label in row))
+    nan = float("nan")
+    values = np.array([[row.get(label, nan) for label in labels] for row in rows.values()])
+    return Fan(key, np.array(list(rows), np.float64), labels, values)
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    """Return the numbers in a value; none if it holds anything else."""
+    if isinstance(value, list):
+        value = {str(position): item for position, item in enumerate(value)}
+    items = value if isinstance(value, dict) else {"": value}
+    known = {label: item for label, item in items.items() if item is not None}
+    if not all(isinstance(item, int | float) for item in known.values()):
+        return {}
+    return {label: float(item) for label, item in known.items()}
