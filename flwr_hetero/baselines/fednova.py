@@ -120,18 +120,12 @@ class FedNova(LocalSteps):
         if not good or start is None:
             return good
         steps = [self.assigned[reply.metadata.src_node_id] for reply in good]
-        weights = [self._weight(reply) for reply in good]
+        weights = self.top.weights(good)
         if not any(weights):
             return good
         scales = update_scales(steps, weights, self.momentum)
         pairs = zip(good, scales.tolist(), strict=True)
         return [self._scaled(reply, scale, start) for reply, scale in pairs]
-
-    def _weight(self, reply: Message) -> float:
-        """Return the weight that the innermost strategy will give to a reply."""
-        key = getattr(self.leaf, "weighted_by_key", None)
-        (metrics,) = reply.content.metric_records.values()
-        return 1.0 if key is None else float(metrics[key])  # type: ignore[arg-type]
 
     def _scaled(self, reply: Message, scale: float, start: ArrayRecord) -> Message:
         ((name, arrays),) = reply.content.array_records.items()

@@ -283,17 +283,23 @@ class LocalSteps(Wrapper):
             if len(claims) == 1 and _is_count(claims[0]):
                 self._measure(reply.metadata.src_node_id, reply, int(claims[0]))
 
+    def steps_of(self, reply: Message) -> int:
+        """Return the steps that count for a reply: those it claims, at most those given."""
+        (metrics,) = reply.content.metric_records.values()
+        assigned = self.assigned[reply.metadata.src_node_id]
+        claim = metrics.get(keys.NUM_STEPS, assigned)
+        return min(int(claim), assigned) if _is_count(claim) else 0
+
     def _accept(self, node_id: int, reply: Message) -> int:
         """Return the steps to count for a reply; 0 if it must be dropped."""
         (metrics,) = reply.content.metric_records.values()
-        assigned = self.assigned[node_id]
+        assigned, steps = self.assigned[node_id], self.steps_of(reply)
         claim = metrics.get(keys.NUM_STEPS, assigned)
-        if not _is_count(claim):
+        if not steps:
             self.session.fail(node_id, f"claims {claim!r} steps instead of 1 to {assigned}")
-            return 0
-        if claim > assigned:
+        elif isinstance(claim, (int, float)) and claim > assigned:
             self.session.note(node_id, f"claims {claim:g} steps, was given {assigned}")
-        return min(int(claim), assigned)
+        return steps
 
     def _measure(self, node_id: int, reply: Message, steps: int) -> None:
         latency = self.session.latency.get(node_id)

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from flwr_hetero.biased_local_sgd.shared_data import SharedSamples, read_samples
 from flwr_hetero.biased_local_sgd.step_budget import Budget, LocalSteps
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.records import config_of
-from flwr_hetero.server.aggregate import aggregate_by_steps
 from flwr_hetero.state_dict import StateDict, entries_below
 
 
@@ -192,14 +191,11 @@ class BiasedLocalSGD(LocalSteps):
             return False
         return True
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the wrapped strategy aggregate, by steps if this bias is on."""
-        leaf, like = self.leaf, self.session.arrays
-        if not self.weighted_by_steps or not isinstance(leaf, FedAvg) or like is None:
-            return super().aggregate(server_round, replies)
-        return aggregate_by_steps(self.inner, leaf, server_round, replies, like)
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Weight models by steps if this bias is on (Eq. 4)."""
+        if not self.weighted_by_steps:
+            return super().weights(replies)
+        return [float(self.steps_of(reply)) for reply in replies]
 
     # --- the run -------------------------------------------------------------------------
 

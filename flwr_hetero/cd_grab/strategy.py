@@ -175,7 +175,7 @@ class CDGraB(Wrapper):
     def _weighted(self, replies: list[Message], reports: dict[int, Report]) -> list[Report]:
         """Scale each node's pairs as its model counts in the mean."""
         ordered = [reply for reply in replies if reply.metadata.src_node_id in reports]
-        weights = [self._weight(reply) for reply in ordered]
+        weights = self.top.weights(ordered)
         usual = sum(weights) / len(weights) if any(weights) else 1.0
         result = []
         for reply, weight in zip(ordered, weights, strict=True):
@@ -183,13 +183,6 @@ class CDGraB(Wrapper):
             share = weight / usual
             result.append(report if share == 1 else report._replace(diffs=share * report.diffs))
         return result
-
-    def _weight(self, reply: Message) -> float:
-        """Read what the model of a reply is weighted by."""
-        key = str(getattr(self.leaf, "weighted_by_key", ""))  # a wrapper may have changed it
-        (metrics,) = reply.content.metric_records.values()
-        weight = metrics.get(key, 1.0)
-        return float(weight) if isinstance(weight, (int, float)) else 1.0
 
     # --- the run -------------------------------------------------------------------------
 

@@ -127,56 +127,55 @@ def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike, dtype: np.dtype[Any
     return stream.getvalue()
 
 
+WEIGHT = keys.PREFIX + "weight"
+"""Metric by which a strategy weights models where that is not its own key."""
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
 
 
-def aggregate_by_steps(
-    inner: Strategy, leaf: FedAvg, server_round: int, replies: list[Message], like: ArrayRecord
+def aggregate(
+    inner: Strategy,
+    leaf: Strategy,
+    server_round: int,
+    replies: list[Message],
+    weights: list[float],
+    like: ArrayRecord | None,
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let a strategy aggregate with ``num-steps`` as the weight of the models (Eq. 4).
+    """Let a strategy aggregate models by these weights, and metrics by its own.
 
     Notes
     -----
     Where only the mean matters it is made in place and goes in as a single reply. Any other
-    strategy, or one with another wrapper around it, gets all replies and another weight key:
-    Krum needs each one, and its mean of the chosen ones is then by steps.
+    strategy gets all replies and, where the weights are not its own, another weight key: Krum
+    needs each reply, and its mean of the chosen ones is then by these weights.
     """
-    weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
-    contents = [reply.content for reply in replies]
-    if inner is leaf and replies and is_linear(leaf):
-        mean = mean_reply(replies, [steps_of(reply) for reply in replies], like, own_key)
-        with _replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
-            arrays, metrics = leaf.aggregate_train(server_round, [mean])
-    else:
-        by_own_key = {"train_metrics_aggr_fn": lambda chosen, _key: weigh(chosen, own_key)}
-        with _replaced(leaf, weighted_by_key=keys.NUM_STEPS, **by_own_key):
-            arrays, metrics = inner.aggregate_train(server_round, replies)
-    return arrays if arrays is None else keep_dtypes(arrays, like), metrics
-
-
-def aggregate_in_place(
-    inner: Strategy, server_round: int, replies: list[Message], like: ArrayRecord | None
-) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let a strategy aggregate with its own weights, made in place where only the mean matters."""
-    if like is None or not replies or not isinstance(inner, FedAvg) or not is_linear(inner):
+    if like is None or not replies or not isinstance(leaf, FedAvg):
         return inner.aggregate_train(server_round, replies)
-    weigh, own_key = inner.train_metrics_aggr_fn, inner.weighted_by_key
-    contents = [reply.content for reply in replies]
-    weights = [weight_of(reply, own_key) for reply in replies]
-    mean = mean_reply(replies, weights, like, own_key)
-    with _replaced(inner, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
-        return inner.aggregate_train(server_round, [mean])
+    weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
+    if inner is leaf and is_linear(leaf):
+        contents = [reply.content for reply in replies]
+        mean = mean_reply(replies, weights, like, own_key)
+        with _replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
+            return leaf.aggregate_train(server_round, [mean])
+    if weights == [weight_of(reply, own_key) for reply in replies]:
+        return inner.aggregate_train(server_round, replies)
+
+    def weigh_metrics(chosen: list[RecordDict], _key: str) -> MetricRecord:
+        for content in chosen:
+            for metrics in content.metric_records.values():
+                metrics.pop(WEIGHT, None)
+        return weigh(chosen, own_key)
+
+    for reply, weight in zip(replies, weights, strict=True):
+        for metrics in reply.content.metric_records.values():
+            metrics[WEIGHT] = weight
+    with _replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
+        return inner.aggregate_train(server_round, replies)
 
 
 def is_linear(strategy: Strategy) -> bool:
     """Tell whether a strategy is known to need the weighted mean of its replies only."""
     return type(strategy).aggregate_train in [known.aggregate_train for known in LINEAR]
-
-
-def steps_of(reply: Message) -> int:
-    """Read ``num-steps`` from a reply that was checked before."""
-    return int(weight_of(reply, keys.NUM_STEPS))
 
 
 def mean_reply(

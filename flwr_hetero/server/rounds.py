@@ -122,6 +122,7 @@ def _one_round(run: Run, number: int) -> dict[str, Any]:
     if metrics is not None:
         result.train_metrics_clientapp[number] = metrics
     record = _record(run, number, up=up)
+    record["weights"] = _shares(strategy.session.weights)
     evaluate = run.exchange(
         strategy.configure_evaluate(number, run.arrays, run.evaluate_config, run.grid)
     )
@@ -152,9 +153,15 @@ def _record(run: Run, number: int, up: int = 0) -> dict[str, Any]:
         "evaluate": {},
         "global": {},
         "selected": [session.registry.identity(m.metadata.dst_node_id) for m in asked],
+        "weights": {},
         "latency": {session.registry.identity(n): v.seconds for n, v in session.latency.items()},
         "failures": [],
     }
+
+
+def _shares(weights: dict[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {node: weight / total for node, weight in weights.items()}
 
 
 def _evaluate_centrally(run: Run, number: int) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Session:
     latency: dict[int, Latency] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
+    weights: dict[str, float] = field(default_factory=dict)
     round_trip_s: dict[str, float] = field(default_factory=dict)
     virtual_s: float = 0.0
     wall_s: float = 0.0
@@ -92,11 +93,15 @@ class Session:
         agreed = [good[node_id] for node_id in ordered]
         if expected.metrics:
             agreed = self._agree(agreed)
-        if expected.weight_key and not any(weight_of(r, expected.weight_key) for r in agreed):
-            for reply in agreed:  # Flower would divide by their sum
-                self.fail(reply.metadata.src_node_id, f"{expected.weight_key} is 0 in all replies")
-            return []
         return agreed
+
+    def drop_weightless(self, replies: list[Message], weight_key: str | None) -> list[Message]:
+        """Drop all replies if none has a weight: Flower would divide by their sum."""
+        if weight_key is None or any(weight_of(reply, weight_key) for reply in replies):
+            return replies
+        for reply in replies:
+            self.fail(reply.metadata.src_node_id, f"{weight_key} is 0 in all replies")
+        return []
 
     def fail(self, node_id: int, reason: str) -> None:
         """Put down that the reply of a node that was asked does not count."""

@@ -9,7 +9,8 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import trains_trees
 from flwr_hetero.errors import invalid
-from flwr_hetero.server.aggregate import aggregate_in_place, keep_dtypes
+from flwr_hetero.server.aggregate import aggregate, keep_dtypes
+from flwr_hetero.server.reply_checks import weight_of
 from flwr_hetero.server.rounds import run_rounds
 from flwr_hetero.server.session import Session, expected_of
 from flwr_hetero.state_dict import StateDict
@@ -106,11 +107,15 @@ class Wrapper(Strategy):
         """Learn from the good training replies; return those that go further in."""
         return replies
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the wrapped strategy aggregate; override to change by what it weights."""
-        return aggregate_in_place(self.inner, server_round, replies, self.session.arrays)
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Return by what the model of each reply is weighted; ask the :attr:`top` wrapper.
+
+        Replies may come here before or after the hook ``on_replies`` of a wrapper further in.
+        """
+        if isinstance(self.inner, Wrapper):
+            return self.inner.weights(replies)
+        key = getattr(self.leaf, "weighted_by_key", None)
+        return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' replies counted after all wrappers, and which nodes failed."""
@@ -163,6 +168,11 @@ class Wrapper(Strategy):
         """The innermost strategy."""
         return list(self.chain())[-1]
 
+    @property
+    def top(self) -> "Wrapper":
+        """The outermost wrapper."""
+        return self if self.outer is None else self.outer.top
+
     def identity(self, node_id: int) -> str:
         """Return a node's stable identity (name, key, partition or id, in that order).
 
@@ -202,9 +212,14 @@ class Wrapper(Strategy):
         good = list(replies)
         if self.outer is None:
             good = self.session.take_in(good, expected_of(self.session.arrays, self.leaf))
-        good = self._count(self.on_replies(server_round, good))
-        arrays, metrics = self.aggregate(server_round, good)
-        like = self.session.arrays
+        like, good = self.session.arrays, self.on_replies(server_round, good)
+        if isinstance(self.inner, Wrapper):
+            arrays, metrics = self.inner.aggregate_train(server_round, good)
+        else:
+            good = self._count(good)
+            weights = self.top.weights(good)
+            self.session.weights = dict(zip(self.session.counted, weights, strict=True))
+            arrays, metrics = aggregate(self.inner, self.leaf, server_round, good, weights, like)
         if self.outer is None:
             for wrapper in self.wrappers():
                 wrapper.on_train_end(server_round, self.session.counted, self.session.failed())
@@ -232,7 +247,9 @@ class Wrapper(Strategy):
         good = list(replies)
         if self.outer is None:
             good = self.session.take_in(good, expected_of(None, self.leaf))
-        good = self._count(self.on_evaluate_replies(server_round, good))
+        good = self.on_evaluate_replies(server_round, good)
+        if not isinstance(self.inner, Wrapper):
+            good = self._count(good)
         metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
             for wrapper in self.wrappers():
@@ -288,9 +305,9 @@ class Wrapper(Strategy):
 
     def _count(self, replies: list[Message]) -> list[Message]:
         """Note, before the innermost strategy gets them, whose replies count."""
-        if not isinstance(self.inner, Wrapper):
-            self.session.counted = [self.identity(r.metadata.src_node_id) for r in replies]
-        return replies
+        good = self.session.drop_weightless(replies, getattr(self.leaf, "weighted_by_key", None))
+        self.session.counted = [self.identity(reply.metadata.src_node_id) for reply in good]
+        return good
 
     def _own(self, messages: Iterable[Message]) -> list[Message]:
         """Give each message records of its own; Flower's strategies share one among all."""

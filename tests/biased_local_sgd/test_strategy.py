@@ -95,7 +95,7 @@ def test_in_place_mean_and_weight_key_give_the_same():
     by_key, _ = run(BiasedLocalSGD(spied, fast_steps=16))
     in_place, _ = run(BiasedLocalSGD(flower.FedAvg(), fast_steps=16))
     nested, _ = run(BiasedLocalSGD(Wrapper(flower.FedAvg()), fast_steps=16))
-    assert spied.seen == [(4, "num-steps")] * 3
+    assert spied.seen == [(4, "flwr-hetero.weight")] * 3
     for other in (by_key, nested):
         for name in in_place.arrays:
             np.testing.assert_allclose(

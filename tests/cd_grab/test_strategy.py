@@ -168,13 +168,29 @@ def test_a_pair_weighs_as_much_as_its_nodes_model():
     assert np.linalg.norm(weighted[0].diffs[0]) == pytest.approx(length, rel=1e-2)
 
 
-def test_models_weighted_by_steps_have_pairs_weighted_by_steps():
-    strategy = BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8, high_loss_fraction=None)
-    inner, weights = strategy.inner, []
-    weigh = inner._weight
-    inner._weight = lambda reply: weights.append(weigh(reply)) or weights[-1]
-    run(strategy, grid_of([16, 32, 24]), 2)
-    assert weights[-3:] == [8.0, 8.0, 8.0]
+@pytest.mark.parametrize("outside", [False, True])
+def test_pairs_are_weighted_by_steps(outside):
+    steps = {"fast_steps": 8, "min_steps": 2, "high_loss_fraction": None}
+    if outside:
+        strategy = cd_grab = CDGraB(BiasedLocalSGD(fedavg(), **steps))
+    else:
+        cd_grab = CDGraB(fedavg())
+        strategy = BiasedLocalSGD(cd_grab, **steps)
+    ratios, scale = [], cd_grab._weighted
+
+    def spy(replies, reports):
+        scaled = scale(replies, reports)
+        raw = [reports[reply.metadata.src_node_id] for reply in replies]
+        ratios.append([b.diffs[0][0] / a.diffs[0][0] for a, b in zip(raw, scaled, strict=True)])
+        return scaled
+
+    cd_grab._weighted = spy
+    history = History(strategy)
+    run(strategy, grid_of([16, 32, 24], profiles=[DeviceProfile(s) for s in (1, 1, 0.5)]), 2)
+    assert list(history.of("biased-local-sgd", "num-steps")[1].values()) == [8, 8, 4]
+    assert ratios[1] == pytest.approx([1.2, 1.2, 0.6])
+    shares = history.rounds[2]["weights"]
+    assert shares == {"node-0": 0.4, "node-1": 0.4, "node-2": 0.2}
 
 
 def test_nodes_at_another_pace_walk_alone():

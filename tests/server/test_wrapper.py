@@ -369,3 +369,45 @@ def test_outcome_counts_after_all_wrappers():
     train, evaluate = outer.seen
     assert train == ("train", 1, ["node-3"], ["id-1001", "id-1002", "node-4"])
     assert evaluate == ("evaluate", 1, ["node-0", "node-1", "node-3", "node-4"], ["id-1002"])
+
+
+class ByNode(Wrapper):
+    """Weight models by 1, 2, ..."""
+
+    def weights(self, replies):
+        return [1.0 + i for i in range(len(replies))]
+
+
+@pytest.mark.parametrize("inner", [flower.FedAvg, lambda: Wrapper(flower.MultiKrum())])
+@pytest.mark.parametrize("outside", [False, True])
+def test_outermost_weights_are_the_ones(inner, outside):
+    strategy = Wrapper(ByNode(inner())) if not outside else ByNode(Wrapper(inner()))
+    history = History(strategy)
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3)
+    result = history.start(grid, toy_arrays(), num_rounds=1)
+    shares = {f"node-{i}": pytest.approx((1 + i) / 6) for i in range(3)}
+    assert history.records[1]["weights"] == shares
+    assert history.records[0]["weights"] == {}
+    if inner is flower.FedAvg:
+        assert result.arrays["w"].numpy() == pytest.approx((0 * 1 + 1.01 * 2 + 2.04 * 3) / 6 / 2)
+        assert result.train_metrics_clientapp[1]["train-loss"] == pytest.approx(5.1817 / 3)
+    assert set(result.train_metrics_clientapp[1]) == {"train-loss"}
+
+
+def test_replies_left_without_examples_are_dropped():
+    class Drops(Wrapper):
+        def on_replies(self, server_round, replies):
+            return replies[:1]
+
+    def empty(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 0:
+            next(iter(reply.content.metric_records.values()))["num-examples"] = 0
+        return reply
+
+    strategy = Drops(flower.FedAvg(fraction_evaluate=0.0))
+    history = History(strategy)
+    grid = LocalGrid(toy_app(mods=[empty]), profiles=[DeviceProfile()] * 2)
+    result = history.start(grid, toy_arrays(), num_rounds=1)
+    assert result.arrays["w"].numpy().tolist() == [0] * 4
+    assert "num-examples is 0" in history.records[1]["failures"][0]["reason"]
