@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.faults import scenarios
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
+pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 
 
 def reasons(facts, number):

@@ -10,7 +10,7 @@ from benchmarks.faults.experiment import Experiment
 from benchmarks.faults.scenarios import QUICK
 from flwr_hetero.fleet import DeviceProfile, RealFleet
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
+pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 NEST_APP = Path(__file__).parent / "nest_app"
 SPEEDS = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 CPU, WORK = 0.5, 0.25

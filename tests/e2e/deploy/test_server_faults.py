@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord
 from benchmarks.faults import scenarios
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
+pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 
 
 def expected_selection(num_rounds, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.task.run import central_evaluate, initial_arrays
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "pgd"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "apps" / "pgd"))
 from pgd_app.client_app import app
 from pgd_app.task import PGDSettings
 
@@ -206,7 +206,8 @@ def test_flwr_run_leaves_its_results(flower, tmp_path):
     assert not failures(rounds)
 
 
-@pytest.mark.slow_app
+@pytest.mark.app
+@pytest.mark.nightly
 def test_flwr_run_with_two_nodes(flower, tmp_path):
     out = tmp_path / "run"
     flower("pgd", num_server_rounds=2, output_dir=out, rule="topk")

@@ -10,7 +10,7 @@ from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.task.run import central_evaluate, initial_arrays
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "biased-local-sgd"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "apps" / "biased-local-sgd"))
 from biased_app.client_app import STATE, app
 from biased_app.task import BIASES, FEDNOVA, BiasedSettings
 
@@ -131,7 +131,8 @@ def test_ten_nodes_leave_a_run_directory(flower, tmp_path):
         assert (out / name).stat().st_size > 0, name
 
 
-@pytest.mark.slow_app
+@pytest.mark.app
+@pytest.mark.nightly
 def test_shared_data_same_seed_same_run(flower, tmp_path):
     def run(name):
         out = tmp_path / name
@@ -143,7 +144,8 @@ def test_shared_data_same_seed_same_run(flower, tmp_path):
     assert run("second") == first
 
 
-@pytest.mark.slow_app
+@pytest.mark.app
+@pytest.mark.nightly
 def test_resume_equals_unbroken(flower, tmp_path):
     flower("biased-local-sgd", 5, num_server_rounds=4, output_dir=tmp_path / "whole")
     for rounds, resume in ((2, False), (4, True)):

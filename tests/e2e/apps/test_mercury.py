@@ -14,7 +14,7 @@ from flwr_hetero.mercury.resharding import offer
 from flwr_hetero.mod import save_state
 from flwr_hetero.task.run import central_evaluate, initial_arrays
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "mercury"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "apps" / "mercury"))
 from mercury_app.client_app import app
 from mercury_app.task import MercurySettings
 
@@ -220,7 +220,8 @@ def test_flwr_run_leaves_its_results(flower, tmp_path):
     assert not any(record["failures"] for record in rounds)
 
 
-@pytest.mark.slow_app
+@pytest.mark.app
+@pytest.mark.nightly
 def test_flwr_run_with_two_nodes(flower, tmp_path):
     out = tmp_path / "run"
     flower("mercury", num_server_rounds=2, output_dir=out, sampling="uniform")

@@ -4,15 +4,13 @@ import time
 import pytest
 
 from benchmarks.faults.experiment import Experiment
-from flwr_hetero.fleet import certificates
-from flwr_hetero.fleet import processes as commands
-from flwr_hetero.fleet import processes as marked
+from flwr_hetero.fleet import certificates, processes
 
 pytestmark = pytest.mark.deploy
 
 
-def test_a_run_over_tls_with_registered_supernodes(small_fleet, tmp_path):
-    run = Experiment(small_fleet, tmp_path / "run", num_server_rounds=2, work=0.5)
+def test_run_over_tls_with_registered_nodes(small_fleet, toy_app, tmp_path):
+    run = Experiment(small_fleet, tmp_path / "run", toy_app, num_server_rounds=2, work=0.5)
     history = run.start().finish()
     assert [record["round"] for record in history] == [0, 1, 2], run.tail()
     assert not any(record["failures"] for record in history)
@@ -24,18 +22,18 @@ def test_a_run_over_tls_with_registered_supernodes(small_fleet, tmp_path):
 def test_a_supernode_without_a_registered_key_is_refused(small_fleet, tmp_path):
     certificates.make_node_key(tmp_path, "stranger")
     fleet = small_fleet.file
-    command = commands.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
+    command = processes.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
     command[command.index("--auth-supernode-private-key") + 1] = str(tmp_path / "stranger")
-    command[command.index("--port") + 1] = str(commands.free_ports(1)[0])
+    command[command.index("--port") + 1] = str(processes.free_ports(1)[0])
     assert "Failed to initialize the connection" in last_words(small_fleet, command, tmp_path)
 
 
 def test_a_superlink_with_another_authority_is_refused(small_fleet, tmp_path):
     certificates.make_authority(tmp_path)
     fleet = small_fleet.file
-    command = commands.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
+    command = processes.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
     command[command.index("--root-certificates") + 1] = str(tmp_path / "ca.crt")
-    command[command.index("--port") + 1] = str(commands.free_ports(1)[0])
+    command[command.index("--port") + 1] = str(processes.free_ports(1)[0])
     words = last_words(small_fleet, [*command, "--max-retries", "0"], tmp_path)
     assert "CERTIFICATE_VERIFY_FAILED" in words
 
@@ -43,8 +41,8 @@ def test_a_superlink_with_another_authority_is_refused(small_fleet, tmp_path):
 def last_words(fleet, command, folder) -> str:
     """Run a SuperNode that cannot get in, as one of the fleet so that it ends with it."""
     log = folder / "supernode.log"
-    environment = commands.environment(folder / "home")
-    pid = marked.start(command, fleet.folder, log, environment)
+    environment = processes.environment(folder / "home")
+    pid = processes.start(command, fleet.folder, log, environment)
     deadline_s = time.monotonic() + 60
     while fleet.is_alive(pid):
         assert time.monotonic() < deadline_s, log.read_text()

@@ -11,8 +11,8 @@ import pytest
 
 from flwr_hetero.fleet import processes as commands
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow_deploy]
-CONF = Path(__file__).parents[2] / "deploy" / "nginx" / "fleet-only.conf"
+pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
+CONF = Path(__file__).parents[3] / "deploy" / "nginx" / "fleet-only.conf"
 
 
 @pytest.fixture

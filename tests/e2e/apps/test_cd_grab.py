@@ -11,7 +11,7 @@ from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.task.run import central_evaluate, initial_arrays
 
-APP = Path(__file__).parents[2] / "apps" / "cd-grab"
+APP = Path(__file__).parents[3] / "apps" / "cd-grab"
 sys.path.insert(0, str(APP))
 from cd_grab_app.client_app import app  # noqa: E402
 from cd_grab_app.task import METHODS, OrderSettings  # noqa: E402
@@ -126,7 +126,8 @@ def test_four_nodes_leave_a_run_directory(flower, tmp_path):
         assert (out / name).stat().st_size > 0, name
 
 
-@pytest.mark.slow_app
+@pytest.mark.app
+@pytest.mark.nightly
 def test_resume_equals_unbroken(flower, tmp_path):
     flower("cd-grab", 3, num_server_rounds=4, output_dir=tmp_path / "whole")
     for rounds, resume in ((2, False), (4, True)):

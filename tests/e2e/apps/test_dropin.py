@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from dropin.patching import apply
 
-DROPIN = Path(__file__).parents[1] / "dropin"
+DROPIN = Path(__file__).parents[2] / "dropin"
 
 
 @pytest.mark.app

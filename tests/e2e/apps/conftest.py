@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-APPS = Path(__file__).parents[2] / "apps"
+APPS = Path(__file__).parents[3] / "apps"
 
 
 def free_port() -> int:

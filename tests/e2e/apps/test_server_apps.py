@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 
-APPS = Path(__file__).parents[2] / "apps"
+APPS = Path(__file__).parents[3] / "apps"
 NAMES = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "fleet")
 
 

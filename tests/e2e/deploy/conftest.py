@@ -1,15 +1,31 @@
 """Real fleets for tests: in a folder of their own, on the loopback interface, always ended."""
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks.faults import scenarios
+from benchmarks.faults.experiment import Experiment
 from benchmarks.faults.scenarios import QUICK, start_fleet
-from flwr_hetero.fleet import RealFleet, named_fleet
-from flwr_hetero.fleet import processes as marked
+from flwr_hetero.fleet import RealFleet, named_fleet, processes
+
+TOY_APP = Path(__file__).parent / "toy_app"
 
 
-def ended(fleet: RealFleet) -> None:
+@pytest.fixture(autouse=True)
+def toy_app(monkeypatch):
+    """Give the toy app, which the scenarios use too."""
+
+    def experiment(fleet, folder, **config):
+        return Experiment(fleet, folder, TOY_APP, **config)
+
+    monkeypatch.setattr(scenarios, "Experiment", experiment)
+    return TOY_APP
+
+
+def end(fleet: RealFleet) -> None:
     fleet.down(keep=True)
-    assert marked.find(fleet.folder) == []
+    assert processes.find(fleet.folder) == []
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +40,7 @@ def small_fleet(tmp_path_factory):
     fleet = RealFleet(folder, QUICK)
     fleet.up(named_fleet(str(devices), 2))
     yield fleet
-    ended(fleet)
+    end(fleet)
 
 
 @pytest.fixture(scope="module")
@@ -32,4 +48,4 @@ def fleet(tmp_path_factory):
     """Four equal SuperNodes and a SuperLink with a database."""
     fleet = start_fleet(tmp_path_factory.mktemp("four") / "fleet")
     yield fleet
-    ended(fleet)
+    end(fleet)

@@ -11,7 +11,7 @@ from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.task.run import central_evaluate, initial_arrays
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "apps" / "fleet"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "apps" / "fleet"))
 from fleet_app.client_app import STATE, app
 from fleet_app.task import FleetSettings
 

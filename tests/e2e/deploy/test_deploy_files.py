@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.deploy
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 BIN = Path(sys.executable).parent
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 
