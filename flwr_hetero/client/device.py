@@ -1,18 +1,20 @@
-"""The cost model of an emulated device: compute, link, jitter, availability."""
+"""The cost model of an emulated device: compute, link, jitter, availability; and named fleets."""
 
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import accumulate, groupby, pairwise
-from math import inf, isfinite, isnan
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 
 FORWARD_SHARE = 1 / 3
 """Cost of a forward pass alone, as a share of forward plus backward."""
+REAL = "real"
+"""The fleet that is not emulated: real devices, real clocks."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class DeviceProfile:
     jitter : float
         Standard deviation of the logarithm of compute time from round to round.
     availability : float
-        Chance in [0, 1] that the device answers a message at all.
+        Probability that the device answers a message at all.
     seconds_per_example : float
         Time of the reference device for one example, forward and backward.
     name : str
@@ -37,7 +39,7 @@ class DeviceProfile:
     Raises
     ------
     ValueError
-        If a figure is out of range.
+        If a number is out of range.
 
     Examples
     --------
@@ -46,7 +48,7 @@ class DeviceProfile:
     >>> DeviceProfile(compute_factor=0.0)
     Traceback (most recent call last):
     ...
-    ValueError: compute_factor must be positive and finite, got 0.0: ...
+    ValueError: compute_factor must be a number in (0, inf), got 0.0.
     """
 
     compute_factor: float = 1.0
@@ -58,18 +60,18 @@ class DeviceProfile:
     name: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("compute_factor", "seconds_per_example"):
-            value = getattr(self, field)
-            if not (isfinite(value) and value > 0):
-                raise invalid(field, value, "be positive and finite", "1.0 is the reference device")
-        for field in ("uplink_mbps", "downlink_mbps"):
-            value = getattr(self, field)
-            if isnan(value) or value <= 0:
-                raise invalid(field, value, "be positive", "leave it out for a free link")
-        if not (isfinite(self.jitter) and self.jitter >= 0):
-            raise invalid("jitter", self.jitter, "be at least 0", "0.1 is about 10 %")
-        if not 0 <= self.availability <= 1:
-            raise invalid("availability", self.availability, "lie in [0, 1]", "1 is always there")
+        check_number("compute_factor", self.compute_factor, "(0, inf)")
+        check_number("seconds_per_example", self.seconds_per_example, "(0, inf)")
+        check_number("jitter", self.jitter, "[0, inf)")
+        check_number("availability", self.availability, "[0, 1]")
+        check_link("uplink_mbps", self.uplink_mbps)
+        check_link("downlink_mbps", self.downlink_mbps)
+
+
+def check_link(argument: str, mbps: float) -> None:
+    """Refuse what is no link speed; infinity is one."""
+    if mbps != inf:
+        check_number(argument, mbps, "(0, inf]")
 
 
 def compute_time_s(
@@ -78,7 +80,7 @@ def compute_time_s(
     scored: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> float:
-    """Time a device computes for, in seconds."""
+    """Compute time of a device in seconds, for examples trained on and examples only scored."""
     work = processed + FORWARD_SHARE * scored
     time_s = work * profile.seconds_per_example / profile.compute_factor
     if rng is not None and profile.jitter:
@@ -87,30 +89,19 @@ def compute_time_s(
 
 
 def transfer_time_s(profile: DeviceProfile, bytes_down: float, bytes_up: float) -> float:
-    """Time a device's link needs for one instruction and its reply, in seconds."""
+    """Transfer time of an instruction and its reply, in seconds."""
     return 8e-6 * (bytes_down / profile.downlink_mbps + bytes_up / profile.uplink_mbps)
-
-
-REAL = "real"
-"""The fleet that is not emulated: real devices, real clocks."""
 
 
 PAPER_5_CPU_SHARES = (4.0, 2.0, 1.0, 0.5, 0.1)
 """TiFL, section 5.1: five equal groups of clients by CPUs."""
-
-
 GPU_CPU_GAP = 32.0
 """Biased local SGD, section 5.1: the widest gap, gamma = 1/32."""
-
-
 WIFI_MBPS = (10, 50, 100, 200)
 """Mercury, section 6.2: the bandwidths of its test bed, both ways."""
-
-
 WIFI_SECONDS_PER_EXAMPLE = 3e-5
 """Such that the small CNN for 28x28 images (82 kB) computes and transfers in the ratio of the
 paper's ResNet-18 (45 MB; on a Jetson TX1 about half a second per batch of 32)."""
-
 
 NAMED_FLEETS: dict[str, tuple[DeviceProfile, ...]] = {
     "uniform": (DeviceProfile(name="reference"),),
@@ -137,7 +128,7 @@ NAMED_FLEETS: dict[str, tuple[DeviceProfile, ...]] = {
 
 
 def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
-    """Give each node of a fleet its device profile.
+    """Assign a device profile to each node of a fleet.
 
     Parameters
     ----------
@@ -163,22 +154,20 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
     >>> [device.compute_factor for device in named_fleet("paper-5", 10)]
     [4.0, 4.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
     """
-    if num_nodes < 1:
-        raise invalid("num_nodes", num_nodes, "be at least 1", "start some SuperNodes")
+    check_count("num_nodes", num_nodes, 1)
     if fleet in NAMED_FLEETS:
         groups = [(device, 1.0) for device in NAMED_FLEETS[fleet]]
     else:
         groups = _read_fleet(fleet)
-    kinds = [(kind, sum(share for _, share in same)) for kind, same in groupby(groups, _device)]
-    sizes = _sizes([share for _, share in kinds], num_nodes)
+    kinds = [
+        (kind, sum(share for _, share in same))
+        for kind, same in groupby(groups, key=lambda group: group[0])
+    ]
+    sizes = _group_sizes([share for _, share in kinds], num_nodes)
     return [kind for (kind, _), size in zip(kinds, sizes, strict=True) for _ in range(size)]
 
 
-def _device(group: tuple[DeviceProfile, float]) -> DeviceProfile:
-    return group[0]
-
-
-def _sizes(shares: list[float], num_nodes: int) -> list[int]:
+def _group_sizes(shares: list[float], num_nodes: int) -> list[int]:
     """Round shares of the nodes to whole numbers; none is 0 if there are nodes enough."""
     ends = [round(num_nodes * end / sum(shares)) for end in accumulate(shares)]
     sizes = [end - start for start, end in pairwise([0, *ends])]
@@ -189,29 +178,27 @@ def _sizes(shares: list[float], num_nodes: int) -> list[int]:
 
 
 def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
+    """Read the device tables of a TOML file, with the share of nodes of each."""
     names = ", ".join(sorted(NAMED_FLEETS))
-    cure = f"use one of {names}, or the path of a TOML file, absolute in a run-config"
     path = Path(fleet).expanduser()
     if path.suffix != ".toml" or not path.is_file():
-        raise invalid("fleet", fleet, "be a known name or an existing .toml file", cure)
+        hint = f"the names are {names}; in a run-config the path must be absolute"
+        raise invalid("fleet", fleet, "be a known name or an existing .toml file", hint)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("device", [])
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("device")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise invalid("fleet", fleet, f"be valid TOML ({error})", cure) from error
+        raise invalid("fleet", fleet, f"be valid TOML ({error})") from error
     if not isinstance(tables, list) or not tables:
-        raise invalid("fleet", fleet, "hold at least one [[device]] table", "add one")
+        raise invalid("fleet", fleet, "hold at least one [[device]] table")
     return [_read_device(table) for table in tables]
 
 
 def _read_device(table: dict[str, Any]) -> tuple[DeviceProfile, float]:
-    known = {field.name.replace("_", "-"): field.name for field in fields(DeviceProfile)}
-    settings = {key.replace("_", "-"): value for key, value in table.items()}
-    share = settings.pop("share", 1.0)
-    if not isinstance(share, (int, float)) or not share > 0:
-        raise invalid("share", share, "be a positive number", "it is relative to the others")
-    if unknown := sorted(set(settings) - set(known)):
-        raise invalid("[[device]]", unknown, f"hold only {sorted(known)} and share", "rename it")
+    known = {field.name for field in fields(DeviceProfile)}
+    settings = {key.replace("-", "_"): value for key, value in table.items()}
+    share = check_number("share", settings.pop("share", 1.0), "(0, inf)")
     for key, value in settings.items():
+        check_choice("[[device]]", key, sorted(known | {"share"}))
         if isinstance(value, str) != (key == "name"):
-            raise invalid(key, value, "be a number (name: a text)", "correct the fleet file")
-    return replace(DeviceProfile(), **{known[key]: settings[key] for key in settings}), float(share)
+            raise invalid(key, value, "be text" if key == "name" else "be a number")
+    return DeviceProfile(**settings), share

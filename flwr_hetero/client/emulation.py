@@ -1,9 +1,8 @@
-"""A mod that reports the time an emulated device would have taken; nobody sleeps."""
+"""Emulated devices: a reply carries the time that a device profile would have taken."""
 
 import sys
 import zlib
 from functools import lru_cache
-from math import isfinite
 
 import numpy as np
 from flwr.app import Context, Error, Message, MessageType
@@ -17,26 +16,22 @@ from flwr_hetero.client.device import (
     named_fleet,
     transfer_time_s,
 )
-from flwr_hetero.client.timing import exposed_s, note_pace, timing, timing_record
-from flwr_hetero.records import payload_bytes
+from flwr_hetero.client.timing import note_pace, timing, timing_record
+from flwr_hetero.records import payload_bytes, read_number
 
 
 def emulated_device(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Report the time that this node's emulated device would have taken; nobody sleeps.
+    """Report the time that this node's emulated device would have taken; nothing sleeps.
 
     The device comes from the run-config keys ``fleet`` (see
-    :func:`flwr_hetero.client.device.named_fleet`) and ``seed`` and from the node's
-    ``partition-id``. Outside a simulation, or with ``fleet = "real"``, this is :func:`timing`.
+    :func:`~flwr_hetero.fleet.named_fleet`) and ``seed`` and from the node's ``partition-id``.
+    A device that is away answers with an error. Outside a simulation, or with
+    ``fleet = "real"``, this is :func:`timing`.
 
-    Parameters
-    ----------
-    message, context, call_next
-        As for any Flower mod.
-
-    Returns
-    -------
-    Message
-        The reply with a ``flwr-hetero.timing`` record, or an error if the device is away.
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp(mods=[emulated_device])
     """
     fleet = str(context.run_config.get("fleet", REAL))
     if fleet == REAL or not in_simulation():
@@ -45,34 +40,39 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
     profile = _profiles(fleet, int(context.node_config["num-partitions"]))[partition]
     rng = device_rng(int(context.run_config.get("seed", 0)), partition, message)
     if not is_available(profile, rng):
-        return Message(Error(NODE_UNAVAILABLE, "the emulated device is away"), reply_to=message)
+        return unavailable(message)
     reply = call_next(message, context)
     stamp(message, reply, context, profile, rng)
     return reply
 
 
+@lru_cache(maxsize=8)
+def _profiles(fleet: str, num_nodes: int) -> list[DeviceProfile]:
+    return named_fleet(fleet, num_nodes)
+
+
+def in_simulation() -> bool:
+    """Return whether this process is a worker of Flower's simulation engine."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def is_emulated(context: Context) -> bool:
-    """Tell whether a node's times come from a device profile, so that it need not be timed."""
+    """Return whether a node's times come from a device profile, so that it need not be timed."""
     if context.node_config.get(keys.EMULATED) is True:
         return True
     return str(context.run_config.get("fleet", REAL)) != REAL and in_simulation()
 
 
-def in_simulation() -> bool:
-    """Tell whether this process is a worker of Flower's simulation engine."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
-
-
 def device_rng(seed: int, partition: int, message: Message) -> np.random.Generator:
-    """Make the generator for one message to one device: same seed, same run, in any order."""
+    """Make the generator for one message to one device: independent of the order of messages."""
     kind = zlib.crc32(message.metadata.message_type.encode())
     rounds = (in_config(message, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND))
     return np.random.default_rng([seed, partition, kind, *rounds])
 
 
 def in_config(message: Message, key: str) -> int:
-    """Read a whole number, such as the round, from an instruction."""
+    """Read a whole number, such as the round, from an instruction; 0 if there is none."""
     for config in message.content.config_records.values():
         value = config.get(key)
         if isinstance(value, int) and value >= 0:
@@ -83,6 +83,11 @@ def in_config(message: Message, key: str) -> int:
 def is_available(profile: DeviceProfile, rng: np.random.Generator) -> bool:
     """Draw whether a device answers."""
     return float(rng.random()) < profile.availability
+
+
+def unavailable(message: Message) -> Message:
+    """Answer for a device that is away."""
+    return Message(Error(NODE_UNAVAILABLE, "the emulated device is away"), reply_to=message)
 
 
 def stamp(
@@ -96,45 +101,29 @@ def stamp(
     if not reply.has_content():
         return
     reply.content.pop(keys.TIMING, None)  # a mod's own clock reading is no payload
-    processed, scored = work(reply)
+    processed, scored, hidden = work(reply)
     train_s = compute_time_s(profile, processed, scored, rng)
     transfer_s = transfer_time_s(
         profile, payload_bytes(message.content), payload_bytes(reply.content)
     )
     if message.metadata.message_type == MessageType.TRAIN:
         note_pace(context, transfer_s, compute_time_s(profile, 1.0))
-        # scoring meanwhile lengthens the round only by what the network does not hide
-        train_s += exposed_s(compute_time_s(profile, 0.0, hidden_work(reply)), transfer_s)
+        # scoring during the transfer lengthens the round only by what the network does not hide
+        train_s += max(0.0, compute_time_s(profile, 0.0, hidden) - transfer_s)
     reply.content[keys.TIMING] = timing_record(context, train_s, transfer_s, emulated=True)
 
 
-def work(reply: Message) -> tuple[float, float]:
-    """Read from a reply how much work it reports."""
+def work(reply: Message) -> tuple[float, float, float]:
+    """Read how many examples a node trained on, scored, and scores during the transfer."""
     metrics: dict[str, object] = {}
     for record in reply.content.metric_records.values():
         metrics.update(record)
-    stated = metrics.get(keys.EXAMPLES_PROCESSED, metrics.get(keys.NUM_EXAMPLES))
-    processed = _amount(stated, 1.0)
-    scored = _amount(metrics.get(keys.EXAMPLES_SCORED), 0.0)
+    stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES
+    defaults = {stated: 1.0, keys.EXAMPLES_SCORED: 0.0, keys.EXAMPLES_HIDDEN: 0.0}
+    processed, scored, hidden = (
+        value if (value := read_number(metrics, key, default)) >= 0 else default
+        for key, default in defaults.items()
+    )
     if reply.metadata.message_type.startswith(MessageType.EVALUATE):
-        return 0.0, processed + scored
-    return processed, scored
-
-
-def hidden_work(reply: Message) -> float:
-    """Read how many examples a node scores while its reply is on the network."""
-    metrics: dict[str, object] = {}
-    for record in reply.content.metric_records.values():
-        metrics.update(record)
-    return _amount(metrics.get(keys.EXAMPLES_HIDDEN), 0.0)
-
-
-def _amount(value: object, default: float) -> float:
-    if isinstance(value, (int, float)) and isfinite(value) and value >= 0:
-        return float(value)
-    return default
-
-
-@lru_cache(maxsize=8)
-def _profiles(fleet: str, num_nodes: int) -> tuple[DeviceProfile, ...]:
-    return tuple(named_fleet(fleet, num_nodes))
+        return 0.0, processed + scored, hidden
+    return processed, scored, hidden

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from logging import WARNING
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
@@ -10,8 +10,25 @@ from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log
 from flwr_hetero.keys import PREFIX
+from flwr_hetero.state_dict import StateDict
 
-State: TypeAlias = Mapping[str, NDArray[np.generic] | int | float | str | bool]
+State = Mapping[str, NDArray[np.generic] | int | float | str | bool]
+
+
+class Stateful(Protocol):
+    """What has a state to continue from."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state; ValueError if it is not one of its own."""
+
+
+class Kept(Stateful, Protocol):
+    """What can be kept: every batch sampler of this package."""
+
+    on_pass_end: Callable[[], None] | None
+
+    def state_dict(self) -> State:
+        """Return what is needed to continue."""
 
 
 def save_state(context: Context, name: str, state: State) -> None:
@@ -20,7 +37,7 @@ def save_state(context: Context, name: str, state: State) -> None:
     Parameters
     ----------
     context : Context
-        The context handed to the ClientApp.
+        The context passed to the ClientApp.
     name : str
         Name of the state, for instance the sampler's.
     state : mapping of str to ndarray, int, float, str or bool
@@ -35,66 +52,33 @@ def save_state(context: Context, name: str, state: State) -> None:
     >>> load_state(context, "sampler")
     {'order': array([0, 1, 2]), 'position': 2}
     """
-    arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+    arrays = {key: Array(value) for key, value in state.items() if isinstance(value, np.ndarray)}
     scalars = {key: value for key, value in state.items() if key not in arrays}
-    context.state[f"{PREFIX}{name}.arrays"] = ArrayRecord(
-        {key: Array(value) for key, value in arrays.items()}
-    )
+    context.state[f"{PREFIX}{name}.arrays"] = ArrayRecord(arrays)
     context.state[f"{PREFIX}{name}.scalars"] = ConfigRecord(scalars)  # type: ignore[arg-type]
 
 
-def load_state(
-    context: Context, name: str
-) -> dict[str, NDArray[np.generic] | int | float | str | bool] | None:
-    """Read back what :func:`save_state` kept.
+def load_state(context: Context, name: str) -> StateDict | None:
+    """Read what :func:`save_state` kept.
 
-    Parameters
-    ----------
-    context : Context
-        The context handed to the ClientApp.
-    name : str
-        As given to :func:`save_state`.
-
-    Returns
-    -------
-    dict or None
-        The state; None if the node has none (first message, or restarted) or it is damaged.
+    None if the node has no state of that name (first message, or restarted) or it is damaged.
     """
     arrays = context.state.array_records.get(f"{PREFIX}{name}.arrays")
     scalars = context.state.config_records.get(f"{PREFIX}{name}.scalars")
     if arrays is None or scalars is None:
         return None
     try:
-        state: dict[str, NDArray[np.generic] | int | float | str | bool]
-        state = {key: array.numpy() for key, array in arrays.items()}
-        return state | cast(dict[str, int | float | str | bool], dict(scalars))
+        state: StateDict = {key: array.numpy() for key, array in arrays.items()}
     except (ValueError, TypeError, EOFError):
         return None
-
-
-class Stateful(Protocol):
-    """What has a state to continue from: every sampler of this package."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; ValueError if it is not one of its own."""
+    return state | cast(StateDict, dict(scalars))
 
 
 def restore(sampler: Stateful, context: Context, name: str) -> bool:
-    """Continue a sampler where an earlier round left it; without its state it starts afresh.
+    """Continue a sampler where an earlier round left it; return whether that was possible.
 
-    Parameters
-    ----------
-    sampler : Stateful
-        New; of the same class and sizes as the one that was saved.
-    context : Context
-        The context handed to the ClientApp.
-    name : str
-        As given to :func:`save_state`.
-
-    Returns
-    -------
-    bool
-        Whether there was a usable state. One that is not is logged and passed over.
+    Without a saved state it starts from scratch; a state that does not fit the sampler's class
+    and sizes is logged and ignored. Parameters are those of :func:`save_state`.
 
     Examples
     --------
@@ -118,45 +102,22 @@ def restore(sampler: Stateful, context: Context, name: str) -> bool:
     return True
 
 
-class Kept(Stateful, Protocol):
-    """What can be kept: every batch sampler of this package."""
-
-    on_pass_end: Callable[[], None] | None
-
-    def state_dict(self) -> State:
-        """Return what is needed to continue."""
-
-
 def keep(sampler: Kept, context: Context, name: str = "sampler") -> bool:
-    """Continue a sampler where an earlier round left it, and keep it from now on.
+    """Continue a sampler as :func:`restore` does, and keep its state from now on.
 
     Its state goes to ``context.state`` whenever a pass over the DataLoader ends. Training that
     stops in the middle of a pass should use :func:`~flwr_hetero.mod.restore` and
     :func:`~flwr_hetero.mod.save_state` instead.
 
-    Parameters
-    ----------
-    sampler : BatchSampler
-        New; of the same class and sizes as in the round before.
-    context : Context
-        The context handed to the ClientApp.
-    name : str
-        Of the state, where a node has several samplers.
-
-    Returns
-    -------
-    bool
-        Whether there was a usable state to continue from.
-
     Examples
     --------
     >>> from flwr.app import RecordDict
-    >>> from flwr_hetero.sampler import MercurySampler
+    >>> from flwr_hetero.client.batch_sampler import UniformSampler
     >>> context = Context(1, 1, {}, RecordDict(), {})
-    >>> sampler = MercurySampler(10, 5)
+    >>> sampler = UniformSampler(10, 5)
     >>> keep(sampler, context), len(list(sampler))
     (False, 2)
-    >>> keep(MercurySampler(10, 5), context)
+    >>> keep(UniformSampler(10, 5), context)
     True
     """
     sampler.on_pass_end = lambda: save_state(context, name, sampler.state_dict())

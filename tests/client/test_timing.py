@@ -1,134 +1,146 @@
-import numpy as np
+import sys
+from math import inf, nan
+from types import SimpleNamespace
+
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from toy import toy_app
+from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
-from flwr_hetero.client import emulation as emulation_module
-from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.client.emulation import device_rng, work
-from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.mod import emulated_device, load_state, save_state, timing
-from flwr_hetero.records import payload_bytes
+from flwr_hetero.client.timing import Pace, device_info, note_pace, read_pace, smooth
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mod import timing
+from flwr_hetero.strategy import TiFL
 
 
 @pytest.fixture
-def message():
+def context():
     LocalGrid(toy_app(), profiles=[DeviceProfile()])  # so that messages can be made
-    config = ConfigRecord({"server-round": 3})
-    return Message(RecordDict({"config": config}), 1000, "train")
+    return Context(1, 1000, {"partition-id": 1}, RecordDict(), {})
 
 
-def context(partition=1, **run_config):
-    node_config = {"partition-id": partition, "num-partitions": 5}
-    return Context(1, 1000, node_config, RecordDict(), run_config)
+def respond(message, context):
+    metrics = MetricRecord({"num-examples": 50})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-def answer(**metrics):
-    def call_next(message, context):
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 50, **metrics})})
-        return Message(content, reply_to=message)
-
-    return call_next
+def ask(context, message_type="train"):
+    return timing(Message(RecordDict(), 1000, message_type), context, respond)
 
 
-def test_timing_reads_the_monotonic_clock(message, monkeypatch):
+def test_timing_reads_the_monotonic_clock(context, monkeypatch):
     clock = iter([10.0, 12.5])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    reply = timing(message, context(), answer())
+    reply = ask(context)
     record = reply.content[keys.TIMING]
     assert (record[keys.TRAIN_TIME], record[keys.EMULATED]) == (2.5, False)
     assert record[keys.PARTITION_ID] == 1
-
-
-def test_timing_leaves_the_metrics_alone(message):
-    reply = timing(message, context(), answer())
     assert dict(reply.content["metrics"]) == {"num-examples": 50}
 
 
-def test_emulated_device_follows_its_profile(message, monkeypatch):
-    monkeypatch.setattr(emulation_module, "in_simulation", lambda: True)
-    reply = emulated_device(message, context(partition=4, fleet="paper-5"), answer())
-    record = reply.content[keys.TIMING]
-    assert record[keys.EMULATED] is True
-    assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
+def test_pace_is_the_time_from_reply_to_message(context, monkeypatch):
+    clock = iter([10.0, 12.0, 17.0, 18.0, 30.0, 31.0, 33.0, 34.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    for message_type in ("train", "evaluate", "train"):
+        ask(context, message_type)
+    assert read_pace(context) == Pace(5.0, 0.0)  # up to the evaluation; none since then
+    ask(context)
+    assert read_pace(context).idle_s == 3.5  # smoothed with the 2 s after the second training
+
+
+def test_pace_of_nothing_known(context):
+    assert read_pace(context) is None
+    context.state[keys.PACE] = ConfigRecord({keys.IDLE_TIME: "soon", keys.EXAMPLE_TIME: nan})
+    assert read_pace(context) == Pace(0.0, 0.0)
+
+
+def test_note_pace_learns_each_half(context):
+    note_pace(context, nan, 3.0)
+    note_pace(context, 4.0, nan)
+    assert read_pace(context) == Pace(2.0, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("simulated", "fleet"), [(False, "paper-5"), (True, "real"), (False, "real")]
-)
-def test_outside_a_simulation_the_clock_counts(message, monkeypatch, simulated, fleet):
-    monkeypatch.setattr(emulation_module, "in_simulation", lambda: simulated)
-    reply = emulated_device(message, context(fleet=fleet), answer())
-    assert reply.content[keys.TIMING][keys.EMULATED] is False
-
-
-def test_a_device_that_is_away_answers_with_an_error(message, monkeypatch, tmp_path):
-    monkeypatch.setattr(emulation_module, "in_simulation", lambda: True)
-    fleet = tmp_path / "fleet.toml"
-    fleet.write_text("[[device]]\navailability = 0.0")
-    reply = emulated_device(message, context(fleet=str(fleet)), answer())
-    assert reply.error.code == 5
-
-
-@pytest.mark.parametrize(
-    ("metrics", "expected"),
+    ("old", "new", "expected"),
     [
-        ({}, (50, 0)),
-        ({"examples-processed": 150}, (150, 0)),
-        ({"examples-processed": 0, "examples-scored": 30}, (0, 30)),
-        ({"examples-processed": -3}, (1, 0)),
-        ({"examples-processed": float("nan")}, (1, 0)),
+        *[(None, 2.0, 2.0), (None, nan, 0.0), (None, -1.0, 0.0), (2.0, 1.0, 1.5)],
+        *[(2.0, nan, 2.0), (2.0, inf, 2.0), (2.0, -1.0, 2.0), (2.0, 0.0, 1.0)],
     ],
 )
-def test_work_is_what_the_reply_reports(message, metrics, expected):
-    assert work(answer(**metrics)(message, None)) == expected
+def test_smooth(old, new, expected):
+    assert smooth(old, new) == expected
 
 
-def test_evaluation_only_goes_forward(message):
-    evaluate = Message(message.content, 1000, "evaluate")
-    assert work(answer()(evaluate, None)) == (0, 50)
+class Board:
+    """As jetson-stats 4 shows a board."""
+
+    board = {"hardware": {"Model": "NVIDIA Jetson Orin Nano"}}  # noqa: RUF012
+    nvpmodel = "15W"
+    temperature = {"cpu": {"temp": 48.5}, "gpu": {"temp": 51.0}, "cv": {"temp": -256}}  # noqa: RUF012
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem):
+        return None
 
 
-def test_jitter_depends_on_seed_node_round_and_kind_only(message):
-    def draw(seed=0, partition=1, kind="train", server_round=3):
-        config = ConfigRecord({"server-round": server_round})
-        return device_rng(
-            seed, partition, Message(RecordDict({"config": config}), 7, kind)
-        ).random()
+@pytest.fixture
+def jetson(monkeypatch):
+    def become(board):
+        monkeypatch.setitem(sys.modules, "jtop", SimpleNamespace(jtop=lambda: board))
+        return board
 
-    assert draw() == draw()
-    others = [draw(seed=1), draw(partition=2), draw(kind="evaluate"), draw(server_round=4)]
-    assert len({draw(), *others}) == 5
+    return become
 
 
-def test_payload_counts_arrays_bytes_and_numbers():
-    arrays = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
-    config = ConfigRecord({"order": b"12345", "lr": 0.1, "name": "abc", "list": [1, 2, 3]})
-    content = RecordDict({"arrays": arrays, "config": config})
-    assert payload_bytes(content) == len(arrays["w"].data) + 5 + 8 + 3 + 24
+def test_device_info_of_a_jetson(jetson):
+    board = jetson(Board())
+    whole = {"model": "NVIDIA Jetson Orin Nano", "power-mode": "15W", "temperature-c": 51.0}
+    assert device_info() == whole
+    board.temperature, board.board = {"cv": {"temp": -256}}, {}
+    assert device_info() == {"power-mode": "15W"}
+    jetson(None)  # entering it raises, as without its service
+    assert device_info() == {}
 
 
-def test_state_comes_back_as_it_was():
-    where = context()
-    state = {
-        "order": np.arange(4),
-        "cache": np.ones(3, np.float32),
-        "n": 3,
-        "rng": "{}",
-        "on": True,
-    }
-    save_state(where, "sampler", state)
-    back = load_state(where, "sampler")
-    assert back.keys() == state.keys()
-    assert all(np.array_equal(back[key], state[key]) for key in state)
-    assert back["cache"].dtype == np.float32
+def first_record(mods=(timing,)):
+    records = []
+    tifl = TiFL(clients_per_round=2, num_tiers=1, sync_rounds=1, warmup_rounds=0)
+    tifl.on_round_end = lambda run, record: records.append(record)
+    grid = LocalGrid(toy_app(mods=mods), [DeviceProfile()] * 2)
+    tifl.start(grid, toy_arrays(), num_rounds=1)
+    return records[0]["tifl"]
 
 
-def test_lost_or_damaged_state_is_none():
-    where = context()
-    assert load_state(where, "sampler") is None
-    save_state(where, "sampler", {"order": np.arange(4)})
-    record = where.state.array_records["flwr-hetero.sampler.arrays"]
-    record["order"] = Array("int64", (4,), "numpy.ndarray", b"torn")
-    assert load_state(where, "sampler") is None
+def test_device_info_is_in_the_history(jetson):
+    assert "devices" not in first_record()
+    jetson(Board())
+    devices = first_record()["devices"]
+    assert sorted(devices) == ["node-0", "node-1"]
+    assert devices["node-0"]["temperature-c"] == 51.0
+
+
+def test_device_info_only_when_profiling(context, jetson):
+    jetson(Board())
+    assert [keys.DEVICE in ask(context, kind).content for kind in ("train", "evaluate")] == [
+        False
+    ] * 2
+    assert keys.DEVICE in ask(context, keys.PROFILE_MESSAGE).content
+
+
+def test_malformed_device_info_is_ignored():
+    def spoil(message, context, call_next):
+        reply = call_next(message, context)
+        info = {f"key-{i}" * 99: "x" * 999 for i in range(99)}
+        info = {"list": [1.0, 2.0], "nan": nan, **info}
+        one = context.node_config["partition-id"] == 1
+        junk = ArrayRecord({"a": Array(toy_arrays()["w"].numpy())})
+        reply.content[keys.DEVICE] = junk if one else ConfigRecord(info)
+        return reply
+
+    devices = first_record([spoil, timing])["devices"]
+    assert list(devices) == ["node-0"]
+    assert 1 <= len(devices["node-0"]) <= 8
+    assert not {"list", "nan"} & devices["node-0"].keys()
+    assert all(len(str(text)) <= 80 for item in devices["node-0"].items() for text in item)

@@ -1,8 +1,4 @@
 import math
-import re
-import tomllib
-from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +7,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from toy import target, toy_app, toy_arrays
 
-from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
 
 MEAN = sum(target(i) for i in range(3)) / 3
@@ -205,62 +201,3 @@ def test_flowers_own_strategy_runs_unchanged():
 def test_no_profile_is_refused():
     with pytest.raises(ValueError, match="profiles must hold at least one device"):
         LocalGrid(toy_app(), profiles=[])
-
-
-def test_named_fleet_of_any_size():
-    assert [len(named_fleet("paper-5", n)) for n in range(1, 12)] == list(range(1, 12))
-    factors = [p.compute_factor for p in named_fleet("paper-5", 7)]
-    assert factors == sorted(factors, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("toml", "message"),
-    [
-        ("", "at least one"),
-        ("[[device]]\nspeed = 2", "hold only"),
-        ("[[device]]\ncompute-factor = 0", "compute_factor must be positive"),
-        ("[[device]]\ncompute-factor = 'fast'", "be a number"),
-        ("[[device]]\nshare = -1", "share must be a positive number"),
-        ("[[device", "valid TOML"),
-    ],
-)
-def test_bad_fleet_file_is_refused(tmp_path, toml, message):
-    path = tmp_path / "fleet.toml"
-    path.write_text(toml)
-    with pytest.raises(ValueError, match=message):
-        named_fleet(str(path), 3)
-
-
-def test_fleet_file_gives_devices_by_share(tmp_path):
-    path = tmp_path / "fleet.toml"
-    path.write_text(
-        "[[device]]\ncompute-factor = 2.0\nshare = 3\n[[device]]\nuplink_mbps = 5.0\nname = 'x'"
-    )
-    fleet = named_fleet(str(path), 8)
-    assert fleet == [DeviceProfile(2.0)] * 6 + [DeviceProfile(uplink_mbps=5.0, name="x")] * 2
-
-
-def test_unknown_fleet_is_refused():
-    with pytest.raises(
-        ValueError, match=r"fleet must be a known name .* got 'moon'.*absolute in a"
-    ):
-        named_fleet("moon", 3)
-
-
-def test_the_fleet_file_of_the_guide_names_every_field(tmp_path):
-    guide = (Path(__file__).parents[2] / "apps" / "tifl" / "README.md").read_text()
-    [text] = re.findall(r"```toml\n(\[\[device\]\].+?)```", guide, re.DOTALL)
-    named = set(tomllib.loads(text)["device"][0])
-    assert named == {field.name.replace("_", "-") for field in fields(DeviceProfile)} | {"share"}
-    (tmp_path / "fleet.toml").write_text(text)
-    assert named_fleet(str(tmp_path / "fleet.toml"), 2)[0].name == "Jetson Orin Nano"
-
-
-def test_every_kind_of_device_is_there_if_there_are_nodes_enough(tmp_path):
-    assert [device.name for device in named_fleet("gpu-cpu", 2)] == ["GPU", "CPU"]
-    assert [device.name for device in named_fleet("gpu-cpu", 5)] == ["GPU"] * 4 + ["CPU"]
-    (tmp_path / "fleet.toml").write_text(
-        "".join(f"[[device]]\ncompute-factor = {i + 1}\nshare = {10**i}\n" for i in range(3))
-    )
-    few = [device.compute_factor for device in named_fleet(str(tmp_path / "fleet.toml"), 4)]
-    assert few == [1.0, 2.0, 3.0, 3.0]

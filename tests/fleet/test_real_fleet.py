@@ -145,7 +145,7 @@ def test_the_folder_is_for_the_owner_only(tmp_path, monkeypatch, is_there):
         (["down", "--dir", "{}/none"], "dir must hold a fleet"),
         (["status", "--dir", "{}/none"], "dir must hold a fleet"),
         (["up", "--dir", "{}"], "dir must be empty or new"),
-        (["up", "--dir", "{}/new", "--nodes", "0"], "num_nodes must be at least 1"),
+        (["up", "--dir", "{}/new", "--nodes", "0"], "num_nodes must be a whole number"),
         (["up", "--dir", "{}/new", "--fleet", "warp"], "fleet must be a known name"),
         (["up", "--dir", "{}/new", "--cpu", "2"], "cpu must lie in"),
         (["certificates", "{}/keys", "--node", "a/b"], "node must be a plain file name"),

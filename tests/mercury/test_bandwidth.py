@@ -1,31 +1,18 @@
-from math import inf, nan
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_hetero.client.timing import Pace, exposed_s, smooth
+from flwr_hetero.client.timing import Pace, smooth
 from flwr_hetero.mercury.algorithm import group_size, speedup
 
 SECONDS = st.floats(0, 1e6)
 
 
-def test_first_observation_is_taken_as_it_is() -> None:
-    assert smooth(None, Pace(2.0, 0.1)) == Pace(2.0, 0.1)
-    assert smooth(None, Pace(nan, -1.0)) == Pace(0.0, 0.0)
-
-
-@pytest.mark.parametrize("bad", [nan, inf, -1.0])
-def test_nonsense_is_passed_over(bad: float) -> None:
-    assert smooth(Pace(2.0, 0.1), Pace(bad, 0.2)).idle_s == 2.0
-    assert smooth(Pace(2.0, 0.1), Pace(2.0, bad)).score_s == 0.1
-
-
 def test_the_group_follows_a_changing_link_within_three_rounds() -> None:
-    pace, sizes = smooth(None, Pace(10.0, 0.01)), []
+    idle_s, sizes = 10.0, []
     for _ in range(3):
-        pace = smooth(pace, Pace(1.0, 0.01))
-        sizes.append(group_size(pace, 10_000))
+        idle_s = smooth(idle_s, 1.0)
+        sizes.append(group_size(Pace(idle_s, 0.01), 10_000))
     assert sizes == [495, 292, 191]  # from 900 towards 90
 
 
@@ -33,7 +20,7 @@ def test_the_group_follows_a_changing_link_within_three_rounds() -> None:
 def test_a_group_fits_into_the_idle_time(idle_s: float, score_s: float, samples: int) -> None:
     size = group_size(Pace(idle_s, score_s), samples)
     assert 0 <= size <= samples
-    assert exposed_s(size * score_s, idle_s) == 0.0
+    assert size * score_s <= idle_s
     if size < samples:
         assert (size + 1) * score_s > 0.9 * idle_s * (1 - 1e-9)
 
@@ -46,9 +33,3 @@ def test_without_a_link_nothing_is_scored_and_with_free_scores_everything() -> N
 def test_speedup_by_hand() -> None:
     assert speedup(1.0, 0.0, 1.0, 1.0) == 1.0
     assert speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, 1.5, nan])
-def test_refuses_a_weight(weight: float) -> None:
-    with pytest.raises(ValueError, match="weight must lie in"):
-        smooth(Pace(1.0, 1.0), Pace(1.0, 1.0), weight)

@@ -1,0 +1,102 @@
+import re
+import tomllib
+from dataclasses import fields
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from flwr_hetero.client.device import DeviceProfile, compute_time_s, named_fleet, transfer_time_s
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def fleet_file(tmp_path):
+    def write(text):
+        path = tmp_path / "fleet.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_times_by_hand():
+    device = DeviceProfile(2.0, uplink_mbps=1.0, downlink_mbps=4.0, seconds_per_example=0.03)
+    assert compute_time_s(device, 10, 3) == pytest.approx((10 + 3 / 3) * 0.03 / 2)
+    assert transfer_time_s(device, 1e6, 5e5) == pytest.approx(8 / 4 + 4 / 1)
+    assert transfer_time_s(DeviceProfile(), 1e9, 1e9) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[
+            (name, value)
+            for name in ("compute_factor", "seconds_per_example")
+            for value in (0, nan)
+        ],
+        *[(name, value) for name in ("uplink_mbps", "downlink_mbps") for value in (0.0, nan)],
+        *[("jitter", -0.1), ("availability", 1.1), ("availability", -0.1)],
+    ],
+)
+def test_profile_refusals(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be a number in"):
+        DeviceProfile(**{field: value})
+
+
+def test_named_fleet_of_any_size():
+    assert [len(named_fleet("paper-5", n)) for n in range(1, 12)] == list(range(1, 12))
+    factors = [device.compute_factor for device in named_fleet("paper-5", 7)]
+    assert factors == sorted(factors, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("", "at least one"),
+        ("device = 3", "at least one"),
+        ("[[device]]\nspeed = 2", r"\[\[device\]\] must be one of .*compute_factor.*'speed'"),
+        ("[[device]]\ncompute-factor = 0", "compute_factor must be a number"),
+        ("[[device]]\ncompute-factor = 'fast'", "compute_factor must be a number"),
+        ("[[device]]\nname = 1", "name must be text"),
+        ("[[device]]\nshare = -1", "share must be a number"),
+        ("[[device", "valid TOML"),
+    ],
+)
+def test_fleet_file_refusals(fleet_file, toml, message):
+    with pytest.raises(ValueError, match=message):
+        named_fleet(fleet_file(toml), 3)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "nodes", "message"),
+    [("moon", 3, "fleet must be a known name .*'moon'.*absolute"), ("uniform", 0, "num_nodes")],
+)
+def test_named_fleet_refusals(fleet, nodes, message):
+    with pytest.raises(ValueError, match=message):
+        named_fleet(fleet, nodes)
+
+
+def test_fleet_file_gives_devices_by_share(fleet_file):
+    fast = "[[device]]\ncompute-factor = 2.0\nshare = 3\n"
+    fleet = named_fleet(fleet_file(fast + "[[device]]\nuplink_mbps = 5.0\nname = 'x'"), 8)
+    assert fleet == [DeviceProfile(2.0)] * 6 + [DeviceProfile(uplink_mbps=5.0, name="x")] * 2
+
+
+def test_guide_names_every_field(fleet_file):
+    guides = [*ROOT.glob("apps/tifl/README.md"), *ROOT.glob("flwr_hetero/tifl/README.md")]
+    guide = "".join(path.read_text() for path in guides)
+    [text] = re.findall(r"```toml\n(\[\[device\]\].+?)```", guide, re.DOTALL)
+    named = set(tomllib.loads(text)["device"][0])
+    assert named == {field.name.replace("_", "-") for field in fields(DeviceProfile)} | {"share"}
+    assert named_fleet(fleet_file(text), 2)[0].name == "Jetson Orin Nano"
+
+
+def test_every_kind_of_device_has_a_node(fleet_file):
+    assert [device.name for device in named_fleet("gpu-cpu", 2)] == ["GPU", "CPU"]
+    assert [device.name for device in named_fleet("gpu-cpu", 5)] == ["GPU"] * 4 + ["CPU"]
+    path = fleet_file(
+        "".join(f"[[device]]\ncompute-factor = {i + 1}\nshare = {10**i}\n" for i in range(3))
+    )
+    assert [device.compute_factor for device in named_fleet(path, 4)] == [1.0, 2.0, 3.0, 3.0]
