@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
+from flwr_hetero.client import timing as timing_module
 from flwr_hetero.client.timing import Pace, device_info, note_pace, read_pace, smooth
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
@@ -30,7 +31,7 @@ def ask(context, message_type="train"):
 
 def test_timing_reads_the_monotonic_clock(context, monkeypatch):
     clock = iter([10.0, 12.5])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(timing_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     reply = ask(context)
     record = reply.content[keys.TIMING]
     assert (record[keys.TRAIN_TIME], record[keys.EMULATED]) == (2.5, False)
@@ -40,7 +41,7 @@ def test_timing_reads_the_monotonic_clock(context, monkeypatch):
 
 def test_pace_is_the_time_from_reply_to_message(context, monkeypatch):
     clock = iter([10.0, 12.0, 17.0, 18.0, 30.0, 31.0, 33.0, 34.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(timing_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     for message_type in ("train", "evaluate", "train"):
         ask(context, message_type)
     assert read_pace(context) == Pace(5.0, 0.0)  # up to the evaluation; none since then
