@@ -2,7 +2,7 @@
 
 from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
 from flwr_hetero.cd_grab.sampler import HerdingProbe, OrderedSampler
-from flwr_hetero.client.batch_sampler import InTurn
+from flwr_hetero.client.batch_sampler import BatchSampler, InTurn, UniformSampler
 from flwr_hetero.client.sampled_loss import SampledLoss
 from flwr_hetero.mercury.sampler import MercurySampler
 from flwr_hetero.pgd.priorities import sample_priorities
@@ -10,6 +10,7 @@ from flwr_hetero.pgd.priority_feed import PriorityFeed
 from flwr_hetero.pgd.sampler import PGDSampler
 
 __all__ = [
+    "BatchSampler",
     "HerdingProbe",
     "InTurn",
     "MercurySampler",
@@ -18,5 +19,6 @@ __all__ = [
     "PriorityFeed",
     "SampledLoss",
     "TopLossSampler",
+    "UniformSampler",
     "sample_priorities",
 ]

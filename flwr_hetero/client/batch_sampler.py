@@ -1,4 +1,4 @@
-"""What every sampler of this package shares: the batch protocol, the queue and the state."""
+"""Batch samplers: the protocol that all of them follow, uniform sampling, and several in turn."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import invalid
-from flwr_hetero.state_dict import StateDict, entries_below, rng_from_str, rng_to_str
+from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.state_dict import StateDict, check_state, entries_below, rng_from_str, rng_to_str
 
 
 class BatchSampler(ABC):
     """Draw mini-batches of indices with a weight for each example's loss.
 
-    A subclass says which indices come next (``next_batch``) and learns from the scores of
-    the examples just processed (``update``). Iterating yields one epoch of index lists, so
-    an instance is a ``batch_sampler`` for ``torch.utils.data.DataLoader``; the indices and
-    weights of each batch are kept in order until ``take`` collects them, also when a
-    DataLoader with workers draws ahead.
+    Iterating yields one epoch of index lists, so an instance is a ``batch_sampler`` for
+    ``torch.utils.data.DataLoader``. Indices and weights of each batch are kept in order until
+    :meth:`take` collects them, also when a DataLoader with workers draws ahead.
 
     Parameters
     ----------
@@ -31,8 +29,10 @@ class BatchSampler(ABC):
 
     Attributes
     ----------
+    learns_from : {"loss", "importance", "priority"}
+        What :meth:`update` expects as scores.
     on_pass_end : callable or None
-        Called after each epoch of an iteration; see :func:`flwr_hetero.client.keep`.
+        Called after each epoch of an iteration; see :func:`flwr_hetero.mod.keep`.
 
     Raises
     ------
@@ -41,7 +41,7 @@ class BatchSampler(ABC):
 
     Examples
     --------
-    >>> from flwr_hetero.client.batch_sampler import UniformSampler
+    >>> from flwr_hetero.sampler import UniformSampler
     >>> sampler = UniformSampler(num_samples=10, batch_size=4, seed=0)
     >>> [len(batch) for batch in sampler]
     [4, 4, 2]
@@ -50,12 +50,11 @@ class BatchSampler(ABC):
     (4, [1.0, 1.0, 1.0, 1.0])
     """
 
+    learns_from = "loss"
+
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
-        for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise invalid(name, value, "be a positive integer", "check the local data set")
-        self.num_samples = int(num_samples)
-        self.batch_size = int(batch_size)
+        self.num_samples = check_count("num_samples", num_samples, 1)
+        self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
         self.on_pass_end: Callable[[], None] | None = None
         self._drawn: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = deque()
@@ -74,15 +73,7 @@ class BatchSampler(ABC):
 
     @abstractmethod
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Learn from the scores (losses, priorities, ...) of processed examples.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (batch,)
-            As returned by ``next_batch``.
-        scores : ndarray of float64, shape (batch,)
-            One finite figure per index.
-        """
+        """Learn from the scores of processed examples, one finite number per index."""
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -99,18 +90,7 @@ class BatchSampler(ABC):
             self.on_pass_end()
 
     def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Collect indices and weights of the oldest batch yielded by iteration.
-
-        Returns
-        -------
-        tuple of ndarray
-            As from ``next_batch``.
-
-        Raises
-        ------
-        IndexError
-            If every yielded batch was taken already.
-        """
+        """Collect indices and weights of the oldest batch that iteration yielded."""
         if not self._drawn:
             raise IndexError("no batch to take: call take() once per batch that iteration gave.")
         return self._drawn.popleft()
@@ -126,79 +106,43 @@ class BatchSampler(ABC):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken.
 
-        Parameters
-        ----------
-        state : dict
-            From ``state_dict`` of a sampler of the same class and sizes.
-
         Raises
         ------
         ValueError
-            If a key is missing or the state belongs to a data set of another size. The
-            sampler is then unchanged.
+            If the state is damaged, or of other data; the sampler is then unchanged.
         """
+        owner = type(self).__name__
+        check_state(state, {"num_samples": int, "batch_size": int, "rng": str}, owner)
         for name in ("num_samples", "batch_size"):
-            if name not in state or state[name] != getattr(self, name):
-                raise ValueError(
-                    f"sampler state has {name}={state.get(name)!r}, this sampler has "
-                    f"{getattr(self, name)}: it was saved for other data; start afresh."
-                )
-        self.rng = rng_from_str(str(state.get("rng")))
+            if state[name] != (own := getattr(self, name)):
+                raise ValueError(f"state of {owner} must hold {name}={own}, got {state[name]!r}.")
+        self.rng = rng_from_str(str(state["rng"]))
 
     def check_scores(
         self, indices: NDArray[np.int64], scores: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Check and convert the arguments of ``update``.
-
-        Parameters
-        ----------
-        indices, scores : array_like, shape (batch,)
-            As passed to ``update``.
-
-        Returns
-        -------
-        tuple of ndarray
-            As int64 and float64.
-
-        Raises
-        ------
-        ValueError
-            If shapes differ, an index is out of range or a score is not finite.
-        """
+        """Return the arguments of ``update`` as int64 and float64; refuse what does not fit."""
         index = np.asarray(indices, dtype=np.int64)
         score = np.asarray(scores, dtype=np.float64)
         if index.ndim != 1 or index.shape != score.shape:
-            raise invalid(
-                "scores", score.shape, f"have the shape of indices {index.shape}", "pass one each"
-            )
+            raise invalid("scores", score.shape, f"have the shape of indices {index.shape}")
         if index.size and (index.min() < 0 or index.max() >= self.num_samples):
-            raise invalid(
-                "indices",
-                (int(index.min()), int(index.max())),
-                f"lie in range({self.num_samples})",
-                "pass what next_batch returned",
-            )
+            span = (int(index.min()), int(index.max()))
+            raise invalid("indices", span, f"lie in range({self.num_samples})")
         if not np.isfinite(score).all():
-            raise invalid(
-                "scores",
-                score[~np.isfinite(score)][:3].tolist(),
-                "be finite",
-                "the model has diverged: lower the learning rate",
-            )
+            bad = score[~np.isfinite(score)][:3].tolist()
+            hint = "the model has diverged, lower the learning rate"
+            raise invalid("scores", bad, "be finite", hint)
         return index, score
 
 
 class UniformSampler(BatchSampler):
-    """Random reshuffling: each epoch is a fresh permutation, each weight is 1.
+    """Random reshuffling: each epoch is a new permutation, each weight is 1.
 
     Parameters
     ----------
-    num_samples : int
-        Size N of the local data set.
-    batch_size : int
-        Examples per batch; the last of an epoch may be smaller.
-    seed : int, keyword-only
-        Seed of the sampler's own random generator.
+    num_samples, batch_size, seed : int
+        As of :class:`BatchSampler`; the last batch of an epoch may be smaller.
 
     Examples
     --------
@@ -231,22 +175,26 @@ class UniformSampler(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        order, position = np.asarray(state.get("order")), state.get("position")
-        if not np.array_equal(np.sort(order, axis=None), np.arange(self.num_samples)):
-            raise ValueError("sampler state holds no permutation of the data: start afresh.")
-        if not isinstance(position, int) or not 0 <= position <= self.num_samples:
-            raise ValueError("sampler state holds no position in the data: start afresh.")
+        owner = type(self).__name__
+        check_state(state, {"order": ((self.num_samples,), "i"), "position": int}, owner)
+        order, position = np.asarray(state["order"]), int(state["position"])
+        check_permutation(order, owner)
+        if not 0 <= position <= self.num_samples:
+            raise ValueError(f"state of {owner} must hold a position in the data, got {position}.")
         super().load_state_dict(state)
         self.order, self.position = order.astype(np.int64), position
+
+
+def check_permutation(order: NDArray[np.generic], owner: str) -> None:
+    """Refuse an order in a saved state that is no permutation."""
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise ValueError(f"state of {owner} must hold order as a permutation.")
 
 
 class InTurn(BatchSampler):
     """Let samplers draw in turn: an order for one batch, importance for the next.
 
-    What one sampler alone could not do: an :class:`~flwr_hetero.sampler.OrderedSampler` visits
-    every example once a pass, a :class:`~flwr_hetero.sampler.MercurySampler` some more often
-    than others. Taken in turn each keeps its own rule, and each batch is as unbiased as the
-    sampler that drew it.
+    Each keeps its own rule, and each batch is as unbiased as the sampler that drew it.
 
     Parameters
     ----------
@@ -256,7 +204,7 @@ class InTurn(BatchSampler):
     Attributes
     ----------
     current : BatchSampler
-        The one that drew the batch in hand: the last of :meth:`next_batch` or, where a
+        The one that drew the batch in use: the last of :meth:`next_batch` or, where a
         DataLoader draws ahead, of :meth:`take`. :meth:`update` goes to it.
 
     Raises
@@ -266,18 +214,16 @@ class InTurn(BatchSampler):
 
     Examples
     --------
-    >>> from flwr_hetero.sampler import MercurySampler
-    >>> from flwr_hetero.sampler import OrderedSampler
+    >>> from flwr_hetero.sampler import MercurySampler, OrderedSampler
     >>> both = InTurn([OrderedSampler(10, 5), MercurySampler(10, 5)])
     >>> [type(both.current).__name__ for _ in both]
     ['OrderedSampler', 'MercurySampler']
     """
 
     def __init__(self, samplers: Sequence[BatchSampler]) -> None:
-        sizes = {sampler.num_samples for sampler in samplers}
+        sizes = sorted({sampler.num_samples for sampler in samplers})
         if len(sizes) != 1:
-            rule = f"be at least one, of equally large data sets, not {sorted(sizes)}"
-            raise invalid("samplers", len(samplers), rule, "make them for the same data")
+            raise invalid("samplers", sizes, "be at least one, of equally large data sets")
         first = samplers[0]
         super().__init__(first.num_samples, first.batch_size)
         self.samplers = list(samplers)
@@ -295,18 +241,18 @@ class InTurn(BatchSampler):
         return self.current.next_batch()
 
     def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Collect the oldest batch yielded by iteration; see the parent."""
+        """Collect the oldest batch that iteration yielded."""
         batches_ago = len(self._drawn)
         batch = super().take()
         self.current = self.samplers[(self._turn - batches_ago) % len(self.samplers)]
         return batch
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Tell the sampler that drew the batch."""
+        """Pass the scores on to the sampler that drew the batch."""
         self.current.update(indices, scores)
 
     def state_dict(self) -> StateDict:
-        """Return whose turn it is, and every sampler's own state."""
+        """Return which sampler draws next, and every sampler's own state."""
         own: StateDict = {"turn": self._turn, "num_samplers": len(self.samplers)}
         for number, sampler in enumerate(self.samplers):
             own |= {f"{number}.{key}": value for key, value in sampler.state_dict().items()}
@@ -314,12 +260,10 @@ class InTurn(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        turn = state.get("turn")
-        wanted = len(self.samplers)
-        if state.get("num_samplers") != wanted or not isinstance(turn, int):
-            raise ValueError(f"sampler state is not of {wanted} samplers: start afresh.")
-        if not 0 <= turn < wanted:
-            raise ValueError(f"sampler state has turn={turn}: start afresh.")
+        check_state(state, {"turn": int, "num_samplers": int}, "InTurn")
+        turn, wanted = int(state["turn"]), len(self.samplers)
+        if state["num_samplers"] != wanted or not 0 <= turn < wanted:
+            raise ValueError(f"state of InTurn must hold {wanted} samplers and a turn among them.")
         before = [sampler.state_dict() for sampler in self.samplers]
         try:
             for number, sampler in enumerate(self.samplers):

@@ -1,4 +1,4 @@
-"""Importance sampling: probabilities and the weights that keep it unbiased (Mercury)."""
+"""When importance pays: the second moments of the gradient under two ways to draw."""
 
 from math import exp
 from typing import NamedTuple
@@ -9,19 +9,16 @@ from numpy.typing import NDArray
 from flwr_hetero.errors import invalid
 
 LARGEST = float(np.finfo(np.float32).max) / 2
-"""Importance is kept in single precision."""
+"""Upper bound of importance, which is kept in single precision."""
 
 
 def check_importance(importance: NDArray[np.float64]) -> None:
-    """Refuse importance that cannot serve as a weight."""
+    """Refuse importance that is negative or not finite in single precision."""
     if importance.size and not (importance.min() >= 0.0 and importance.max() < LARGEST):
         good = (importance >= 0.0) & (importance < LARGEST)
-        raise invalid(
-            "importance",
-            importance[~good][:3].tolist(),
-            "be finite and not negative",
-            "score with a loss or a norm; if the model has diverged, lower the learning rate",
-        )
+        hint = "if the model has diverged, lower the learning rate"
+        bad = importance[~good][:3].tolist()
+        raise invalid("importance", bad, "be finite and not negative", hint)
 
 
 class Moments(NamedTuple):
@@ -38,7 +35,7 @@ def observe(
     importance_weights: NDArray[np.float64],
     memory: float,
 ) -> Moments:
-    """Update both moments from one set of scored samples, however these were drawn."""
+    """Update both moments from samples drawn with ``weights``, whatever their distribution."""
     fade, squares = exp(-scores.size / memory), weights * scores**2
     return Moments(
         fade * moments.uniform + float(squares.sum()),
@@ -47,11 +44,10 @@ def observe(
 
 
 def variance_ratio(moments: Moments) -> float:
-    """Tell how many uniform samples one importance draw is worth.
+    """Return how many uniform samples one importance draw is worth.
 
-    Notes
-    -----
-    With fresh importance this is the square of Katharopoulos and Fleuret's tau [1]_. Measured
-    before the cache takes up the new scores, as here, it also shows what a stale cache costs.
+    With fresh importance this is the square of tau of Katharopoulos and Fleuret, "Not All Samples
+    Are Created Equal", ICML 2018. Observed before the new scores are stored, it includes what a
+    stale cache costs.
     """
     return moments.uniform / moments.importance if moments.importance > 0.0 else 1.0

@@ -1,4 +1,4 @@
-"""How much a sample matters: importance from a model's outputs, and passes that only score."""
+"""Scores of samples from a model's outputs, and the loss whose batches a sampler draws."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,26 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.errors import invalid
-from flwr_hetero.pgd.sampler import PGDSampler
+from flwr_hetero.client.batch_sampler import BatchSampler, InTurn
+from flwr_hetero.errors import check_choice, invalid
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
-
 LOSS: Loss = partial(cross_entropy, reduction="none")
-
-
 KINDS = ("upper", "loss")
 
 
 def importance(
     outputs: Tensor, targets: Tensor, kind: str = "upper", loss_fn: Loss = LOSS
 ) -> NDArray[np.float64]:
-    r"""Score samples by the outputs that a forward pass gave them."""
-    if kind not in KINDS:
-        raise invalid("kind", kind, f"be one of {KINDS}", "upper varies less")
+    """Score samples by their loss, or by the norm of its gradient at the outputs (``upper``)."""
+    check_choice("kind", kind, KINDS)
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_(kind == "upper")
         losses = loss_fn(leaf, targets).reshape(len(leaf), -1).sum(dim=1)
@@ -70,12 +65,14 @@ def score_batches(
 
 
 class SampledLoss:
-    r"""Stand in for ``CrossEntropyLoss()`` where a DataLoader's batches come from a sampler.
+    r"""Replace ``CrossEntropyLoss()`` where a DataLoader's batches come from a sampler.
 
     .. math:: \frac{1}{b} \sum_i c_i \, l_i
 
     Each call takes the indices and weights :math:`c_i` of the batch that the DataLoader gave,
-    returns the weighted mean of the losses, and hands the batch's scores to the sampler.
+    returns the weighted mean of the losses, and passes the batch's scores to the sampler: the
+    losses or, if the sampler ``learns_from`` importance, the norm of the loss's gradient at the
+    outputs. Call it once per batch, in training only.
 
     Parameters
     ----------
@@ -88,14 +85,7 @@ class SampledLoss:
     Raises
     ------
     ValueError
-        If the sampler is none of this package's, or a ``PGDSampler``: it learns from priorities.
-
-    Notes
-    -----
-    A sampler that wants importance (``MercurySampler`` unless it is told ``scores="loss"``) gets
-    the norm of the loss's gradient at the outputs, see
-    :func:`~flwr_hetero.client.sampled_loss.importance`; any other gets the losses. Call it once for
-    each batch, in training only.
+        If the sampler is none of this package, or learns from priorities (``PGDSampler``).
 
     Examples
     --------
@@ -110,20 +100,19 @@ class SampledLoss:
 
     def __init__(self, sampler: object, loss_fn: Loss = LOSS) -> None:
         if not isinstance(sampler, BatchSampler):
-            rule = "be a sampler of flwr_hetero.sampler"
-            raise invalid("sampler", sampler, rule, "pass the DataLoader's batch_sampler")
-        for each in getattr(sampler, "samplers", [sampler]):
-            if isinstance(each, PGDSampler):
-                cure = "use a PriorityFeed, which takes priorities from the gradients"
-                raise invalid("sampler", type(each).__name__, "learn from losses", cure)
+            raise invalid("sampler", sampler, "be a sampler of flwr_hetero.sampler")
+        for each in sampler.samplers if isinstance(sampler, InTurn) else [sampler]:
+            if each.learns_from == "priority":
+                hint = "priorities come from gradients, use a PriorityFeed"
+                raise invalid("sampler", type(each).__name__, "learn from losses", hint)
         self.sampler, self.loss_fn = sampler, loss_fn
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean loss of a batch; the sampler learns from it."""
         indices, weights = self.sampler.take()
         losses = self.loss_fn(outputs, targets).reshape(len(indices), -1).sum(dim=1)
-        drawn_by = getattr(self.sampler, "current", self.sampler)
-        if getattr(drawn_by, "scores", "loss") == "importance":
+        drawn_by = self.sampler.current if isinstance(self.sampler, InTurn) else self.sampler
+        if drawn_by.learns_from == "importance":
             scores = importance(outputs, targets, loss_fn=self.loss_fn)
         else:
             scores = losses.detach().double().cpu().numpy()

@@ -128,6 +128,7 @@ class MercurySampler(UniformSampler):
             rule = f"lie between 1 and {most} (groups, and examples per batch)"
             raise invalid("groups_per_batch", chosen, rule, "leave it out")
         self.estimator, self.scores = estimator, scores
+        self.learns_from = scores
         self.beta, self.groups_per_batch = float(beta), int(chosen)
         self.flat = FlatImportance(self.num_samples, self.batch_size, float(mixing), float(gate))
         self.steps, self.awaits_group = 0, False

@@ -411,6 +411,8 @@ class PGDSampler(BatchSampler):
     (0, [1.0, 1.0])
     """
 
+    learns_from = "priority"
+
     def __init__(
         self,
         num_samples: int,

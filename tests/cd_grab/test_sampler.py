@@ -285,7 +285,7 @@ def test_damaged_state_is_refused_and_changes_nothing():
         ({"num_units": 0}, r"num_units must lie in 1\.\.20"),
         ({"num_units": 21}, r"num_units must lie in 1\.\.20"),
         ({"num_units": 5, "unit": "example"}, "go with unit='batch'"),
-        ({"batch_size": 0}, "batch_size must be a positive integer"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
     ],
 )
 def test_bad_settings_are_refused(options, message):

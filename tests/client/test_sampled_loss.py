@@ -1,79 +1,165 @@
+import copy
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss, normalize, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.client.batch_sampler import UniformSampler
-from flwr_hetero.client.sampled_loss import importance
-from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, SampledLoss
+from flwr_hetero.client.sampled_loss import importance, score_batches, scoring
+from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, SampledLoss, UniformSampler
 
 DATA = TensorDataset(torch.randn(12, 3, generator=torch.manual_seed(0)), torch.arange(12) % 3)
 
 
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(),
+        nn.Linear(4 * 36, 3),
+    )  # fmt: skip
+
+
+def images(count=20):
+    torch.manual_seed(1)
+    return torch.randn(count, 1, 8, 8), torch.randint(0, 3, (count,))
+
+
+# --- scores of samples -----------------------------------------------------------------
+
+
+def test_upper_is_softmax_minus_label():
+    torch.manual_seed(0)
+    outputs, targets = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
+    by_hand = (outputs.softmax(1) - one_hot(targets, 7)).norm(dim=1)
+    np.testing.assert_allclose(importance(outputs, targets), by_hand, rtol=1e-5)
+
+
+def test_loss_sums_many_outputs_per_sample():
+    outputs, targets = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
+    by_hand = ((outputs - targets) ** 2).sum(dim=(1, 2))
+    found = importance(outputs, targets, "loss", partial(mse_loss, reduction="none"))
+    np.testing.assert_allclose(found, by_hand, rtol=1e-5)
+
+
+def test_upper_is_gradient_norm_of_linear_model():
+    torch.manual_seed(0)
+    model, targets = nn.Linear(6, 3, bias=False), torch.randint(0, 3, (10,))
+    inputs = normalize(torch.randn(10, 6), dim=1)
+    norms = []
+    for one, target in zip(inputs, targets, strict=True):
+        model.zero_grad()
+        cross_entropy(model(one[None]), target[None]).backward()
+        norms.append(model.weight.grad.norm().item())
+    np.testing.assert_allclose(importance(model(inputs), targets), norms, rtol=1e-5)
+
+
+def test_importance_leaves_training_graph_alone():
+    model, (inputs, targets) = small_model(), images()
+    gradients = []
+    for scored in (False, True):
+        torch.manual_seed(2)
+        model.zero_grad()
+        outputs = model(inputs)
+        if scored:
+            importance(outputs, targets)
+        cross_entropy(outputs, targets).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    plain = outputs.detach()
+    importance(plain, targets)
+    assert not plain.requires_grad
+
+
+def test_scoring_leaves_model_as_it_was():
+    model, (inputs, targets) = small_model(), images()
+    model[1].eval()  # a user's frozen BatchNorm stays frozen
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    score_batches(model, [(inputs, targets)])
+    with pytest.raises(RuntimeError), scoring(model):
+        model(torch.zeros(1))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_score_does_not_depend_on_its_batch():
+    model, (inputs, targets) = small_model(), images()
+    whole = score_batches(model, [(inputs, targets)])
+    parts = score_batches(model, zip(inputs.split(3), targets.split(3), strict=True))
+    np.testing.assert_allclose(whole, parts, rtol=1e-5)
+    assert score_batches(model, []).shape == (0,)
+
+
+def test_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="kind must be one of"):
+        importance(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), "norm")
+
+
+# --- the criterion ---------------------------------------------------------------------
+
+
 class Weighted(UniformSampler):
-    """Draws with weights that count, and remembers what it is told."""
+    """Draws with weights that count, and keeps the scores it is given."""
+
+    def __init__(self, *sizes, learns_from="loss"):
+        super().__init__(*sizes)
+        self.learns_from, self.scores_seen = learns_from, []
 
     def next_batch(self):
         indices, _ = super().next_batch()
         return indices, 1.0 + indices
 
     def update(self, indices, scores):
-        self.told = getattr(self, "told", [])
-        self.told.append((indices, scores))
+        self.scores_seen.append((indices, scores))
 
 
-def test_it_is_the_weighted_mean_and_the_sampler_hears_the_losses():
-    sampler = Weighted(12, 4, seed=0)
+@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+def test_weighted_mean_and_scores(learns_from):
+    sampler = Weighted(12, 4, learns_from=learns_from)
     criterion = SampledLoss(sampler)
     for inputs, targets in DataLoader(DATA, batch_sampler=sampler):
         inputs.requires_grad_()
         loss = criterion(inputs, targets)
-        indices, scores = sampler.told[-1]
-        losses = cross_entropy(inputs, targets, reduction="none")
+        indices, scores = sampler.scores_seen[-1]
+        losses = cross_entropy(inputs, targets, reduction="none").detach().numpy()
+        wanted = losses if learns_from == "loss" else importance(inputs, targets)
         assert torch.equal(DATA.tensors[1][indices], targets)
-        assert scores == pytest.approx(losses.detach().numpy())
-        assert loss.item() == pytest.approx(np.mean((1 + indices) * scores))
+        assert scores == pytest.approx(wanted)
+        assert loss.item() == pytest.approx(np.mean((1 + indices) * losses))
         loss.backward()
         assert inputs.grad.any()
-    assert len(sampler.told) == 3
+    assert len(sampler.scores_seen) == 3
 
 
-def test_mercury_gets_what_it_wants(monkeypatch):
-    told = []
-    monkeypatch.setattr(MercurySampler, "update", lambda self, i, s: told.append(s))
-    for kind, sampler in (
-        ("upper", MercurySampler(12, 12)),
-        ("loss", MercurySampler(12, 12, scores="loss")),
-    ):
-        ((inputs, targets),) = DataLoader(DATA, batch_sampler=sampler)
-        SampledLoss(sampler)(inputs, targets)
-        assert told.pop() == pytest.approx(importance(inputs, targets, kind))
-
-
-def test_another_batch_sampler_is_refused():
-    with pytest.raises(ValueError, match="sampler must be a sampler of"):
-        SampledLoss(DataLoader(DATA, batch_size=4).batch_sampler)
-
-
-def test_each_sampler_in_turn_hears_what_it_wants():
-    plain, mercury = Weighted(12, 4, seed=0), MercurySampler(12, 4, gate=0)
-    told = []
-    mercury.update = lambda indices, scores: told.append((indices, scores))
-    both = InTurn([plain, mercury])
+def test_each_in_turn_gets_its_own_scores():
+    samplers = [Weighted(12, 4), Weighted(12, 4, learns_from="importance")]
+    both = InTurn(samplers)
     criterion = SampledLoss(both)
     for inputs, targets in DataLoader(DATA, batch_sampler=both):
         criterion(inputs, targets)
-    for heard, wanted in ((plain.told, "loss"), (told, "importance")):
-        for indices, scores in heard:
+    assert [len(sampler.scores_seen) for sampler in samplers] == [2, 1]
+    for sampler, kind in zip(samplers, ("loss", "upper"), strict=True):
+        for indices, scores in sampler.scores_seen:
             inputs, targets = DATA.tensors[0][indices], DATA.tensors[1][indices]
-            losses = cross_entropy(inputs, targets, reduction="none").numpy()
-            expected = losses if wanted == "loss" else importance(inputs, targets)
-            assert scores == pytest.approx(expected)
-    assert (len(plain.told), len(told)) == (2, 1)
+            assert scores == pytest.approx(importance(inputs, targets, kind))
 
 
-@pytest.mark.parametrize("wrap", [lambda sampler: sampler, lambda sampler: InTurn([sampler])])
-def test_losses_are_no_priorities(wrap):
-    with pytest.raises(ValueError, match="sampler must learn from losses, got 'PGDSampler'"):
-        SampledLoss(wrap(PGDSampler(12, 4)))
+def test_mercury_says_what_it_learns_from():
+    assert MercurySampler(12, 4).learns_from == "importance"
+    assert MercurySampler(12, 4, scores="loss").learns_from == "loss"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "match"),
+    [
+        (DataLoader(DATA, batch_size=4).batch_sampler, "sampler must be a sampler of"),
+        (PGDSampler(12, 4), "sampler must learn from losses, got 'PGDSampler'"),
+        (InTurn([UniformSampler(12, 4), PGDSampler(12, 4)]), "sampler must learn from losses"),
+    ],
+)
+def test_other_samplers_are_refused(sampler, match):
+    with pytest.raises(ValueError, match=match):
+        SampledLoss(sampler)

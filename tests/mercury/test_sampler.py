@@ -281,8 +281,8 @@ def test_tiny_data(num_samples: int, estimator: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"num_samples": 0}, "num_samples must be a positive integer"),
-        ({"batch_size": 0}, "batch_size must be a positive integer"),
+        ({"num_samples": 0}, "num_samples must be a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
         ({"num_groups": 0}, "num_groups must lie between 1 and the 20 samples"),
         ({"num_groups": 21}, "num_groups must lie between 1 and the 20 samples"),
         ({"estimator": "hansen"}, "estimator must be one of"),

@@ -281,7 +281,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(key: str, value: object)
     known(sampler)
     known(twin)
     for damaged in ({**state, key: value}, {k: v for k, v in state.items() if k != key}):
-        with pytest.raises(ValueError, match=r"start afresh|PCG64"):
+        with pytest.raises(ValueError, match=r"state|PCG64"):
             sampler.load_state_dict(damaged)
     for _ in range(3):
         np.testing.assert_array_equal(sampler.next_batch()[0], twin.next_batch()[0])
@@ -318,7 +318,7 @@ def test_a_damaged_state_of_stochastic_is_refused_and_changes_nothing(
     known(sampler)
     known(twin)
     for damaged in ({**state, key: value}, {k: v for k, v in state.items() if k != key}):
-        with pytest.raises(ValueError, match=r"start afresh|PCG64|importance must be"):
+        with pytest.raises(ValueError, match=r"state|PCG64|importance must be"):
             sampler.load_state_dict(damaged)
     for _ in range(3):
         np.testing.assert_array_equal(sampler.next_batch()[0], twin.next_batch()[0])
@@ -334,8 +334,8 @@ def test_a_damaged_state_of_stochastic_is_refused_and_changes_nothing(
         ({"smoothing": 1.5}, "smoothing must lie in"),
         ({"aggressive": False}, "aggressive must be True with rule='stochastic'"),
         ({"gate": -1.0}, "gate must be at least 0"),
-        ({"num_samples": 0}, "num_samples must be a positive integer"),
-        ({"batch_size": 2.5}, "batch_size must be a positive integer"),
+        ({"num_samples": 0}, "num_samples must be a whole number of at least 1"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1"),
     ],
 )
 def test_refuses(change: dict[str, object], match: str) -> None:
