@@ -3,215 +3,127 @@
 What a wrapper adds to an instruction or a mod adds to a reply travels in a
 ``ConfigRecord`` of its own. Flower's strategies look at the one ``ArrayRecord``
 and the one ``MetricRecord`` of a reply and pass over ``ConfigRecord`` entries, so
-nodes with and without our mods can be mixed under any strategy.
+nodes with and without mods of this package can be mixed under any strategy.
 """
 
 PREFIX = "flwr-hetero."
-
 
 # --- message types -----------------------------------------------------------------
 PROFILE_MESSAGE = "train.profile"
 """Ask a node to do its usual local training and report the time only (TiFL)."""
 
-
 # --- records in a reply ------------------------------------------------------------
 TIMING = PREFIX + "timing"
 """ConfigRecord written by :mod:`flwr_hetero.mod`: how long the node took."""
-
-
 TRAIN_TIME = "train-time"
 """Seconds of ClientApp work, monotonic clock or emulated; in TIMING or the metrics."""
-
-
 TRANSFER_TIME = "transfer-time"
 """Seconds that the link needed for both ways; emulated devices only, else 0."""
-
-
 EMULATED = "emulated"
 """True when the times come from a device profile and not from a clock."""
-
-
 PARTITION_ID = "partition-id"
 """The node's data partition, for a stable identity (Flower's own key in node_config)."""
-
-
 DEVICE = PREFIX + "device"
-"""ConfigRecord in a profiling reply: facts for people, such as power mode and temperature."""
-
+"""ConfigRecord in a profiling reply: for people, such as power mode and temperature."""
 
 # --- keys in the MetricRecord of a reply -------------------------------------------
 NUM_EXAMPLES = "num-examples"
 """Size of the node's local data set (Flower's own default weight)."""
-
-
 NUM_STEPS = "num-steps"
 """Optimisation steps the node took this round."""
-
-
 EXAMPLES_PROCESSED = "examples-processed"
 """Examples that went forward and backward this round (default: num-examples)."""
-
-
 EXAMPLES_SCORED = "examples-scored"
 """Examples that only went forward, to be scored by a sampler (default: 0)."""
-
 
 # --- keys in the ConfigRecord of an instruction ------------------------------------
 SERVER_ROUND = "server-round"
 """Flower's own: the current round, from 1."""
-
-
 PROFILE_ROUND = "profile-round"
 """Number of a profiling round; the warm-up rounds come first."""
-
-
 FAST = "fast"
 """True for a node of the fast class, which samples by loss (biased local SGD)."""
-
-
 FAST_SHARE = "fast-share"
 """Size of a fast node's allocation as a part of its samples, in (0, 1]."""
-
-
 HIGH_LOSS_FRACTION = "high-loss-fraction"
 """Lambda in (0, 1]: part of that allocation that goes by loss."""
-
 
 # --- shared-data mode of biased local SGD: a ConfigRecord each way ------------------
 SAMPLES = PREFIX + "samples"
 """In an instruction: INDICES to train on. In a reply: INDICES processed and their LOSSES."""
-
-
 INDICES = "indices"
 """Positions in the shared data set: bytes of little-endian int32."""
-
-
 LOSSES = "losses"
 """Loss per index: bytes of little-endian float32."""
-
 
 # --- Mercury: what a node knows of its own pace (in its state), and scoring while idle ----
 PACE = PREFIX + "pace"
 """ConfigRecord in the node's state, written by :mod:`flwr_hetero.mod`."""
-
-
 IDLE_TIME = "idle-time"
 """Seconds per round that the node waits for the network, smoothed."""
-
-
 EXAMPLE_TIME = "example-time"
 """Seconds per example, forward and backward, smoothed."""
-
-
 REPLIED_AT = "replied-at"
 """Reading of the node's monotonic clock at its last training reply."""
-
-
 EXAMPLES_HIDDEN = PREFIX + "examples-hidden"
 """Metric: examples scored after training, while the update is on the network."""
-
 
 # --- resharding: a ConfigRecord each way; RAW SAMPLES ARE IN IT -------------------------
 RESHARDING = PREFIX + "resharding"
 """In an instruction: PLAN .. BUDGET and what the node holds. In a reply: what it offers."""
-
-
 PLAN = "plan"
-"""Number of the plan, from 1; a new one makes the node choose anew what to offer."""
-
-
+"""Number of the plan, from 1; a new one makes the node choose again what to offer."""
 SHARE = "share"
 """Part of its samples that a node offers in a plan, in (0, 1]."""
-
-
 BY_IMPORTANCE = "by-importance"
 """Whether important samples are offered first; else any."""
-
-
 BUDGET = "budget-bytes"
 """Bytes of samples that a reply may carry."""
-
-
 RECEIVED = "received"
 """Offers of this plan that the server has taken from the node."""
-
-
 SLOTS = "slots"
 """In an instruction: slots that hold another node's sample. In a reply: slots offered.
 Bytes of little-endian int32, as all lists here."""
-
-
 VERSIONS = "versions"
 """The swap that filled each of SLOTS."""
-
-
 SENT = "sent"
 """Those of SLOTS whose samples are in CONTENT."""
-
-
 MISSING = "missing"
 """In a reply: slots whose samples the node lacks."""
-
-
 CONTENT = "content"
 """Samples, one after the other: float32 inputs, then the label as int64."""
-
 
 # --- CD-GraB: a ConfigRecord each way ------------------------------------------------------
 ORDER = PREFIX + "order"
 """In an instruction: VERSION .. SKETCH_SEED. In a reply: the same and FIRST_PAIR .. SCALE."""
-
-
 VERSION = "version"
 """Version of a node's order, from 0; in an instruction the one wanted, in a reply the one held."""
-
-
 NUM_UNITS = "num-units"
 """Units in an order; in an instruction 0 if that is the node's own choice."""
-
-
 SIGNS = "signs"
 """Signs of the pairs of the version before, a bit each."""
-
-
 WHOLE_ORDER = "order"
 """A whole order instead of signs: bytes of little-endian int32."""
-
-
 SKETCH_SIZE = "sketch-size"
 """Numbers per vector; 0 for whole gradients. In a reply the length of the vectors."""
-
-
 SKETCH_SEED = "sketch-seed"
 """Seed of the sketch's signs."""
-
-
 DTYPE = "dtype"
 """Type of the vectors on the wire: float16, float32 or float64."""
-
-
 FIRST_PAIR = "first-pair"
 """Position in the order of the first pair in VECTORS."""
-
-
 VECTORS = "vectors"
 """Differences of pairs, one after the other, in DTYPE."""
-
-
 SCALE = "scale"
 """What to multiply VECTORS by."""
-
 
 # --- measuring the herding bound: a ConfigRecord each way -----------------------------------
 HERDING = PREFIX + "herding"
 """In an instruction: SKETCH_SIZE, SKETCH_SEED. In a reply: NUM_UNITS, and the VECTORS of all
 units that the node visited, as above."""
 
-
 # --- what a node's sampler does: a ConfigRecord in a reply ------------------------------------
 SAMPLER = PREFIX + "sampler"
 """Numbers by name, for the history; never used for training."""
-
-
 HIDDEN_SHARE = "hidden-share"
 """Part of the time spent on scoring that the network hides; 0 if scored before training."""
