@@ -1,26 +1,22 @@
-"""Biased local SGD's sampler: high-loss samples on fast nodes, uniform ones on slow nodes."""
+"""Biased local SGD's sampler: samples of high loss on fast nodes, uniform ones on slow nodes."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero.biased_local_sgd.algorithm import (
-    check_high_loss_fraction,
-    fast_allocation,
-    record_losses,
-)
+from flwr_hetero.biased_local_sgd.algorithm import Indices, fast_allocation
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.errors import invalid
-from flwr_hetero.state_dict import StateDict
+from flwr_hetero.errors import check_number, invalid
+from flwr_hetero.state_dict import StateDict, check_state
 
 
 class TopLossSampler(BatchSampler):
-    """Loss-based top-k sampling (Algorithm 1) over a node's own samples, or over a given list.
+    """Sample by loss (Algorithm 1) from a node's own samples, or from a list of the server.
 
-    In *private mode* the node ranks its own samples: it works through an allocation of
-    ``share * N`` samples, the ``high_loss_fraction`` of them with the highest recorded losses
-    and the rest at random, then ranks anew. On a slow node an allocation is all samples in
-    random order. In *shared-data mode* the server ranks, and :meth:`assign` takes its list.
-    Either way :meth:`update` records the loss of every sample as it is processed.
+    In *private mode* the node ranks its own samples: it processes an allocation of ``share * N``
+    samples, ``high_loss_fraction`` of them with the highest recorded losses and the rest at
+    random, then makes the next one. On a slow node an allocation is all samples in random
+    order. In *shared-data mode* the server ranks, and :meth:`assign` takes its list. Either way
+    :meth:`update` records the loss of every sample as it is processed.
 
     Parameters
     ----------
@@ -50,8 +46,8 @@ class TopLossSampler(BatchSampler):
 
     References
     ----------
-    .. [1] Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous
-       Systems", section 4.2.
+    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
+    section 4.2.
 
     Examples
     --------
@@ -73,34 +69,31 @@ class TopLossSampler(BatchSampler):
         fast: bool = True,
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
-        check_high_loss_fraction(high_loss_fraction)
-        self.high_loss_fraction = float(high_loss_fraction)
+        self.high_loss_fraction = check_number("high_loss_fraction", high_loss_fraction, "(0, 1]")
+        self.share, self.fast = check_number("share", share, "(0, 1]"), bool(fast)
         self.losses = np.full(self.num_samples, np.nan, np.float32)
         self._unreported = np.zeros(self.num_samples, dtype=bool)
         self._allocation = np.empty(0, np.int64)
         self._position = 0
         self._assigned = False
-        self.fast, self.share = bool(fast), float(share)
-        self.set_role(fast=fast, share=share)
 
     def set_role(self, *, fast: bool, share: float) -> None:
-        """Follow the server's word on what kind of node this is.
+        """Follow the server: whether to sample by loss, and from how much.
 
         Parameters
         ----------
         fast : bool
-            Whether to sample by loss from now on; a change starts a new allocation.
+            Whether the node is fast; a change starts a new allocation.
         share : float
-            Size of a fast node's allocations to come, as a part of N in (0, 1].
+            Size of a fast node's next allocations as a part of N, in (0, 1].
         """
-        if not 0 < share <= 1:
-            raise invalid("share", share, "lie in (0, 1]", "it is a part of the local samples")
+        self.share = check_number("share", share, "(0, 1]")
         if fast != self.fast:
             self._position = len(self._allocation)
-        self.fast, self.share = bool(fast), float(share)
+        self.fast = bool(fast)
 
     def assign(self, indices: ArrayLike) -> None:
-        """Take the list of samples to process next from the server (shared-data mode).
+        """Process these samples next (shared-data mode).
 
         Parameters
         ----------
@@ -115,13 +108,16 @@ class TopLossSampler(BatchSampler):
         """
         index = np.asarray(indices)
         if index.ndim != 1 or not index.size or index.dtype.kind not in "iu":
-            described = f"{index.dtype} {index.shape}"
-            raise invalid("indices", described, "be a non-empty list of integers", "ask for some")
-        self.check_scores(index, np.zeros(index.shape))
+            raise invalid(
+                "indices", f"{index.dtype} {index.shape}", "be a non-empty list of integers"
+            )
+        if index.min() < 0 or index.max() >= self.num_samples:
+            span = int(index.min()), int(index.max())
+            raise invalid("indices", span, f"lie in range({self.num_samples})")
         self._allocation, self._position = index.astype(np.int64), 0
         self._assigned = True
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> tuple[Indices, NDArray[np.float64]]:
         """Take the next ``batch_size`` samples of the allocation; all weights are 1."""
         if self._position >= len(self._allocation):
             self._allocation, self._position = self._allocate(), 0
@@ -129,24 +125,22 @@ class TopLossSampler(BatchSampler):
         self._position += len(indices)
         return indices, np.ones(len(indices))
 
-    def _allocate(self) -> NDArray[np.int64]:
+    def _allocate(self) -> Indices:
         if self._assigned:
             return self.rng.permutation(self._allocation)
         if not self.fast:
             return self.rng.permutation(self.num_samples)
-        return fast_allocation(
-            self.losses, self._allocation_size(), self.high_loss_fraction, self.rng
-        )
+        return fast_allocation(self.losses, self._num_fast(), self.high_loss_fraction, self.rng)
 
-    def _allocation_size(self) -> int:
+    def _num_fast(self) -> int:
         return max(1, round(self.share * self.num_samples))
 
     def __len__(self) -> int:
         """Batches per epoch of this node: one allocation."""
-        size = self._allocation_size() if self.fast else self.num_samples
+        size = self._num_fast() if self.fast else self.num_samples
         return -(-size // self.batch_size)
 
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+    def update(self, indices: Indices, scores: NDArray[np.float64]) -> None:
         """Record the losses of processed samples (Algorithm 1, line 14).
 
         Parameters
@@ -157,11 +151,11 @@ class TopLossSampler(BatchSampler):
             Loss per sample, finite.
         """
         index, loss = self.check_scores(indices, scores)
-        record_losses(self.losses, index, loss)
+        self.losses[index] = loss
         self._unreported[index] = True
 
-    def take_losses(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Hand over what :meth:`update` recorded since the last call (shared-data mode).
+    def take_losses(self) -> tuple[Indices, NDArray[np.float32]]:
+        """Return what :meth:`update` recorded since the last call (shared-data mode).
 
         Returns
         -------
@@ -175,7 +169,7 @@ class TopLossSampler(BatchSampler):
         return indices, self.losses[indices]
 
     def state_dict(self) -> StateDict:
-        """Return sizes, generator, role, losses and the place in the allocation."""
+        """Return sizes, generator, role, losses and the position in the allocation."""
         return super().state_dict() | {
             "losses": self.losses.copy(),
             "unreported": self._unreported.copy(),
@@ -187,24 +181,18 @@ class TopLossSampler(BatchSampler):
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue where ``state_dict`` was taken; see the parent for errors."""
-        allocation = np.asarray(state.get("allocation"))
-        losses = np.asarray(state.get("losses"))
-        unreported = np.asarray(state.get("unreported"))
-        bad = allocation.ndim != 1 or allocation.dtype.kind != "i"
-        bad = bad or {losses.shape, unreported.shape} != {(self.num_samples,)}
-        if bad or (allocation.size and not 0 <= allocation.min() <= allocation.max() < len(losses)):
-            raise ValueError("sampler state holds no losses of this data: start afresh.")
-        position, share = state.get("position"), state.get("share")
-        if not isinstance(position, int) or not 0 <= position <= allocation.size:
-            raise ValueError(f"sampler state has position={position!r}: start afresh.")
-        if not isinstance(share, float) or not 0 < share <= 1:
-            raise ValueError(f"sampler state has share={share!r}: start afresh.")
-        if not all(isinstance(state.get(name), bool) for name in ("assigned", "fast")):
-            raise ValueError("sampler state does not say what kind of node it is: start afresh.")
+        """Continue from ``state_dict``; see the parent for errors."""
+        table = (self.num_samples,)
+        schema = {"losses": (table, "f"), "unreported": (table, "b"), "allocation": ((-1,), "i")}
+        scalars = {"position": int, "assigned": bool, "fast": bool, "share": float}
+        check_state(state, {**schema, **scalars}, "TopLossSampler")
+        allocation, position = np.array(state["allocation"], np.int64), int(state["position"])
+        fits = 0 <= position <= allocation.size and 0 < float(state["share"]) <= 1
+        if not fits or ((allocation < 0) | (allocation >= self.num_samples)).any():
+            raise ValueError("state of TopLossSampler must hold an allocation of this data set.")
         super().load_state_dict(state)
-        self.losses = losses.astype(np.float32)
-        self._unreported = unreported.astype(bool)
-        self._allocation, self._position = allocation.astype(np.int64), position
+        self.losses = np.array(state["losses"], np.float32)
+        self._unreported = np.array(state["unreported"], bool)
+        self._allocation, self._position = allocation, position
         self._assigned, self.fast = bool(state["assigned"]), bool(state["fast"])
-        self.share = share
+        self.share = float(state["share"])

@@ -1,9 +1,10 @@
-"""Lists of samples and their losses on the wire (shared-data mode of biased local SGD)."""
+"""The paper's own setting: one data set that all nodes see, and a server that ranks its samples."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
@@ -12,11 +13,10 @@ from flwr_hetero.biased_local_sgd.algorithm import (
     epoch_sizes,
     fast_allocation,
     fast_share,
-    record_losses,
     slow_allocation,
 )
-from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
+from flwr_hetero.errors import check_count
+from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
 
 def samples_record(indices: Indices, losses: NDArray[np.float32] | None = None) -> ConfigRecord:
@@ -28,21 +28,19 @@ def samples_record(indices: Indices, losses: NDArray[np.float32] | None = None) 
 
 
 def read_samples(record: ConfigRecord) -> tuple[Indices, NDArray[np.float32]]:
-    """Unpack what :func:`samples_record` packed."""
-    try:
-        indices = np.frombuffer(record[keys.INDICES], "<i4")  # type: ignore[arg-type]
-        losses = np.frombuffer(record.get(keys.LOSSES, b""), "<f4")  # type: ignore[arg-type]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no list of samples: {error}") from error
+    """Unpack what :func:`samples_record` packed; ValueError for anything else."""
+    lists = [record.get(keys.INDICES), record.get(keys.LOSSES, b"")]
+    if not all(isinstance(packed, bytes) for packed in lists):
+        raise ValueError("no list of samples")
+    indices, losses = np.frombuffer(lists[0], "<i4"), np.frombuffer(lists[1], "<f4")  # type: ignore[arg-type]
     return indices.astype(np.int64), losses.astype(np.float32)
 
 
 class SharedSamples:
-    """Hand out the samples of one data set that all nodes see (Algorithm 1).
+    """Assign the samples of a shared data set (Alg. 1, l. 3 to 6), and record their losses.
 
-    Each round every node gets the samples for its steps, the fast nodes from one pool and the
-    slow nodes from another. A pool that runs out is drawn anew; with the fast nodes' pool an
-    epoch begins.
+    Every round each node gets the samples of its steps: fast nodes from one pool, slow nodes
+    from another. An empty pool is drawn again; with the fast nodes' pool an epoch begins.
     """
 
     def __init__(
@@ -50,24 +48,33 @@ class SharedSamples:
         num_samples: int,
         batch_size: int,
         high_loss_fraction: float | None,
-        *,
         share: float | None = None,
         unified: bool = False,
         seed: int = 0,
     ) -> None:
-        for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-            check_count(name, value, 1, "it is that of the shared data set")
-        check_count("seed", seed, 0, "any such number will do")
-        self.batch_size, self.high_loss_fraction = batch_size, high_loss_fraction
-        self.share, self.unified = share, unified
+        check_count("shared_samples", num_samples, 1)
+        self.batch_size = check_count("batch_size", batch_size, 1)
+        self.high_loss_fraction, self.share, self.unified = high_loss_fraction, share, unified
         self.losses = np.full(num_samples, np.nan, np.float32)
         self.epoch = 0
         self.rng = np.random.default_rng(seed)
-        self._fast = self._slow = self._taken = np.empty(0, np.int64)
+        self._fast_pool = self._slow_pool = self._taken = np.empty(0, np.int64)
+        self._assigned: dict[int, Indices] = {}
 
-    def hand_out(self, num_steps: Sequence[int], fast: Sequence[bool]) -> list[Indices]:
-        """Take a round's samples out of the pools."""
-        by_loss = [bool(is_fast) and self.high_loss_fraction is not None for is_fast in fast]
+    def assign(
+        self, messages: Sequence[Message], num_steps: Sequence[int], fast: Sequence[bool]
+    ) -> None:
+        """Add the samples of its node to each instruction."""
+        self._assigned = {}
+        for message, indices in zip(messages, self.draw(num_steps, fast), strict=True):
+            message.content[keys.SAMPLES] = samples_record(indices)
+            self._assigned[message.metadata.dst_node_id] = indices
+
+    def draw(self, num_steps: Sequence[int], fast: Sequence[bool]) -> list[Indices]:
+        """Take a round's samples out of the pools, node by node."""
+        if not num_steps:
+            return []
+        by_loss = [is_fast and self.high_loss_fraction is not None for is_fast in fast]
         share = self.share if self.share and any(by_loss) else fast_share(num_steps, by_loss)
         return [
             self._take(steps * self.batch_size, is_fast, share)
@@ -75,26 +82,25 @@ class SharedSamples:
         ]
 
     def _take(self, count: int, by_loss: bool, share: float) -> Indices:
-        taken: list[Indices] = []
-        while count:
-            pool = self._fast if by_loss else self._slow
-            if not len(pool):
-                pool = self._draw_fast(share) if by_loss else self._draw_slow(share)
-            taken.append(pool[:count])
-            count -= len(taken[-1])
+        taken = np.empty(0, np.int64)
+        while len(taken) < count:
+            missing = count - len(taken)
             if by_loss:
-                self._fast = pool[len(taken[-1]) :]
+                pool = self._fast_pool if len(self._fast_pool) else self._draw_fast(share)
+                self._fast_pool = pool[missing:]
             else:
-                self._slow = pool[len(taken[-1]) :]
-        return np.concatenate(taken)
+                pool = self._slow_pool if len(self._slow_pool) else self._draw_slow(share)
+                self._slow_pool = pool[missing:]
+            taken = np.concatenate([taken, pool[:missing]])
+        return taken
 
     def _draw_fast(self, share: float) -> Indices:
-        fraction = 1.0 if self.high_loss_fraction is None else self.high_loss_fraction
         num_fast, _ = epoch_sizes(len(self.losses), share)
+        fraction = self.high_loss_fraction or 0.0
         self._taken = fast_allocation(self.losses, num_fast, fraction, self.rng)
         self.epoch += 1
-        if self.unified:
-            self._slow = np.empty(0, np.int64)
+        if self.unified:  # what the slow nodes had left may be the fast nodes' now
+            self._slow_pool = np.empty(0, np.int64)
         return self._taken
 
     def _draw_slow(self, share: float) -> Indices:
@@ -102,16 +108,29 @@ class SharedSamples:
         taken = self._taken if self.unified and len(self._taken) < len(self.losses) else None
         return slow_allocation(len(self.losses), num_slow, self.rng, taken)
 
-    def record(self, indices: Indices, losses: NDArray[np.float32]) -> None:
-        """Keep the losses of processed samples; see ``record_losses`` for errors."""
-        record_losses(self.losses, indices, losses)
+    def record(self, reply: Message) -> None:
+        """Keep the losses of a reply (Alg. 1, l. 14); ValueError where they cannot be right."""
+        record = reply.content.config_records.get(keys.SAMPLES)
+        assigned = self._assigned.get(reply.metadata.src_node_id)
+        if record is None or assigned is None:
+            return
+        indices, losses = read_samples(record)
+        if indices.shape != losses.shape or not np.isfinite(losses).all():
+            raise ValueError("losses are not finite, one per sample")
+        if not np.isin(indices, assigned).all():
+            raise ValueError("losses of samples that it was not assigned")
+        self.losses[indices] = losses
+
+    def round_info(self) -> dict[str, Any]:
+        """Return the epoch and how many samples have a loss."""
+        return {"epoch": self.epoch, "samples-known": int((~np.isnan(self.losses)).sum())}
 
     def state_dict(self) -> StateDict:
         """Return losses, pools and generator."""
         return {
             "losses": self.losses.copy(),
-            "fast": self._fast.copy(),
-            "slow": self._slow.copy(),
+            "fast": self._fast_pool.copy(),
+            "slow": self._slow_pool.copy(),
             "taken": self._taken.copy(),
             "epoch": self.epoch,
             "rng": rng_to_str(self.rng),
@@ -119,12 +138,11 @@ class SharedSamples:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        losses = np.asarray(state["losses"], dtype=np.float32)
-        if losses.shape != self.losses.shape:
-            rule = f"have the size {self.losses.shape} of this data set"
-            raise invalid("losses", losses.shape, rule, "resume with the same data")
-        self.losses, self.epoch = losses, int(state["epoch"])
-        self._fast = np.asarray(state["fast"], dtype=np.int64)
-        self._slow = np.asarray(state["slow"], dtype=np.int64)
-        self._taken = np.asarray(state["taken"], dtype=np.int64)
-        self.rng = rng_from_str(str(state["rng"]))
+        pool = ((-1,), "i")
+        schema = {"losses": (self.losses.shape, "f"), "fast": pool, "slow": pool, "taken": pool}
+        check_state(state, {**schema, "epoch": int, "rng": str}, "SharedSamples")
+        self.losses = np.array(state["losses"], np.float32)
+        self._fast_pool = np.array(state["fast"], np.int64)
+        self._slow_pool = np.array(state["slow"], np.int64)
+        self._taken = np.array(state["taken"], np.int64)
+        self.epoch, self.rng = int(state["epoch"]), rng_from_str(str(state["rng"]))

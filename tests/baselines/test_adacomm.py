@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
+from hypothesis import given
+from hypothesis import strategies as st
 from recording import History
 from toy import toy_app, toy_arrays
 
@@ -10,6 +12,8 @@ from flwr_hetero.strategy import AdaComm
 
 
 class Losses(History):
+    """Keep the median training loss of every round."""
+
     def __init__(self, strategy):
         super().__init__(strategy)
         self.losses = []
@@ -20,15 +24,38 @@ class Losses(History):
         return replies
 
 
-def run(strategy, num_rounds=6):
-    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3)
-    history = Losses(strategy)
-    history.start(grid, toy_arrays(), num_rounds)
+def run(**settings):
+    history = Losses(AdaComm(FedAvg(fraction_evaluate=0.0), **settings))
+    history.start(LocalGrid(toy_app(), [DeviceProfile()] * 3), toy_arrays(), num_rounds=6)
     return [record["adacomm"]["num_steps"] for record in history.records[1:]], history.losses
 
 
+@pytest.mark.parametrize(
+    ("loss", "previous", "expected"),
+    [
+        (1.0, 20, 10),  # by the loss 20, which is not less than before: half
+        (0.49, 20, 14),
+        (0.25, 14, 10),
+        (4.0, 5, 3),
+        (0.0, 3, 1),
+        (1e-9, 1, 1),
+    ],
+)
+def test_adaptive_steps_by_hand(loss, previous, expected):
+    assert adaptive_steps(loss, 1.0, previous, first_steps=20) == expected
+
+
+@given(st.lists(st.floats(0, 10), max_size=30), st.integers(1, 100))
+def test_steps_never_grow(losses, first):
+    steps = first
+    for loss in losses:
+        after = adaptive_steps(loss, 2.3, steps, first)
+        assert 1 <= after <= steps
+        steps = after
+
+
 def test_steps_follow_the_loss_after_every_round():
-    steps, losses = run(AdaComm(FedAvg(fraction_evaluate=0.0), 20, interval_s=0.0))
+    steps, losses = run(first_steps=20, interval_s=0.0)
     expected = [20]
     for loss in losses[:-1]:
         expected.append(adaptive_steps(loss, losses[0], expected[-1], 20))
@@ -38,54 +65,43 @@ def test_steps_follow_the_loss_after_every_round():
 
 def test_steps_hold_for_an_interval():
     # a round of the toy takes 100 examples x 0.01 s
-    steps, _ = run(AdaComm(FedAvg(fraction_evaluate=0.0), 20, interval_s=2.0))
+    steps, _ = run(first_steps=20, interval_s=2.0)
     assert steps[:2] == [20, 20]
     assert steps[2] == steps[3] < 20
     assert steps[4] == steps[5] < steps[2]
 
 
-def test_one_nodes_claim_does_not_steer():
+def test_one_nodes_report_does_not_steer():
     def liar(message, context, call_next):
         reply = call_next(message, context)
         if context.node_config["partition-id"] == 2:
             reply.content["metrics"]["train-loss"] = 1e30
         return reply
 
-    grid = LocalGrid(toy_app(mods=[liar]), profiles=[DeviceProfile()] * 3)
     strategy = AdaComm(FedAvg(fraction_evaluate=0.0), 20, interval_s=0.0)
-    strategy.start(grid, toy_arrays(), 3)
+    strategy.start(LocalGrid(toy_app(mods=[liar]), [DeviceProfile()] * 3), toy_arrays(), 3)
     assert strategy.loss < 100
 
 
 def test_without_losses_steps_stay():
-    steps, _ = run(AdaComm(FedAvg(fraction_evaluate=0.0), 7, interval_s=0.0, loss_key="none"))
-    assert steps == [7] * 6
-
-
-def test_stop_and_resume_equals_uninterrupted():
-    whole, _ = run(AdaComm(FedAvg(fraction_evaluate=0.0), 20, interval_s=0.0))
-    grid, arrays = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3), toy_arrays()
-    strategy, parts = AdaComm(FedAvg(fraction_evaluate=0.0), 20, interval_s=0.0), []
-    for _ in range(6):
-        fresh = AdaComm(FedAvg(fraction_evaluate=0.0), 20, interval_s=0.0)
-        fresh.load_state_dict(strategy.state_dict())
-        strategy = fresh
-        arrays = strategy.start(grid, arrays, 1).arrays
-        parts.append(strategy.num_steps)
-    assert parts == whole
+    assert run(first_steps=7, interval_s=0.0, loss_key="none")[0] == [7] * 6
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    ("settings", "argument"),
     [
-        ({"first_steps": 0}, "first_steps must be a whole number of at least 1"),
-        ({"first_steps": 2.5}, "first_steps must be a whole number of at least 1"),
-        ({"first_steps": "a"}, "first_steps must be .* got 'a': 20 is a start"),
-        ({"interval_s": -1.0}, "interval_s must be at least 0"),
-        ({"interval_s": float("inf")}, "interval_s must be at least 0"),
-        ({"shrink": 1.0}, "shrink must lie in"),
+        ({"first_steps": 0}, "first_steps"),
+        ({"first_steps": 2.5}, "first_steps"),
+        ({"first_steps": "a"}, "first_steps"),
+        ({"interval_s": -1.0}, "interval_s"),
+        ({"interval_s": float("inf")}, "interval_s"),
     ],
 )
-def test_refuses_bad_settings(settings, match):
-    with pytest.raises(ValueError, match=match):
+def test_adacomm_refuses(settings, argument):
+    with pytest.raises(ValueError, match=f"^{argument} must"):
         AdaComm(**settings)
+
+
+def test_a_damaged_state_is_refused():
+    with pytest.raises(ValueError, match="state of AdaComm must hold num_steps"):
+        AdaComm().load_state_dict({"num_steps": "many"})

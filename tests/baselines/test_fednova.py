@@ -2,14 +2,19 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg, FedMedian
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.local_steps import fednova, momentum_distance
 from steps_toy import local_model, steps_app, steps_arrays
 
+from flwr_hetero.baselines.fednova import update_scales
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.strategy import FedNova, LocalSteps
 
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
 FLEET = [FAST, FAST, SLOW]
 STEPS = [16, 16, 2]
+replies = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100)), min_size=1, max_size=6)
 
 
 def run(strategy, *, num_rounds=2, arrays=None, faults=(), **app):
@@ -17,37 +22,51 @@ def run(strategy, *, num_rounds=2, arrays=None, faults=(), **app):
     return strategy.start(grid, arrays or steps_arrays(), num_rounds=num_rounds).arrays
 
 
-def nova_round(w, steps, examples):
-    """FedNova as printed: the weighted mean of the updates per step, times the mean steps."""
-    shares = np.array(examples) / sum(examples)
-    per_step = [
-        (local_model(w, partition, count).astype(np.float64) - w) / count
-        for partition, count in enumerate(steps)
-    ]
-    return (w + (shares @ steps) * (shares @ per_step)).astype(np.float32)
+# --- scales ------------------------------------------------------------------------------
+
+
+@given(replies)
+def test_scaled_mean_equals_the_papers_formula(replies):
+    steps, weights = zip(*replies, strict=True)
+    models = np.random.default_rng(0).standard_normal((len(steps), 3))
+    shares = np.array(weights) / sum(weights)
+    found = (shares * update_scales(steps, weights)) @ models
+    expected = fednova(np.zeros(3), models, steps, weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@given(replies, st.floats(0, 0.95))
+def test_scales_follow_momentum_unrolled(replies, momentum):
+    steps, weights = zip(*replies, strict=True)
+    moved = np.array([momentum_distance(count, momentum) for count in steps])
+    expected = np.average(moved, weights=weights) / moved
+    np.testing.assert_allclose(update_scales(steps, weights, momentum), expected, rtol=1e-6)
+
+
+def test_equal_steps_change_nothing():
+    np.testing.assert_allclose(update_scales([7, 7, 7], [1, 5, 2], momentum=0.9), 1.0)
+
+
+# --- runs --------------------------------------------------------------------------------
 
 
 def test_equals_the_papers_formula():
     examples = {0: 300, 1: 100, 2: 200}
-    arrays = run(FedNova(fast_steps=16), num_examples=examples)
-    w = nova_round(np.zeros(3, np.float32), [1, 1, 1], list(examples.values()))
-    w = nova_round(w, STEPS, list(examples.values()))
+    arrays, w = run(FedNova(fast_steps=16), num_examples=examples), np.zeros(3, np.float32)
+    for steps in ([1, 1, 1], STEPS):
+        models = [local_model(w, partition, count) for partition, count in enumerate(steps)]
+        w = fednova(w, models, steps, list(examples.values())).astype(np.float32)
     np.testing.assert_allclose(arrays["w"].numpy(), w, rtol=1e-5)
 
 
-def test_equal_steps_are_plain_averaging():
-    nova, plain = run(FedNova(fast_steps=4, gamma=1.0)), run(LocalSteps(fast_steps=4, gamma=1.0))
-    np.testing.assert_allclose(nova["w"].numpy(), plain["w"].numpy(), rtol=1e-6)
-
-
-def test_integers_and_batch_statistics_are_averaged_as_they_are():
+def test_integers_and_buffers_are_averaged_as_they_are():
     nova, plain = run(FedNova(fast_steps=16)), run(LocalSteps(fast_steps=16))
     assert nova["n"].numpy() == plain["n"].numpy()
     by_name = run(FedNova(fast_steps=16, buffers=["w"]))
     np.testing.assert_array_equal(by_name["w"].numpy(), plain["w"].numpy())
 
 
-def test_a_claim_of_fewer_steps_does_not_raise_a_nodes_influence():
+def test_a_report_of_fewer_steps_earns_nothing():
     honest, claiming = run(FedNova(fast_steps=16)), run(FedNova(fast_steps=16), claims={0: 1})
     np.testing.assert_array_equal(honest["w"].numpy(), claiming["w"].numpy())
 
@@ -65,21 +84,21 @@ def test_a_dropped_reply_leaves_the_rest():
     np.testing.assert_allclose(arrays["w"].numpy(), w, rtol=1e-6)
 
 
-def test_replies_without_any_examples_do_not_stop_it():
+def test_replies_without_examples_do_not_stop_it():
     start = ArrayRecord({"w": Array(np.ones(3, np.float32)), "n": Array(np.array(0))})
     result = run(FedNova(FedAvg()), arrays=start, num_examples=dict.fromkeys(range(3), 0))
     assert result["w"].numpy().tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("call", "named"),
+    ("settings", "argument"),
     [
-        (lambda: FedNova(momentum=1.0), "momentum must lie in"),
-        (lambda: FedNova(momentum=-0.1), "momentum must lie in"),
-        (lambda: FedNova(buffers="running_mean"), "buffers must be a sequence of names"),
-        (lambda: FedNova(gamma=0.0), "gamma must lie in"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"momentum": -0.1}, "momentum"),
+        ({"buffers": "running_mean"}, "buffers"),
+        ({"gamma": 0.0}, "gamma"),
     ],
 )
-def test_errors_name_the_argument(call, named):
-    with pytest.raises(ValueError, match=named):
-        call()
+def test_fednova_refuses(settings, argument):
+    with pytest.raises(ValueError, match=f"^{argument} must"):
+        FedNova(**settings)

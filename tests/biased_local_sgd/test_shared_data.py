@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import FedAvg
+from hypothesis import given
+from hypothesis import strategies as st
+from recording import History
+from steps_toy import steps_app, steps_arrays
+
+from flwr_hetero import keys
+from flwr_hetero.biased_local_sgd.shared_data import SharedSamples, read_samples, samples_record
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.strategy import BiasedLocalSGD
+
+FLEET = [DeviceProfile(compute_factor=4.0), DeviceProfile(compute_factor=1.0)]
+
+
+def ranked(num_samples=50, batch_size=2, high_loss_fraction=0.5, **settings):
+    """Samples whose loss is their index."""
+    shared = SharedSamples(num_samples, batch_size, high_loss_fraction, **settings)
+    shared.losses = np.arange(num_samples, dtype=np.float32)
+    return shared
+
+
+@given(
+    st.integers(1, 60),
+    st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=5),
+    st.booleans(),
+    st.one_of(st.none(), st.floats(0.05, 1)),
+)
+def test_every_node_gets_its_number_of_samples(size, nodes, unified, fraction):
+    shared = SharedSamples(size, 3, fraction, unified=unified, seed=1)
+    steps, fast = zip(*nodes, strict=True)
+    for _ in range(4):
+        lists = shared.draw(steps, fast)
+        assert [len(one) for one in lists] == [3 * count for count in steps]
+        assert all(((one >= 0) & (one < size)).all() for one in lists)
+        shared.losses[lists[0]] = 1.0
+
+
+def test_without_bias_nodes_share_one_random_order():
+    shared = SharedSamples(30, 5, None)
+    lists = shared.draw([4, 2], [True, False])
+    assert sorted(np.concatenate(lists).tolist()) == list(range(30))
+
+
+def test_a_fast_epoch_has_the_hardest_samples():
+    # share 4 / 5 of 50 samples: 40; lambda .5: the 20 hardest
+    shared = ranked()
+    rounds = [shared.draw([4, 1], [True, False]) for _ in range(5)]
+    fast = np.concatenate([lists[0] for lists in rounds]).tolist()
+    assert len(set(fast)) == 40
+    assert set(range(30, 50)) <= set(fast)
+    assert shared.epoch == 1
+    shared.draw([4, 1], [True, False])
+    assert shared.epoch == 2
+
+
+def test_a_smaller_share_makes_shorter_harder_epochs():
+    fast, slow = ranked(high_loss_fraction=1.0, share=0.2).draw([5, 1], [True, False])
+    assert sorted(fast.tolist()) == list(range(40, 50))
+    assert len(slow) == 2
+
+
+def test_unified_slow_nodes_get_what_is_left():
+    shared = ranked(unified=True)
+    rounds = [shared.draw([4, 1], [True, False]) for _ in range(5)]
+    assert sorted(np.concatenate([one for lists in rounds for one in lists])) == list(range(50))
+
+
+def test_unified_pools_stay_apart_in_every_epoch():
+    # N_F, N_S = 33, 17; a round takes 16 and 8: the fast pool ends while the slow one has 1 left
+    shared = ranked(unified=True)
+    for _ in range(40):
+        fast, _slow = shared.draw([8, 4], [True, False])
+        shared.losses[fast] = np.sin(fast)
+        pools = shared.state_dict()
+        assert not set(pools["slow"].tolist()) & set(pools["taken"].tolist())
+
+
+def test_the_order_of_nodes_cuts_no_epoch_short():
+    # the slow pool of 10 runs out in the middle; the fast pool must still give all its 40
+    shared = ranked(high_loss_fraction=1.0)
+    fast = np.concatenate([shared.draw([2, 8], [False, True])[1] for _ in range(2)])
+    assert len(set(fast.tolist())) == 32
+    assert fast.min() >= 10
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_restored_state_continues_alike(unified):
+    whole, resumed = (ranked(unified=unified, seed=seed) for seed in (3, 4))
+    whole.draw([7, 3], [True, False])
+    resumed.load_state_dict(whole.state_dict())
+    for _ in range(6):
+        for one, other in zip(
+            *(s.draw([7, 3], [True, False]) for s in (whole, resumed)), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+    assert resumed.round_info() == whole.round_info()
+
+
+def test_a_state_of_other_data_is_refused():
+    state = BiasedLocalSGD(shared_samples=100).state_dict()
+    with pytest.raises(ValueError, match="losses"):
+        BiasedLocalSGD(shared_samples=7).load_state_dict(state)
+
+
+# --- on the wire -----------------------------------------------------------------------------
+
+
+def test_samples_record_round_trip():
+    indices, losses = read_samples(samples_record(np.array([3, 70_000]), np.array([0.5, 1e-3])))
+    assert indices.tolist() == [3, 70_000]
+    assert losses.tolist() == np.array([0.5, 1e-3], np.float32).tolist()
+    assert read_samples(samples_record(np.array([5])))[1].size == 0
+
+
+def train(strategy, spoil=None, given=None):
+    """Run three rounds; nodes report indices as losses, node 1 what ``spoil`` makes of them."""
+
+    def report(message, context, call_next):
+        reply = call_next(message, context)
+        if keys.SAMPLES in message.content.config_records:
+            partition = context.node_config["partition-id"]
+            indices, _ = read_samples(message.content[keys.SAMPLES])
+            if given is not None:
+                given.append((partition, indices))
+            reply.content[keys.SAMPLES] = samples_record(indices, indices.astype(float))
+            if spoil is not None and partition == 1:
+                reply.content[keys.SAMPLES] = spoil(indices)
+        return reply
+
+    history = History(strategy)
+    history.start(LocalGrid(steps_app(mods=[report]), FLEET), steps_arrays(), num_rounds=3)
+    return history.records
+
+
+def biased():
+    inner = FedAvg(fraction_evaluate=0.0)
+    return BiasedLocalSGD(inner, 8, shared_samples=100, batch_size=4)
+
+
+def test_losses_come_back_into_the_servers_table():
+    strategy, given = biased(), []
+    records = train(strategy, given=given)
+    seen = np.unique(np.concatenate([indices for _, indices in given]))
+    known = np.flatnonzero(~np.isnan(strategy.shared.losses))
+    np.testing.assert_array_equal(known, seen)
+    np.testing.assert_array_equal(strategy.shared.losses[known], known)
+    assert {partition: len(indices) for partition, indices in given} == {0: 32, 1: 8}
+    assert records[-1]["biased-local-sgd"]["samples-known"] == len(seen)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda indices: samples_record(np.array([10**6]), np.array([1.0])),
+        lambda indices: samples_record(np.array([-1]), np.array([1.0])),
+        lambda indices: samples_record(indices, np.full(len(indices), np.nan)),
+        lambda indices: samples_record(indices, np.ones(1)),
+        lambda indices: samples_record(np.setdiff1d(np.arange(100), indices), np.ones(92)),
+        lambda indices: ConfigRecord({"indices": "all of them"}),
+        lambda indices: ConfigRecord({"indices": b"123"}),
+        lambda indices: ConfigRecord({}),
+    ],
+)
+def test_a_bad_list_of_losses_costs_that_reply_only(spoil):
+    strategy = biased()
+    records = train(strategy, spoil)
+    assert [len(record["failures"]) for record in records[1:]] == [0, 1, 1]
+    assert records[2]["failures"][0]["node"] == "node-1"
+    known = np.flatnonzero(~np.isnan(strategy.shared.losses))
+    np.testing.assert_array_equal(strategy.shared.losses[known], known)
