@@ -1,46 +1,37 @@
-"""How long a run will take: the paper's estimate and the exact expectation (TiFL, 4.5)."""
+"""How long training will take: the paper's estimate and the exact expectation (section 4.5)."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from logging import INFO
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import invalid
-from flwr_hetero.tifl.algorithm import Tiering
+from flwr_hetero.errors import check_count
+from flwr_hetero.tifl.algorithm import Floats, Tiering
 
 
-def paper_estimate(tier_latency: ArrayLike, tier_probs: ArrayLike, num_rounds: int) -> float:
+def paper_estimate(tier_latency: Floats, tier_probs: Floats, num_rounds: int) -> float:
     r"""Estimate the training time from one latency per tier (Eq. 6).
 
     .. math:: L_{all} = \sum_i L_{tier_i} P_i R
 
-    Notes
-    -----
-    A round lasts as long as its slowest node, so the estimate is too low wherever the
-    latencies within a tier differ; :func:`expected_round_time` is not.
+    A round lasts as long as its slowest node, so that this is too low where latencies within a
+    tier differ.
     """
-    latency, probs = np.asarray(tier_latency, float), np.asarray(tier_probs, float)
-    return float(latency @ probs) * num_rounds
+    return float(np.dot(tier_latency, tier_probs)) * num_rounds
 
 
-def expected_slowest(latencies: ArrayLike, num_selected: int) -> float:
+def expected_slowest(latency: Floats, num_selected: int) -> float:
     r"""Compute the expected latency of the slowest of c nodes drawn without replacement.
 
     .. math:: E[\max] = \sum_{k=c}^{n} l_{(k)} \binom{k-1}{c-1} / \binom{n}{c}
 
-    Notes
-    -----
-    With F(k) the chance that no node beyond the k fastest is drawn, F(n) = 1 and
-    F(k-1) = F(k) (1 - c/k); the weight of l_(k) is F(k) c / k. Taken as sums of log1p this
-    neither overflows nor cancels with a million nodes.
+    With F(k) the probability that only the k fastest are drawn, F(n) = 1, F(k-1) = F(k) (1 - c/k)
+    and the weight of l_(k) is F(k) c / k; sums of log1p neither overflow nor cancel.
     """
-    ordered = np.sort(np.asarray(latencies, dtype=np.float64).ravel())
-    if not len(ordered):
-        raise invalid("latencies", [], "hold at least one node", "leave empty tiers out")
-    if num_selected < 1:
-        raise invalid("num_selected", num_selected, "be at least 1", "pass the nodes per round")
+    check_count("num_selected", num_selected, 1)
+    ordered = np.sort(latency)
     c = min(num_selected, len(ordered))
     k = np.arange(len(ordered), c, -1)  # slowest first
     log_f = np.concatenate([[0.0], np.cumsum(np.log1p(-c / k))])
@@ -48,92 +39,60 @@ def expected_slowest(latencies: ArrayLike, num_selected: int) -> float:
     return float(weights @ ordered[c - 1 :][::-1])
 
 
-def expected_round_time(
-    latency: ArrayLike, tier: ArrayLike, tier_probs: ArrayLike, clients_per_round: int
-) -> float:
-    r"""Compute the expected length of a synchronous round that draws a tier, then nodes of it.
+def expected_round_times(
+    rounds: Floats, tier: NDArray[np.int64], clients_per_round: int
+) -> NDArray[np.float64]:
+    """Compute the expected length of a round of each tier, as a mean over measured rounds.
 
-    .. math:: E[L_r] = \sum_j P_j \, E[\max_{i \in C} L_i \mid C \subset n_j]
+    rounds: (sync_rounds, num_nodes), tier: (num_nodes,) -> (num_tiers,).
 
-    Notes
-    -----
-    Vanilla selection is one tier: ``tier`` all 0 and ``tier_probs=[1]``. That the mean over
-    measured rounds is right with jitter: within one of them the nodes' latencies are as
+    The mean over rounds is right with jitter too: within one of them the nodes' latencies are as
     independent as in a training round.
     """
-    measured, of_tier = np.atleast_2d(np.asarray(latency, np.float64)), np.asarray(tier)
-    total = 0.0
-    for j, prob in enumerate(np.asarray(tier_probs, np.float64)):
-        if prob > 0:
-            rows = measured[:, of_tier == j]
-            total += prob * float(np.mean([expected_slowest(r, clients_per_round) for r in rows]))
-    return float(total)
+    members = [rounds[:, tier == j] for j in range(tier.max() + 1)]
+    return np.array([np.mean([expected_slowest(r, clients_per_round) for r in m]) for m in members])
 
 
 def mape(estimate: float, actual: float) -> float:
-    """Compare an estimated training time with the actual one (Eq. 7)."""
+    """Compare an estimated training time with the actual one, in percent (Eq. 7)."""
     return abs(estimate - actual) / actual * 100
 
 
+@dataclass
 class TimeEstimate:
-    """Add up, round by round, how long training should take and how long it takes."""
+    """Both estimates and the actual time, added up round by round, and the tiers' latencies."""
 
-    def __init__(self) -> None:
-        self.paper_s = self.exact_s = self.actual_s = 0.0
-        self._typical = self._slowest = np.zeros(0)
+    paper_s: float = 0.0
+    exact_s: float = 0.0
+    actual_s: float = 0.0
+    median_s: Floats = field(default_factory=lambda: np.zeros(0))
+    slowest_s: Floats = field(default_factory=lambda: np.zeros(0))
 
-    def measure(
-        self, rounds: NDArray[np.float64], tiering: Tiering, clients_per_round: int
-    ) -> None:
-        """Take in a profiling."""
+    def set_tiers(self, rounds: Floats, tiering: Tiering, clients_per_round: int) -> None:
+        """Estimate the rounds to come by these profiling rounds."""
         typical = np.nanmedian(np.where(tiering.tier >= 0, rounds, 0.0), axis=0)
         filled = np.where(np.isnan(rounds), typical, rounds)
-        self._typical = np.asarray(tiering.latency, np.float64)
-        members = [filled[:, tiering.tier == j] for j in range(tiering.num_tiers)]
-        self._slowest = np.array(
-            [np.mean([expected_slowest(row, clients_per_round) for row in m]) for m in members]
-        )
+        self.median_s = tiering.latency
+        self.slowest_s = expected_round_times(filled, tiering.tier, clients_per_round)
 
-    def expect(self, chances: NDArray[np.float64]) -> None:
-        """Add a round with these chances."""
-        if len(self._typical) == len(chances):
-            self.paper_s += float(np.dot(chances, self._typical))
-            self.exact_s += float(np.dot(chances, self._slowest))
-
-    def observe(self, seconds: float) -> None:
-        """Add the time that a training round took."""
-        self.actual_s += seconds
+    def expect_round(self, tier_probs: Floats) -> None:
+        """Add a round whose tier was drawn with these probabilities."""
+        if len(self.median_s) == len(tier_probs):
+            self.paper_s += float(np.dot(tier_probs, self.median_s))
+            self.exact_s += float(np.dot(tier_probs, self.slowest_s))
 
     def log_summary(self) -> None:
         """Log both estimates against the actual time, if there is one."""
         if self.actual_s > 0:
             for label, estimate_s in (("Eq. 6", self.paper_s), ("exact", self.exact_s)):
-                log(
-                    INFO,
-                    "TiFL: %s estimate %.1f s, actual %.1f s, MAPE %.1f %%",
-                    label,
-                    estimate_s,
-                    self.actual_s,
-                    mape(estimate_s, self.actual_s),
-                )
+                error = mape(estimate_s, self.actual_s)
+                text = "TiFL: %s estimate %.1f s, actual %.1f s, MAPE %.1f %%"
+                log(INFO, text, label, estimate_s, self.actual_s, error)
 
-    def as_dict(self) -> dict[str, float]:
+    def info(self) -> dict[str, float]:
         """Return the sums so far, for the history."""
         return {
             "paper_estimate_s": self.paper_s,
             "exact_estimate_s": self.exact_s,
             "actual_s": self.actual_s,
         }
-
-    def state(self) -> dict[str, object]:
-        """Return all, JSON-able."""
-        tiers = {"typical": self._typical.tolist(), "slowest": self._slowest.tolist()}
-        return {**self.as_dict(), **tiers}
-
-    def load(self, saved: Mapping[str, object]) -> None:
-        """Continue from :meth:`state`."""
-        self.paper_s = float(saved["paper_estimate_s"])  # type: ignore[arg-type]
-        self.exact_s = float(saved["exact_estimate_s"])  # type: ignore[arg-type]
-        self.actual_s = float(saved["actual_s"])  # type: ignore[arg-type]
-        self._typical = np.asarray(saved["typical"], np.float64)
-        self._slowest = np.asarray(saved["slowest"], np.float64)

@@ -1,0 +1,269 @@
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from tifl_toy import PROFILE, Answers, make_tifl, paper_grid, records_of, round_of
+from toy import toy_app, toy_arrays
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.mod import timing
+from flwr_hetero.server.nodes import NodeRegistry
+from flwr_hetero.strategy import CDGraB, LocalSteps, TiFL
+from flwr_hetero.tifl.membership import FailureCounter, tier_fleet
+
+# --- profiling -------------------------------------------------------------------------
+
+
+def test_tier_fleet_groups_by_median_latency(caplog):
+    registry, nan = NodeRegistry(), np.nan
+    for node_id, partition in ((71, 10), (72, 2), (73, 1)):
+        registry.set_partition_id(node_id, partition)
+    rounds = np.array([[3.0, 1.0, nan], [9.0, 1.0, nan], [3.1, nan, 50.0]])
+    found = tier_fleet([71, 72, 73], rounds, registry, 20.0, "quantile", 3)
+    assert list(found.tiers.latency.items()) == [
+        ("node-1", 20.0),
+        ("node-2", 1.0),
+        ("node-10", 3.1),
+    ]
+    assert found.tiers.tier == {"node-2": 0, "node-10": 1}
+    assert found.tiering.tier.tolist() == [-1, 0, 1]
+    np.testing.assert_array_equal(found.rounds, rounds[:, [2, 1, 0]])
+    assert "2 tiers instead of 3" in caplog.text
+    assert tier_fleet([73], rounds[:, [2]], registry, 20.0, "quantile", 1) is None
+
+
+def test_profiling_counts_as_time_and_needs_no_training():
+    app, kinds = ClientApp(), []
+
+    @app.train("profile")
+    def report(message, context):
+        kinds.append("profile")
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 100})}), reply_to=message)
+
+    grid = LocalGrid(app, profiles=[DeviceProfile(1.0), DeviceProfile(0.5)])
+    records = records_of(make_tifl(sync_rounds=3, warmup_rounds=2), grid, 0)
+    assert len(kinds) == 2 * 5
+    assert records[0]["virtual_s"] == pytest.approx(5 * 2.0)
+
+
+def test_warm_up_rounds_do_not_count():
+    slow = [Fault(0, "late", delay_s=50, message_type=PROFILE)]
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(2.0)] * 2 + [DeviceProfile(1.0)] * 2)
+    answer = grid._answer
+
+    def slow_in_0_and_2(message, node_id):
+        grid.faults = slow if message.content["config"][keys.PROFILE_ROUND] in (0, 2) else []
+        return answer(message, node_id)
+
+    grid._answer = slow_in_0_and_2
+    records = records_of(make_tifl(), grid, 0)
+    assert records[0]["tifl"]["latency"]["node-0"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("profile", [True, False])
+def test_profiling_falls_back_to_plain_training(profile):
+    grid = paper_grid(10, toy_app(profile=profile))
+    records = records_of(TiFL(FedAvg(fraction_evaluate=0.0), 2), grid, 1)
+    assert records[0]["tifl"]["tiers"] == {f"node-{i}": i // 2 for i in range(10)}
+
+
+def test_profiling_replies_may_hold_any_metrics():
+    def differ(message, context, call_next):
+        reply, partition = call_next(message, context), context.node_config["partition-id"]
+        if message.metadata.message_type == PROFILE and partition == 0:
+            del reply.content["metrics"]
+        if message.metadata.message_type == PROFILE and partition == 1:
+            raise RuntimeError("cannot")  # its plain training has other metrics: a loss
+        if message.metadata.message_type == PROFILE and partition == 2:
+            reply.content["b"] = MetricRecord({"b": 1.0})
+        return reply
+
+    grid = LocalGrid(toy_app(mods=[differ, timing]), profiles=[DeviceProfile()] * 4)
+    records = records_of(make_tifl(warmup_rounds=1), grid, 1)
+    assert records[0]["tifl"]["dropouts"] == []
+    assert sorted(records[0]["tifl"]["latency"]) == [f"node-{i}" for i in range(4)]
+
+
+def test_dropout_comes_back_with_the_next_profiling():
+    grid = paper_grid(10, faults=[Fault(0, "dies", 0, 4, message_type=PROFILE)])
+    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, profile_interval=5, t_max=60)
+    records = records_of(tifl, grid, 6)
+    assert records[0]["tifl"]["dropouts"] == ["id-1000"]  # it never said who it is
+    assert "tiers" not in records[4]["tifl"]
+    assert records[5]["tifl"]["tiers"]["node-0"] == 0
+
+
+def test_first_profiling_without_an_answer_is_an_error():
+    grid = Answers(3, lambda partition, message: "silent")
+    with pytest.raises(RuntimeError, match="no node answered the profiling within t_max=9 s"):
+        records_of(make_tifl(t_max=9), grid)
+
+
+def test_tiers_stay_if_a_later_profiling_fails(caplog):
+    def outage(partition, message):
+        later = message.metadata.message_type == PROFILE and round_of(message) == 2
+        return "silent" if later else None
+
+    tifl = make_tifl(profile_interval=2, t_max=5.0)
+    assert all(r["selected"] for r in records_of(tifl, Answers(4, outage), 5)[1:])
+    assert "the tiers stay as they are" in caplog.text
+    assert len(tifl.tiers.tier) == 4
+
+
+# --- late joiners ----------------------------------------------------------------------
+
+
+def join_after_round_1(grid, factor=2.0):
+    return lambda r, arrays: grid.join(DeviceProfile(factor)) and None if r == 1 else None
+
+
+def test_late_joiner_is_placed_alongside_training():
+    grid, tifl = paper_grid(), TiFL(FedAvg(fraction_evaluate=0.0), 4, policy=[0, 0, 1, 0, 0])
+    records = records_of(tifl, grid, 30, evaluate_fn=join_after_round_1(grid, 1.1))
+    assert tifl.tiers.tier["node-20"] == 2
+    assert "node-20" in {name for record in records for name in record["selected"]}
+    # training went on: every round but the joiner's own took the tier's second
+    assert records[-1]["virtual_s"] - records[0]["virtual_s"] < 33
+
+
+def test_late_joiner_without_profiling_is_trained():
+    grid, tifl = Answers(4, app=toy_app(profile=False)), make_tifl()
+    tifl.start(grid, toy_arrays(), 15, evaluate_fn=join_after_round_1(grid))
+    assert "node-4" in tifl.tiers.tier
+
+
+def test_late_joiner_that_raises_twice_is_left_out(caplog):
+    grid, tifl = Answers(4, faults=[Fault(4, "errs")]), make_tifl()
+    tifl.start(grid, toy_arrays(), 25, evaluate_fn=join_after_round_1(grid))
+    assert [grid.count(4, kind) for kind in (PROFILE, "train")] == [1, 1]
+    assert "id-1004 could not be profiled: injected error" in caplog.text
+
+
+def test_late_joiner_that_was_not_reached_is_asked_again():
+    def away_at_first(partition, message):
+        return "away" if partition == 4 and round_of(message) < 10 else None
+
+    grid, tifl = Answers(4, away_at_first), make_tifl()
+    tifl.start(grid, toy_arrays(), 30, evaluate_fn=join_after_round_1(grid))
+    assert grid.count(4, PROFILE) == 2
+    assert "node-4" in tifl.tiers.tier
+
+
+@pytest.mark.parametrize(("left", "profilings"), [(4, 4 + 1), (19, 4 + 1)])
+def test_node_away_in_a_profiling_is_placed_on_return(left, profilings):
+    grid, tifl = Answers(5), make_tifl(profile_interval=left + 1)
+
+    def come_and_go(server_round, arrays):
+        if server_round == left:
+            grid.leave(1002)
+        if server_round == left + 1:
+            assert "node-2" not in tifl.tiers.tier
+            grid.come_back(1002)
+
+    tifl.start(grid, toy_arrays(), left + 12 if left > 4 else 9, evaluate_fn=come_and_go)
+    assert "node-2" in tifl.tiers.tier
+    assert grid.count(2, PROFILE) == profilings
+
+
+# --- failures in a row -----------------------------------------------------------------
+
+
+def test_failure_counter_counts_in_a_row(caplog):
+    counter = FailureCounter(2)
+    counter.record_training({"b"}, {"a"})
+    counter.record_evaluation({"a", "c"})  # a is judged by its training
+    assert counter.failures == {"a": 1, "c": 1}
+    counter.record_training({"c"}, {"a"})
+    assert counter.blocked == {"a"}
+    assert "a failed 2 times in a row" in caplog.text
+    counter.record_training({"a"}, set())
+    assert counter.failures == {}
+    counter.record_training(set(), {"a", "b"})
+    counter.clear()
+    assert counter.failures == {}
+
+
+def test_node_that_keeps_failing_is_not_asked():
+    faults = [Fault(0, "errs", message_type="train", first_round=1)]
+    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, policy="fast", max_failures=3)
+    records = records_of(tifl, paper_grid(10, faults=faults), 6)
+    assert [len(record["selected"]) for record in records[1:]] == [2, 2, 2, 1, 1, 1]
+
+
+def test_failures_of_a_profiling_do_not_count():
+    def flaky(partition, message):
+        again = message.metadata.message_type == PROFILE and round_of(message) > 0
+        early = again and message.content["config"][keys.PROFILE_ROUND] < 3
+        return "away" if early and partition == 0 else None
+
+    tifl = make_tifl(profile_interval=2, max_failures=1)
+    tifl.start(Answers(4, flaky), toy_arrays(), 2)
+    assert "node-0" in tifl.tiers.tier
+    assert tifl.failures.failures == {}
+
+
+def spoilt_order(message, context, call_next):
+    reply = call_next(message, context)
+    if keys.ORDER in message.content.config_records and context.node_config["partition-id"] == 0:
+        reply.content[keys.ORDER] = message.content[keys.ORDER]  # no vectors
+    return reply
+
+
+@pytest.mark.parametrize(
+    "compose",
+    [lambda **s: make_tifl(CDGraB(FedAvg()), **s), lambda **s: CDGraB(make_tifl(FedAvg(), **s))],
+)
+def test_replies_dropped_by_other_wrappers_are_failures(compose):
+    strategy = compose(clients_per_round=4, num_tiers=1, policy="vanilla", max_failures=2)
+    strategy.start(Answers(4, app=toy_app(mods=[spoilt_order])), toy_arrays(), 4)
+    (tifl,) = [wrapper for wrapper in strategy.wrappers() if isinstance(wrapper, TiFL)]
+    assert tifl.failures.failures == {"node-0": 2}
+
+
+def test_corrected_steps_are_no_failure():
+    def boast(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["metrics"]["num-steps"] = 1000
+        return reply
+
+    tifl = make_tifl(LocalSteps(FedAvg(fraction_evaluate=0.0)), max_failures=1)
+    result = tifl.start(Answers(4, app=toy_app(mods=[boast])), toy_arrays(), 4)
+    assert len(result.train_metrics_clientapp) == 4
+    assert tifl.failures.failures == {}
+
+
+def test_failures_count_inside_flowers_own_wrapper():
+    def dead(partition, message):
+        return "silent" if partition == 0 and message.metadata.message_type == "train" else None
+
+    tifl = make_tifl(clients_per_round=4, num_tiers=1, policy="vanilla", max_failures=2)
+    outer = DifferentialPrivacyServerSideFixedClipping(tifl, 0.01, 1.0, 4)
+    grid = Answers(4, dead)
+    outer.start(grid, toy_arrays(buffer=False), 4)
+    assert grid.count(0, "train") == 2
+
+
+def test_blocked_nodes_do_not_evaluate_either():
+    def dead(partition, message):
+        return "silent" if partition == 0 and message.metadata.message_type != PROFILE else None
+
+    grid, tifl = Answers(4, dead), make_tifl(policy="adaptive", interval=1, max_failures=1)
+    tifl.start(grid, toy_arrays(), 6, timeout=100)
+    assert tifl.failures.blocked == {"node-0"}
+    assert grid.count(0, "train") + grid.count(0, "evaluate") == 1
+
+
+@pytest.mark.parametrize(("deaf", "failures"), [({0}, {"node-0": 1}), ({0, 1, 2, 3}, {})])
+def test_failures_in_evaluation_count(deaf, failures):
+    """But not if no node answers: it may be the ClientApp that cannot evaluate."""
+
+    def answer(partition, message):
+        evaluates = message.metadata.message_type == "evaluate"
+        return "away" if evaluates and partition in deaf else None
+
+    tifl = make_tifl(clients_per_round=1, policy="adaptive", interval=1, seed=2)
+    tifl.start(Answers(4, answer), toy_arrays(), 1)
+    assert tifl.draw.tier == 0  # node 0 is in the slow one
+    assert tifl.failures.failures == failures

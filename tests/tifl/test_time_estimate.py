@@ -1,0 +1,86 @@
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.tifl import mean_of_all_draws
+
+from flwr_hetero.tifl.algorithm import Tiering, policy_probs
+from flwr_hetero.tifl.time_estimate import (
+    TimeEstimate,
+    expected_round_times,
+    expected_slowest,
+    mape,
+    paper_estimate,
+)
+
+PAPER_LATENCY = 1 / np.repeat([[4.0, 2.0, 1.0, 0.5, 0.1]], 10, axis=1)
+PAPER_TIER = np.repeat(np.arange(5), 10)
+
+
+@pytest.mark.parametrize(("policy", "seconds"), [("slow", 46242), ("fast", 1837)])
+def test_paper_estimate_on_table_2(policy, seconds):
+    """The outer tiers' latencies follow from "slow" and "fast" in 500 rounds."""
+    latency = np.array([1837 / 500, 9, 9, 9, 46242 / 500])
+    assert paper_estimate(latency, policy_probs(policy, 5), 500) == pytest.approx(seconds)
+
+
+def test_mape_is_relative_to_the_actual_time():
+    assert mape(110, 100) == pytest.approx(10)
+    assert mape(90, 100) == pytest.approx(10)
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=7), st.integers(1, 7))
+def test_expected_slowest_equals_all_draws(latency, num_selected):
+    mean = mean_of_all_draws(latency, num_selected)
+    assert expected_slowest(np.array(latency), num_selected) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("num_selected", [1, 5, 1000, 999_999, 1_000_000])
+def test_expected_slowest_of_a_million_nodes(num_selected):
+    """The expected largest of c numbers drawn from 1..n is c (n + 1) / (c + 1)."""
+    n = 1_000_000
+    exact = num_selected * (n + 1) / (num_selected + 1)
+    assert expected_slowest(np.arange(1.0, n + 1), num_selected) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("k", [7, 30, 60])
+def test_weights_of_expected_slowest_are_binomials(k):
+    n, c = 60, 7
+    indicator = (np.arange(1, n + 1) >= k).astype(float)  # E = P(the slowest has rank k or more)
+    exact = sum(comb(i - 1, c - 1) for i in range(k, n + 1)) / comb(n, c)
+    assert expected_slowest(indicator, c) == pytest.approx(exact, rel=1e-12)
+
+
+def test_expected_speed_ups_on_the_papers_fleet():
+    """Not the paper's "6x for uniform", which its own Table 2 contradicts."""
+    (vanilla,) = expected_round_times(PAPER_LATENCY, np.zeros(50, int), 5)
+    assert vanilla == pytest.approx(7.4446, abs=1e-4)
+    times = expected_round_times(PAPER_LATENCY, PAPER_TIER, 5)
+    for policy, times_faster in {"uniform": 2.7, "random": 8.0, "fast": 29.8, "slow": 0.74}.items():
+        assert vanilla / (policy_probs(policy, 5) @ times) == pytest.approx(times_faster, rel=0.007)
+
+
+def test_expected_round_times_bring_the_jitter_in():
+    rng, tier = np.random.default_rng(2), np.zeros(10, int)
+    base, jitter = np.linspace(1.0, 1.5, 10), 0.2
+    measured = base * np.exp(jitter * rng.standard_normal((400, 10)))
+    later = base * np.exp(jitter * rng.standard_normal((4000, 10)))
+    actual = np.mean([rng.permutation(row)[:4].max() for row in later])
+    assert mape(expected_round_times(measured, tier, 4)[0], actual) < 2
+    # the median alone, and still more Eq. 6, leave it out
+    median = np.median(measured, axis=0)
+    assert mape(expected_round_times(median[None], tier, 4)[0], actual) > 5
+    assert mape(paper_estimate(np.array([median.mean()]), np.ones(1), 1), actual) > 15
+
+
+def test_time_estimate_adds_up_rounds():
+    tiering = Tiering(np.array([0, 1, -1, 1]), np.array([2.0]), np.array([1.0, 4.0]))
+    rounds = np.array([[1.0, 3.0, np.nan, 5.0], [1.0, np.nan, np.nan, 5.0]])  # the NaN counts as 3
+    estimate = TimeEstimate()
+    estimate.expect_round(np.array([0.5, 0.5]))  # before there are tiers
+    estimate.set_tiers(rounds, tiering, clients_per_round=2)
+    estimate.expect_round(np.array([0.5, 0.5]))
+    estimate.expect_round(np.array([0.0, 1.0]))
+    assert estimate.info() == {"paper_estimate_s": 6.5, "exact_estimate_s": 8.0, "actual_s": 0.0}
