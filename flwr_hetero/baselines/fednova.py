@@ -44,9 +44,7 @@ def update_scales(
 
 
 class FedNova(LocalSteps):
-    r"""Unbalanced local steps whose updates are averaged per step.
-
-    .. math:: x_{t+1} - x_t = \tau_{eff} \sum_i p_i \frac{x_t^i - x_t}{\|a_i\|_1}
+    """Unbalanced local steps whose updates are averaged per step.
 
     Each reply's update is scaled before the wrapped strategy sees it, so any strategy can do
     the averaging: FedAvg gives the paper's FedNova.

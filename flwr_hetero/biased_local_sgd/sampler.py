@@ -78,34 +78,14 @@ class TopLossSampler(BatchSampler):
         self._assigned = False
 
     def set_role(self, *, fast: bool, share: float) -> None:
-        """Follow the server: whether to sample by loss, and from how much.
-
-        Parameters
-        ----------
-        fast : bool
-            Whether the node is fast; a change starts a new allocation.
-        share : float
-            Size of a fast node's next allocations as a part of N, in (0, 1].
-        """
+        """Follow the server: a change of class starts a new allocation, ``share`` counts for it."""
         self.share = check_number("share", share, "(0, 1]")
         if fast != self.fast:
             self._position = len(self._allocation)
         self.fast = bool(fast)
 
     def assign(self, indices: ArrayLike) -> None:
-        """Process these samples next (shared-data mode).
-
-        Parameters
-        ----------
-        indices : array_like of int, shape (n,)
-            Positions in the shared data set; used in this order, and reshuffled if more is
-            asked before the next list.
-
-        Raises
-        ------
-        ValueError
-            If the list is empty or an index is out of range.
-        """
+        """Process these positions of the shared data set next; in this order, then reshuffled."""
         index = np.asarray(indices)
         if index.ndim != 1 or not index.size or index.dtype.kind not in "iu":
             raise invalid(
@@ -141,29 +121,13 @@ class TopLossSampler(BatchSampler):
         return -(-size // self.batch_size)
 
     def update(self, indices: Indices, scores: NDArray[np.float64]) -> None:
-        """Record the losses of processed samples (Algorithm 1, line 14).
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (batch,)
-            As returned by ``next_batch``.
-        scores : ndarray of float64, shape (batch,)
-            Loss per sample, finite.
-        """
+        """Record the losses of processed samples (Alg. 1, l. 14)."""
         index, loss = self.check_scores(indices, scores)
         self.losses[index] = loss
         self._unreported[index] = True
 
     def take_losses(self) -> tuple[Indices, NDArray[np.float32]]:
-        """Return what :meth:`update` recorded since the last call (shared-data mode).
-
-        Returns
-        -------
-        indices : ndarray of int64, shape (n,)
-            Samples processed, ascending.
-        losses : ndarray of float32, shape (n,)
-            Their latest losses.
-        """
+        """Return the samples recorded since the last call, ascending, and their latest losses."""
         indices = np.flatnonzero(self._unreported)
         self._unreported[:] = False
         return indices, self.losses[indices]

@@ -22,7 +22,6 @@ from flwr_hetero.biased_local_sgd.algorithm import (
 )
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
-from flwr_hetero.server.nodes import is_simulated
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -58,21 +57,6 @@ class NodeSpeeds:
     def shortest_round_s(self, num_steps: int) -> float:
         """Return the seconds that the quickest node needs, link included."""
         return min((self.link_s[n] + num_steps * self.step_s[n] for n in self.step_s), default=inf)
-
-    def state_dict(self) -> StateDict:
-        """Return the times as arrays."""
-        times = {"step_s": self.step_s, "link_s": self.link_s}
-        arrays = {key: np.array(list(table.values())) for key, table in times.items()}
-        return {"nodes": json.dumps(list(self.step_s)), **arrays}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
-        check_state(state, {"nodes": str}, "NodeSpeeds")
-        nodes = json.loads(str(state["nodes"]))
-        shape = ((len(nodes),), "f")
-        check_state(state, {"step_s": shape, "link_s": shape}, "NodeSpeeds")
-        self.step_s = dict(zip(nodes, np.asarray(state["step_s"]).tolist(), strict=True))
-        self.link_s = dict(zip(nodes, np.asarray(state["link_s"]).tolist(), strict=True))
 
 
 class LocalSteps(Wrapper):
@@ -156,7 +140,6 @@ class LocalSteps(Wrapper):
         super().__init__(strategy)
         self.speeds = NodeSpeeds(check_number("smoothing", smoothing, "[0, 1)"))
         self.assigned: dict[int, int] = {}
-        self._simulated = False
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node; shape (len(nodes),)."""
@@ -178,7 +161,7 @@ class LocalSteps(Wrapper):
         return gamma_steps(gammas, self.fast_steps, *bounds)
 
     def fast_nodes(self) -> set[str]:
-        """Return the nodes of the fast class: by the gammas given, else by measured times."""
+        """Return the nodes of the fast class: by ``gamma`` of each node, else by measured times."""
         if not isinstance(self.gamma, Mapping):
             return self.speeds.classes()[0]
         fast = fast_class([1 / gamma for gamma in self.gamma.values()])
@@ -190,7 +173,6 @@ class LocalSteps(Wrapper):
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Write each node's steps into its own config."""
-        self._simulated = is_simulated(grid)
         node_ids = [message.metadata.dst_node_id for message in messages]
         steps = self.num_steps([self.identity(node_id) for node_id in node_ids])
         self.assigned = dict(zip(node_ids, steps.tolist(), strict=True))
@@ -243,7 +225,7 @@ class LocalSteps(Wrapper):
         if latency.emulated:
             link_s = read_number(reply.content.config_records[keys.TIMING], keys.TRANSFER_TIME, 0.0)
             compute_s -= link_s
-        elif latency.source == "reported" and not self._simulated:
+        elif latency.source == "reported" and not self.session.simulated:
             seen_s = self.session.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             link_s = max(0.0, seen_s - compute_s)
         self.speeds.observe(self.identity(node_id), steps, compute_s, link_s)
@@ -264,11 +246,16 @@ class LocalSteps(Wrapper):
 
     def state_dict(self) -> StateDict:
         """Return the measured times."""
-        return self.speeds.state_dict()
+        return {
+            "step_s": json.dumps(self.speeds.step_s),
+            "link_s": json.dumps(self.speeds.link_s),
+        }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        self.speeds.load_state_dict(state)
+        check_state(state, {"step_s": str, "link_s": str}, "LocalSteps")
+        self.speeds.step_s = json.loads(str(state["step_s"]))
+        self.speeds.link_s = json.loads(str(state["link_s"]))
 
     def summary(self) -> None:
         """Log the step budget and the wrapped strategy's settings."""

@@ -54,7 +54,7 @@ class Session:
     asked: list[Message] = field(default_factory=list)
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
     emulated: bool = False
-    _simulated: bool = False
+    simulated: bool = False
     _num_earlier: int = 0
 
     def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
@@ -65,7 +65,7 @@ class Session:
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
         """Remember the instructions of an exchange, to know whose replies they get."""
         self.asked = list(messages)
-        self._simulated = is_simulated(grid)
+        self.simulated = is_simulated(grid)
         self.round_trip_s = {}
         self.latency = {}
         self._num_earlier = len(self.failures)
@@ -126,7 +126,7 @@ class Session:
         if partition is not None:
             self.registry.set_partition_id(node_id, partition)
         round_trip_s = self.round_trip_s.get(reply.metadata.reply_to_message_id)
-        latency, complaint = judge_latency(reply, round_trip_s, simulated=self._simulated)
+        latency, complaint = judge_latency(reply, round_trip_s, simulated=self.simulated)
         if complaint:
             log(WARNING, "%s: latency not believed: %s", self.registry.identity(node_id), complaint)
         drop_private_metrics(reply)

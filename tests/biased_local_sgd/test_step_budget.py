@@ -2,12 +2,14 @@ import math
 
 import numpy as np
 import pytest
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from recording import History
 from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.biased_local_sgd.step_budget import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.exchange import Latency
 from flwr_hetero.strategy import LocalSteps
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
@@ -159,10 +161,6 @@ def test_a_real_nodes_link_is_the_rest_of_the_round_trip():
 
 def reply_of(strategy, source, round_trip_s):
     """Make the session see a reply of node 7 that took 10 steps in 3 s."""
-    from flwr.app import Message, MetricRecord, RecordDict
-
-    from flwr_hetero.server.exchange import Latency
-
     asked = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
     strategy.session.latency[7] = Latency(3.0, False, source)

@@ -2,7 +2,7 @@ import random
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 from recording import History
 from steps_toy import local_model, steps_app, steps_arrays
@@ -147,14 +147,6 @@ def test_a_bad_node_costs_its_own_reply_only(app, faults, counted, caplog):
     assert all(node in caplog.text for node in nodes)
 
 
-def test_all_replies_bad_keeps_the_model():
-    faults = [Fault(i, "garbage", 2, 2, corrupt="nan") for i in range(4)]
-    result, records = run(BiasedLocalSGD(fast_steps=16), faults=faults, num_rounds=2)
-    expected = mean_model([[1] * 4])
-    np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-6)
-    assert len(records[2]["failures"]) == 4
-
-
 # --- sampling --------------------------------------------------------------------------
 
 
@@ -171,13 +163,6 @@ def test_a_given_share():
     seen = []
     run(BiasedLocalSGD(fast_steps=16, share=0.5), seen=seen)
     assert {config["fast-share"] for _, _, config in seen} == {0.5}
-
-
-def test_the_users_config_is_left_alone():
-    config = ConfigRecord({"lr": 0.1})
-    grid = LocalGrid(steps_app(), profiles=FLEET)
-    BiasedLocalSGD(fast_steps=4).start(grid, steps_arrays(), num_rounds=2, train_config=config)
-    assert set(config) == {"lr", "server-round"}
 
 
 # --- what is refused -------------------------------------------------------------------
