@@ -1,130 +1,50 @@
-"""Importance sampling: probabilities and the weights that keep it unbiased (Mercury)."""
+"""Mercury, Zeng et al., SenSys 2021: group-wise importance sampling on NumPy arrays.
 
+4.1  importance of a sample, from its loss           error_probability
+     groups, refreshed round-robin                   Groups, make_groups, advance
+     Eq. 7, Eq. 3: probabilities and weights         mixed_probs, inverse_probs
+     a batch from all samples (default)              draw_flat
+     Eq. 6: a batch from d groups (the paper)        choose_groups, allocate, draw_two_level
+4.3  group size from the link's idle time            group_size, resize
+3.2  Eq. 5: speed-up                                 speedup
+"""
+
+from types import EllipsisType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.gate import check_importance
-from flwr_hetero.client.timing import Pace
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, invalid
+
+BETA = 1.0
+"""Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
+MARGIN = 0.9
+"""Part of the idle time that a group fills, so that noise rarely lengthens the round."""
 
 
-def mixed_probs(importance: NDArray[np.float64], mixing: float) -> NDArray[np.float64]:
-    r"""Draw by importance, with a share drawn uniformly (Mercury's Eq. 7, made safe).
+def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Take the probability of a wrong answer, from the cross-entropy, as importance.
 
-    .. math:: q_j = (1 - \lambda) I_j / \sum_k I_k + \lambda / n
+    .. math:: I = 1 - p_y = 1 - e^{-\ell}
 
-    Parameters
-    ----------
-    importance : ndarray of float64, shape (n,)
-        Finite and not negative.
-    mixing : float
-        Share :math:`\lambda` of uniform draws in [0, 1]; 0 is the paper's Eq. 7.
+    losses: (n,), at least 0 -> (n,), in [0, 1]. The norm of the loss's gradient at the logits
+    lies between this and sqrt(2) times this.
 
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Probabilities that sum to 1; uniform if all importance is 0.
-
-    Raises
-    ------
-    ValueError
-        If an importance is negative or not finite, or ``mixing`` lies outside [0, 1].
-
-    Notes
-    -----
-    The paper draws by importance alone. A sample whose (cached) importance is 0 is then
-    never drawn and the gradient is biased; with :math:`\lambda > 0` every weight is at most
-    :math:`1 / \lambda`, however old the cache.
-
-    References
-    ----------
-    .. [1] Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic
-       Importance Sampling", SenSys 2021, section 4.1.
-
-    Examples
-    --------
-    >>> mixed_probs(np.array([3.0, 1.0, 0.0, 0.0]), 0.5)
-    array([0.5  , 0.25 , 0.125, 0.125])
-    """
-    check_importance(importance)
-    if not 0.0 <= mixing <= 1.0:
-        raise invalid("mixing", mixing, "lie in [0, 1]", "0.5 is a safe start")
-    uniform = np.full(importance.shape, 1.0 / importance.size)
-    total = importance.sum()
-    return uniform if total == 0.0 else (1.0 - mixing) * importance / total + mixing * uniform
-
-
-def error_chance(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Turn cross-entropy losses into the chance of a wrong answer.
-
-    .. math:: 1 - p_y = 1 - e^{-\ell}
-
-    Parameters
-    ----------
-    losses : ndarray of float64, shape (b,)
-        Cross-entropy per sample, at least 0.
-
-    Returns
-    -------
-    ndarray of float64, shape (b,)
-        In [0, 1). The norm of the loss's gradient at the logits, which bounds the sample's
-        gradient norm, lies between this and :math:`\sqrt 2` times this: the loss alone
-        gives what would otherwise need the logits.
-
-    Examples
-    --------
-    >>> error_chance(np.array([0.0, np.log(2.0)]))
+    >>> error_probability(np.array([0.0, np.log(2.0)]))
     array([0. , 0.5])
     """
     return np.asarray(-np.expm1(-losses), dtype=np.float64)
 
 
-def inverse_probs(probs: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
-    r"""Weigh drawn samples so that the mean of a batch estimates the mean over all (Eq. 3).
-
-    .. math:: w_j = p_j / q_j = 1 / (N q_j)
-
-    Parameters
-    ----------
-    probs : ndarray of float64, shape (batch,)
-        Probability :math:`q_j` with which each drawn sample was drawn, greater than 0.
-    num_samples : int
-        Size N of the set drawn from.
-
-    Returns
-    -------
-    ndarray of float64, shape (batch,)
-        Weights with expectation 1.
-
-    Examples
-    --------
-    >>> inverse_probs(np.array([0.5, 0.125]), 4)
-    array([0.5, 2. ])
-    """
-    return 1.0 / (num_samples * probs)
+# --- step 1: groups, one of which is scored at a time -------------------------------------
 
 
 class Groups(NamedTuple):
-    """Non-overlapping groups of the local data, refreshed one after the other.
+    """Non-overlapping groups of the local data: group i is ``order[bounds[i]:bounds[i + 1]]``.
 
-    Attributes
-    ----------
-    order : ndarray of int64, shape (num_samples,)
-        A permutation; group i holds ``order[bounds[i]:bounds[i + 1]]``.
-    bounds : ndarray of int64, shape (num_groups + 1,)
-        From 0 to num_samples, increasing.
-    turn : int
-        The group whose importance is computed next.
-    size : int
-        Size to which groups are cut at the next chance.
-
-    Examples
-    --------
-    >>> groups = Groups(np.array([3, 0, 2, 1]), np.array([0, 1, 4]), turn=0, size=2)
-    >>> groups.sizes.tolist(), groups.members(-1).tolist()
-    ([1, 3], [0, 2, 1])
+    order: (num_samples,), a permutation; bounds: (num_groups + 1,), increasing from 0. The
+    group ``turn`` is scored next; groups are cut to ``size`` when their turn comes.
     """
 
     order: NDArray[np.int64]
@@ -143,115 +63,21 @@ class Groups(NamedTuple):
         return self.order[self.bounds[group] : self.bounds[group + 1]]
 
 
-def cut(length: int, size: int) -> NDArray[np.int64]:
-    """Cut a length into pieces of nearly equal size.
-
-    Parameters
-    ----------
-    length : int
-        At least 0.
-    size : int
-        Largest piece wanted, at least 1.
-
-    Returns
-    -------
-    ndarray of int64, shape (pieces + 1,)
-        Bounds from 0 to ``length``; the pieces differ by at most 1.
-
-    Examples
-    --------
-    >>> cut(10, 4)
-    array([ 0,  3,  6, 10])
-    """
-    pieces = -(-length // size)
-    return np.arange(pieces + 1) * length // max(pieces, 1)
-
-
 def make_groups(num_samples: int, num_groups: int, rng: np.random.Generator) -> Groups:
-    """Split the local data into random groups of nearly equal size.
+    """Split the local data at random into D groups of nearly equal size (section 4.1, step 1).
 
-    Parameters
-    ----------
-    num_samples : int
-        Size N of the local data set.
-    num_groups : int
-        D, at most N.
-    rng : np.random.Generator
-        Draws the permutation.
-
-    Returns
-    -------
-    Groups
-        With group 0 to be refreshed first.
-
-    Raises
-    ------
-    ValueError
-        If ``num_groups`` is not in 1..num_samples.
-
-    Examples
-    --------
     >>> make_groups(10, 3, np.random.default_rng(0)).sizes
     array([3, 3, 4])
     """
-    if not 1 <= num_groups <= num_samples:
-        rule = f"lie between 1 and the {num_samples} samples of the data"
-        raise invalid("num_groups", num_groups, rule, "use fewer groups or leave it out")
+    if check_count("num_groups", num_groups, 1) > num_samples:
+        raise invalid("num_groups", num_groups, f"be at most the {num_samples} samples")
     bounds = np.arange(num_groups + 1) * num_samples // num_groups
     return Groups(rng.permutation(num_samples), bounds, 0, -(-num_samples // num_groups))
 
 
-def resize(groups: Groups, size: int) -> Groups:
-    """Cut the groups not yet refreshed in this cycle to another size (section 4.3, BACC).
-
-    Parameters
-    ----------
-    groups : Groups
-        The present ones.
-    size : int
-        Samples per group from now on, at least 1.
-
-    Returns
-    -------
-    Groups
-        The next group has the new size at once; :func:`advance` cuts all at the cycle's end.
-
-    Raises
-    ------
-    ValueError
-        If ``size`` is less than 1.
-
-    Examples
-    --------
-    >>> groups = make_groups(12, 3, np.random.default_rng(0))
-    >>> resize(advance(groups), 3).sizes
-    array([4, 2, 3, 3])
-    """
-    if size < 1:
-        raise invalid("size", size, "be at least 1", "a link that leaves no time needs no scoring")
-    size = min(size, len(groups.order))
-    if size == groups.size:
-        return groups
-    done = groups.bounds[groups.turn]
-    rest = done + cut(len(groups.order) - int(done), size)
-    return groups._replace(bounds=np.concatenate([groups.bounds[: groups.turn], rest]), size=size)
-
-
 def advance(groups: Groups) -> Groups:
-    """Pass the turn to the next group; after the last one a new cycle begins.
+    """Pass the turn to the next group; a new cycle begins with groups of nearly equal size.
 
-    Parameters
-    ----------
-    groups : Groups
-        The present ones.
-
-    Returns
-    -------
-    Groups
-        With the turn moved on; if the size was changed on the way, cut anew for a new cycle.
-
-    Examples
-    --------
     >>> groups = make_groups(12, 2, np.random.default_rng(0))
     >>> advance(groups).turn, advance(advance(groups)).turn
     (1, 0)
@@ -259,138 +85,134 @@ def advance(groups: Groups) -> Groups:
     turn = groups.turn + 1
     if turn < len(groups.bounds) - 1:
         return groups._replace(turn=turn)
-    if groups.sizes.max() > groups.size or groups.sizes.max() - groups.sizes.min() > 1:
-        groups = groups._replace(bounds=cut(len(groups.order), groups.size))
+    if groups.sizes.max() > groups.size or np.ptp(groups.sizes) > 1:  # resized in this cycle
+        groups = groups._replace(bounds=_cut(len(groups.order), groups.size))
     return groups._replace(turn=0)
 
 
-def relative_steps(groups: Groups) -> NDArray[np.int64]:
-    """Tell in which step of the cycle each group was last refreshed: t_i of Eq. 6.
+def resize(groups: Groups, size: int) -> Groups:
+    """Cut the groups not yet scored in this cycle to another size (section 4.3).
 
-    Parameters
-    ----------
-    groups : Groups
-        The present ones.
-
-    Returns
-    -------
-    ndarray of int64, shape (num_groups,)
-        This cycle's groups count from 0, the previous cycle's from ``-num_groups``.
-
-    Notes
-    -----
-    Groups never refreshed count as refreshed in the cycle before the first, so that each
-    group has each age once in every cycle.
-
-    Examples
-    --------
-    >>> relative_steps(advance(make_groups(12, 3, np.random.default_rng(0))))
-    array([ 0, -2, -1])
+    >>> groups = make_groups(12, 3, np.random.default_rng(0))
+    >>> resize(advance(groups), 3).sizes
+    array([4, 2, 3, 3])
     """
-    steps = np.arange(len(groups.bounds) - 1)
-    return np.where(steps < groups.turn, steps, steps - len(steps))
+    size = min(check_count("size", size, 1), len(groups.order))
+    if size == groups.size:
+        return groups
+    done = groups.bounds[groups.turn]
+    rest = done + _cut(len(groups.order) - int(done), size)
+    return groups._replace(bounds=np.concatenate([groups.bounds[: groups.turn], rest]), size=size)
+
+
+def _cut(length: int, size: int) -> NDArray[np.int64]:
+    """Bounds of the fewest pieces of at most ``size``; they differ by at most 1."""
+    pieces = -(-length // size)
+    return np.arange(pieces + 1) * length // max(pieces, 1)
 
 
 def check_groups(groups: Groups, num_samples: int) -> None:
-    """Refuse restored groups that are none.
-
-    Parameters
-    ----------
-    groups : Groups
-        From a saved state.
-    num_samples : int
-        Size N of the local data set.
-
-    Raises
-    ------
-    ValueError
-        If the order is no permutation, the bounds do not cut it, or the turn is out of range.
-
-    Examples
-    --------
-    >>> check_groups(make_groups(6, 2, np.random.default_rng(0)), 6)
-    """
+    """Refuse restored groups that do not partition the data."""
     order, bounds, turn, size = groups
-    if not np.array_equal(np.sort(order), np.arange(num_samples)):
-        raise ValueError("the groups hold no permutation of the data: start afresh.")
-    ends = len(bounds) >= 2 and bounds[0] == 0 and bounds[-1] == num_samples
-    if not ends or np.diff(bounds).min() < 1 or not 0 <= turn < len(bounds) - 1 or size < 1:
-        raise ValueError("the bounds of the groups are damaged: start afresh.")
+    if not (
+        np.array_equal(np.sort(order), np.arange(num_samples))
+        and len(bounds) >= 2
+        and (bounds[0], bounds[-1]) == (0, num_samples)
+        and np.diff(bounds).min() >= 1
+        and 0 <= turn < len(bounds) - 1
+        and size >= 1
+    ):
+        raise invalid("groups", groups, f"partition {num_samples} samples")
 
 
-def group_probs(steps: NDArray[np.int64], beta: float) -> NDArray[np.float64]:
-    r"""Prefer groups refreshed lately (Eq. 6).
+# --- step 2: a mini-batch by importance, and the weights that keep it unbiased ------------
+
+
+def mixed_probs(
+    importance: NDArray[np.float64],
+    mixing: float,
+    indices: NDArray[np.int64] | EllipsisType = ...,
+) -> NDArray[np.float64]:
+    r"""Mix a draw by importance with a share of uniform draws (Eq. 7, made safe).
+
+    .. math:: q_j = (1 - \lambda) I_j / \sum_k I_k + \lambda / n
+
+    importance: (n,), at least 0 -> (n,), sums to 1; of ``indices`` only: their shape. The paper
+    has no :math:`\lambda`: a sample with cached importance 0 is then never drawn, and weights
+    have no bound.
+
+    >>> mixed_probs(np.array([3.0, 1.0, 0.0, 0.0]), 0.5)
+    array([0.5  , 0.25 , 0.125, 0.125])
+    """
+    total, chosen = importance.sum(), importance[indices]
+    if total == 0.0:
+        return np.full(chosen.shape, 1.0 / len(importance))
+    return np.asarray((1.0 - mixing) * chosen / total + mixing / len(importance))
+
+
+def inverse_probs(probs: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
+    r"""Weigh a batch so that its mean estimates the mean over all samples (Eq. 3).
+
+    .. math:: w_j = p_j / q_j = 1 / (N q_j)
+
+    probs: q of the drawn samples -> their weights, of expectation 1.
+
+    >>> inverse_probs(np.array([0.5, 0.125]), 4)
+    array([0.5, 2. ])
+    """
+    return 1.0 / (num_samples * probs)
+
+
+def draw_flat(
+    importance: NDArray[np.float64],
+    shape: tuple[int, int],
+    mixing: float,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    r"""Draw batches from all samples, with replacement, by :func:`mixed_probs`.
+
+    importance: (n,); shape: (num_batches, batch_size) -> indices of that shape. Groups say
+    what is scored next, not what may be drawn: unbiased at every step, however old the cache.
+
+    >>> draw_flat(np.array([0.0, 1.0]), (1, 4), 0.5, np.random.default_rng(0))
+    array([[1, 0, 1, 1]])
+    """
+    num_batches, size = shape
+    num_uniform = int(mixing * size + rng.random())  # the share, rounded at random
+    indices = rng.integers(len(importance), size=shape)
+    sums = np.cumsum(importance)
+    if num_uniform < size and sums[-1] > 0.0:
+        points = rng.random((num_batches, size - num_uniform)) * sums[-1]
+        points = np.minimum(points, np.nextafter(sums[-1], 0.0))  # rounding may reach the end
+        indices[:, num_uniform:] = sums.searchsorted(points, side="right")
+    return indices
+
+
+def choose_groups(groups: Groups, num_chosen: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    r"""Choose d distinct groups, one after the other, those scored lately preferred (Eq. 6).
 
     .. math:: r_i = \exp(\beta t_i) / \sum_n \exp(\beta t_n)
 
-    Parameters
-    ----------
-    steps : ndarray of int64, shape (num_groups,)
-        From :func:`relative_steps`.
-    beta : float
-        At least 0; 0 treats all groups alike.
+    Step :math:`t_i` in which group i was scored: from 0 in this cycle, below 0 in the last one.
 
-    Returns
-    -------
-    ndarray of float64, shape (num_groups,)
-        Probabilities that sum to 1.
-
-    Examples
-    --------
-    >>> group_probs(np.array([0, -2, -1]), 1.0).round(3)
-    array([0.665, 0.09 , 0.245])
+    >>> groups = make_groups(60, 30, np.random.default_rng(0))
+    >>> np.sort(choose_groups(groups, 3, np.random.default_rng(0)))
+    array([25, 28, 29])
     """
-    powers = np.exp(beta * (steps - steps.max()))
-    return np.asarray(powers / powers.sum(), dtype=np.float64)
-
-
-def choose_groups(
-    steps: NDArray[np.int64], beta: float, num_chosen: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Choose distinct groups one after the other by :func:`group_probs`.
-
-    Parameters
-    ----------
-    steps, beta
-        As for :func:`group_probs`.
-    num_chosen : int
-        d, at most the number of groups.
-    rng : np.random.Generator
-        Draws one Gumbel variable per group: the largest sums follow the law of successive
-        draws without replacement, for any beta and without underflow.
-
-    Returns
-    -------
-    ndarray of int64, shape (num_chosen,)
-        Group numbers, in no particular order.
-
-    Examples
-    --------
-    >>> sorted(choose_groups(np.array([0, -2, -1]), 100.0, 2, np.random.default_rng(0)).tolist())
-    [0, 2]
-    """
-    keys = beta * steps + rng.gumbel(size=len(steps))
-    chosen: NDArray[np.int64] = np.argsort(-keys, kind="stable")[:num_chosen]
-    return chosen
+    turns = np.arange(len(groups.sizes))
+    steps = np.where(turns < groups.turn, turns, turns - len(turns))
+    # the largest of log r_i + Gumbel: successive draws without replacement
+    keys = BETA * steps + rng.gumbel(size=len(steps))
+    return np.asarray(np.argsort(-keys, kind="stable")[:num_chosen])
 
 
 def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Share draws among groups in proportion to their sizes, at least one each.
+    r"""Share the draws of a batch among the chosen groups, at least one each.
 
-    Parameters
-    ----------
-    num_draws : int
-        At least the number of groups.
-    sizes : ndarray of int64, shape (num_chosen,)
-        Group sizes M_i.
+    .. math:: n_i \approx |B| M_i / \sum_n M_n
 
-    Returns
-    -------
-    ndarray of int64, shape (num_chosen,)
-        Sums to ``num_draws``; ``num_draws * M_i / sum(M)`` up to rounding.
+    sizes: (num_chosen,) -> (num_chosen,), sums to ``num_draws >= num_chosen``.
 
-    Examples
-    --------
     >>> allocate(8, np.array([4, 10, 2]))
     array([2, 5, 1])
     """
@@ -403,128 +225,62 @@ def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return counts
 
 
-def draw_batch(
+def draw_two_level(
     importance: NDArray[np.float64],
     groups: Groups,
-    *,
     batch_size: int,
     num_chosen: int,
-    beta: float,
-    mixing: float,
-    per_cycle: bool,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    r"""Build a mini-batch in two levels: d groups, then samples within each (section 4.1).
+    r"""Draw a batch as the paper does: d groups, then samples of each (section 4.1, step 2).
 
-    Parameters
-    ----------
-    importance : ndarray of float64, shape (num_samples,)
-        Cached importance I of every sample.
-    groups : Groups
-        The present ones.
-    batch_size, num_chosen : int
-        \|B\| draws from d groups, ``num_chosen <= batch_size``.
-    beta : float
-        Of Eq. 6.
-    mixing : float
-        Share of uniform draws within a group, see :func:`mixed_probs`.
-    per_cycle : bool
-        False: the paper's weight :math:`1 / (M_i q_{ij})`. True: weights that make the mean
-        gradient unbiased over a cycle, :math:`D |B| / (d N n_i q_{ij})` with n_i draws from
-        group i.
-    rng : np.random.Generator
-        Draws groups and samples, the latter with replacement.
+    .. math:: w_{ij} = p_{ij} / q_{ij} = 1 / (M_i q_{ij})
 
-    Returns
-    -------
-    indices : ndarray of int64, shape (batch_size,)
-        Samples, group by group.
-    weights : ndarray of float64, shape (batch_size,)
-        The step is the mean of ``weights * losses``.
+    importance: (n,) -> indices (batch_size,), weights (batch_size,). Biased: the proof of
+    section 4.4 treats the chosen groups as equally likely, but Eq. 6 prefers the latest.
 
-    Notes
-    -----
-    The paper's claim of an unbiased gradient (section 4.4) treats the chosen groups as if all
-    were equally likely; Eq. 6 prefers fresh ones, and larger ones get a larger part of the
-    batch. Over one cycle of D refreshes every group has every age once, is therefore chosen
-    d times in the mean, whatever beta: counting it with its share M_i / N each time repairs
-    both. The same number of batches must be drawn between any two refreshes.
-
-    Examples
-    --------
-    >>> from flwr_hetero.mercury.algorithm import make_groups
     >>> rng = np.random.default_rng(0)
-    >>> groups = make_groups(6, 2, rng)
-    >>> indices, weights = draw_batch(np.ones(6), groups, batch_size=4, num_chosen=2, beta=1.0,
-    ...     mixing=0.5, per_cycle=True, rng=rng)
-    >>> weights
+    >>> draw_two_level(np.ones(6), make_groups(6, 2, rng), 4, 2, rng)[1]
     array([1., 1., 1., 1.])
     """
-    chosen = choose_groups(relative_steps(groups), beta, num_chosen, rng)
+    chosen = choose_groups(groups, num_chosen, rng)  # Eq. 6
     counts = allocate(batch_size, groups.sizes[chosen])
     indices, weights = [], []
     for group, count in zip(chosen, counts, strict=True):
         members = groups.members(group)
-        probs = mixed_probs(importance[members], mixing)
+        probs = mixed_probs(importance[members], 0.0)  # Eq. 7
         drawn = rng.choice(len(members), size=count, p=probs)
         indices.append(members[drawn])
-        share = batch_size * len(groups.sizes) / (num_chosen * count * len(groups.order))
-        weights.append((share if per_cycle else 1.0 / len(members)) / probs[drawn])
+        weights.append(inverse_probs(probs[drawn], len(members)))  # p / q
     return np.concatenate(indices), np.concatenate(weights)
 
 
-def group_size(pace: Pace, num_samples: int, margin: float = 0.9) -> int:
-    """Size the next group so that scoring it takes as long as the node's idle time.
+# --- section 4.3: as much importance as the network hides ---------------------------------
 
-    Parameters
-    ----------
-    pace : Pace
-        From :func:`smooth`.
-    num_samples : int
-        Size N of the local data set.
-    margin : float
-        Share of the idle time to fill, so that noise rarely lengthens the round.
 
-    Returns
-    -------
-    int
-        Between 0 (no time: score nothing) and ``num_samples``.
+def group_size(idle_s: float, score_s: float, num_samples: int) -> int:
+    """Return how many samples are scored while the node waits for the network, at most all.
 
-    Examples
-    --------
-    >>> group_size(Pace(idle_s=2.0, score_s=0.01), num_samples=1000)
+    >>> group_size(idle_s=2.0, score_s=0.01, num_samples=1000)
     180
-    >>> group_size(Pace(idle_s=0.0, score_s=0.01), num_samples=1000)
+    >>> group_size(idle_s=0.0, score_s=0.01, num_samples=1000)
     0
     """
-    if pace.idle_s <= 0.0:
+    if idle_s <= 0.0:
         return 0
-    if pace.score_s <= 0.0:
+    if score_s <= 0.0:
         return num_samples
-    return int(min(margin * pace.idle_s / pace.score_s, num_samples))
+    return int(min(MARGIN * idle_s / score_s, num_samples))
 
 
 def speedup(iterations_ratio: float, score_s: float, compute_s: float, network_s: float) -> float:
     r"""Predict what importance sampling gains over uniform sampling (Eq. 5).
 
-    .. math:: \frac{1}{\frac{E_{is}}{E} (1 + \frac{T_{is}}{T_{cp} + T_{cm}})}
+    .. math:: \frac{1}{\frac{E_{is}}{E} \left(1 + \frac{T_{is}}{T_{cp} + T_{cm}}\right)}
 
-    Parameters
-    ----------
-    iterations_ratio : float
-        Iterations with importance sampling over those without, E_is / E.
-    score_s : float
-        Seconds per iteration spent on importance and not hidden, T_is.
-    compute_s, network_s : float
-        Seconds per iteration of training and of communication, T_cp and T_cm.
+    Iterations with over without it, E_is / E; seconds per iteration of scoring that nothing
+    hides, of training, and of communication.
 
-    Returns
-    -------
-    float
-        Greater than 1 where it pays.
-
-    Examples
-    --------
     >>> speedup(0.5, score_s=1.0, compute_s=1.0, network_s=3.0)
     1.6
     """

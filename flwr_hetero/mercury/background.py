@@ -1,10 +1,13 @@
 """Score samples in a process of its own while the update travels (Mercury's BACC, for real).
 
 In a Flower deployment every message is handled by a fresh process that ends with its reply.
-What goes on meanwhile must be detached from it, and must end by itself. The worker's lease is a
-folder: it works as long as the folder is there and its time is not up. Whoever collects the
-scores removes the folder; if nobody does, the worker removes it when its time is up or when it
-is asked to end (SIGTERM).
+What goes on meanwhile must be detached from it, and must end by itself: ::
+
+    python -m flwr_hetero.mercury.background DIR DEADLINE < JOB
+
+works as long as the folder DIR exists and the monotonic clock is before DEADLINE. The collector
+of the scores removes the folder; else the worker does, at its deadline or at SIGTERM. PyTorch is
+imported with the job only: without a job, this is the small process that waits for the end.
 """
 
 import os
@@ -16,84 +19,61 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from flwr_hetero.client.sampled_loss import LOSS, Loss, score_batches
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, check_number
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 PREFIX = "flwr-hetero-scoring-"
-
-
 SCORES, SECONDS = "scores.f8", "seconds.f8"
-
-
-_START = (
-    "import os, shutil, sys; os.nice(19)\n"  # torch's import, too, waits for the other work
-    "try: from flwr_hetero.mercury.background import work\n"
-    "except BaseException: shutil.rmtree(sys.argv[1], ignore_errors=True); raise\n"
-    "work(*sys.argv[1:])"
-)
-
-
-_WAIT = (
-    "import os, shutil, signal, sys, time\n"
-    "stop = lambda *_: shutil.rmtree(sys.argv[1], ignore_errors=True) or sys.exit()\n"
-    "signal.signal(signal.SIGTERM, stop)\n"
-    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\n"
-    "while os.path.isdir(sys.argv[1]) and time.monotonic() < float(sys.argv[2]): time.sleep(0.2)\n"
-    "shutil.rmtree(sys.argv[1], ignore_errors=True)"
-)
+MODULE = "flwr_hetero.mercury.background"
 
 
 class Collected(NamedTuple):
-    """What the worker got done."""
+    """What the worker got done: scores of the first samples, and the seconds that they took."""
 
     scores: NDArray[np.float64]
     seconds: float
 
 
 def start_scoring(
-    model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
+    model: "nn.Module",
+    inputs: "Tensor",
+    targets: "Tensor",
     kind: str = "upper",
     *,
-    loss_fn: Loss = LOSS,
     batch_size: int = 256,
     limit_s: float = 600.0,
 ) -> str:
-    """Start a detached process that scores samples by the model as it is now.
+    """Start a detached process that scores samples by the model as it is now; return its folder.
 
-    Notes
-    -----
     The worker has the lowest priority, no terminal, and no open files of its parent. On the CPU
     it scores in one thread, or in as many as the environment's ``OMP_NUM_THREADS`` says. It gets
-    model and samples in a file without a name, so that the caller goes on at once and nothing
-    of them is left when the worker ends. When all is scored it makes room: only a small process
-    stays that waits for the collector. SIGTERM is held back wherever the worker could not clean
-    up: while it starts and while the small process takes over.
+    model and samples in a file without a name: the caller goes on at once, and nothing of them
+    is left when the worker ends.
     """
-    if batch_size < 1:
-        raise invalid("batch_size", batch_size, "be at least 1", "256 is a good size")
-    if not limit_s > 0:
-        raise invalid("limit_s", limit_s, "be positive", "give the longest wait for the network")
-    where = next((p.device for p in model.parameters()), torch.device("cpu"))
-    job = pickle.dumps((model, inputs.cpu(), targets.cpu(), kind, loss_fn, str(where)))
+    from flwr_hetero.client.sampled_loss import score_batches  # PyTorch
+
+    check_count("batch_size", batch_size, 1)
+    deadline_s = time.monotonic() + check_number("limit_s", limit_s, "(0, inf)")
+    device = str(next(model.parameters()).device)
+    data = inputs.cpu(), targets.cpu()
+    job = pickle.dumps((score_batches, model, data, kind, batch_size, device))
     folder = tempfile.mkdtemp(prefix=PREFIX)
-    command = [sys.executable, "-c", _START, folder, str(batch_size), str(limit_s)]
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the worker inherits it
+    # the worker inherits the mask: no SIGTERM before it can clean up
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         with tempfile.TemporaryFile() as source:  # a pipe would block until the worker reads it
             source.write(job)
             source.seek(0)
             worker = subprocess.Popen(
-                command,
+                [sys.executable, "-m", MODULE, folder, str(deadline_s)],
                 stdin=source,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -123,39 +103,35 @@ def collect_scores(folder: str) -> Collected:
     return Collected(scores, float(seconds.sum()))
 
 
-def work(folder: str, batch_size: str, limit_s: str) -> None:
-    """Be the worker: read a job from standard input, score until done or unwanted."""
-    deadline_s = time.monotonic() + float(limit_s)
-    ends = {signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    signal.signal(signal.SIGTERM, _end)
+def main() -> None:
+    """Score the job on standard input; then, or without a job, wait until the folder may go."""
+    os.nice(19)  # before the job brings PyTorch
+    folder, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
+    signal.signal(signal.SIGTERM, _exit)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
-        os.nice(19)
-        _score_job(sys.stdin.buffer, Path(folder), int(batch_size), deadline_s)
-        with open(os.devnull) as nothing:  # lets go of model and samples
-            os.dup2(nothing.fileno(), sys.stdin.fileno())
-        signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # stays so until _WAIT can clean up
-        python = [sys.executable, "-I", "-S", "-c", _WAIT]
-        os.execv(sys.executable, [*python, folder, str(deadline_s)])
-    except BaseException:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if job := sys.stdin.buffer.read():
+            _score(job, folder, deadline_s)
+            _start_again_without_job()
+        while folder.is_dir() and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
-def _end(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the second must not stop the cleaning up
+def _exit(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the cleaning up
     sys.exit()
 
 
-def _score_job(source: BinaryIO, folder: Path, batch_size: int, deadline_s: float) -> None:
-    model, inputs, targets, kind, loss_fn, where = pickle.loads(source.read())
+def _score(job: bytes, folder: Path, deadline_s: float) -> None:
+    """Append scores to the folder until done or unwanted."""
+    score_batches, model, (inputs, targets), kind, batch_size, device = pickle.loads(job)
     for first in range(0, len(inputs), batch_size):
-        batch = (part[first : first + batch_size].to(where) for part in (inputs, targets))
         if not folder.is_dir() or time.monotonic() > deadline_s:
             return
-        start_s = time.monotonic()
-        scores = score_batches(model, [tuple(batch)], kind, loss_fn)
+        start_s, part = time.monotonic(), slice(first, first + batch_size)
+        scores = score_batches(model, [(inputs[part].to(device), targets[part].to(device))], kind)
         try:
             _append(folder / SCORES, scores)
             _append(folder / SECONDS, np.array([time.monotonic() - start_s]))
@@ -166,3 +142,15 @@ def _score_job(source: BinaryIO, folder: Path, batch_size: int, deadline_s: floa
 def _append(path: Path, values: NDArray[np.float64]) -> None:
     with path.open("ab") as file:
         file.write(values.tobytes())
+
+
+def _start_again_without_job() -> None:
+    """Replace this process by one without PyTorch, model and samples."""
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it can clean up again
+    os.execv(sys.executable, [sys.executable, "-m", MODULE, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

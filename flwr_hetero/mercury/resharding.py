@@ -1,8 +1,21 @@
-"""Which samples move between devices, and who holds what (Mercury, section 4.2)."""
+"""Importance-aware resharding (section 4.2): which samples move, and which node holds what.
+
+**Raw samples leave the devices through this module.** It does nothing unless the server runs
+the ``Resharding`` strategy and the ClientApp calls :meth:`NodeShard.open` and
+:meth:`NodeShard.close`.
+
+    node      choose important samples of every group        offer
+              send copies, a part with each reply            NodeShard.offers, close
+    server    store the copies                               SwapTable.add
+              pair the slots of different nodes, exchange    SwapTable.swap, match
+              send each node what it holds, until confirmed  SwapTable.deliver, confirm
+    node      replace its samples                            NodeShard.receive
+"""
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +26,9 @@ from flwr_hetero import keys
 from flwr_hetero.client.keep import load_state, save_state
 from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.algorithm import Groups
+from flwr_hetero.state_dict import StateDict, check_state
+
+# --- which samples move -------------------------------------------------------------------
 
 
 def offer(
@@ -23,236 +39,272 @@ def offer(
 ) -> NDArray[np.int64]:
     r"""Choose the samples that a device gives away: important ones, from every group.
 
-    Group i gives :math:`N_o M_i / \sum_j M_j` samples, each drawn with a probability in
-    proportion to its importance within the group (Eq. 7).
-
-    Notes
-    -----
-    Shares are rounded down and the rest is drawn by the fractions left over, so that the mean
-    is exact also when there are fewer offers than groups. Where a group has fewer important
-    samples than it must give, samples of no importance fill up.
+    Group i gives :math:`N_o M_i / \sum_j M_j` samples (rounded at random), drawn without
+    replacement in proportion to their importance (Eq. 7); those of no importance come last.
     """
     total = len(groups.order)
     if not 0 <= num_offers <= total:
-        raise invalid("num_offers", num_offers, f"lie in 0..{total}", "lower the budget")
+        raise invalid("num_offers", num_offers, f"lie in 0..{total}")
     exact = num_offers * groups.sizes / total
     counts: NDArray[np.int64] = np.floor(exact).astype(np.int64)
-    missing = num_offers - int(counts.sum())
-    if missing:
-        chances = exact - counts
-        counts[rng.choice(len(counts), missing, replace=False, p=chances / chances.sum())] += 1
-    # largest keys log(I) + Gumbel: successive draws without replacement
+    if missing := num_offers - int(counts.sum()):
+        probs = (exact - counts) / (exact - counts).sum()
+        counts[rng.choice(len(counts), missing, replace=False, p=probs)] += 1
+    # the largest of log I + Gumbel: successive draws without replacement
     with np.errstate(divide="ignore"):
-        keys = np.maximum(np.log(importance), -1e6) + rng.gumbel(size=total)
+        scores = np.maximum(np.log(importance), -1e6) + rng.gumbel(size=total)
     offered = []
     for group, count in enumerate(counts):
         members = groups.members(group)
-        offered.append(members[np.argsort(-keys[members], kind="stable")[:count]])
+        offered.append(members[np.argsort(-scores[members], kind="stable")[:count]])
     return rng.permutation(np.concatenate(offered))
 
 
-class Swap(NamedTuple):
-    """Two slots, on two devices, that exchange what they hold."""
-
-    node: str
-    slot: int
-    other_node: str
-    other_slot: int
+Swap = tuple[tuple[str, int], tuple[str, int]]
+"""Two slots, each as (node, slot), that exchange what they hold."""
 
 
-def match(offers: dict[str, list[int]], rng: np.random.Generator) -> list[Swap]:
-    """Pair the slots offered by different devices at random.
+def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swap]:
+    """Pair slots of different nodes at random, always from the nodes with the most slots left.
 
-    Notes
-    -----
-    Devices are kept by the number of slots that they have left: a swap costs about the same
-    whatever their number.
+    Nodes are kept by how many slots they have left: a swap costs the same however many they are.
     """
     left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
     by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
     for node, slots in left.items():
         by_size[len(slots)].append(node)  # in the order of their names
-    swaps = []
+
+    def take_fullest() -> str:
+        fullest = next(nodes for nodes in reversed(by_size) if nodes)
+        return fullest.pop(int(rng.integers(len(fullest))))
+
+    swaps: list[Swap] = []
     num_left = len(left) - len(by_size[0])
     while num_left > 1:
-        first, second = _take_fullest(by_size, rng), _take_fullest(by_size, rng)
-        swaps.append(Swap(first, left[first].pop(), second, left[second].pop()))
-        for node in (first, second):
+        one, other = take_fullest(), take_fullest()
+        swaps.append(((one, left[one].pop()), (other, left[other].pop())))
+        for node in (one, other):
             insort(by_size[len(left[node])], node)
             num_left -= not left[node]
     return swaps
 
 
-def _take_fullest(by_size: list[list[str]], rng: np.random.Generator) -> str:
-    """Take out one of the devices with the most slots, at random."""
-    fullest = next(nodes for nodes in reversed(by_size) if nodes)
-    return fullest.pop(int(rng.integers(len(fullest))))
-
-
-def chunk(slots: list[int], sample_bytes: int, budget_bytes: int) -> tuple[list[int], list[int]]:
-    """Split off what fits into a round's budget; the rest resumes there (breakpoint-resume)."""
-    fits = max(0, budget_bytes // max(sample_bytes, 1))
-    return slots[:fits], slots[fits:]
-
-
-class Holding(NamedTuple):
-    """What a slot of a device holds since its last swap."""
-
-    version: int
-    sample: int
+# --- the server's side --------------------------------------------------------------------
 
 
 class Delivery(NamedTuple):
-    """What a device must know and receive before it trains."""
+    """What a node holds of others: ``sample_ids`` in ``slots``, the content of those ``sent``."""
 
     slots: list[int]
-    versions: list[int]
+    sample_ids: list[int]
     sent: list[int]
     content: bytes
 
+    def to_record(self) -> dict[str, bytes]:
+        """Write this for a ``flwr-hetero.resharding`` record."""
+        lists = {keys.SLOTS: self.slots, keys.VERSIONS: self.sample_ids, keys.SENT: self.sent}
+        return {key: ints_to_bytes(x) for key, x in lists.items()} | {keys.CONTENT: self.content}
 
-class Ledger:
-    """The server's book of a resharding; samples are opaque byte strings of one size.
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Delivery":
+        """Read what :meth:`to_record` wrote."""
+        slots, ids, sent = (ints_in(record, k) for k in (keys.SLOTS, keys.VERSIONS, keys.SENT))
+        return cls(slots, ids, sent, bytes_in(record, keys.CONTENT))
 
-    A device uploads copies of samples it offers (:meth:`take`); :meth:`swap` exchanges slots
-    whose copies are both here; :meth:`deliver` says what a device holds from now on. Only the
-    book decides who holds a sample: a device that has not received a delivery does not train on
-    the slot (see :class:`~flwr_hetero.mercury.resharding.Shard`), so a failure at any point neither
-    loses a sample nor lets two devices train on it. Content is sent again until confirmed.
+
+@dataclass
+class Slot:
+    """A place in a node's data: what it holds, is it offered, exchanged, known to have arrived."""
+
+    sample_id: int
+    offered: bool = True
+    exchanged: bool = False
+    confirmed: bool = False
+
+
+class SwapTable:
+    """Which node holds which sample; samples are opaque byte strings.
+
+    The table alone decides: a node that has not received a delivery does not train on the slot,
+    so a failure at any point neither loses a sample nor lets two nodes train on it. Content is
+    sent again until confirmed. Only samples of the same number of bytes are exchanged.
     """
 
     def __init__(self) -> None:
         self.store: list[bytes] = []
-        self.holdings: dict[str, dict[int, Holding]] = {}
-        self.waiting: dict[str, dict[int, int]] = {}
-        self.unconfirmed: dict[str, set[int]] = {}
-        self.num_swaps = 0
-        self.sample_bytes = 0
+        self.slots: dict[str, dict[int, Slot]] = {}
+        self.received: dict[str, int] = {}
 
-    def settle(self, offers: Iterable[tuple[int, int]]) -> bool:
-        """Agree on the size of a sample before the offers of a round are taken.
-
-        What most devices of a round send is right; before the first swap, two that agree also
-        overrule what was taken earlier, which is then forgotten.
-        """
-        sizes = Counter(
-            length // count for count, length in offers if length and count and not length % count
-        )
-        if not sizes or self.num_swaps:
-            return False
-        usual, votes = sizes.most_common(1)[0]
-        if self.store and votes <= max(1, sizes[self.sample_bytes]):
-            return False
-        forgets, self.sample_bytes = bool(self.store), usual
-        if forgets:
-            self.store, self.waiting = [], {}
-        return forgets
-
-    def take(self, node: str, slots: list[int], content: bytes) -> int:
-        """Store copies of the samples that a device offers."""
-        if not slots:
-            return 0
-        size, rest = divmod(len(content), len(slots))
-        if rest or not size or size != (self.sample_bytes or size):
-            what = f"of {self.sample_bytes} bytes" if self.sample_bytes else "of one size"
-            raise ValueError(f"{len(content)} bytes are not {len(slots)} samples {what}.")
-        if len(set(slots)) < len(slots) or min(slots) < 0:
+    def add(self, node: str, slots: list[int], content: bytes) -> None:
+        """Store copies of the samples that a node offers; a slot is stored once."""
+        table, size = self.slots.get(node, {}), len(content) // max(len(slots), 1)
+        sizes = {len(self.store[slot.sample_id]) for slot in table.values()}
+        if size * len(slots) != len(content) or (slots and (sizes - {size} or not size)):
+            raise ValueError(f"{len(content)} bytes are not {len(slots)} samples of one size.")
+        if len(set(slots)) < len(slots) or min(slots, default=0) < 0:
             raise ValueError("offered slots must be distinct and not negative.")
-        self.sample_bytes = size
-        waiting, holdings = self.waiting.setdefault(node, {}), self.holdings.get(node, {})
+        self.slots[node] = table
         for place, slot in enumerate(slots):
-            if slot in holdings:  # the book knows better than the device what is there
-                waiting[slot] = holdings[slot].sample
-            elif slot not in waiting:
-                waiting[slot] = len(self.store)
+            if slot in table:  # the table knows better than the node what is there
+                table[slot].offered = True
+            else:
+                table[slot] = Slot(len(self.store))
                 self.store.append(content[place * size : (place + 1) * size])
-        return len(slots)
+        self.received[node] = self.received.get(node, 0) + len(slots)
 
     def swap(self, rng: np.random.Generator) -> int:
-        """Exchange as many waiting slots of different devices as possible."""
-        swaps = match({node: list(slots) for node, slots in self.waiting.items()}, rng)
-        for node, slot, other_node, other_slot in swaps:
-            mine, theirs = self.waiting[node].pop(slot), self.waiting[other_node].pop(other_slot)
-            self.num_swaps += 1
-            for place, at, sample in ((node, slot, theirs), (other_node, other_slot, mine)):
-                self.holdings.setdefault(place, {})[at] = Holding(self.num_swaps, sample)
-                self.unconfirmed.setdefault(place, set()).add(at)
+        """Exchange as many offered slots of different nodes as possible."""
+        by_bytes: dict[int, dict[str, list[int]]] = {}
+        for node, slots in self.slots.items():
+            offers = [number for number, slot in slots.items() if slot.offered]
+            if offers:
+                size = len(self.store[slots[offers[0]].sample_id])
+                by_bytes.setdefault(size, {})[node] = offers
+        swaps = [pair for _, offers in sorted(by_bytes.items()) for pair in match(offers, rng)]
+        for pair in swaps:
+            one, other = (self.slots[node][number] for node, number in pair)
+            one.sample_id, other.sample_id = other.sample_id, one.sample_id
+            for slot in (one, other):
+                slot.offered, slot.exchanged, slot.confirmed = False, True, False
         return len(swaps)
 
     def deliver(self, node: str) -> Delivery:
-        """Say what a device holds, with the content that it has not confirmed."""
-        holdings = self.holdings.get(node, {})
-        slots = sorted(holdings)
-        sent = sorted(self.unconfirmed.get(node, ()))
-        content = b"".join(self.store[holdings[slot].sample] for slot in sent)
-        return Delivery(slots, [holdings[slot].version for slot in slots], sent, content)
+        """Say what a node holds, with the content that it has not confirmed."""
+        held = {n: s for n, s in sorted(self.slots.get(node, {}).items()) if s.exchanged}
+        sent = [number for number, slot in held.items() if not slot.confirmed]
+        content = b"".join(self.store[held[number].sample_id] for number in sent)
+        return Delivery(list(held), [slot.sample_id for slot in held.values()], sent, content)
 
     def confirm(self, node: str, missing: list[int]) -> None:
-        """Note what a device still lacks after a delivery: nothing, or all if it lost its state."""
-        self.unconfirmed[node] = set(missing) & self.holdings.get(node, {}).keys()
+        """Note what a node still lacks after a delivery: nothing, or all if it lost its state."""
+        lacking = set(missing)
+        for number, slot in self.slots.get(node, {}).items():
+            slot.confirmed = number not in lacking
 
-    def state(self) -> dict[str, NDArray[np.generic] | int | str]:
-        """Return the book as flat arrays: one row per slot, one per stored sample."""
-        nodes = sorted({*self.holdings, *self.waiting, *self.unconfirmed})
-        number = {node: index for index, node in enumerate(nodes)}
-        held = [
-            (number[node], slot, *holding, slot in self.unconfirmed.get(node, ()))
-            for node, slots in self.holdings.items()
-            for slot, holding in slots.items()
+    def __iter__(self) -> Iterator[Slot]:
+        """Iterate over the slots of all nodes."""
+        return (slot for slots in self.slots.values() for slot in slots.values())
+
+    def state_dict(self) -> StateDict:
+        """Return the table as arrays: one row per slot, one length per stored sample."""
+        nodes = sorted(self.slots)
+        rows = [
+            (index, number, slot.sample_id, slot.offered, slot.exchanged, slot.confirmed)
+            for index, node in enumerate(nodes)
+            for number, slot in self.slots[node].items()
         ]
-        offered = [
-            (number[node], slot, sample)
-            for node, slots in self.waiting.items()
-            for slot, sample in slots.items()
-        ]
-        size = len(self.store[0]) if self.store else 0
         return {
             "nodes": "\n".join(nodes),
-            "held": np.array(held, dtype=np.int64).reshape(-1, 5),
-            "offered": np.array(offered, dtype=np.int64).reshape(-1, 3),
-            "store": np.frombuffer(b"".join(self.store), np.uint8).reshape(len(self.store), size),
-            "num_swaps": self.num_swaps,
+            "received": np.array([self.received[node] for node in nodes], dtype=np.int64),
+            "slots": np.array(rows, dtype=np.int64).reshape(-1, 6),
+            "lengths": np.array([len(sample) for sample in self.store], dtype=np.int64),
+            "content": np.frombuffer(b"".join(self.store), np.uint8),
         }
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+        vector = ((-1,), "i")
+        schema = {"nodes": str, "received": vector, "slots": ((-1, 6), "i"), "lengths": vector}
+        check_state(state, schema | {"content": ((-1,), "u")}, "Resharding")
+        nodes, rows = state["nodes"].splitlines(), state["slots"].tolist()
+        lengths, content = state["lengths"], state["content"]
+        if (
+            len(nodes) != len(state["received"])
+            or any(not (0 <= r[0] < len(nodes) and 0 <= r[2] < len(lengths)) for r in rows)
+            or (lengths < 1).any()
+            or lengths.sum() != len(content)
+        ):
+            raise ValueError("the state of Resharding is damaged: nodes, slots, samples disagree.")
+        self.store = [part.tobytes() for part in np.split(content, lengths.cumsum())[:-1]]
+        self.received = dict(zip(nodes, state["received"].tolist(), strict=True))
+        self.slots = {node: {} for node in nodes}
+        for node, number, sample_id, *flags in rows:
+            self.slots[nodes[node]][number] = Slot(sample_id, *map(bool, flags))
+
+
+# --- the node's side ----------------------------------------------------------------------
+
+
+class NodeShard:
+    """The samples that a node holds in a run with resharding, for one message.
+
+    ``held`` maps slots to others' samples; slots of ``missing`` must not be trained on; slots
+    of ``fresh`` hold something new. **Raw samples leave the device** with :meth:`close`.
+    """
+
+    def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
+        self.record, self.queue = record, list[int]()
+        self._others: dict[int, tuple[int, bytes]] = {}
+        if state is not None:
+            with suppress(ValueError):  # damaged is as lost: the server sends all of it again
+                self._load(state)
+        self.fresh, self.missing = self.receive(Delivery.from_record(record))
+
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "Ledger":
-        """Restore a book from :meth:`state`."""
-        ledger = cls()
-        try:
-            nodes, store = str(state["nodes"]).split("\n"), np.asarray(state["store"], np.uint8)
-            ledger.store = [row.tobytes() for row in store]
-            ledger.sample_bytes = len(ledger.store[0]) if ledger.store else 0
-            ledger.num_swaps = int(state["num_swaps"])
-            for node, slot, version, sample, unconfirmed in np.asarray(state["held"]).tolist():
-                holding = Holding(version, range(len(store))[sample])
-                ledger.holdings.setdefault(nodes[node], {})[slot] = holding
-                if unconfirmed:
-                    ledger.unconfirmed.setdefault(nodes[node], set()).add(slot)
-            for node, slot, sample in np.asarray(state["offered"]).tolist():
-                ledger.waiting.setdefault(nodes[node], {})[slot] = range(len(store))[sample]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ValueError(f"the resharding ledger is damaged ({error}).") from error
-        return ledger
+    def open(cls, message: Message, context: Context) -> "NodeShard | None":
+        """Take in what an instruction delivers; None if the server does not reshard."""
+        record = message.content.config_records.get(keys.RESHARDING)
+        return None if record is None else cls(record, load_state(context, "shard"))
+
+    def receive(self, delivery: Delivery) -> tuple[list[int], list[int]]:
+        """Take over what the server says we hold: slots with a new sample, slots still missing."""
+        ids = dict(zip(delivery.slots, delivery.sample_ids, strict=True))
+        size, rest = divmod(len(delivery.content), max(len(delivery.sent), 1))
+        if rest or bool(size) != bool(delivery.sent) or set(delivery.sent) - set(ids):
+            raise ValueError("the delivery's slots and content do not fit together.")
+        fresh = []
+        for place, slot in enumerate(delivery.sent):
+            new = ids[slot], delivery.content[place * size : (place + 1) * size]
+            if self._others.get(slot) != new:
+                self._others[slot] = new
+                fresh.append(slot)
+        self._others = {s: x for s, x in self._others.items() if x[0] == ids.get(s)}
+        self.held = {slot: content for slot, (_, content) in self._others.items()}
+        return fresh, [slot for slot in delivery.slots if slot not in self.held]
+
+    def offers(
+        self,
+        num_samples: int,
+        sample_bytes: int,
+        choose: Callable[[int, bool], NDArray[np.int64] | None],
+    ) -> list[int]:
+        """Name the slots to offer with this reply, from where the server's receipt stopped.
+
+        ``choose(count, by_importance)`` names all of them once; None: not yet.
+        """
+        if not self.queue:
+            count = int(np.ceil(self.record[keys.SHARE] * num_samples))
+            chosen = choose(min(count, num_samples), self.record[keys.BY_IMPORTANCE])
+            self.queue = [] if chosen is None else chosen.tolist()
+        first, fits = self.record[keys.RECEIVED], self.record[keys.BUDGET] // sample_bytes
+        return self.queue[first : first + fits]
+
+    def close(self, reply: Message, context: Context, slots: list[int], content: bytes) -> None:
+        """Put the offered samples into the reply and keep the shard."""
+        save_state(context, "shard", self.state_dict())
+        lists = {keys.SLOTS: ints_to_bytes(slots), keys.MISSING: ints_to_bytes(self.missing)}
+        reply.content[keys.RESHARDING] = ConfigRecord({**lists, keys.CONTENT: content})
+
+    def state_dict(self) -> StateDict:
+        """Return all that is needed to continue, flat."""
+        ids, contents = zip((-1, b""), *self._others.values(), strict=True)
+        return {
+            "slots": np.array(list(self._others), dtype=np.int64),
+            "sample_ids": np.array(ids[1:], dtype=np.int64),
+            "content": np.frombuffer(b"".join(contents), np.uint8),
+            "queue": np.array(self.queue, dtype=np.int64),
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        vector = ((-1,), "i")
+        schema = {"slots": vector, "sample_ids": vector, "queue": vector, "content": ((-1,), "u")}
+        check_state(state, schema, "NodeShard")
+        slots, ids = state["slots"].tolist(), state["sample_ids"].tolist()
+        self.receive(Delivery(slots, ids, slots, state["content"].tobytes()))
+        self.queue = state["queue"].tolist()
 
 
-def write_delivery(delivery: Delivery) -> dict[str, bytes]:
-    """Write what a node holds, for a ``flwr-hetero.resharding`` record."""
-    return {
-        keys.SLOTS: ints_to_bytes(delivery.slots),
-        keys.VERSIONS: ints_to_bytes(delivery.versions),
-        keys.SENT: ints_to_bytes(delivery.sent),
-        keys.CONTENT: delivery.content,
-    }
-
-
-def read_delivery(record: ConfigRecord) -> Delivery:
-    """Read what :func:`write_delivery` wrote."""
-    return Delivery(
-        ints_in(record, keys.SLOTS),
-        ints_in(record, keys.VERSIONS),
-        ints_in(record, keys.SENT),
-        value_in(record, keys.CONTENT, bytes),
-    )
+# --- samples and lists on the wire --------------------------------------------------------
 
 
 def ints_to_bytes(values: list[int]) -> bytes:
@@ -260,90 +312,17 @@ def ints_to_bytes(values: list[int]) -> bytes:
     return np.array(values, dtype="<i4").tobytes()
 
 
-def ints_in(record: ConfigRecord, key: str) -> list[int]:
+def ints_in(record: Mapping[str, Any], key: str) -> list[int]:
     """Read what :func:`ints_to_bytes` wrote."""
-    return [int(value) for value in np.frombuffer(value_in(record, key, bytes), dtype="<i4")]
+    return [int(value) for value in np.frombuffer(bytes_in(record, key), dtype="<i4")]
 
 
-def value_in(record: ConfigRecord, key: str, kind: type) -> Any:
-    """Read an entry of a certain type."""
+def bytes_in(record: Mapping[str, Any], key: str) -> bytes:
+    """Read an entry that must be bytes."""
     value = record.get(key)
-    if type(value) is not kind:
-        raise ValueError(f"{key} must be {kind.__name__}, got {type(value).__name__}")
+    if not isinstance(value, bytes):
+        raise ValueError(f"{key} must be bytes, got {type(value).__name__}")
     return value
-
-
-class Foreign(NamedTuple):
-    """Another device's sample in one of our slots."""
-
-    version: int
-    content: bytes
-
-
-class Shard:
-    """What a device received, and what it still wants to offer."""
-
-    def __init__(self) -> None:
-        self.foreign: dict[int, Foreign] = {}
-        self.held: dict[int, bytes] = {}
-        self.plan = 0
-        self.queue: list[int] = []
-
-    def receive(self, delivery: Delivery) -> tuple[list[int], list[int]]:
-        """Take over what the server says we hold; doing it twice changes nothing."""
-        versions = dict(zip(delivery.slots, delivery.versions, strict=True))
-        size = len(delivery.content) // max(len(delivery.sent), 1)
-        fits = size * len(delivery.sent) == len(delivery.content) and bool(
-            size or not delivery.sent
-        )
-        if not fits or set(delivery.sent) - set(versions):
-            raise ValueError("the delivery's slots and content do not fit together.")
-        fresh = []
-        for place, slot in enumerate(delivery.sent):
-            new = Foreign(versions[slot], delivery.content[place * size : (place + 1) * size])
-            if self.foreign.get(slot) != new:
-                self.foreign[slot] = new
-                fresh.append(slot)
-        self.held = {
-            slot: foreign.content
-            for slot, foreign in self.foreign.items()
-            if foreign.version == versions.get(slot)
-        }
-        return fresh, [slot for slot in delivery.slots if slot not in self.held]
-
-    def offers(self, received: int, sample_bytes: int, budget_bytes: int) -> list[int]:
-        """Continue the plan's queue where the server's receipt says it stopped."""
-        return chunk(self.queue[max(received, 0) :], sample_bytes, budget_bytes)[0]
-
-    def state(self) -> dict[str, NDArray[np.generic] | int]:
-        """Return all that is needed to continue, flat."""
-        slots = sorted(self.foreign)
-        content = b"".join(self.foreign[slot].content for slot in slots)
-        return {
-            "slots": np.array(slots, dtype=np.int64),
-            "versions": np.array([self.foreign[slot].version for slot in slots], dtype=np.int64),
-            "content": np.frombuffer(content, np.uint8).copy(),
-            "plan": self.plan,
-            "queue": np.array(self.queue, dtype=np.int64),
-        }
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any] | None) -> "Shard":
-        """Restore a shard; a lost or damaged state gives an empty one, which the server refills."""
-        shard = cls()
-        if state is None:
-            return shard
-        try:
-            slots = [int(slot) for slot in state["slots"]]
-            versions = [int(version) for version in state["versions"]]
-            content = np.asarray(state["content"], np.uint8).tobytes()
-            queue = [int(slot) for slot in state["queue"]]
-            plan = int(state["plan"])
-            shard.receive(Delivery(slots, versions, slots, content))
-        except (KeyError, TypeError, ValueError):
-            return cls()
-        shard.plan, shard.queue = plan, queue
-        return shard
 
 
 def pack(inputs: NDArray[np.float32], targets: NDArray[np.int64]) -> bytes:
@@ -367,55 +346,3 @@ def unpack(
     if not np.isfinite(inputs).all() or ((targets < 0) | (targets >= num_classes)).any():
         raise ValueError("a sample holds NaN, infinity or an unknown label.")
     return inputs, targets
-
-
-class NodeShard:
-    """The samples a node holds in a run with resharding, for one message.
-
-    **Raw samples leave the device through this class.** It does so only when the server runs
-    the ``Resharding`` strategy and the ClientApp calls :meth:`close`.
-    """
-
-    def __init__(self, record: ConfigRecord, shard: Shard) -> None:
-        self.record, self.shard = record, shard
-        self.fresh, self.missing = shard.receive(read_delivery(record))
-        self.held = shard.held
-
-    @classmethod
-    def open(cls, message: Message, context: Context) -> "NodeShard | None":
-        """Take in what an instruction delivers."""
-        record = message.content.config_records.get(keys.RESHARDING)
-        if record is None:
-            return None
-        return cls(record, Shard.from_state(load_state(context, "shard")))
-
-    def offers(
-        self,
-        num_samples: int,
-        sample_bytes: int,
-        choose: Callable[[int, bool], NDArray[np.int64] | None],
-    ) -> list[int]:
-        """Name the slots to offer with this reply."""
-        plan = value_in(self.record, keys.PLAN, int)
-        if self.shard.plan != plan:
-            count = int(np.ceil(value_in(self.record, keys.SHARE, float) * num_samples))
-            chosen = choose(
-                min(count, num_samples), value_in(self.record, keys.BY_IMPORTANCE, bool)
-            )
-            if chosen is None:
-                return []
-            self.shard.plan, self.shard.queue = plan, chosen.tolist()
-        received = value_in(self.record, keys.RECEIVED, int)
-        return self.shard.offers(received, sample_bytes, value_in(self.record, keys.BUDGET, int))
-
-    def close(self, reply: Message, context: Context, slots: list[int], content: bytes) -> None:
-        """Put the offered samples into the reply and keep the shard."""
-        save_state(context, "shard", self.shard.state())
-        reply.content[keys.RESHARDING] = ConfigRecord(
-            {
-                keys.PLAN: self.shard.plan,
-                keys.SLOTS: ints_to_bytes(slots),
-                keys.MISSING: ints_to_bytes(self.missing),
-                keys.CONTENT: content,
-            }
-        )

@@ -1,6 +1,5 @@
 """Move important samples between nodes while they train; off unless you use this wrapper."""
 
-import json
 from logging import WARNING
 from typing import Any, ClassVar
 
@@ -11,12 +10,12 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.mercury.resharding import Ledger, ints_in, value_in, write_delivery
+from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.mercury.resharding import SwapTable, bytes_in, ints_in
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
+from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
 
 class Resharding(Wrapper):
@@ -25,25 +24,23 @@ class Resharding(Wrapper):
     **Raw samples leave the devices and pass through the server, which keeps a copy of every
     sample moved until the run ends.** Use it only where that is allowed.
 
-    Each plan, a node offers a share of its samples, in proportion from each of its groups and
-    by importance within them. Copies travel with its replies, at most ``budget_bytes`` each;
-    a plan pauses between replies and resumes where the server's receipt says. The server swaps
-    offered samples of different nodes at random, so that no node's data grows or shrinks. A
-    sample changes hands in the server's book and in no other place: whatever gets lost on the
-    way is sent again, and no two nodes train on the same sample.
+    Once, a node offers a share of its samples, in proportion from each of its groups and by
+    importance within them. Copies travel with its replies, at most ``budget_bytes`` each; the
+    transfer pauses between replies and resumes where the server's receipt says. The server swaps
+    offered samples of different nodes at random, so that no node's data grows or shrinks.
+    Its table alone says who holds a sample: what gets lost on the way is sent again, and no two
+    nodes train on the same sample.
 
     Parameters
     ----------
     strategy : Strategy, optional
         What aggregates; FedAvg if left out.
     share : float
-        Part of its samples that a node offers in a plan, in (0, 1].
+        Part of its samples that a node offers, in (0, 1].
     budget_bytes : int
         Samples per reply, in bytes: what the link can carry beside the model.
     by_importance : bool
         False: any samples, the importance-agnostic baseline.
-    every : int
-        Rounds from one plan to the next; 0: one plan only.
     seed : int
         Of the swaps.
 
@@ -60,8 +57,8 @@ class Resharding(Wrapper):
 
     References
     ----------
-    .. [1] Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic
-       Importance Sampling", SenSys 2021, section 4.2.
+    Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance
+    Sampling", SenSys 2021, section 4.2.
 
     Examples
     --------
@@ -69,7 +66,7 @@ class Resharding(Wrapper):
     >>> Resharding(share=2.0)
     Traceback (most recent call last):
     ...
-    ValueError: share must lie in (0, 1], got 2.0: ...
+    ValueError: share must be a number in (0, 1], got 2.0.
     """
 
     name: ClassVar[str] = "resharding"
@@ -82,122 +79,88 @@ class Resharding(Wrapper):
         share: float = 0.1,
         budget_bytes: int = 1_000_000,
         by_importance: bool = True,
-        every: int = 0,
         seed: int = 0,
     ) -> None:
-        if not 0 < share <= 1:
-            raise invalid("share", share, "lie in (0, 1]", "0.1 moves a tenth of the data")
-        cure = "leave the wrapper out to move nothing"
-        self.budget_bytes = check_count("budget_bytes", budget_bytes, 1, cure)
-        self.every = check_count("every", every, 0, "0 makes one plan only")
-        seed = check_count("seed", seed, 0, "any such number will do")
+        self.share = check_number("share", share, "(0, 1]")
+        self.budget_bytes = check_count("budget_bytes", budget_bytes, 1)
+        self.rng = np.random.default_rng(check_count("seed", seed))
         super().__init__(strategy)
-        self.share, self.by_importance = float(share), by_importance
-        self.ledger, self.rng = Ledger(), np.random.default_rng(seed)
-        self.plan, self.received = 0, dict[str, int]()
-        self._roll: set[int] = set()
+        self.by_importance, self.table = by_importance, SwapTable()
+        self._asked: set[int] = set()
         self._info: dict[str, Any] = {}
 
+    def on_start(self, run: Run) -> None:
+        """After a resume, identify the nodes that the samples belong to."""
+        self.session.arrays, self.session.config = run.arrays, run.train_config
+        self._identify(run.grid, run.timeout_s)
+
     def before_train(self, server_round: int, grid: Grid) -> Grid:
-        """Find out who newcomers are: one that was here before may have swapped samples."""
+        """Identify newcomers: one that was here before may have swapped samples."""
         self._identify(grid, self.session.timeout_s)
         return grid
 
     def _identify(self, grid: Grid, timeout_s: float) -> None:
         registry = self.session.registry
-        unknown = {node for node in grid.get_node_ids() if not registry.knows(node)} - self._roll
-        if unknown and self.ledger.holdings:
-            self._roll |= unknown
+        unknown = {node for node in grid.get_node_ids() if not registry.knows(node)} - self._asked
+        if unknown and any(slot.exchanged for slot in self.table):
+            self._asked |= unknown
             identify_nodes(self, grid, timeout_s)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Tell each node what it holds and what it may offer."""
-        plan = 1 + ((server_round - 1) // self.every if self.every else 0)
-        if plan != self.plan:
-            self.plan, self.received = plan, {}
         delivered = 0
         for message in messages:
             node = self.identity(message.metadata.dst_node_id)
-            delivery = self.ledger.deliver(node)
+            delivery = self.table.deliver(node)
             delivered += len(delivery.content)
             message.content[keys.RESHARDING] = ConfigRecord(
                 {
-                    keys.PLAN: plan,
                     keys.SHARE: self.share,
                     keys.BY_IMPORTANCE: self.by_importance,
                     keys.BUDGET: self.budget_bytes,
-                    keys.RECEIVED: self.received.get(node, 0),
-                    **write_delivery(delivery),
+                    keys.RECEIVED: self.table.received.get(node, 0),
+                    **delivery.to_record(),
                 }
             )
-        self._info = {"plan": plan, "delivered_bytes": delivered, "offered_bytes": 0}
+        self._info = {"delivered_bytes": delivered, "offered_bytes": 0}
         return messages
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Take in what nodes offer, and swap."""
-        records = {}
+        """Store what nodes offer, and swap."""
         for reply in replies:
             record = reply.content.config_records.get(keys.RESHARDING)
-            if record is not None:  # else the node's app does not reshard
-                records[self.identity(reply.metadata.src_node_id)] = record
-                del reply.content[keys.RESHARDING]
-        forgotten: dict[str, int] = {}
-        if self.ledger.settle(_size(record) for record in records.values()):
-            log(WARNING, "Resharding: samples of %d bytes: afresh", self.ledger.sample_bytes)
-            forgotten, self.received = self.received, {}
-        for node, record in records.items():
+            if record is None:  # the node's app does not reshard
+                continue
+            del reply.content[keys.RESHARDING]
+            node = self.identity(reply.metadata.src_node_id)
             try:
-                self._take(node, record)
+                self._store(node, record)
             except ValueError as error:
                 log(WARNING, "%s: offered samples not taken: %s", node, error)
-        for node in forgotten:  # what it sent before must come again
-            self.received.pop(node, None)
-        self._info["swaps"] = self.ledger.swap(self.rng)
-        self._info["waiting"] = sum(len(slots) for slots in self.ledger.waiting.values())
+        self._info["swaps"] = self.table.swap(self.rng)
+        self._info["waiting"] = sum(slot.offered for slot in self.table)
         return replies
 
-    def _take(self, node: str, record: ConfigRecord) -> None:
-        self.ledger.confirm(node, ints_in(record, keys.MISSING))
-        content = value_in(record, keys.CONTENT, bytes)
+    def _store(self, node: str, record: ConfigRecord) -> None:
+        self.table.confirm(node, ints_in(record, keys.MISSING))
+        content = bytes_in(record, keys.CONTENT)
         if len(content) > self.budget_bytes:
             raise ValueError(f"{len(content)} bytes, the budget is {self.budget_bytes}")
-        if value_in(record, keys.PLAN, int) == self.plan:
-            taken = self.ledger.take(node, ints_in(record, keys.SLOTS), content)
-            self.received[node] = self.received.get(node, 0) + taken
-            self._info["offered_bytes"] += len(content)
-
-    # --- the run -------------------------------------------------------------------------
-
-    def on_start(self, run: Run) -> None:
-        """After a resume, find out which nodes the samples belong to."""
-        self.session.arrays, self.session.config = run.arrays, run.train_config
-        self._identify(run.grid, run.timeout_s)
+        self.table.add(node, ints_in(record, keys.SLOTS), content)
+        self._info["offered_bytes"] += len(content)
 
     def round_info(self) -> dict[str, Any]:
-        """Return this round's plan, swaps, waiting offers and bytes of samples."""
+        """Return this round's swaps, waiting offers and bytes of samples."""
         return self._info
 
     def state_dict(self) -> StateDict:
-        """Return the book with every sample moved so far, the plan and the generator."""
-        return {
-            **self.ledger.state(),
-            "plan": self.plan,
-            "received": json.dumps(self.received),
-            "rng": rng_to_str(self.rng),
-        }
+        """Return the table with every sample moved so far, and the generator."""
+        return {**self.table.state_dict(), "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        self.ledger = Ledger.from_state(state)
-        self.plan, self.received = int(state["plan"]), json.loads(str(state["received"]))
+        check_state(state, {"rng": str}, "Resharding")
+        self.table.load_state_dict(state)
         self.rng = rng_from_str(str(state["rng"]))
-
-
-def _size(record: ConfigRecord) -> tuple[int, int]:
-    """Return how many samples a node offers and their bytes; none if that makes no sense."""
-    try:
-        return len(ints_in(record, keys.SLOTS)), len(value_in(record, keys.CONTENT, bytes))
-    except ValueError:
-        return 0, 0

@@ -1,12 +1,13 @@
-"""Importance for Mercury's sampler beyond what training shows: groups scored while a node waits."""
+"""Importance beyond what training shows: groups scored while the node waits (BACC, section 4.3)."""
 
 from logging import WARNING
 from math import nan
 
 import numpy as np
+import torch
 from flwr.app import Context
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from flwr_hetero._flwr import log
 from flwr_hetero.client.device import FORWARD_SHARE
@@ -17,41 +18,45 @@ from flwr_hetero.client.timing import note_pace, read_pace
 from flwr_hetero.mercury.algorithm import group_size
 from flwr_hetero.mercury.background import collect_scores, start_scoring
 from flwr_hetero.mercury.sampler import MercurySampler
-from flwr_hetero.task.node import NodeTask as Node
 
 JOB = "scoring"
 """Name in ``context.state`` of what a detached process is doing."""
-
-
 SCORE_BATCH = 256
-
-
 LIMIT_S, LIMIT_IDLE = 60.0, 5.0
 """When a detached worker ends by itself: seconds, and multiples of the usual wait."""
 
 
 def next_group(context: Context, sampler: MercurySampler) -> NDArray[np.int64]:
-    """Name the samples to score next: as many as the network hides (BACC)."""
+    """Name the samples to score next: as many as the network hides."""
     pace = read_pace(context)
-    size = 0 if pace is None else group_size(pace, sampler.num_samples)
+    size = 0 if pace is None else group_size(pace.idle_s, pace.score_s, sampler.num_samples)
     if size == 0:
         return np.empty(0, dtype=np.int64)
     sampler.resize_groups(size)
     return sampler.refresh_indices()
 
 
-def score(model: nn.Module, node: Node, sampler: MercurySampler, indices: NDArray[np.int64]) -> int:
-    """Score samples by the model as it is, now."""
-    if len(indices):
-        where = next(model.parameters()).device
-        parts = np.array_split(indices, -(-len(indices) // SCORE_BATCH))
-        examples = node.examples.to(where)
-        batches = (examples.take(part) for part in parts)
-        sampler.update(indices, score_batches(model, batches, "loss"))
+def score(
+    model: nn.Module,
+    examples: tuple[Tensor, Tensor],
+    sampler: MercurySampler,
+    indices: NDArray[np.int64],
+) -> int:
+    """Score some of the node's examples by the model as it is, now; return how many."""
+    if not len(indices):
+        return 0
+    device = next(model.parameters()).device
+    inputs, targets = (part.to(device) for part in examples)
+    index = torch.from_numpy(indices).to(device)
+    parts = index.tensor_split(-(-len(index) // SCORE_BATCH))
+    batches = ((inputs[part], targets[part]) for part in parts)
+    sampler.update(indices, score_batches(model, batches, "loss"))
     return len(indices)
 
 
-def score_hidden(model: nn.Module, node: Node, context: Context, sampler: MercurySampler) -> int:
+def score_hidden(
+    model: nn.Module, examples: tuple[Tensor, Tensor], context: Context, sampler: MercurySampler
+) -> int:
     """Score the next group while the reply travels and the server aggregates.
 
     On a real device a detached process does it, and the next round collects the scores with
@@ -59,11 +64,12 @@ def score_hidden(model: nn.Module, node: Node, context: Context, sampler: Mercur
     """
     group = next_group(context, sampler)
     if is_emulated(context):
-        return score(model, node, sampler, group)
+        return score(model, examples, sampler, group)
     pace = read_pace(context)
     if pace is not None and len(group):
+        inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
         limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
-        folder = start_scoring(model, *node.examples.take(group), "loss", limit_s=limit_s)
+        folder = start_scoring(model, inputs, targets, "loss", limit_s=limit_s)
         save_state(context, JOB, {"folder": folder, "indices": group})
     return 0
 

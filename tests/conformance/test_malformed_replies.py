@@ -68,7 +68,6 @@ OWN_KEYS = {
         keys.SCALE: real,
     },
     keys.RESHARDING: {
-        keys.PLAN: st.integers(-1, 3) | whole,
         keys.SLOTS: lists,
         keys.CONTENT: payload,
         keys.MISSING: lists,

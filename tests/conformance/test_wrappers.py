@@ -40,7 +40,7 @@ WRAPPERS = {
     "AdaComm": lambda inner=None: AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner=None: CDGraB(inner, sketch_size=2),
     "HerdingMeter": lambda inner=None: HerdingMeter(inner, sketch_size=2),
-    "Resharding": lambda inner=None: Resharding(inner, share=0.5, budget_bytes=16, every=1),
+    "Resharding": lambda inner=None: Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerFacts": lambda inner=None: SamplerFacts(inner),
     "OverSelect": lambda inner=None: OverSelect(inner, take=2),
     "RandomSelection": lambda inner=None: RandomSelection(inner, 3),

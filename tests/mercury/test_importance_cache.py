@@ -1,6 +1,4 @@
-"""The flat estimator: exact whatever the cache holds, where tempting mistakes are not."""
-
-from collections.abc import Callable
+"""The flat estimator on a cache: unbiased whatever it holds; strides, gate and state."""
 
 import numpy as np
 import pytest
@@ -9,185 +7,165 @@ from numpy.typing import NDArray
 from flwr_hetero.mercury.importance_cache import ImportanceCache
 
 N, DRAWS = 500, 60_000
-Vector = NDArray[np.float64]
+GRADIENTS: NDArray[np.float64] = np.random.default_rng(0).exponential(size=N) ** 2
+"""One heavy-tailed number per sample."""
 
 
-def gradients() -> Vector:
-    """One heavy-tailed number per sample."""
-    return np.random.default_rng(0).exponential(size=N) ** 2
-
-
-def cache_of(scores: Vector, scored: NDArray[np.int64] | None = None) -> ImportanceCache:
-    cache = ImportanceCache(N)
-    indices = np.arange(N) if scored is None else scored
-    cache.set(indices, scores[indices], step=1)
+def cache_of(
+    scores: NDArray[np.float64] | None, step: int = 2, mixing: float = 0.5
+) -> ImportanceCache:
+    """Cache every ``step``-th score; draw batches of one stride of one."""
+    cache = ImportanceCache(N, N, mixing, gate=0.0)
+    if scores is not None:
+        indices = np.arange(0, N, step)
+        cache.add_group(indices, scores[indices], step=1)
     return cache
 
 
-CACHES: dict[str, Callable[[], ImportanceCache]] = {
-    "empty": lambda: ImportanceCache(N),
-    "fresh": lambda: cache_of(gradients()),
-    "stale": lambda: cache_of(np.random.default_rng(1).permutation(gradients())),
-    "half scored": lambda: cache_of(gradients(), np.arange(0, N, 2)),
-    "partly zero": lambda: cache_of(np.where(np.arange(N) % 3 == 0, 0.0, gradients())),
-    "all zero": lambda: cache_of(np.zeros(N)),
-    "one in all": lambda: cache_of(np.eye(1, N, 7)[0] * 1e6),
+CACHES: dict[str, NDArray[np.float64] | None] = {
+    "empty": None,
+    "fresh": GRADIENTS,
+    "stale": np.random.default_rng(1).permutation(GRADIENTS),
+    "partly zero": np.where(np.arange(N) % 3 == 0, 0.0, GRADIENTS),
+    "all zero": np.zeros(N),
+    "one in all": np.eye(1, N, 6)[0] * 1e6,
 }
 
 
-def z_score(estimates: Vector) -> float:
+def z_score(estimates: NDArray[np.float64]) -> float:
     """Standard errors between the mean of the estimates and the truth."""
     error = float(estimates.std() / np.sqrt(len(estimates)))
-    return (float(estimates.mean()) - float(gradients().mean())) / error
+    return (float(estimates.mean()) - float(GRADIENTS.mean())) / error
 
 
-@pytest.mark.parametrize("mixing", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("mixing", [0.1, 0.5])
 @pytest.mark.parametrize("kind", CACHES)
-def test_the_expected_gradient_is_the_mean_gradient(kind: str, mixing: float) -> None:
-    cache = CACHES[kind]()
-    indices = cache.draw((1, DRAWS), mixing, np.random.default_rng(2))[0]
-    weights = cache.weights(indices, mixing)
-    assert abs(z_score(weights * gradients()[indices])) < 4.5
+def test_the_mean_gradient_is_unbiased(kind: str, mixing: float, step: int) -> None:
+    cache, rng = cache_of(CACHES[kind], step, mixing), np.random.default_rng(2)
+    batches = [cache.next_batch(rng, 2) for _ in range(DRAWS // N)]
+    indices, weights = (np.concatenate(x) for x in zip(*filter(None, batches), strict=True))
+    assert abs(z_score(weights * GRADIENTS[indices])) < 4.5
     assert weights.max() <= 1 / mixing + 1e-9
 
 
-@pytest.mark.parametrize("kind", CACHES)
-def test_the_weights_are_exact_by_enumeration(kind: str) -> None:
-    cache = CACHES[kind]()
-    probs = 1 / (N * cache.weights(np.arange(N), 0.3))
-    assert probs.sum() == pytest.approx(1.0)
-    counts = np.bincount(cache.draw((1, DRAWS), 0.3, np.random.default_rng(3))[0], minlength=N)
-    z = (counts - DRAWS * probs) / np.sqrt(DRAWS * probs)
-    assert np.abs(z).max() < 5.5
-
-
-def mistake_no_mixing(cache: ImportanceCache, rng: np.random.Generator) -> Vector:
-    probs = cache.values / cache.values.sum()
-    drawn = rng.choice(N, DRAWS, p=probs)
-    return gradients()[drawn] / (N * probs[drawn])
-
-
-def mistake_no_weights(cache: ImportanceCache, rng: np.random.Generator) -> Vector:
-    return gradients()[cache.draw((1, DRAWS), 0.5, rng)[0]]
-
-
-def mistake_clipped(cache: ImportanceCache, rng: np.random.Generator) -> Vector:
-    drawn = cache.draw((1, DRAWS), 0.1, rng)[0]
-    return np.minimum(cache.weights(drawn, 0.1), 3.0) * gradients()[drawn]
-
-
-def mistake_weights_without_the_mixture(cache: ImportanceCache, rng: np.random.Generator) -> Vector:
-    drawn = cache.draw((1, DRAWS), 0.5, rng)[0]
-    return gradients()[drawn] * cache.values.sum() / (N * np.maximum(cache.values[drawn], 1e-3))
-
-
-def mistake_self_normalised(cache: ImportanceCache, rng: np.random.Generator) -> Vector:
-    drawn = cache.draw((1, DRAWS), 0.5, rng)[0]
-    weights = cache.weights(drawn, 0.5).reshape(-1, 4)
-    return np.asarray((weights * gradients()[drawn].reshape(-1, 4)).sum(1) / weights.sum(1))
-
-
-def mistake_without_replacement(cache: ImportanceCache, rng: np.random.Generator) -> Vector:
-    weights = cache.weights(np.arange(N), 0.5)
-    keys = rng.gumbel(size=(400, N)) - np.log(weights)
-    drawn = np.argsort(-keys, axis=1)[:, :250]
-    return np.asarray((weights[drawn] * gradients()[drawn]).mean(axis=1))
-
-
-@pytest.mark.parametrize(
-    ("mistake", "kind"),
-    [
-        (mistake_no_mixing, "partly zero"),
-        (mistake_no_weights, "partly zero"),
-        (mistake_clipped, "partly zero"),
-        (mistake_weights_without_the_mixture, "partly zero"),
-        (mistake_self_normalised, "partly zero"),
-        (mistake_without_replacement, "fresh"),
-    ],
-)
-def test_tempting_mistakes_are_seen(
-    mistake: Callable[[ImportanceCache, np.random.Generator], Vector], kind: str
-) -> None:
-    assert abs(z_score(mistake(CACHES[kind](), np.random.default_rng(4)))) > 8
-
-
-def test_good_importance_cuts_the_variance_and_useless_importance_costs_little() -> None:
-    def variance(kind: str) -> float:
-        cache = CACHES[kind]()
-        indices = cache.draw((1, DRAWS), 0.5, np.random.default_rng(5))[0]
-        return float((cache.weights(indices, 0.5) * gradients()[indices]).var())
-
-    uniform = gradients().var()
-    assert variance("fresh") < 0.3 * uniform
-    assert variance("stale") < 1.7 * uniform
-
-
-def test_the_fixed_share_of_uniform_draws_has_the_right_mean() -> None:
-    cache = cache_of(np.eye(1, N, 7)[0])
-    rng = np.random.default_rng(6)
-    batches = np.array([cache.draw((1, 3), 0.5, rng)[0] for _ in range(4000)])
-    share = (batches == 7).mean()  # half by importance: all of them sample 7
-    assert share == pytest.approx(0.5 + 0.5 / N, abs=0.015)
-    assert set((batches == 7).sum(axis=1).tolist()) <= {1, 2, 3}
+@pytest.mark.parametrize(("kind", "least", "most"), [("fresh", 0.0, 0.3), ("stale", 1.0, 1.7)])
+def test_variance_by_what_the_cache_holds(kind: str, least: float, most: float) -> None:
+    cache, rng = cache_of(CACHES[kind], step=1), np.random.default_rng(5)
+    batches = [cache.next_batch(rng, 2) for _ in range(DRAWS // N)]
+    indices, weights = (np.concatenate(x) for x in zip(*filter(None, batches), strict=True))
+    assert least < (weights * GRADIENTS[indices]).var() / GRADIENTS.var() < most
 
 
 def test_samples_never_scored_count_as_average() -> None:
-    cache = ImportanceCache(8)
-    cache.set(np.array([0, 1]), np.array([4.0, 2.0]), step=1)
+    cache = ImportanceCache(8, 8, 0.5, 0.0)
+    cache.add_group(np.array([0, 1]), np.array([4.0, 2.0]), step=1)
     assert cache.values.tolist() == [4.0, 2.0] + [3.0] * 6
     assert cache.coverage == 0.25
-    cache.set(np.array([2]), np.array([9.0]), step=2)  # no doubling yet
+    cache.add_group(np.array([2]), np.array([9.0]), step=2)  # no doubling yet
     assert cache.values[7] == 3.0
-    cache.set(np.array([3, 3]), np.array([1.0, 1.0]), step=2)
+    cache.add_group(np.array([3, 3]), np.array([1.0, 1.0]), step=2)
     assert cache.values[7] == 4.0
     assert cache.scored_at.tolist() == [1, 1, 2, 2, -1, -1, -1, -1]
 
 
-def test_forgotten_samples_count_as_average_until_scored() -> None:
-    cache = ImportanceCache(4)
-    cache.set(np.arange(4), np.array([8.0, 2.0, 1.0, 3.0]), step=1)
-    cache.forget(np.array([0]))
+def test_forgotten_samples_count_as_average() -> None:
+    cache = ImportanceCache(4, 4, 0.5, 0.0)
+    cache.add_group(np.arange(4), np.array([8.0, 2.0, 1.0, 3.0]), step=1)
+    cache.forget(np.array([0]), step=1)
     assert cache.values.tolist() == [2.0, 2.0, 1.0, 3.0]
     assert cache.coverage == 0.75
-    cache.set(np.array([0]), np.array([5.0]), step=2)
+    cache.add_group(np.array([0]), np.array([5.0]), step=2)
     assert cache.coverage == 1.0
-    cache.forget(np.arange(4))
+    cache.forget(np.arange(4), step=2)
     assert cache.coverage == 0.0
-    cache.set(np.array([3]), np.array([7.0]), step=3)
+    cache.add_group(np.array([3]), np.array([7.0]), step=3)
     assert cache.values.tolist() == [7.0] * 4
 
 
-def test_a_saved_cache_is_the_cache() -> None:
-    cache = CACHES["half scored"]()
-    twin = ImportanceCache.from_state(**cache.state())  # type: ignore[arg-type]
-    for each in (cache, twin):
-        each.set(np.arange(100), gradients()[:100] / 3, step=2)
-    np.testing.assert_array_equal(cache.values, twin.values)
-    draws = [each.draw((5, 10), 0.5, np.random.default_rng(0)) for each in (cache, twin)]
-    np.testing.assert_array_equal(*draws)
-
-
 @pytest.mark.parametrize(
-    "damage",
-    [
-        {"importance": np.full(N, np.nan, dtype=np.float32)},
-        {"importance": np.full(N, -1, dtype=np.float32)},
-        {"importance": np.ones(N, dtype=np.int32)},
-        {"importance": np.ones((N, 1), dtype=np.float32)},
-        {"importance": np.ones(N - 1, dtype=np.float32)},
-        {"scored_at": np.ones(N)},
-        {"scored_at": None},
-    ],
+    ("sizes", "stride"), [((500, 32), 1), ((480, 4), 15), ((10**6, 32), 32), ((3, 8), 1)]
 )
-def test_refuses_a_damaged_state(damage: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"start afresh|importance must"):
-        ImportanceCache.from_state(**(CACHES["fresh"]().state() | damage))  # type: ignore[arg-type]
+def test_a_stride_is_an_eighth_of_an_epoch(sizes: tuple[int, int], stride: int) -> None:
+    assert ImportanceCache(*sizes, 0.5, 0.0).stride == stride
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -0.1, 1e39])
-def test_a_refused_score_leaves_the_cache_as_it_was(bad: float) -> None:
-    cache = cache_of(gradients())
-    before = cache.values.copy()
-    with pytest.raises(ValueError, match="importance must be finite and not negative"):
-        cache.set(np.array([0, 1]), np.array([5.0, bad]), step=2)
-    np.testing.assert_array_equal(cache.values, before)
+def test_a_stride_is_drawn_and_learnt_at_once() -> None:
+    cache, rng = ImportanceCache(480, 4, 0.5, gate=0.0), np.random.default_rng(0)
+    for number in range(1, 16):
+        batch = cache.next_batch(rng, number)
+        assert batch is not None
+        assert batch[1].tolist() == [1.0] * 4, "nothing is learnt within the stride"
+        cache.add_batch(batch[0], 1.0 + np.arange(4), number)
+        assert (cache.coverage > 0) == (number == 15)
+    batches = [cache.next_batch(rng, 16) for _ in range(15)]
+    assert any(batch is not None and batch[1].std() > 0 for batch in batches)
+
+
+@pytest.mark.parametrize("how", ["group", "batches", "forget"])
+def test_news_drop_what_was_drawn(how: str) -> None:
+    cache = ImportanceCache(2000, 4, 0.5, gate=0.0)
+    cache.next_batch(np.random.default_rng(0), 1)
+    assert len(cache.state_dict()["drawn"]) == 31  # type: ignore[arg-type]
+    if how == "group":
+        cache.add_group(np.arange(100), np.full(100, 9.0), 1)
+    for first in range(0, 128, 4) if how == "batches" else ():
+        cache.add_batch(np.arange(first, first + 4), np.ones(4), 1)
+    if how == "forget":
+        cache.forget(np.array([5]), 1)
+    assert len(cache.state_dict()["drawn"]) == 0  # type: ignore[arg-type]
+
+
+def test_the_gate_measures_the_true_ratio() -> None:
+    cache, rng = ImportanceCache(400, 20, 0.5, gate=1.2), np.random.default_rng(0)
+    assert not cache.is_open
+    assert cache.next_batch(rng, 1) is None
+    scores = GRADIENTS[:400]
+    cache.add_group(np.arange(400), scores, 1)
+    exact = (scores**2).mean() / (scores**2 * cache.weights(np.arange(400))).mean()
+    assert cache.summary(1)["variance-ratio"] == pytest.approx(exact, rel=1e-6)
+    for step in range(400):  # batches by importance, and groups at random
+        batch = cache.next_batch(rng, step)
+        assert batch is not None
+        cache.add_batch(batch[0], scores[batch[0]], step)
+        group = rng.choice(400, 50, replace=False)
+        cache.add_group(group, scores[group], step)
+    assert exact > 3
+    assert cache.summary(1)["variance-ratio"] == pytest.approx(exact, rel=0.1)
+
+
+def test_old_evidence_does_not_outweigh_new() -> None:
+    cache, rng = ImportanceCache(400, 20, 0.5, gate=1.2), np.random.default_rng(0)
+    cache.add_group(np.arange(400), 1000 * GRADIENTS[:400], 0)
+    assert cache.is_open
+    for step in range(300):
+        group = rng.choice(400, 25, replace=False)
+        cache.add_group(group, np.ones(25), step)
+    assert not cache.is_open
+
+
+DAMAGES: list[dict[str, object]] = [
+    {"importance": np.full(N, np.nan, dtype=np.float32)},
+    {"importance": np.full(N, -1, dtype=np.float32)},
+    {"importance": np.ones(N, dtype=np.int32)},
+    {"importance": np.ones(N - 1, dtype=np.float32)},
+    {"scored_at": np.ones(N)},
+    {"scored_at": None},
+    {"moment_uniform": float("nan")},
+    {"moment_importance": -1.0},
+    {"num_averaged": float("inf")},
+    {"num_pending": None},
+    {"drawn": np.full((1, N), N)},
+    {"drawn": np.zeros((1, N + 1), dtype=np.int64)},
+    {"pending_indices": np.array([-1])},
+    {"pending_scores": np.ones(1)},
+    {"pending_indices": np.array([0]), "pending_scores": np.array([np.inf])},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: "-".join(damage))
+def test_a_damaged_state_is_refused(damage: dict[str, object]) -> None:
+    state = cache_of(GRADIENTS).state_dict()
+    cache_of(None).load_state_dict(state)
+    with pytest.raises(ValueError, match="must"):
+        cache_of(None).load_state_dict(state | damage)

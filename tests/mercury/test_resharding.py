@@ -1,293 +1,293 @@
+"""What is offered and matched; the swap table and the nodes together, under random failures."""
+
 from collections import Counter
-from typing import ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg
-from recording import History
-from toy import toy_arrays
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.mercury import match_naively
 
 from flwr_hetero import keys
-from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.mercury.algorithm import make_groups
-from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
-from flwr_hetero.strategy import Recorded, Resharding, TiFL, Wrapper
+from flwr_hetero.mercury.algorithm import Groups, make_groups
+from flwr_hetero.mercury.resharding import (
+    Delivery,
+    NodeShard,
+    SwapTable,
+    match,
+    offer,
+    pack,
+    unpack,
+)
 
-NODES, SLOTS, SIZE = 4, 10, 4 * 2 + 8
-ALL = Counter((float(node), float(slot)) for node in range(NODES) for slot in range(SLOTS))
-
-
-def own_inputs(node: int) -> np.ndarray:
-    return np.array([[node, slot] for slot in range(SLOTS)], np.float32)
-
-
-def app(seen: list, spoil=None) -> ClientApp:
-    """A node whose samples are (node, slot); what it trains on goes into ``seen``."""
-    client = ClientApp()
-
-    @client.train()
-    def train(message, context):
-        node = int(context.node_config["partition-id"])
-        inputs, targets = own_inputs(node), np.full(SLOTS, node)
-        shard = NodeShard.open(message, context)
-        keep = np.arange(SLOTS)
-        if shard is not None:
-            for slot, content in shard.held.items():
-                inputs[slot], targets[slot] = (x[0] for x in unpack(content, (2,), NODES))
-            keep = np.setdiff1d(keep, shard.missing)
-        round_number = message.content["config"]["server-round"]
-        seen.append((round_number, node, [tuple(map(float, row)) for row in inputs[keep]]))
-        metrics = MetricRecord({"num-examples": len(keep)})
-        arrays = message.content["arrays"]
-        reply = Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-        if shard is not None:
-            importance = np.arange(SLOTS, dtype=float)
-            groups = make_groups(SLOTS, 2, np.random.default_rng(0))
-
-            def choose(count, by_importance):
-                weights = importance if by_importance else np.ones(SLOTS)
-                return offer(weights, groups, count, np.random.default_rng(node))
-
-            slots = shard.offers(SLOTS, SIZE, choose)
-            shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))
-            if spoil:
-                spoil(reply.content[keys.RESHARDING], node)
-        return reply
-
-    @client.train("profile")
-    def report(message, context):
-        metrics = MetricRecord({"num-examples": SLOTS})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return client
+# --- which samples move --------------------------------------------------------------------
 
 
-def run(num_rounds=6, faults=(), spoil=None, **settings):
-    seen: list = []
-    grid = LocalGrid(app(seen, spoil), profiles=[DeviceProfile()] * NODES, faults=faults)
-    settings = {"share": 1.0, "budget_bytes": 3 * SIZE, **settings}
-    strategy = Resharding(FedAvg(fraction_evaluate=0.0), **settings)
-    history = History(strategy)
-    history.start(grid, toy_arrays(), num_rounds, timeout=100)
-    return seen, strategy, [r["resharding"] for r in history.records[1:]], grid
+def groups_of(sizes: list[int]) -> Groups:
+    order = np.random.default_rng(0).permutation(sum(sizes))
+    return Groups(order, np.concatenate([[0], np.cumsum(sizes)]), 0, max(sizes))
 
 
-def trained_in(seen, number):
-    return Counter(sample for r, _, samples in seen if r == number for sample in samples)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.data())
+def test_each_group_offers_its_share(sizes: list[int], data: st.DataObject) -> None:
+    groups, total = groups_of(sizes), sum(sizes)
+    count = data.draw(st.integers(0, total))
+    offered = offer(np.arange(total) % 3 * 1.0, groups, count, np.random.default_rng(1))
+    assert len(offered) == len(set(offered.tolist())) == count
+    for group, size in enumerate(sizes):
+        given_away = np.isin(groups.members(group), offered).sum()
+        assert abs(given_away - count * size / total) < 1.0
 
 
-def test_samples_move_in_chunks_and_none_is_lost_or_doubled():
-    seen, _, rounds, _ = run()
-    for number in range(1, 7):
-        assert trained_in(seen, number) == ALL
-    for _, _, samples in seen:
-        assert len(samples) == SLOTS
-    assert [r["offered_bytes"] // SIZE for r in rounds] == [12, 12, 12, 4, 0, 0]
-    assert [r["delivered_bytes"] // SIZE for r in rounds] == [0, 12, 12, 12, 4, 0]
-    assert sum(r["swaps"] for r in rounds) == NODES * SLOTS // 2
-    last = next(samples for r, node, samples in seen if r == 6 and node == 0)
-    assert all(node != 0 for node, _ in last), "everything was offered, nothing stayed"
+def test_offers_are_in_proportion_to_importance() -> None:
+    importance, rng = np.array([0.0, 1.0, 2.0, 5.0]), np.random.default_rng(2)
+    firsts = Counter(int(offer(importance, groups_of([4]), 1, rng)[0]) for _ in range(4000))
+    for sample, share in enumerate(importance / 8):
+        tolerance = 4.5 * np.sqrt(share * (1 - share) / 4000)
+        assert firsts[sample] / 4000 == pytest.approx(share, abs=tolerance)
+    assert sorted(offer(np.zeros(6), groups_of([6]), 6, rng).tolist()) == list(range(6))
 
 
-@pytest.mark.parametrize("kind", ["errs", "dies", "late", "garbage"])
-def test_failures_lose_and_double_nothing(kind):
-    strikes = ((0, 1), (1, 2), (2, 2), (3, 3), (0, 4))
-    faults = [Fault(node, kind, at, at, delay_s=500.0) for node, at in strikes]
-    seen, strategy, _, _ = run(num_rounds=12, faults=faults)
-    for number in range(1, 13):
-        assert trained_in(seen, number) <= ALL, "nobody trains on another's sample"
-    assert trained_in(seen, 12) == ALL
-    assert not any(strategy.ledger.unconfirmed.values())
+def test_fewer_offers_than_groups_are_fair() -> None:
+    groups, rng = groups_of([2, 6]), np.random.default_rng(4)
+    small = groups.members(0)
+    hits = sum(int(np.isin(offer(np.ones(8), groups, 1, rng), small).sum()) for _ in range(3000))
+    assert hits / 3000 == pytest.approx(0.25, abs=0.036)
 
 
-def test_a_node_that_lost_its_state_leaves_out_what_is_elsewhere_until_it_is_sent_again():
-    seen, strategy, _, grid = run(num_rounds=4)
-    node = grid.context(1000)
-    for name in list(node.state):
-        del node.state[name]
-    again = Resharding(FedAvg(fraction_evaluate=0.0), share=1.0)
-    again.load_state_dict(strategy.state_dict())
-    seen.clear()
-    again.start(grid, toy_arrays(), 2, timeout=100)
-    assert trained_in(seen, 1) < ALL
-    assert len(next(s for r, n, s in seen if r == 1 and n == 0)) < SLOTS
-    assert trained_in(seen, 2) == ALL
+@pytest.mark.parametrize("count", [-1, 9])
+def test_refuses_more_offers_than_samples(count: int) -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match=r"num_offers must lie in 0\.\.8"):
+        offer(np.ones(8), make_groups(8, 2, rng), count, rng)
 
 
-def test_stop_and_resume_equals_uninterrupted():
-    def holdings(strategy):
-        return {
-            node: {slot: strategy.ledger.store[h.sample] for slot, h in slots.items()}
-            for node, slots in strategy.ledger.holdings.items()
-        }
-
-    _, whole, _, _ = run(num_rounds=4)
-    seen: list = []
-    grid = LocalGrid(app(seen), profiles=[DeviceProfile()] * NODES)
-    settings = {"share": 1.0, "budget_bytes": 3 * SIZE}
-    strategy = Resharding(FedAvg(fraction_evaluate=0.0), **settings)
-    for _ in range(4):
-        fresh = Resharding(FedAvg(fraction_evaluate=0.0), **settings)
-        fresh.load_state_dict(strategy.state_dict())
-        strategy = fresh
-        strategy.start(grid, toy_arrays(), 1)
-    assert holdings(strategy) == holdings(whole)
+@given(st.dictionaries(st.sampled_from("fbdcae"), st.integers(0, 9)), st.integers(0, 99))
+def test_match_draws_as_its_naive_twin(counts: dict[str, int], seed: int) -> None:
+    offers = {node: list(range(10, 10 + count)) for node, count in counts.items()}
+    rng, twin = np.random.default_rng(seed), np.random.default_rng(seed)
+    swaps = match(offers, rng)
+    assert swaps == match_naively(offers, twin)
+    assert rng.random() == twin.random()
+    used = [slot for swap in swaps for slot in swap]
+    assert len(used) == len(set(used))
+    assert all(one[0] != other[0] for one, other in swaps)
+    total, most = sum(counts.values()), max(counts.values(), default=0)
+    assert len(swaps) == min(total // 2, total - most)
 
 
-class Keeper:
-    """A run directory with a checkpoint and nothing else."""
+# --- swap table and nodes ------------------------------------------------------------------
 
-    def __init__(self, folder):
-        self.checkpoint_dir = folder
-
-    def append_round(self, record): ...
-
-    def cut_after(self, last_round): ...
-
-    def save_model(self, arrays): ...
-
-    def finish(self): ...
+NODES, SLOTS = ("a", "b", "c"), 6
+EVENT = st.sampled_from(["works", "works", "works", "reply lost", "absent", "state lost"])
 
 
-def test_a_killed_run_resumes_on_nodes_that_lost_everything(tmp_path):
-    def start(num_rounds, resume):
-        seen: list = []
-        grid = LocalGrid(app(seen), profiles=[DeviceProfile()] * NODES)
-        strategy = Resharding(FedAvg(fraction_evaluate=0.0), share=1.0, budget_bytes=3 * SIZE)
-        Recorded(strategy, run_dir=Keeper(tmp_path), resume=resume).start(
-            grid, toy_arrays(), num_rounds
-        )
-        return seen, strategy
-
-    start(3, resume=False)
-    seen, strategy = start(6, resume=True)
-    assert sorted({number for number, _, _ in seen}) == [4, 5, 6]
-    for number in (4, 5, 6):
-        assert trained_in(seen, number) <= ALL
-    assert trained_in(seen, 6) == ALL
-    assert strategy.ledger.num_swaps == NODES * SLOTS // 2
+def content_of(node: str, slot: int) -> bytes:
+    return f"{node}{slot:03d}".encode()
 
 
-def test_after_a_resume_the_roll_is_called_within_the_runs_time_out():
-    grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES)
-    first = Resharding(FedAvg(fraction_evaluate=0.0), share=1.0, budget_bytes=3 * SIZE)
-    first.start(grid, toy_arrays(), 2)
-    second = Resharding(FedAvg(fraction_evaluate=0.0), share=1.0, budget_bytes=3 * SIZE)
-    second.load_state_dict(first.state_dict())
-    deaf = [Fault(0, "dies", message_type="train.profile")]
-    grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES, faults=deaf)
-    second.start(grid, toy_arrays(), 0, timeout=60)
-    assert grid.virtual_time_s == 60
-    assert sorted(second.session.registry.identity(node) for node in grid.get_node_ids()) == [
-        *("id-1000", "node-1", "node-2", "node-3")
-    ]
+def own(node: str) -> dict[int, bytes]:
+    return {slot: content_of(node, slot) for slot in range(SLOTS)}
 
 
-def test_it_goes_with_selection_and_other_strategies():
-    seen: list = []
-    grid = LocalGrid(app(seen), profiles=[DeviceProfile(f) for f in (4, 4, 1, 1)], seed=1)
-    resharding = Resharding(FedAdam(fraction_evaluate=0.0), share=1.0, budget_bytes=10 * SIZE)
-    tifl = TiFL(resharding, clients_per_round=2, num_tiers=2, policy="uniform", seed=1)
-    tifl.start(grid, toy_arrays(buffer=False), 8)
-    assert resharding.ledger.num_swaps > 0
-    for number in range(1, 9):
-        assert trained_in(seen, number) <= ALL
+def shard_of(delivery: Delivery, state: dict | None = None) -> NodeShard:
+    return NodeShard(delivery.to_record(), state)
 
 
-def test_important_samples_go_first():
-    seen, _, _, _ = run(num_rounds=2, share=0.2, budget_bytes=10 * SIZE)
-    moved = [slot for r, node, s in seen if r == 2 for n, slot in s if n != node]
-    agnostic, _, _, _ = run(num_rounds=2, share=0.2, budget_bytes=10 * SIZE, by_importance=False)
-    moved_any = [slot for r, node, s in agnostic if r == 2 for n, slot in s if n != node]
-    assert len(moved) == len(moved_any) == 2 * NODES
-    assert np.mean(moved) > np.mean(moved_any)
+def assigned(table: SwapTable, node: str) -> dict[int, bytes]:
+    """What the table says the node holds."""
+    slots = table.slots.get(node, {})
+    return own(node) | {slot: table.store[held.sample_id] for slot, held in slots.items()}
 
 
-def test_a_new_plan_every_few_rounds():
-    _, _, rounds, _ = run(num_rounds=6, share=0.2, budget_bytes=10 * SIZE, every=3)
-    assert [r["plan"] for r in rounds] == [1, 1, 1, 2, 2, 2]
-    assert [r["offered_bytes"] // SIZE for r in rounds] == [8, 0, 0, 8, 0, 0]
+def restarted(table: SwapTable) -> SwapTable:
+    twin = SwapTable()
+    twin.load_state_dict(table.state_dict())
+    return twin
 
 
-SPOILT = {
-    "too much": {keys.CONTENT: bytes(4 * SIZE), keys.SLOTS: np.arange(4, dtype="<i4").tobytes()},
-    "no bytes": {keys.CONTENT: 3.0},
-    "odd size": {keys.CONTENT: bytes(2 * SIZE + 1)},
-    "twice the same slot": {keys.SLOTS: np.zeros(3, "<i4").tobytes()},
-    "negative slots": {keys.SLOTS: np.array([-1, 0, 1], "<i4").tobytes()},
-    "no list": {keys.SLOTS: b"123"},
-    "missing what it never had": {keys.MISSING: np.array([99], "<i4").tobytes()},
-    "no plan": {keys.PLAN: "x"},
-}
-
-
-@pytest.mark.parametrize("kind", SPOILT)
-def test_a_nonsensical_offer_costs_itself_only(kind):
-    def spoil(record: ConfigRecord, node: int) -> None:
-        if node == 2:
-            record.update(SPOILT[kind])
-
-    seen, strategy, _, _ = run(num_rounds=5, spoil=spoil)
-    for number in range(1, 6):
-        assert trained_in(seen, number) == ALL
-    if kind != "missing what it never had":
-        assert "node-2" not in strategy.ledger.holdings
-
-
-@pytest.mark.parametrize("alone_at_first", [False, True])
-def test_a_node_with_samples_of_another_size_shuts_nobody_out(alone_at_first):
-    def spoil(record: ConfigRecord, node: int) -> None:
-        if node == 0:
-            record[keys.CONTENT] = bytes(2 * SIZE * (len(record[keys.SLOTS]) // 4))
-
-    faults = [Fault(i, "errs", 1, 1, message_type="train") for i in (1, 2, 3)]
-    _, strategy, rounds, _ = run(
-        8, faults if alone_at_first else (), spoil, share=0.4, budget_bytes=8 * SIZE
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(EVENT, EVENT, EVENT), max_size=12),
+    st.integers(0, 999),
+    st.integers(0, 12) | st.none(),
+)
+def test_no_sample_is_lost_or_doubled(
+    rounds: list[tuple[str, ...]], seed: int, back: int | None
+) -> None:
+    rng, everything = (
+        np.random.default_rng(seed),
+        Counter(c for n in NODES for c in own(n).values()),
     )
-    assert sorted(strategy.ledger.holdings) == ["node-1", "node-2", "node-3"]
-    assert sum(r["swaps"] for r in rounds) == 6  # all of 3 x 4 samples
+    table, states, checkpoint = SwapTable(), dict.fromkeys(NODES), None
+    for number, events in enumerate([*rounds, ("works",) * 3, ("works",) * 3]):
+        if number == back:  # the server dies, and returns to an older checkpoint
+            table = checkpoint or table
+        for node, event in zip(NODES, events, strict=True):
+            if event == "absent":
+                continue
+            state = None if event == "state lost" else states[node]
+            shard = shard_of(table.deliver(node), state)
+            book = assigned(table, node)
+            held = own(node) | shard.held
+            assert {s: c for s, c in held.items() if s not in shard.missing} == {
+                s: c for s, c in book.items() if s not in shard.missing
+            }
+            assert not shard.missing or event == "state lost" or back is not None
+            states[node] = shard.state_dict()
+            if event != "reply lost":
+                table.confirm(node, shard.missing)
+                if not shard.missing:
+                    slots = rng.choice(SLOTS, 2, replace=False).tolist()
+                    table.add(node, slots, b"".join(held[slot] for slot in slots))
+        if number < len(rounds):
+            table.swap(rng)
+        table = restarted(table)
+        checkpoint = checkpoint or restarted(table)
+        assert Counter(c for n in NODES for c in assigned(table, n).values()) == everything
+    for node in NODES:  # two rounds later every node holds what the table says
+        shard = shard_of(table.deliver(node), states[node])
+        assert shard.missing == []
+        assert own(node) | shard.held == assigned(table, node)
 
 
-def test_samples_stay_out_of_the_wrapped_strategys_sight():
-    class Inside(Wrapper):
-        seen: ClassVar[list] = []
+def test_a_swap_by_hand() -> None:
+    table, rng = SwapTable(), np.random.default_rng(0)
+    for _ in range(2):
+        table.add("a", [4], b"A4")  # twice: its reply came, its receipt did not
+    assert table.store == [b"A4"]
+    assert table.swap(rng) == 0
+    table.add("b", [1], b"B1")
+    assert table.swap(rng) == 1
+    assert table.deliver("a") == Delivery([4], [1], [4], b"B1")
+    assert table.deliver("b") == Delivery([1], [0], [1], b"A4")
+    table.confirm("a", [])
+    assert table.deliver("a") == Delivery([4], [1], [], b"")
+    assert table.deliver("c") == Delivery([], [], [], b"")
+    table.confirm("a", [4])
+    assert table.deliver("a").content == b"B1"
+    table.add("a", [4], b"A4")  # it lost its state, and takes its old sample for its own
+    assert table.slots["a"][4].offered
+    assert table.store == [b"A4", b"B1"]
+    assert table.received == {"a": 3, "b": 1}
 
-        def on_replies(self, server_round, replies):
-            self.seen += [name for reply in replies for name in reply.content]
-            return replies
 
-    grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES)
-    Resharding(Inside(FedAvg(fraction_evaluate=0.0))).start(grid, toy_arrays(), 1)
-    assert Inside.seen
-    assert keys.RESHARDING not in Inside.seen
-
-
-def test_nodes_without_resharding_are_left_alone():
-    def forget(record: ConfigRecord, node: int) -> None:
-        record.clear()
-
-    seen, _, rounds, _ = run(num_rounds=2, spoil=forget)
-    assert trained_in(seen, 2) == ALL
-    assert rounds[-1]["swaps"] == 0
+def test_only_samples_of_one_size_are_exchanged() -> None:
+    table, rng = SwapTable(), np.random.default_rng(0)
+    table.add("wrong", [0, 1], bytes(14))
+    table.add("a", [0], b"a0")
+    assert table.swap(rng) == 0
+    table.add("b", [0], b"b0")
+    assert table.swap(rng) == 1
+    assert table.deliver("wrong").slots == []
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    ("slots", "content"),
+    [([1], b""), ([], b"a"), ([1, 2], b"abc"), ([1, 1], b"abcd"), ([-1], b"ab"), ([1], b"abc")],
+)
+def test_a_bad_offer_is_refused_whole(slots: list[int], content: bytes) -> None:
+    table = SwapTable()
+    table.add("a", [7], b"xy")
+    with pytest.raises(ValueError, match=r"samples of one size|distinct"):
+        table.add("a", slots, content)
+    assert list(table.slots["a"]) == [7]
+    assert (table.store, table.received) == ([b"xy"], {"a": 1})
+
+
+def test_an_outdated_sample_is_not_used() -> None:
+    shard = shard_of(Delivery([0], [1], [0], b"B0"))
+    assert (shard.fresh, shard.missing, shard.held) == ([0], [], {0: b"B0"})
+    again = shard_of(Delivery([0], [1], [0], b"B0"), shard.state_dict())
+    assert (again.fresh, again.missing) == ([], [])
+    later = shard_of(Delivery([0], [2], [], b""), shard.state_dict())
+    assert (later.missing, later.held) == ([0], {})
+    assert shard_of(Delivery([0], [2], [0], b"A0"), later.state_dict()).fresh == [0]
+
+
+def test_the_queue_resumes_where_the_server_says() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def offers(received: int, budget: int, state: dict | None, chosen: list[int] | None) -> dict:
+        terms = {keys.SHARE: 0.35, keys.BY_IMPORTANCE: True}
+        terms |= {keys.RECEIVED: received, keys.BUDGET: budget}
+        shard = NodeShard(Delivery([], [], [], b"").to_record() | terms, state)
+
+        def choose(count: int, by_importance: bool) -> np.ndarray | None:
+            asked.append((count, by_importance))
+            return None if chosen is None else np.array(chosen)
+
+        return {"slots": shard.offers(10, 10, choose), "state": shard.state_dict()}
+
+    state = offers(0, 25, None, None)
+    assert state["slots"] == []
+    state = offers(0, 25, state["state"], [5, 3, 9, 1])
+    assert state["slots"] == [5, 3]
+    for received, budget, slots in [(0, 29, [5, 3]), (2, 25, [9, 1]), (4, 25, []), (0, 9, [])]:
+        assert offers(received, budget, state["state"], [7])["slots"] == slots
+    assert asked == [(4, True)] * 2  # a share of 0.35 of 10 samples, chosen once
+
+
+@pytest.mark.parametrize(
+    "delivery",
     [
-        ({"share": 0.0}, "share must lie in"),
-        ({"share": 1.1}, "share must lie in"),
-        ({"share": float("nan")}, "share must lie in"),
-        ({"budget_bytes": 0}, "budget_bytes must be a whole number of at least 1"),
-        ({"every": -1}, "every must be a whole number of at least 0"),
-        ({"every": 0.5}, r"every must be a whole number of at least 0, got 0\.5"),
-        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        Delivery([1], [1, 2], [], b""),
+        Delivery([1], [1], [1], b""),
+        Delivery([1], [1], [], b"a"),
+        Delivery([1, 2], [1, 1], [1, 2], b"abc"),
+        Delivery([1], [1], [2], b"ab"),
     ],
 )
-def test_refuses_bad_settings(settings, match):
-    with pytest.raises(ValueError, match=match):
-        Resharding(**settings)
+def test_a_bad_delivery_is_refused(delivery: Delivery) -> None:
+    with pytest.raises(ValueError, match=r"fit together|zip\(\)"):
+        shard_of(delivery)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"content": np.zeros(3, np.uint8)},
+        {"sample_ids": np.array([1, 2, 3])},
+        {"queue": None},
+        {"slots": np.array(["0", "1"])},
+    ],
+)
+def test_a_damaged_shard_is_an_empty_one(damage: dict[str, object]) -> None:
+    good = shard_of(Delivery([0, 1], [1, 2], [0, 1], b"abcd"))
+    delivery = Delivery([0, 1], [1, 2], [], b"")
+    assert shard_of(delivery, good.state_dict()).missing == []
+    assert shard_of(delivery, good.state_dict() | damage).missing == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"slots": np.array([[0, 0, 9, 1, 0, 0]])},
+        {"slots": np.array([[1, 0, 0, 1, 0, 0]])},
+        {"slots": np.array([[0, 0, 0]])},
+        {"received": np.array([1, 2])},
+        {"lengths": np.array([3])},
+        {"content": None},
+        {"nodes": 3},
+    ],
+)
+def test_a_damaged_table_is_refused(damage: dict[str, object]) -> None:
+    table = SwapTable()
+    table.add("a", [0], b"A0")
+    with pytest.raises(ValueError, match="state of Resharding"):
+        SwapTable().load_state_dict(table.state_dict() | damage)
+    assert restarted(table).slots == table.slots
+    assert restarted(SwapTable()).store == []
+
+
+# --- samples on the wire -------------------------------------------------------------------
+
+
+def test_unpack_reads_what_pack_wrote() -> None:
+    inputs, targets = np.random.default_rng(0).random((3, 2, 5), np.float32), np.array([0, 3, 1])
+    read = unpack(pack(inputs, targets), (2, 5), 4)
+    np.testing.assert_array_equal(read[0], inputs)
+    np.testing.assert_array_equal(read[1], targets)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +299,6 @@ def test_refuses_bad_settings(settings, match):
         (pack(np.zeros((1, 2), np.float32), np.array([-1])), "unknown label"),
     ],
 )
-def test_a_node_refuses_samples_that_are_none(content, match):
+def test_unpack_refuses_what_is_no_sample(content: bytes, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         unpack(content, (2,), 4)

@@ -109,7 +109,8 @@ def report(
     if isinstance(sampler, OrderedSampler) and (found := sampler.report()):
         reply.content[keys.ORDER] = ConfigRecord(found)
     if isinstance(sampler, MercurySampler):
-        hidden = score_hidden(model, node, context, sampler)
+        examples = node.examples.inputs, node.examples.targets
+        hidden = score_hidden(model, examples, context, sampler)
         reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     if isinstance(sampler, (MercurySampler, PriorityFeed)):
         name = "mercury" if isinstance(sampler, MercurySampler) else "pgd"

@@ -35,42 +35,43 @@ def train(message: Message, context: Context) -> Message:
     if shard is not None:
         node = replace(node, examples=with_others(node, shard))
     sampler, model = open_sampler(node, settings, context, shard), node.model()
+    examples = node.examples.inputs, node.examples.targets
     scored = hidden = 0
     if settings.sampling == "uniform":
         result = node.train(model, node.sampler())
     else:
         if settings.sampling == "all-inclusive":
-            scored = score(model, node, sampler, np.arange(sampler.num_samples))
+            scored = score(model, examples, sampler, np.arange(sampler.num_samples))
         elif settings.sampling == "sequential":
-            scored = score(model, node, sampler, next_group(context, sampler))
+            scored = score(model, examples, sampler, next_group(context, sampler))
         result = node.train(model, sampler)
         if settings.sampling == "bacc":
-            hidden = score_hidden(model, node, context, sampler)
+            hidden = score_hidden(model, examples, context, sampler)
     reply = node.reply(model, result._replace(examples_scored=scored))
     reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     if settings.sampling != "uniform":
-        reply.content[keys.SAMPLER] = sampler_facts(sampler, context, scored, hidden)
+        reply.content[keys.SAMPLER] = sampler_stats(sampler, context, scored, hidden)
     if shard is not None:
         offer_samples(reply, context, node.examples, shard, sampler)
     save_state(context, STATE, sampler.state_dict())
     return reply
 
 
-def sampler_facts(
+def sampler_stats(
     sampler: MercurySampler, context: Context, scored: int, hidden: int
 ) -> ConfigRecord:
-    """Say what the sampler does, and how much of the time for scoring the network hides."""
-    facts, pace = sampler.summary(), read_pace(context)
+    """Describe the sampling, and how much of the time for scoring the network hides."""
+    stats, pace = sampler.summary(), read_pace(context)
     if pace is not None and scored + hidden:
         hidden_s = min(hidden * pace.score_s, pace.idle_s)
-        facts[keys.HIDDEN_SHARE] = hidden_s / ((scored + hidden) * pace.score_s)
-    return ConfigRecord(facts | {"samples-scored": scored + hidden})
+        stats[keys.HIDDEN_SHARE] = hidden_s / ((scored + hidden) * pace.score_s)
+    return ConfigRecord(stats | {"samples-scored": scored + hidden})
 
 
 def open_sampler(
     node: NodeTask, settings: MercurySettings, context: Context, shard: NodeShard | None
 ) -> MercurySampler:
-    """Take up the sampler where the last round left it; without its state it starts afresh."""
+    """Continue the sampler where the last round left it, if its state is there."""
     sampler = MercurySampler(
         len(node.examples),
         settings.batch_size,
@@ -108,7 +109,7 @@ def offer_samples(
     """Add samples to the reply, the important ones first: RAW SAMPLES LEAVE THE DEVICE."""
 
     def choose(count: int, by_importance: bool) -> NDArray[np.int64] | None:
-        cache = sampler.flat.cache
+        cache = sampler.cache
         if by_importance and cache.coverage < KNOWN_SHARE:
             return None  # later, when importance is known
         importance = cache.values if by_importance else np.ones(sampler.num_samples)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.mercury.sampler import ESTIMATORS
 from flwr_hetero.strategy import AdaComm, Resharding, SamplerFacts
 from flwr_hetero.task.settings import Settings
@@ -40,12 +40,9 @@ class MercurySettings(Settings):
         if self.resharding == "importance" and self.sampling == "uniform":
             rule = "go with a sampling that finds out importance"
             raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")
-        if not 0 < self.mixing <= 1:
-            raise invalid("mixing", self.mixing, "lie in (0, 1]", "0.5 is a safe start")
-        if not self.gate >= 0:
-            raise invalid("gate", self.gate, "be at least 0", "0 takes the gate away")
-        if self.local_steps < 0:
-            raise invalid("local-steps", self.local_steps, "be at least 0", "0 is local-epochs")
+        check_number("mixing", self.mixing, "(0, 1]")
+        check_number("gate", self.gate, "[0, inf)")
+        check_count("local-steps", self.local_steps)
 
     def strategy(self) -> Strategy:
         """Make FedAvg, with AdaComm and resharding around it where they are asked for."""

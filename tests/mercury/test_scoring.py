@@ -1,0 +1,98 @@
+"""How many samples are scored while a node waits, and what becomes of the scores."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from flwr_hetero import keys
+from flwr_hetero.client.sampled_loss import score_batches
+from flwr_hetero.client.timing import note_pace
+from flwr_hetero.mercury import scoring
+from flwr_hetero.mercury.background import Collected
+from flwr_hetero.mercury.sampler import MercurySampler
+from flwr_hetero.mod import load_state, save_state
+
+N = 600
+DATA = torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 3
+
+
+def node(emulated: bool = True, idle_s: float | None = 2.0) -> Context:
+    """A node that waits ``idle_s`` a round, and trains on an example in 0.03 s."""
+    context = Context(1, 1, {keys.EMULATED: True} if emulated else {}, RecordDict(), {})
+    if idle_s is not None:
+        note_pace(context, idle_s, 0.03)
+    return context
+
+
+def sampler_and_model() -> tuple[MercurySampler, torch.nn.Module]:
+    torch.manual_seed(0)
+    return MercurySampler(N, 8, scores="loss"), torch.nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize(("idle_s", "size"), [(2.0, 150), (0.0, 0), (None, 0), (100.0, N)])
+def test_the_group_is_as_long_as_the_wait(idle_s, size):
+    sampler, _ = sampler_and_model()
+    group = scoring.next_group(node(idle_s=idle_s), sampler)
+    assert len(group) == size  # of 180, cut into equal parts
+
+
+def test_samples_are_scored_by_the_model():
+    sampler, model = sampler_and_model()
+    indices = np.arange(0, N, 2)
+    assert scoring.score(model, DATA, sampler, indices) == N // 2
+    losses = score_batches(model, [DATA], "loss")[indices]
+    np.testing.assert_allclose(sampler.cache.values[indices], 1 - np.exp(-losses), rtol=1e-5)
+    assert scoring.score(model, DATA, sampler, indices[:0]) == 0
+
+
+def test_an_emulated_node_scores_at_once():
+    sampler, model = sampler_and_model()
+    assert 0 < scoring.score_hidden(model, DATA, node(), sampler) / N == sampler.cache.coverage
+
+
+def test_a_real_node_scores_in_the_background(monkeypatch):
+    sampler, model = sampler_and_model()
+    context, calls = node(emulated=False), []
+
+    def start(model, inputs, targets, kind, *, limit_s):
+        calls.append((inputs, targets, kind, limit_s))
+        return "folder"
+
+    monkeypatch.setattr(scoring, "start_scoring", start)
+    assert scoring.score_hidden(model, DATA, context, sampler) == 0
+    ((inputs, targets, kind, limit_s),) = calls
+    group = load_state(context, "scoring")["indices"]
+    assert torch.equal(inputs, DATA[0][group])
+    assert torch.equal(targets, DATA[1][group])
+    assert (kind, limit_s) == ("loss", 70.0)
+
+    collected = Collected(np.full(5, 9.0), 0.1)
+    monkeypatch.setattr(scoring, "collect_scores", lambda folder: collected)
+    scoring.collect_hidden(sampler, context)
+    assert sampler.cache.coverage == 5 / N
+    monkeypatch.setattr(scoring, "collect_scores", pytest.fail)
+    scoring.collect_hidden(sampler, context)  # once only
+
+
+@pytest.mark.parametrize(
+    ("job", "scores", "warns"),
+    [
+        ({"nonsense": 1}, [1.0], False),
+        ({"folder": "gone"}, [1.0], True),
+        ({"folder": "gone", "indices": np.arange(2)}, [1.0, np.nan], True),
+        ({"folder": "gone", "indices": np.array([10**6])}, [1.0], True),
+        ({"folder": "gone", "indices": np.arange(9)}, [], False),
+    ],
+)
+def test_unusable_scores_are_not_used(job, scores, warns, monkeypatch, caplog):
+    (sampler, _), context = sampler_and_model(), node(emulated=False)
+    collected = Collected(np.array(scores), 0.1)
+    monkeypatch.setattr(scoring, "collect_scores", lambda folder: collected)
+    save_state(context, "scoring", job)
+    with caplog.at_level(logging.WARNING):
+        scoring.collect_hidden(sampler, context)
+    assert ("scores from the background not used" in caplog.text) == warns
+    assert sampler.cache.coverage == 0.0
