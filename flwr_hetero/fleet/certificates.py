@@ -1,8 +1,7 @@
 """Keys and certificates of a fleet: an authority, the SuperLink's certificate, node keys.
 
-TLS lets a device check that it talks to its SuperLink; the device's own key lets the SuperLink
-check that it talks to a device that was registered. Everything is elliptic (P-384), which
-Flower demands of node keys.
+By TLS a device authenticates its SuperLink; by the device's own key the SuperLink authenticates
+a registered device. All keys are elliptic (P-384), which Flower requires of node keys.
 """
 
 import os
@@ -16,29 +15,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, invalid
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
-
-
 SERVER_CERTIFICATE, SERVER_KEY = "superlink.crt", "superlink.key"
-
-
 CA_DAYS, SERVER_DAYS = 3650, 397
-
-
 CLOCK_SKEW = timedelta(days=1)
 """Certificates are valid from a day ago, for devices whose clock is behind."""
-
-
 _PEM = serialization.Encoding.PEM
-
-
 _CURVE = ec.SECP384R1
 
 
 def make_authority(folder: Path, days: int = CA_DAYS) -> None:
-    """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` for no one else."""
+    """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` to be kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_absent(folder / CA_CERTIFICATE, folder / CA_KEY)
     key = ec.generate_private_key(_CURVE())
@@ -54,7 +43,7 @@ def make_authority(folder: Path, days: int = CA_DAYS) -> None:
 
 
 def has_authority(folder: Path) -> bool:
-    """Tell whether a folder has an authority, also if its key is kept elsewhere."""
+    """Return whether a folder has an authority, also if its key is kept elsewhere."""
     return any((folder / name).exists() for name in (CA_CERTIFICATE, CA_KEY))
 
 
@@ -62,7 +51,7 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
     """Make the SuperLink's key and certificate, signed by the authority in the same folder."""
     names = list(dict.fromkeys(hosts))
     if not names:
-        raise invalid("hosts", names, "name the SuperLink", "pass the name that devices dial")
+        raise invalid("hosts", names, "name the SuperLink", "pass the names that devices dial")
     issuer, issuer_key = _load_authority(folder)
     key = ec.generate_private_key(_CURVE())
     certificate = (
@@ -88,7 +77,7 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
 def make_node_key(folder: Path, node: str) -> None:
     """Make a device's key pair in OpenSSH format: ``<node>`` and ``<node>.pub``."""
     if not node or Path(node).name != node or node.endswith(".pub"):
-        raise invalid("node", node, "be a plain file name", "use letters, digits and dashes")
+        raise invalid("node", node, "be a plain file name")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_absent(folder / node, folder / f"{node}.pub")
     key = ec.generate_private_key(_CURVE())
@@ -105,8 +94,7 @@ def make_node_key(folder: Path, node: str) -> None:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    if days < 1:
-        raise invalid("days", days, "be at least 1", f"{SERVER_DAYS} is usual")
+    check_count("days", days, 1)
     start = datetime.now(UTC) - CLOCK_SKEW
     return (
         x509.CertificateBuilder()
@@ -125,15 +113,14 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
         certificate = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
         key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
     except (OSError, ValueError) as error:
-        rule = f"hold an authority ({error})"
-        both = f"put {CA_CERTIFICATE} and {CA_KEY} there for this"
-        cure = both if has_authority(folder) else "make one first"
-        raise invalid("folder", str(folder), rule, cure) from error
+        both = f"put {CA_CERTIFICATE} and {CA_KEY} there"
+        hint = both if has_authority(folder) else "make one first"
+        raise invalid("folder", str(folder), f"hold an authority ({error})", hint) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise invalid("folder", str(folder), "hold an elliptic authority key", "make a new one")
+        raise invalid("folder", str(folder), "hold an elliptic authority key")
     if key.public_key() != certificate.public_key():
         rule = f"hold a {CA_KEY} that belongs to {CA_CERTIFICATE}"
-        raise invalid("folder", str(folder), rule, "put the key of that certificate there")
+        raise invalid("folder", str(folder), rule)
     return certificate, key
 
 
@@ -170,8 +157,8 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _check_absent(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            cure = "keep it, or remove it and everything made from it"
-            raise invalid("file", str(path), "not be there yet", cure)
+            hint = "keep it, or remove it and everything made from it"
+            raise invalid("file", str(path), "not be there yet", hint)
 
 
 def _write_new(path: Path, content: bytes, *, secret: bool = False) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice
 
 Kind = Literal["dies", "errs", "late", "garbage"]
 
@@ -22,7 +22,7 @@ class Fault:
         The node.
     kind : {"dies", "errs", "late", "garbage"}
         Never answers; answers with an error; answers ``delay_s`` later; answers with a reply
-        that ``corrupt`` has spoilt.
+        corrupted as ``corrupt`` says.
     first_round, last_round : int
         Range of ``server-round`` in which it happens, both ends included.
     delay_s : float
@@ -32,14 +32,19 @@ class Fault:
     message_type : str
         Only messages whose type starts with this.
 
+    Raises
+    ------
+    ValueError
+        If ``kind`` or ``corrupt`` is unknown.
+
     Examples
     --------
     >>> Fault(3, "garbage", corrupt="nan").hits(3, 7, "train")
     True
-    >>> Fault(3, "garbage", corrupt="gone")
+    >>> Fault(3, "sleeps")
     Traceback (most recent call last):
     ...
-    ValueError: corrupt must be one of ..., got 'gone': ...
+    ValueError: kind must be one of dies, errs, late, garbage, got 'sleeps'.
     """
 
     partition_id: int
@@ -51,24 +56,11 @@ class Fault:
     message_type: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("dies", "errs", "late", "garbage"):
-            raise invalid("kind", self.kind, "be dies, errs, late or garbage", "choose one")
-        if self.corrupt not in CORRUPTIONS:
-            raise invalid("corrupt", self.corrupt, f"be one of {sorted(CORRUPTIONS)}", "choose one")
+        check_choice("kind", self.kind, get_args(Kind))
+        check_choice("corrupt", self.corrupt, CORRUPTIONS)
 
     def hits(self, partition_id: int, server_round: int, message_type: str) -> bool:
-        """Tell whether this fault strikes a message.
-
-        Parameters
-        ----------
-        partition_id, server_round, message_type
-            Of the message's destination and of the message.
-
-        Returns
-        -------
-        bool
-            True if it does.
-        """
+        """Return whether this fault concerns a message to a node."""
         return (
             partition_id == self.partition_id
             and self.first_round <= server_round <= self.last_round
@@ -84,34 +76,29 @@ def _metrics(content: RecordDict) -> MetricRecord:
     return next(iter(content.metric_records.values()))
 
 
-def _with_nan(content: RecordDict) -> None:
-    arrays = _arrays(content)
-    key = next(iter(arrays))
-    spoilt = arrays[key].numpy().astype(np.float32).copy()
-    spoilt.flat[0] = np.nan
-    arrays[key] = Array(spoilt)
+def _in_first_array(change: Callable[[Array], Array | None]) -> Callable[[RecordDict], None]:
+    """Replace the first array of a reply, or remove it."""
+
+    def corrupt(content: RecordDict) -> None:
+        arrays = _arrays(content)
+        key = next(iter(arrays))
+        new = change(arrays[key])
+        if new is None:
+            del arrays[key]
+        else:
+            arrays[key] = new
+
+    return corrupt
 
 
-def _with_shape(content: RecordDict) -> None:
-    arrays = _arrays(content)
-    key = next(iter(arrays))
-    arrays[key] = Array(np.zeros((2, 3, 1), dtype=np.float32))
+def _with_nan(array: Array) -> Array:
+    values = array.numpy().astype(np.float32)
+    values.flat[0] = np.nan
+    return Array(values)
 
 
-def _with_bytes(content: RecordDict) -> None:
-    arrays = _arrays(content)
-    key = next(iter(arrays))
-    whole = arrays[key]
-    arrays[key] = Array(whole.dtype, whole.shape, whole.stype, b"not an array")
-
-
-def _without_key(content: RecordDict) -> None:
-    arrays = _arrays(content)
-    del arrays[next(iter(arrays))]
-
-
-def _with_key(content: RecordDict) -> None:
-    _arrays(content)["unheard-of"] = Array(np.zeros(1, dtype=np.float32))
+def _with_array(content: RecordDict) -> None:
+    _arrays(content)["unknown"] = Array(np.zeros(1, dtype=np.float32))
 
 
 def _without_arrays(content: RecordDict) -> None:
@@ -122,27 +109,25 @@ def _without_metrics(content: RecordDict) -> None:
     del content[next(iter(content.metric_records))]
 
 
-def _with_metric(content: RecordDict) -> None:
-    _metrics(content)["unheard-of"] = 1.0
+def _with_metric(name: str, value: float) -> Callable[[RecordDict], None]:
+    def corrupt(content: RecordDict) -> None:
+        _metrics(content)[name] = value
 
-
-def _with_weight(value: float) -> Callable[[RecordDict], None]:
-    def spoil(content: RecordDict) -> None:
-        _metrics(content)["num-examples"] = value
-
-    return spoil
+    return corrupt
 
 
 CORRUPTIONS: dict[str, Callable[[RecordDict], None]] = {
-    "nan": _with_nan,
-    "shape": _with_shape,
-    "bytes": _with_bytes,
-    "missing-array": _without_key,
-    "extra-array": _with_key,
+    "nan": _in_first_array(_with_nan),
+    "shape": _in_first_array(lambda array: Array(np.zeros((2, 3, 1), dtype=np.float32))),
+    "bytes": _in_first_array(
+        lambda array: Array(array.dtype, array.shape, array.stype, b"not an array")
+    ),
+    "missing-array": _in_first_array(lambda array: None),
+    "extra-array": _with_array,
     "no-arrays": _without_arrays,
     "no-metrics": _without_metrics,
-    "extra-metric": _with_metric,
-    "nan-weight": _with_weight(float("nan")),
-    "negative-weight": _with_weight(-1.0),
+    "extra-metric": _with_metric("unknown", 1.0),
+    "nan-weight": _with_metric("num-examples", float("nan")),
+    "negative-weight": _with_metric("num-examples", -1.0),
 }
-"""Name to a function that spoils a reply in place; StopIteration: there is nothing to spoil."""
+"""Name to a function that corrupts a reply in place; StopIteration: there is nothing to corrupt."""

@@ -1,9 +1,9 @@
-"""Virtual time: what a synchronous round costs when nobody really sleeps."""
+"""An emulated fleet in this process: Flower's Grid on a virtual clock."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -20,27 +20,14 @@ from flwr_hetero._flwr import (
     set_message_id,
 )
 from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.client.emulation import (
-    device_rng,
-    in_config,
-    is_available,
-    stamp,
-)
+from flwr_hetero.client.emulation import device_rng, in_config, is_available, stamp, unavailable
 from flwr_hetero.errors import invalid
 from flwr_hetero.fleet.faults import CORRUPTIONS, Fault
 
-
-class VirtualClock:
-    """A clock that moves only when told to."""
-
-    def __init__(self, now_s: float = 0.0) -> None:
-        self.now_s = now_s
-
-    def advance_to(self, time_s: float) -> None:
-        """Move to a point in time; earlier points change nothing."""
-        if not isfinite(time_s):
-            raise invalid("time_s", time_s, "be finite", "an answer that never comes has no time")
-        self.now_s = max(self.now_s, time_s)
+FIRST_NODE_ID = 1_000
+POLL_S = 0.1
+"""Virtual seconds that an unsuccessful poll takes."""
+_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID = 1, 1, 1
 
 
 @dataclass
@@ -52,43 +39,38 @@ class LocalNode:
     free_at_s: float = 0.0
 
     def answer(
-        self,
-        message: Message,
-        client_app: ClientApp,
-        *,
-        seed: int,
-        faults: Sequence[Fault],
-        now_s: float,
+        self, message: Message, client_app: ClientApp, seed: int, faults: list[Fault], now_s: float
     ) -> tuple[float, Message | None]:
-        """Do what an instruction says."""
+        """Run the ClientApp on an instruction; return when the reply arrives, and the reply."""
         partition = int(self.context.node_config[keys.PARTITION_ID])
         rng = device_rng(seed, partition, message)
         server_round, kind = in_config(message, keys.SERVER_ROUND), message.metadata.message_type
-        hit = [fault for fault in faults if fault.hits(partition, server_round, kind)]
-        if any(fault.kind == "dies" for fault in hit):
+        faults = [fault for fault in faults if fault.hits(partition, server_round, kind)]
+        if any(fault.kind == "dies" for fault in faults):
             return inf, None
         if not is_available(self.profile, rng):
-            error = Error(NODE_UNAVAILABLE, "the emulated device is away")
-            return now_s, Message(error, reply_to=message)
-        reply = self._run(message, client_app, hit)
+            return now_s, unavailable(message)
+        reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
-        latency_s = _latency_s(reply) + sum(f.delay_s for f in hit if f.kind == "late")
+        latency_s = sum(fault.delay_s for fault in faults if fault.kind == "late")
+        if reply.has_content():
+            times: Any = reply.content[keys.TIMING]
+            latency_s += times[keys.TRAIN_TIME] + times[keys.TRANSFER_TIME]
         self.free_at_s = max(self.free_at_s, now_s) + latency_s
         return self.free_at_s, reply
 
     def _run(self, message: Message, client_app: ClientApp, faults: list[Fault]) -> Message:
         if any(fault.kind == "errs" for fault in faults):
-            error = Error(CLIENT_APP_RAISED, "injected error")
-            return Message(error, reply_to=message)
+            return Message(Error(CLIENT_APP_RAISED, "injected error"), reply_to=message)
         private = Message(_copy(message.content), metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply = client_app(private, self.context)
-        except Exception as error:  # whatever a ClientApp raises becomes its reply, as in Flower
+        except Exception as error:  # any error of a ClientApp becomes its reply, as in Flower
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
         for fault in faults:
             if fault.kind == "garbage" and reply.has_content():
-                with suppress(StopIteration):  # nothing there to spoil
+                with suppress(StopIteration):  # nothing to corrupt
                     CORRUPTIONS[fault.corrupt](reply.content)
         return reply
 
@@ -101,32 +83,17 @@ def _copy(content: RecordDict) -> RecordDict:
     return copy
 
 
-def _latency_s(reply: Message) -> float:
-    if not reply.has_content():
-        return 0.0
-    times = reply.content[keys.TIMING]
-    return float(times[keys.TRAIN_TIME]) + float(times[keys.TRANSFER_TIME])  # type: ignore
-
-
-FIRST_NODE_ID = 1_000
-
-
-POLL_S = 0.1
-
-
-_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID = 1, 1, 1
-
-
 @dataclass
 class _Pending:
-    node_id: int
+    """A reply on its way; None if the node never answers."""
+
     arrival_s: float
     reply: Message | None
 
 
 @dataclass
 class _Traffic:
-    """Messages asked and answered so far."""
+    """Messages sent and replies delivered so far, and those between."""
 
     asked: int = 0
     answered: int = 0
@@ -193,12 +160,12 @@ class LocalGrid(Grid):
         faults: Sequence[Fault] = (),
     ) -> None:
         if not profiles:
-            raise invalid("profiles", profiles, "hold at least one device", "pass one per node")
+            raise invalid("profiles", profiles, "hold at least one device")
         self.client_app = client_app
         self.seed = seed
         self.faults = list(faults)
+        self.virtual_time_s = 0.0
         self.traffic = _Traffic()
-        self._clock = VirtualClock()
         self._run = new_run(_RUN_ID)
         be_server_task(_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID)
         self._run_config = dict(run_config or {})
@@ -210,83 +177,36 @@ class LocalGrid(Grid):
 
     # --- the fleet -----------------------------------------------------------------
 
-    @property
-    def virtual_time_s(self) -> float:
-        """Seconds of virtual time since the grid was made."""
-        return self._clock.now_s
-
     def join(self, profile: DeviceProfile) -> int:
-        """Add a node to the fleet and bring it online.
+        """Add a node to the fleet, bring it online and return its id.
 
-        Parameters
-        ----------
-        profile : DeviceProfile
-            Its device.
-
-        Returns
-        -------
-        int
-            Its node id; its ``partition-id`` is the next free one, and ``num-partitions``
-            stays what the fleet began with.
+        Its ``partition-id`` is the next free one; ``num-partitions`` stays that of the start.
         """
         partition = len(self._nodes)
         node_id = FIRST_NODE_ID + partition
         config: dict[str, Any] = {keys.PARTITION_ID: partition, keys.EMULATED: True}
         config["num-partitions"] = self._num_partitions
-        context = Context(
-            self._run.run_id, node_id, dict(config), RecordDict(), dict(self._run_config)
-        )
+        context = Context(self._run.run_id, node_id, config, RecordDict(), dict(self._run_config))
         self._nodes[node_id] = LocalNode(profile, context)
         self._online[node_id] = None
         return node_id
 
     def leave(self, node_id: int) -> None:
-        """Take a node offline; its state stays, messages to it are answered with an error.
-
-        Parameters
-        ----------
-        node_id : int
-            The node.
-        """
+        """Take a node offline; its state stays, messages to it are answered with an error."""
         self._online.pop(node_id, None)
 
     def come_back(self, node_id: int) -> None:
-        """Bring a node online again.
-
-        Parameters
-        ----------
-        node_id : int
-            A node that was there before.
-        """
+        """Bring a node online that was there before."""
         if node_id not in self._nodes:
             raise invalid("node_id", node_id, "be a node that was there before", "use join")
         self._online[node_id] = None
 
     def set_profile(self, node_id: int, profile: DeviceProfile) -> None:
-        """Give a node another device from now on (throttling, another link).
-
-        Parameters
-        ----------
-        node_id : int
-            The node.
-        profile : DeviceProfile
-            Its device from now on.
-        """
+        """Replace a node's device from now on: throttling, or another link."""
         self._nodes[node_id].profile = profile
 
     def context(self, node_id: int) -> Context:
-        """Return a node's context, to look at or spoil its state in tests.
-
-        Parameters
-        ----------
-        node_id : int
-            The node.
-
-        Returns
-        -------
-        Context
-            The live object.
-        """
+        """Return a node's live context, for tests to read or damage its state."""
         return self._nodes[node_id].context
 
     # --- Flower's Grid -------------------------------------------------------------
@@ -316,30 +236,27 @@ class LocalGrid(Grid):
         return self._online.keys()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand instructions to the nodes; returns their message ids."""
+        """Send instructions to the nodes; return their message ids."""
         return [self._push(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Collect the replies that have arrived; a look in vain takes ``POLL_S`` virtually."""
+        """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``."""
         ids = set(message_ids)
         arrived = self._collect(ids, self.virtual_time_s)
         if ids and not arrived:
-            self._clock.advance_to(self.virtual_time_s + POLL_S)
+            self.virtual_time_s += POLL_S
         return arrived
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Hand over instructions and wait for all replies, or until the time-out.
-
-        Without a time-out, nodes that never answer are waited for as long as the others need.
-        """
+        """Send instructions and wait for all replies, or until the time-out."""
         return self.wait_for(self.push_messages(messages), timeout)
 
     def wait_for(
         self, message_ids: Iterable[str], timeout: float | None = None, enough: int | None = None
     ) -> list[Message]:
-        """Wait for the replies to instructions handed over before.
+        """Wait for the replies to instructions sent before.
 
         Parameters
         ----------
@@ -349,36 +266,41 @@ class LocalGrid(Grid):
             Seconds of virtual time. None: nodes that never answer are waited for as long as
             the others need.
         enough : int, optional
-            Wait for no more replies than this, errors left out.
+            Wait for no more replies than this, errors not counted.
 
         Returns
         -------
         list of Message
             In order of arrival. Replies that come later can still be pulled.
         """
-        ids, pending = set(message_ids), self.traffic.pending
-        deadline_s = inf if timeout is None else self.virtual_time_s + timeout
+        ids, pending, now_s = set(message_ids), self.traffic.pending, self.virtual_time_s
+        deadline_s = inf if timeout is None else now_s + timeout
         arrivals = sorted(pending[i].arrival_s for i in ids)
         good = sorted(pending[i].arrival_s for i in ids if _is_good(pending[i].reply))
-        in_time = [arrival for arrival in arrivals if arrival <= deadline_s]
+        in_time = [arrival_s for arrival_s in arrivals if arrival_s <= deadline_s]
         if enough is not None and len(good) >= enough and good[enough - 1] <= deadline_s:
-            self._clock.advance_to(good[enough - 1])
+            until_s = good[enough - 1]
         elif len(in_time) < len(arrivals) and deadline_s < inf:
-            self._clock.advance_to(deadline_s)
-        elif finite := [arrival for arrival in in_time if arrival < inf]:
-            self._clock.advance_to(max(finite))
+            until_s = deadline_s
+        else:
+            until_s = max((arrival_s for arrival_s in in_time if arrival_s < inf), default=now_s)
+        self.virtual_time_s = max(now_s, until_s)
         return self._collect(ids, min(deadline_s, self.virtual_time_s))
 
     def _push(self, message: Message) -> str:
-        traffic = self.traffic
-        traffic.asked += 1
-        message_id = f"{traffic.asked:08d}"
+        self.traffic.asked += 1
+        message_id = f"{self.traffic.asked:08d}"
         set_message_id(message, message_id)
-        node_id = message.metadata.dst_node_id
-        arrival_s, reply = self._answer(message, node_id)
+        node_id, now_s = message.metadata.dst_node_id, self.virtual_time_s
+        if node_id in self._online:
+            node = self._nodes[node_id]
+            arrival_s, reply = node.answer(message, self.client_app, self.seed, self.faults, now_s)
+        else:
+            error = Error(NODE_UNAVAILABLE, "the node is offline")
+            arrival_s, reply = now_s, Message(error, reply_to=message)
         if reply is not None:
             set_message_id(reply, f"{message_id}-reply")
-        traffic.pending[message_id] = _Pending(node_id, arrival_s, reply)
+        self.traffic.pending[message_id] = _Pending(arrival_s, reply)
         return message_id
 
     def _collect(self, ids: set[str], until_s: float) -> list[Message]:
@@ -388,14 +310,6 @@ class LocalGrid(Grid):
         )
         self.traffic.answered += len(arrived)
         return [reply for _, i in arrived if (reply := pending.pop(i).reply) is not None]
-
-    def _answer(self, message: Message, node_id: int) -> tuple[float, Message | None]:
-        now_s = self.virtual_time_s
-        if node_id not in self._online:
-            return now_s, Message(Error(NODE_UNAVAILABLE, "the node is offline"), reply_to=message)
-        return self._nodes[node_id].answer(
-            message, self.client_app, seed=self.seed, faults=self.faults, now_s=now_s
-        )
 
 
 def _is_good(reply: Message | None) -> bool:

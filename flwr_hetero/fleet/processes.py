@@ -1,7 +1,7 @@
-"""Processes of a fleet: started with a mark in their environment, found and ended by it.
+"""Processes of a real fleet: their commands, and a tag in the environment to find and end them.
 
-A child inherits its parent's environment, so the mark is on whatever Flower starts in turn. A
-process is ended through a handle taken before its mark is read: never another one that got the
+A child inherits its parent's environment, so all that Flower starts in turn carries the tag. A
+process is ended through a handle taken before its tag is read: never another one that got the
 same process id meanwhile.
 """
 
@@ -25,33 +25,34 @@ from flwr_hetero.fleet.certificates import (
     make_node_key,
     make_server_certificate,
 )
-from flwr_hetero.fleet.fleet_file import HOST, FleetFile, Node
+from flwr_hetero.fleet.fleet_file import HOST, FleetFile, SuperNodeSpec
 
-MARK = "FLWR_HETERO_FLEET"
+TAG = "FLWR_HETERO_FLEET"
 """Environment variable: the folder of the fleet that a process belongs to."""
-
-
 GRACE_S = 6.0
-"""Seconds between the polite signal and the other one; Flower gives a ServerApp 5."""
-
-
+"""Seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5."""
 EXEC_S = 0.2
 """Seconds for which a process without an environment may be one that still loads its program."""
-
-
 PROC = Path("/proc")
-
+CONNECTION = "fleet"
+"""Name of the SuperLink connection in the fleet's own Flower configuration."""
+BIN = Path(sys.executable).parent
+PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to outgoing connections, which could take one before it is used."""
 
 _started: list[int] = []
 
 
+# --- tagged processes --------------------------------------------------------------
+
+
 def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]) -> int:
-    """Start a process that stays when we end."""
+    """Start a tagged process that stays when this one ends; return its id."""
     with log.open("ab") as out:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**environment, MARK: str(folder)},
+            env={**environment, TAG: str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -63,26 +64,25 @@ def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[
 
 
 def find(folder: Path) -> list[int]:
-    """Find the processes that carry a fleet's mark."""
+    """Find the processes that carry a fleet's tag."""
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and has_mark(pid, folder)]
+    return [pid for pid in pids if pid != os.getpid() and has_tag(pid, folder)]
 
 
-def has_mark(pid: int, folder: Path) -> bool:
-    """Tell whether a process is alive and belongs to a fleet."""
+def has_tag(pid: int, folder: Path) -> bool:
+    """Return whether a process is alive and belongs to a fleet."""
     try:
         environment = _environment(pid)
     except OSError:
         return False
-    return f"{MARK}={folder}".encode() in environment.split(b"\0")
+    return f"{TAG}={folder}".encode() in environment.split(b"\0")
 
 
 def _environment(pid: int) -> bytes:
-    """Read a process's environment, if need be as soon as it has one.
+    """Read a process's environment; wait for it while a new program is loaded.
 
-    While a new program is loaded, for some microseconds or, on a busy machine, milliseconds, a
-    process has a program but no environment: it would pass for one that is gone. ``Popen``
-    returns before that is over. Kernel threads and zombies have no program either.
+    For some microseconds or, on a busy machine, milliseconds a process has a program but no
+    environment, also after ``Popen`` has returned. Zombies and kernel threads have no program.
     """
     process, deadline_s = PROC / str(pid), time.monotonic() + EXEC_S
     while not (environment := (process / "environ").read_bytes()):
@@ -94,27 +94,27 @@ def _environment(pid: int) -> bytes:
 
 
 def end(folder: Path, grace_s: float = GRACE_S) -> int:
-    """End all processes that carry a fleet's mark, and wait until they are gone."""
+    """End all processes that carry a fleet's tag and wait until they are gone; return how many."""
     asked: set[int] = set()
     deadline_s = time.monotonic() + grace_s
     while pids := find(folder):
         late = time.monotonic() > deadline_s
         for pid in pids if late else set(pids) - asked:
-            end_one(pid, folder, signal.SIGKILL if late else signal.SIGTERM)
+            signal_one(pid, folder, signal.SIGKILL if late else signal.SIGTERM)
         asked.update(pids)
         time.sleep(0.1)
     collect()
     return len(asked)
 
 
-def end_one(pid: int, folder: Path, signal_number: int) -> None:
-    """Send a signal to one process of a fleet, awake if it was stopped."""
-    if pid < 1:  # never started; the kernel would call the number itself wrong
+def signal_one(pid: int, folder: Path, signal_number: int) -> None:
+    """Send a signal to one process of a fleet, and continue it if it was stopped."""
+    if pid < 1:  # never started; the kernel would refuse the number itself
         return
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
-            if has_mark(pid, folder):
+            if has_tag(pid, folder):
                 signal.pidfd_send_signal(handle, signal_number)
                 signal.pidfd_send_signal(handle, signal.SIGCONT)
         finally:
@@ -122,7 +122,7 @@ def end_one(pid: int, folder: Path, signal_number: int) -> None:
 
 
 def collect() -> None:
-    """Collect processes that this one started and that have ended, so that none is a zombie."""
+    """Collect ended processes that this one started, so that none is a zombie."""
     for pid in list(_started):
         with suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -130,15 +130,7 @@ def collect() -> None:
         _started.remove(pid)
 
 
-CONNECTION = "fleet"
-"""Name of the SuperLink connection in the fleet's own Flower configuration."""
-
-
-BIN = Path(sys.executable).parent
-
-
-PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to outgoing connections, which could take one before it is used."""
+# --- Flower's commands -------------------------------------------------------------
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
@@ -171,12 +163,12 @@ def superlink_command(folder: Path, fleet: FleetFile) -> list[str]:
     ]
 
 
-def supernode_command(folder: Path, fleet: FleetFile, node: Node) -> list[str]:
-    """Return the command of a SuperNode, which knows its partition by its place in the fleet."""
+def supernode_command(folder: Path, fleet: FleetFile, node: SuperNodeSpec) -> list[str]:
+    """Return the command of a SuperNode; its partition is its place in the fleet."""
     keys, partition = folder / "keys", fleet.nodes.index(node)
     return [
         str(BIN / "flower-supernode"),
-        *("--superlink", f"{HOST}:{node.link_port or fleet.port}"),
+        *("--superlink", f"{HOST}:{node.relay_port or fleet.port}"),
         *("--root-certificates", str(keys / CA_CERTIFICATE)),
         *("--auth-supernode-private-key", str(keys / node.name)),
         *("--port", str(node.port)),
@@ -185,7 +177,7 @@ def supernode_command(folder: Path, fleet: FleetFile, node: Node) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Make an environment that keeps Flower at home and away from the network."""
+    """Make an environment that keeps Flower in its home and off the network."""
     home.mkdir(mode=0o700, exist_ok=True)
     return {
         "OMP_NUM_THREADS": "1",
@@ -207,12 +199,12 @@ def no_proxy() -> dict[str, str]:
 
 
 def is_behind_proxy() -> bool:
-    """Tell whether programs started in this environment look for this machine behind a proxy."""
+    """Return whether programs started in this environment reach this machine through a proxy."""
     return bool(getproxies().keys() - {"no"}) and not proxy_bypass(HOST)
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports of the loopback interface that nobody listens on."""
+    """Find unused ports of the loopback interface."""
     found: list[int] = []
     with ExitStack() as held:
         for port in random.SystemRandom().sample(PORTS, len(PORTS)):
@@ -226,6 +218,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def listens(port: int) -> bool:
-    """Tell whether somebody listens on a port of the loopback interface."""
+    """Return whether a process listens on a port of the loopback interface."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0

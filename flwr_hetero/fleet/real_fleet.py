@@ -1,4 +1,4 @@
-"""Flower's command line, called for a fleet on this machine: runs, registration, who is online."""
+"""A real fleet on this machine: a SuperLink and SuperNodes with TLS, keys and limits."""
 
 import json
 import shutil
@@ -13,79 +13,17 @@ from shlex import quote
 
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import invalid
-from flwr_hetero.fleet import processes as commands
-from flwr_hetero.fleet import processes as marked
-from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, Node, nodes_of
-
-ANSWER_S = 60.0
-"""Seconds that the SuperLink may take to say who is online."""
-
-
-NODES = "nodes.json"
-"""In the fleet's ``FLWR_HOME``: the names of registered node ids."""
-
-
-class FlowerCli:
-    """Call ``flwr`` against the SuperLink of a fleet."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-
-    def flwr(self, *arguments: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
-        """Run Flower's command line against this fleet."""
-        return subprocess.run(
-            [str(commands.BIN / "flwr"), *arguments],
-            env=commands.environment(self.folder / "home"),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-
-    def run_line(self, app: str = "apps/tifl") -> str:
-        """Return the shell line that runs an app on this fleet."""
-        settings = {"FLWR_HOME": str(self.folder / "home")}
-        if commands.is_behind_proxy():
-            settings["no_proxy"] = commands.no_proxy()["no_proxy"]
-        words = " ".join(f"{name}={quote(value)}" for name, value in settings.items())
-        return f"{words} flwr run {quote(app)} {commands.CONNECTION} --stream"
-
-    def online(self) -> set[str]:
-        """Ask the SuperLink which SuperNodes are online."""
-        ask = ("supernode", "list", commands.CONNECTION, "--format", "json")
-        try:
-            ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
-            listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
-        except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
-            return set()
-        here = [node["node-id"] for node in listed if node["status"] == "online"]
-        return {ids[node_id] for node_id in here if node_id in ids}
-
-    def register(self, nodes: Sequence[Node], timeout_s: float = 120.0) -> None:
-        """Tell the SuperLink the public keys of SuperNodes, and keep the ids that it gives them."""
-        ids = {}
-        for node in nodes:
-            key = str(self.folder / "keys" / f"{node.name}.pub")
-            register = ("supernode", "register", key, commands.CONNECTION, "--name", node.name)
-            try:
-                done = self.flwr(*register, "--format", "json", timeout_s=timeout_s)
-                ids[str(json.loads(done.stdout)["node-id"])] = node.name
-            except subprocess.TimeoutExpired as error:
-                raise RuntimeError(f"{node.name} cannot be registered: {error}") from error
-            except (ValueError, KeyError) as error:
-                text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
-                raise RuntimeError(text) from error
-        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
-
+from flwr_hetero.fleet import processes
+from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, SuperNodeSpec, specs_of
 
 START_S = 120.0
 """Seconds that a process may take to come up."""
-
-
 END_S = 30.0
 """Seconds that a process may take to end."""
-
-
+ANSWER_S = 60.0
+"""Seconds that the SuperLink may take to list the nodes online."""
+NODES = "nodes.json"
+"""In the fleet's ``FLWR_HOME``: the names of registered node ids."""
 _OWN = (
     *("keys", "home", "homes", "logs"),
     *("state.db", "state.db-wal", "state.db-shm"),  # the last two after a hard end
@@ -93,8 +31,8 @@ _OWN = (
 )
 
 
-class RealFleet(FlowerCli):
-    """Start, look at and end a fleet of real Flower processes.
+class RealFleet:
+    """Start, inspect and end a fleet of real Flower processes.
 
     Everything lies in one folder: keys, logs, and a ``FLWR_HOME`` for each process, so that
     neither ``~/.flwr`` nor another fleet is touched. Ports are free ones of the loopback
@@ -117,13 +55,15 @@ class RealFleet(FlowerCli):
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(folder)
+        self.folder = folder.resolve()
         self.settings = dict(settings or {})
 
     @property
     def file(self) -> FleetFile:
-        """What the fleet consists of, as last saved."""
+        """The fleet's file, as last saved."""
         return FleetFile.load(self.folder)
+
+    # --- start -----------------------------------------------------------------------
 
     def up(
         self,
@@ -146,7 +86,7 @@ class RealFleet(FlowerCli):
         database : bool
             Keep the SuperLink's state in a file, so that it survives a restart.
         say : callable
-            Told what happens.
+            Called with a line per step.
 
         Raises
         ------
@@ -156,63 +96,51 @@ class RealFleet(FlowerCli):
             If something does not start; its log is quoted, and what was started is ended.
         """
         if not profiles:
-            raise invalid("profiles", profiles, "hold at least one device", "pass one per node")
+            raise invalid("profiles", profiles, "hold at least one device")
         if self.folder.exists() and any(self.folder.iterdir()):
-            cure = "end the fleet in it with `down`, or choose another"
-            raise invalid("dir", str(self.folder), "be empty or new", cure)
-        limits = nodes_of(list(profiles), cpu)
-        port, *ports = commands.free_ports(1 + 2 * len(limits))
+            hint = "end the fleet in it with `down`, or choose another"
+            raise invalid("dir", str(self.folder), "be empty or new", hint)
+        specs = specs_of(list(profiles), cpu)
+        port, *ports = processes.free_ports(1 + 2 * len(specs))
         nodes = [
-            replace(node, port=ports.pop(), link_port=ports.pop() if node.has_link else 0)
-            for node in limits
+            replace(node, port=ports.pop(), relay_port=ports.pop() if node.has_slow_link else 0)
+            for node in specs
         ]
-        fleet = FleetFile(port=port, database=database, nodes=nodes)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        fleet.save(self.folder)  # first, so that `down` can end whatever comes after
+        fleet = FleetFile(port=port, database=database, nodes=nodes)
+        fleet.save(self.folder)  # first, so that `down` can end all that comes after
         try:
-            commands.prepare(self.folder, fleet)
+            processes.prepare(self.folder, fleet)
             say("starting the SuperLink")
             self.start_superlink()
             say(f"registering {len(nodes)} SuperNodes")
-            self.register(nodes)
+            self._register(nodes)
             say("starting them and waiting until they are online")
-            self._start_warden()
+            self._start_throttle()
             for node in nodes:
                 self.start_node(node.name)
             self.wait_online([node.name for node in nodes])
         except BaseException:
-            marked.end(self.folder)
+            processes.end(self.folder)
             raise
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, also again after it was ended, and wait until it listens.
-
-        Raises
-        ------
-        RuntimeError
-            If it ends or does not listen in time.
-        """
+        """Start the SuperLink, also again after it was ended, and wait until it listens."""
         fleet = self.file
-        pid = self._start("superlink", commands.superlink_command(self.folder, fleet))
+        pid = self._start("superlink", processes.superlink_command(self.folder, fleet))
         replace(fleet, superlink_pid=pid).save(self.folder)
         deadline_s = time.monotonic() + START_S
-        while not commands.listens(fleet.port):
+        while not processes.listens(fleet.port):
             if not self.is_alive(pid) or time.monotonic() > deadline_s:
                 raise self._failure("superlink")
             time.sleep(0.1)
 
     def start_node(self, name: str) -> None:
-        """Start a SuperNode, also again after it was ended: its key makes it the same node.
-
-        Parameters
-        ----------
-        name : str
-            As in the fleet's file.
-        """
+        """Start a SuperNode, also again after it was ended: its key makes it the same node."""
         fleet = self.file
         node = fleet.node(name)
-        pid = self._start(name, commands.supernode_command(self.folder, fleet, node))
+        pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
         fleet.with_node(replace(node, pid=pid)).save(self.folder)
 
     def wait_online(self, names: Collection[str], timeout_s: float = START_S) -> None:
@@ -221,7 +149,7 @@ class RealFleet(FlowerCli):
         Parameters
         ----------
         names : collection of str
-            Which.
+            Their names.
         timeout_s : float
             Seconds to wait.
 
@@ -239,41 +167,56 @@ class RealFleet(FlowerCli):
                 raise self._failure((gone or missing)[0])
             time.sleep(0.5)
 
+    # --- use -------------------------------------------------------------------------
+
+    def flwr(self, *arguments: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
+        """Run Flower's command line against this fleet."""
+        return subprocess.run(
+            [str(processes.BIN / "flwr"), *arguments],
+            env=processes.environment(self.folder / "home"),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def run_line(self, app: str = "apps/tifl") -> str:
+        """Return the shell line that runs an app on this fleet."""
+        settings = {"FLWR_HOME": str(self.folder / "home")}
+        if processes.is_behind_proxy():
+            settings["no_proxy"] = processes.no_proxy()["no_proxy"]
+        words = " ".join(f"{name}={quote(value)}" for name, value in settings.items())
+        return f"{words} flwr run {quote(app)} {processes.CONNECTION} --stream"
+
+    def online(self) -> set[str]:
+        """Ask the SuperLink which SuperNodes are online."""
+        ask = ("supernode", "list", processes.CONNECTION, "--format", "json")
+        try:
+            ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
+            listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
+        except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
+            return set()
+        here = [node["node-id"] for node in listed if node["status"] == "online"]
+        return {ids[node_id] for node_id in here if node_id in ids}
+
     def is_alive(self, pid: int) -> bool:
-        """Tell whether a process is alive and one of this fleet.
+        """Return whether a process is alive and one of this fleet."""
+        return processes.has_tag(pid, self.folder)
 
-        Parameters
-        ----------
-        pid : int
-            From the fleet's file.
-
-        Returns
-        -------
-        bool
-            False if it ended, also if its number now belongs to another process.
-        """
-        return marked.has_mark(pid, self.folder)
+    # --- end -------------------------------------------------------------------------
 
     def end_process(self, pid: int, signal_number: int = signal.SIGKILL) -> None:
-        """End one process of the fleet and wait until it is gone.
-
-        Parameters
-        ----------
-        pid : int
-            From the fleet's file; passed over if it is no longer of this fleet.
-        signal_number : int
-            How; by default without any chance to say goodbye.
-        """
-        marked.end_one(pid, self.folder, signal_number)
+        """End one process of the fleet and wait until it is gone; others are not touched."""
+        processes.signal_one(pid, self.folder, signal_number)
         deadline_s = time.monotonic() + END_S
         while self.is_alive(pid) and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        marked.collect()
+        processes.collect()
 
-    def wake(self) -> None:
-        """Let processes run on that a warden had stopped before it was killed."""
-        for pid in marked.find(self.folder):
-            marked.end_one(pid, self.folder, signal.SIGCONT)
+    def resume_stopped(self) -> None:
+        """Continue processes that a throttle had stopped before it was killed."""
+        for pid in processes.find(self.folder):
+            processes.signal_one(pid, self.folder, signal.SIGCONT)
 
     def down(self, *, keep: bool = False) -> int:
         """End every process of the fleet and remove its files; nothing else is touched.
@@ -293,9 +236,9 @@ class RealFleet(FlowerCli):
         ValueError
             If there is no fleet in the folder.
         """
-        if not (self.folder / DRAFT).exists():  # its end came while the file was written
-            FleetFile.load(self.folder)
-        ended = marked.end(self.folder)
+        if not any((self.folder / name).is_file() for name in (FILE, DRAFT)):
+            raise invalid("dir", str(self.folder), "hold a fleet")
+        ended = processes.end(self.folder)
         if not keep:
             for path in (self.folder / name for name in _OWN):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -303,15 +246,32 @@ class RealFleet(FlowerCli):
                 self.folder.rmdir()
         return ended
 
-    def _start_warden(self) -> None:
+    def _register(self, nodes: Sequence[SuperNodeSpec], timeout_s: float = START_S) -> None:
+        """Register the public keys of SuperNodes, and keep the ids that the SuperLink gives."""
+        ids = {}
+        for node in nodes:
+            key = str(self.folder / "keys" / f"{node.name}.pub")
+            register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
+            try:
+                done = self.flwr(*register, "--format", "json", timeout_s=timeout_s)
+                ids[str(json.loads(done.stdout)["node-id"])] = node.name
+            except subprocess.TimeoutExpired as error:
+                raise RuntimeError(f"{node.name} cannot be registered: {error}") from error
+            except (ValueError, KeyError) as error:
+                text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
+                raise RuntimeError(text) from error
+        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
+
+    def _start_throttle(self) -> None:
         fleet = self.file
-        if fleet.needs_warden:
+        if fleet.needs_throttle:
             command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
-            replace(fleet, warden_pid=self._start("warden", command)).save(self.folder)
+            replace(fleet, throttle_pid=self._start("throttle", command)).save(self.folder)
 
     def _start(self, name: str, command: list[str]) -> int:
-        environment = commands.environment(self.folder / "homes" / name) | self.settings
-        return marked.start(command, self.folder, self.folder / "logs" / f"{name}.log", environment)
+        environment = processes.environment(self.folder / "homes" / name) | self.settings
+        log = self.folder / "logs" / f"{name}.log"
+        return processes.start(command, self.folder, log, environment)
 
     def _failure(self, name: str) -> RuntimeError:
         log = self.folder / "logs" / f"{name}.log"

@@ -1,8 +1,7 @@
-"""A share of one CPU for a device's processes: measured, and held by stopping and continuing.
+"""CPU limits by SIGSTOP and SIGCONT, link limits by a relay: ``python -m ... FOLDER``.
 
-This is what works for any user on any Linux: cgroups need rights that are not there in a
-container or on a shared machine, ``nice`` only matters when CPUs are short, affinity cannot give
-less than one core.
+This works for any user on any Linux: cgroups need root, ``nice`` only matters when CPUs are
+short, affinity cannot give less than one core.
 """
 
 import asyncio
@@ -14,54 +13,56 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.client.device import check_link
+from flwr_hetero.errors import check_number
 from flwr_hetero.fleet.fleet_file import FILE, HOST, FleetFile
-from flwr_hetero.fleet.processes import has_mark
+from flwr_hetero.fleet.processes import has_tag
 
 BURST_S = 0.1
-"""A device that was idle may run this long at full speed before its share is enforced."""
+"""Seconds for which a device that was idle may run at full speed."""
+CHUNK_BYTES = 16 * 1024
+POLL_S = 0.02
+"""Seconds between two polls of the devices' processes."""
 
 
-class CpuShare:
-    """Keep processes at a share of one CPU, as a bucket of CPU time that refills steadily.
+# --- CPU ---------------------------------------------------------------------------
 
-    Notes
-    -----
-    The bucket may go into debt (a process runs on until it is stopped), and a debt is waited
-    for in full: over some tenths of a second the share is exact, whatever the resolution of the
-    timer. Nobody touches a device with a share of 1.
+
+class CpuBucket:
+    """A token bucket of CPU time: fills at ``share`` seconds per second.
+
+    It may go into debt (a process runs on until it is stopped), and debt is paid in full: over
+    some tenths of a second the share is exact, whatever the resolution of the timer.
     """
 
     def __init__(self, share: float) -> None:
-        if not 0 < share <= 1:
-            raise invalid("share", share, "lie in (0, 1]", "1 is a whole CPU")
-        self.share = share
+        self.share = check_number("share", share, "(0, 1]")
         self.credit_s = self.share * BURST_S
 
     def may_run(self, elapsed_s: float, used_s: float) -> bool:
-        """Take in what happened since the last call, and tell whether the device may run on."""
+        """Account for the time since the last call; return whether the device may run on."""
         self.credit_s += self.share * elapsed_s - used_s
         self.credit_s = min(self.credit_s, self.share * BURST_S)
         return self.credit_s > 0
 
 
 class Throttle:
-    """Hold the ClientApp processes below a device's SuperNode at their CPU share."""
+    """Keep the ClientApp processes below a device's SuperNode at their CPU share."""
 
     def __init__(self, share: float) -> None:
-        self.bucket = CpuShare(share)
+        self.bucket = CpuBucket(share)
         self._used_s: dict[int, float] = {}
         self._stopped = False
-        self._seen_s = time.monotonic()
+        self._polled_s = time.monotonic()
 
-    def look(self, supernode: int) -> None:
-        """Look at the device's processes once, and stop or continue them."""
+    def poll(self, supernode: int) -> None:
+        """Measure the device's processes once, and stop or continue them."""
         now_s = time.monotonic()
         pids = [pid for executor in children(supernode) for pid in descendants(executor)]
         times = {pid: cpu_time_s(pid) for pid in pids}
-        used_s = sum(now - self._used_s.get(pid, 0.0) for pid, now in times.items())
-        runs = self.bucket.may_run(now_s - self._seen_s, used_s)
-        self._used_s, self._seen_s = times, now_s
+        used_s = sum(time_s - self._used_s.get(pid, 0.0) for pid, time_s in times.items())
+        runs = self.bucket.may_run(now_s - self._polled_s, used_s)
+        self._used_s, self._polled_s = times, now_s
         if not runs or self._stopped:
             send(pids, signal.SIGCONT if runs else signal.SIGSTOP)
         self._stopped = not runs
@@ -72,12 +73,9 @@ class Throttle:
 
 
 def cpu_time_s(pid: int) -> float:
-    """Return the CPU time that a process has used, finished threads included, in seconds.
+    """Return the CPU time that a process has used, finished threads included.
 
-    Notes
-    -----
-    Linux numbers the clock of a process as ``~pid << 3 | 2``; ``/proc`` counts in steps of 10 ms,
-    too coarse for short slices.
+    Linux numbers the clock of a process as ``~pid << 3 | 2``; ``/proc`` counts in steps of 10 ms.
     """
     try:
         return time.clock_gettime(~pid << 3 | 2)
@@ -102,48 +100,41 @@ def descendants(pid: int) -> list[int]:
 
 
 def send(pids: list[int], signal_number: int) -> None:
-    """Send a signal to processes; those that are gone are passed over."""
+    """Send a signal to those of the processes that are still there."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal_number)
 
 
-CHUNK_BYTES = 16 * 1024
+# --- link --------------------------------------------------------------------------
 
 
-class Line:
-    """One direction of a link: says how long each piece of data occupies it."""
+class LinkBucket:
+    """A token bucket without burst for one direction of a link: data waits for its turn."""
 
     def __init__(self, mbps: float) -> None:
-        if not mbps > 0:
-            raise invalid("mbps", mbps, "be positive", "leave it out for a free link")
+        check_link("mbps", mbps)
         self.mbps = mbps
         self.free_at_s = -inf
 
     def delay_s(self, num_bytes: int, now_s: float) -> float:
-        """Put data on the line, behind what is on it already."""
+        """Queue data behind what is on the link; return when it has passed."""
         self.free_at_s = max(self.free_at_s, now_s) + 8e-6 * num_bytes / self.mbps
         return self.free_at_s - now_s
 
 
-class Link:
-    """Relay connections to a SuperLink at a device's link speed; TLS passes through untouched."""
+class Relay:
+    """Relay connections to a SuperLink at a device's link speed; TLS passes through unchanged."""
 
     def __init__(self, target: tuple[str, int], uplink_mbps: float, downlink_mbps: float) -> None:
         self.target = target
-        self.up, self.down = Line(uplink_mbps), Line(downlink_mbps)
+        self.up, self.down = LinkBucket(uplink_mbps), LinkBucket(downlink_mbps)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
 
     async def listen(self, port: int) -> None:
-        """Begin to accept connections of the device on the loopback interface.
-
-        Parameters
-        ----------
-        port : int
-            Where the device connects to.
-        """
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        """Begin to accept connections of the device on a port of the loopback interface."""
+        self._server = await asyncio.start_server(self._serve, HOST, port)
 
     async def close(self) -> None:
         """Cut all connections and accept no more."""
@@ -170,60 +161,55 @@ class Link:
                 out.close()
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, line: Line) -> None:
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, link: LinkBucket) -> None:
     while data := await source.read(CHUNK_BYTES):
-        await asyncio.sleep(line.delay_s(len(data), time.monotonic()))
+        await asyncio.sleep(link.delay_s(len(data), time.monotonic()))
         sink.write(data)
         await sink.drain()
     sink.write_eof()
 
 
-LOOK_S = 0.02
-"""Seconds between two looks at the devices' processes."""
+# --- the process -------------------------------------------------------------------
 
 
-async def keep_watch(folder: Path) -> None:
+async def enforce(folder: Path) -> None:
     """Enforce the limits of a fleet until cancelled; then let everything run freely.
 
-    Parameters
-    ----------
-    folder : Path
-        The fleet's folder. Its file is read again when it changes: a restarted SuperNode has
-        another process id.
+    The fleet's file is read again when it changes: a restarted SuperNode has another process id.
     """
     fleet = FleetFile.load(folder)
     throttles = {node.name: Throttle(node.cpu) for node in fleet.nodes if node.cpu < 1}
-    links = [
-        (node, Link((HOST, fleet.port), node.uplink_mbps, node.downlink_mbps))
+    relays = {
+        node.relay_port: Relay((HOST, fleet.port), node.uplink_mbps, node.downlink_mbps)
         for node in fleet.nodes
-        if node.has_link
-    ]
-    for node, link in links:
-        await link.listen(node.link_port)
+        if node.has_slow_link
+    }
+    for port, relay in relays.items():
+        await relay.listen(port)
     changed_ns = 0
     try:
         while True:
             if (now_ns := (folder / FILE).stat().st_mtime_ns) != changed_ns:
                 fleet, changed_ns = FleetFile.load(folder), now_ns
             for name, throttle in throttles.items():
-                if has_mark(pid := fleet.node(name).pid, folder):
-                    throttle.look(pid)
-            await asyncio.sleep(LOOK_S)
+                if has_tag(pid := fleet.node(name).pid, folder):
+                    throttle.poll(pid)
+            await asyncio.sleep(POLL_S)
     finally:
         for name, throttle in throttles.items():
-            if has_mark(pid := fleet.node(name).pid, folder):
+            if has_tag(pid := fleet.node(name).pid, folder):
                 throttle.release(pid)
-        for _, link in links:
-            await link.close()
+        for relay in relays.values():
+            await relay.close()
 
 
-async def _until_told(folder: Path) -> None:
-    watch = asyncio.ensure_future(keep_watch(folder))
+async def _until_signalled(folder: Path) -> None:
+    limits = asyncio.ensure_future(enforce(folder))
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, watch.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, limits.cancel)
     with suppress(asyncio.CancelledError):
-        await watch
+        await limits
 
 
 if __name__ == "__main__":
-    asyncio.run(_until_told(Path(sys.argv[1])))
+    asyncio.run(_until_signalled(Path(sys.argv[1])))

@@ -4,6 +4,7 @@ from dataclasses import fields
 from math import nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flwr_hetero.client.device import DeviceProfile, compute_time_s, named_fleet, transfer_time_s
@@ -26,6 +27,13 @@ def test_times_by_hand():
     assert compute_time_s(device, 10, 3) == pytest.approx((10 + 3 / 3) * 0.03 / 2)
     assert transfer_time_s(device, 1e6, 5e5) == pytest.approx(8 / 4 + 4 / 1)
     assert transfer_time_s(DeviceProfile(), 1e9, 1e9) == 0.0
+
+
+def test_jitter_has_the_stated_spread():
+    device, rng = DeviceProfile(jitter=0.2), np.random.default_rng(1)
+    logs = np.log([compute_time_s(device, 100, rng=rng) for _ in range(2000)])
+    assert np.std(logs) == pytest.approx(0.2, abs=0.015)  # about 4 standard errors
+    assert np.mean(logs) == pytest.approx(0.0, abs=0.02)
 
 
 @pytest.mark.parametrize(

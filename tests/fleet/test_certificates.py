@@ -17,11 +17,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def shake_hands(folder, authority, host) -> str:
+@pytest.fixture
+def other(tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    c.make_authority(other)
+    return other
+
+
+def shake_hands(folder, authority, host="localhost") -> str:
     """Connect over TLS, as strictly as Python can check, and return what the server said."""
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(folder / c.SERVER_CERTIFICATE, folder / c.SERVER_KEY)
-    calling = ssl.create_default_context(cafile=authority)
+    calling = ssl.create_default_context(cafile=authority / c.CA_CERTIFICATE)
     calling.verify_flags |= ssl.VERIFY_X509_STRICT
     near, far = socket.socketpair()
     far.settimeout(10)
@@ -46,19 +53,14 @@ def shake_hands(folder, authority, host) -> str:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_tls_holds_for_the_names_given(folder, host):
-    assert shake_hands(folder, folder / c.CA_CERTIFICATE, host) == "hello"
+    assert shake_hands(folder, folder, host) == "hello"
 
 
-def test_tls_fails_for_another_name(folder):
+def test_tls_fails_for_other_names_and_authorities(folder, other):
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
-        shake_hands(folder, folder / c.CA_CERTIFICATE, "example.org")
-
-
-def test_tls_fails_with_another_authority(folder, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    c.make_authority(other)
+        shake_hands(folder, folder, "example.org")
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(folder, other / c.CA_CERTIFICATE, "localhost")
+        shake_hands(folder, other)
 
 
 def test_secrets_are_for_the_owner_only(folder):
@@ -76,57 +78,54 @@ def test_node_key_is_one_that_flower_takes(folder):
     assert public.curve.name == "secp384r1"
 
 
-def test_server_certificate_is_renewed_and_keeps_its_authority(folder):
+def test_server_certificate_is_renewed(folder):
     before = (folder / c.SERVER_CERTIFICATE).read_bytes()
     c.make_server_certificate(folder, ["localhost"], days=2)
-    after = x509.load_pem_x509_certificate((folder / c.SERVER_CERTIFICATE).read_bytes())
-    assert before != (folder / c.SERVER_CERTIFICATE).read_bytes()
-    lifetime = after.not_valid_after_utc - after.not_valid_before_utc
+    after = (folder / c.SERVER_CERTIFICATE).read_bytes()
+    assert before != after
+    certificate = x509.load_pem_x509_certificate(after)
+    lifetime = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     assert lifetime.days == 3  # two from now, one for clocks that are behind
-    assert shake_hands(folder, folder / c.CA_CERTIFICATE, "localhost") == "hello"
+    assert shake_hands(folder, folder) == "hello"
+
+
+def without_key(folder):
+    (folder / c.CA_KEY).unlink()
+    return folder
 
 
 @pytest.mark.parametrize(
     ("call", "rule"),
     [
         (lambda f: c.make_authority(f), "file must not be there yet"),
-        (lambda f: [c.make_node_key(f, "a") for _ in range(2)], "file must not be there yet"),
+        (lambda f: c.make_authority(without_key(f)), "file must not be there yet"),
         (lambda f: c.make_node_key(f, "../a"), "node must be a plain file name"),
         (lambda f: c.make_node_key(f, ""), "node must be a plain file name"),
         (lambda f: c.make_node_key(f, "a.pub"), "node must be a plain file name"),
         (lambda f: c.make_server_certificate(f, []), "hosts must name the SuperLink"),
-        (lambda f: c.make_server_certificate(f, ["a"], days=0), "days must be at least 1"),
+        (lambda f: c.make_server_certificate(f, ["a"], days=0), "days must be a whole number"),
         (lambda f: c.make_server_certificate(f / "b", ["a"]), "folder must hold an authority"),
-        (lambda f: [(f / c.CA_KEY).unlink(), c.make_authority(f)], "file must not be there yet"),
         (
-            lambda f: [(f / c.CA_KEY).unlink(), c.make_server_certificate(f, ["a"])],
+            lambda f: c.make_server_certificate(without_key(f), ["a"]),
             "folder must hold an authority .*: put ca.crt and ca.key there",
         ),
     ],
 )
-def test_errors(folder, call, rule):
+def test_refusals(folder, call, rule):
     with pytest.raises(ValueError, match=rule):
         call(folder)
 
 
-def test_no_key_is_ever_overwritten(folder):
-    c.make_node_key(folder, "a")
-    before = (folder / "a").read_bytes()
-    with pytest.raises(ValueError, match="not be there yet"):
-        c.make_node_key(folder, "a")
-    assert (folder / "a").read_bytes() == before
-
-
-def test_half_a_key_pair_is_never_completed_by_another(folder):
-    (folder / "a.pub").write_text("a public key")
+@pytest.mark.parametrize("kept", ["a", "a.pub"])
+def test_no_key_is_overwritten_or_completed(folder, kept):
+    (folder / kept).write_text("a key")
     with pytest.raises(ValueError, match="file must not be there yet"):
         c.make_node_key(folder, "a")
-    assert not (folder / "a").exists()
+    assert (folder / kept).read_text() == "a key"
+    assert not (folder / {"a": "a.pub", "a.pub": "a"}[kept]).exists()
 
 
-def test_a_key_of_another_authority_signs_nothing(folder, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    c.make_authority(other)
+def test_key_of_another_authority_signs_nothing(folder, other):
     (other / c.CA_KEY).replace(folder / c.CA_KEY)
     before = (folder / c.SERVER_CERTIFICATE).read_bytes()
     with pytest.raises(ValueError, match=r"hold a ca\.key that belongs to ca\.crt"):

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -10,7 +8,6 @@ from toy import target, toy_app, toy_arrays
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
 
-MEAN = sum(target(i) for i in range(3)) / 3
 PROFILES = [DeviceProfile(4.0), DeviceProfile(1.0), DeviceProfile(0.5)]
 
 
@@ -23,21 +20,29 @@ def ask(grid, kind="train", server_round=1):
 
 
 def partitions(grid, replies):
-    return sorted(grid.context(r.metadata.src_node_id).node_config["partition-id"] for r in replies)
+    nodes = (grid.context(reply.metadata.src_node_id) for reply in replies)
+    return [node.node_config["partition-id"] for node in nodes]
 
 
-def test_latency_is_work_over_speed_and_round_is_the_slowest():
-    grid = LocalGrid(toy_app(), profiles=PROFILES)
-    grid.send_and_receive(ask(grid))
-    # 100 examples at 0.01 s each, half the reference speed
-    assert grid.virtual_time_s == pytest.approx(2.0)
+def train_app(train):
+    app = ClientApp()
+    app.train()(train)
+    return app
 
 
-def test_replies_come_in_order_of_arrival():
+def reply_with(message, **metrics):
+    content = RecordDict({"metrics": MetricRecord({"num-examples": 1, **metrics})})
+    return Message(content, reply_to=message)
+
+
+# --- time --------------------------------------------------------------------------
+
+
+def test_round_lasts_as_long_as_the_slowest():
     grid = LocalGrid(toy_app(), profiles=PROFILES[::-1])
-    replies = list(grid.send_and_receive(ask(grid)))
-    order = [grid.context(r.metadata.src_node_id).node_config["partition-id"] for r in replies]
-    assert order == [2, 1, 0]
+    replies = grid.send_and_receive(ask(grid))
+    assert partitions(grid, replies) == [2, 1, 0]  # in order of arrival
+    assert grid.virtual_time_s == pytest.approx(100 * 0.01 / 0.5)
 
 
 def test_link_time_is_counted_both_ways():
@@ -56,7 +61,7 @@ def test_evaluation_costs_a_third_of_training():
     assert grid.virtual_time_s == pytest.approx(10 * 0.01 / 3)
 
 
-def test_timeout_hides_late_replies_and_moves_the_clock_to_it():
+def test_timeout_moves_the_clock_and_hides_late_replies():
     grid = LocalGrid(toy_app(), profiles=PROFILES)
     messages = ask(grid)
     replies = grid.send_and_receive(messages, timeout=1.5)
@@ -65,9 +70,23 @@ def test_timeout_hides_late_replies_and_moves_the_clock_to_it():
     late = messages[2].metadata.message_id
     assert grid.pull_messages([late]) == []  # costs a tenth of a second, not the wait
     assert grid.virtual_time_s == pytest.approx(1.6)
+    grid.virtual_time_s = 2.0
+    assert partitions(grid, grid.pull_messages([late])) == [2]
+    assert grid.traffic.pending == {}
 
 
-def test_a_node_does_one_job_at_a_time():
+@pytest.mark.parametrize(
+    ("enough", "timeout", "expected", "time_s"),
+    [(1, None, [1], 1.0), (1, 0.5, [], 0.5), (2, None, [1, 2], 2.0), (3, None, [1, 2], 2.0)],
+)
+def test_enough_counts_good_replies_only(enough, timeout, expected, time_s):
+    grid = LocalGrid(toy_app(), profiles=PROFILES, faults=[Fault(0, "errs")])
+    replies = grid.wait_for(grid.push_messages(ask(grid)), timeout, enough)
+    assert partitions(grid, [r for r in replies if r.has_content()]) == expected
+    assert grid.virtual_time_s == pytest.approx(time_s)
+
+
+def test_node_does_one_job_at_a_time():
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0)])
     grid.push_messages(ask(grid))
     grid.push_messages(ask(grid))
@@ -90,28 +109,16 @@ def test_same_seed_same_run(jitter):
     assert times(3) != times(4)
 
 
-def test_jitter_has_the_stated_spread():
-    profiles = [DeviceProfile(1.0, jitter=0.2)] * 2000
-    replies = LocalGrid(toy_app(), profiles=profiles, seed=1)
-    logs = [
-        math.log(r.content["flwr-hetero.timing"]["train-time"])
-        for r in replies.send_and_receive(ask(replies))
-    ]
-    assert np.std(logs) == pytest.approx(0.2, abs=0.015)  # about 4 standard errors
-    assert np.mean(logs) == pytest.approx(0.0, abs=0.02)
+# --- nodes -------------------------------------------------------------------------
 
 
 def test_client_app_cannot_change_what_others_see():
-    app = ClientApp()
-
-    @app.train()
     def train(message, context):
         message.content["config"]["server-round"] = 99
         message.content["arrays"]["w"] = Array(np.ones(1))
-        metrics = MetricRecord({"num-examples": 1})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        return reply_with(message)
 
-    grid = LocalGrid(app, profiles=PROFILES)
+    grid = LocalGrid(train_app(train), profiles=PROFILES)
     shared = RecordDict({"arrays": toy_arrays(), "config": ConfigRecord({"server-round": 1})})
     grid.send_and_receive([Message(shared, node, "train") for node in grid.get_node_ids()])
     assert shared["config"]["server-round"] == 1
@@ -119,29 +126,62 @@ def test_client_app_cannot_change_what_others_see():
 
 
 def test_state_stays_with_the_node():
-    app = ClientApp()
-
-    @app.train()
     def train(message, context):
         seen = int(context.state["seen"]["n"]) if "seen" in context.state else 0
         context.state["seen"] = ConfigRecord({"n": seen + 1})
-        metrics = MetricRecord({"num-examples": 1, "seen": seen})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        return reply_with(message, seen=seen)
 
-    grid = LocalGrid(app, profiles=PROFILES)
+    grid = LocalGrid(train_app(train), profiles=PROFILES)
     for expected in range(3):
         replies = grid.send_and_receive(ask(grid))
         assert [r.content["metrics"]["seen"] for r in replies] == [expected] * 3
 
 
-def test_faults_strike_the_right_node_and_round():
-    faults = [
-        Fault(0, "dies", 2, 2),
-        Fault(1, "errs", 2, 2),
-        Fault(2, "late", 2, 2, delay_s=10),
-    ]
+def test_exception_of_a_client_app_is_an_error_reply():
+    def train(message, context):
+        raise RuntimeError("out of memory")
+
+    grid = LocalGrid(train_app(train), profiles=PROFILES[:1])
+    [reply] = grid.send_and_receive(ask(grid))
+    assert reply.error.code == 2
+    assert "out of memory" in reply.error.reason
+
+
+def test_leave_join_and_come_back():
+    grid = LocalGrid(toy_app(), profiles=PROFILES)
+    first = next(iter(grid.get_node_ids()))
+    grid.leave(first)
+    newcomer = grid.join(DeviceProfile(1.0))
+    assert set(grid.get_node_ids()) == {first + 1, first + 2, newcomer}
+    assert grid.context(newcomer).node_config["partition-id"] == 3
+    [reply] = grid.send_and_receive([Message(RecordDict(), first, "train")])
+    assert reply.error.code == 5
+    grid.come_back(first)
+    assert first in set(grid.get_node_ids())
+
+
+def test_fedavg_runs_unchanged():
+    grid = LocalGrid(toy_app(), profiles=PROFILES)
+    result = FedAvg().start(grid, toy_arrays(), num_rounds=20)
+    mean = sum(target(i) for i in range(3)) / 3
+    assert result.arrays["w"].numpy() == pytest.approx(np.full(4, mean), abs=1e-4)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="profiles must hold at least one device"):
+        LocalGrid(toy_app(), profiles=[])
+    with pytest.raises(ValueError, match="node_id must be a node that was there before"):
+        LocalGrid(toy_app(), profiles=PROFILES).come_back(3)
+
+
+# --- faults ------------------------------------------------------------------------
+
+
+def test_faults_hit_their_node_and_round():
+    faults = [Fault(0, "dies", 2, 2), Fault(1, "errs", 2, 2), Fault(2, "late", 2, 2, delay_s=10)]
     grid = LocalGrid(toy_app(), profiles=PROFILES, faults=faults)
     assert partitions(grid, grid.send_and_receive(ask(grid, server_round=1))) == [0, 1, 2]
+    assert grid.virtual_time_s == 2.0
     replies = list(grid.send_and_receive(ask(grid, server_round=2), timeout=60))
     assert [r.has_error() for r in replies] == [True, False]
     assert partitions(grid, replies) == [1, 2]
@@ -165,39 +205,10 @@ def test_every_corruption_changes_the_reply(corrupt):
     assert reply(Fault(0, "garbage", corrupt=corrupt)) != reply()
 
 
-def test_leave_join_and_come_back():
-    grid = LocalGrid(toy_app(), profiles=PROFILES)
-    first = next(iter(grid.get_node_ids()))
-    grid.leave(first)
-    newcomer = grid.join(DeviceProfile(1.0))
-    assert set(grid.get_node_ids()) == {first + 1, first + 2, newcomer}
-    assert grid.context(newcomer).node_config["partition-id"] == 3
-    [reply] = grid.send_and_receive([Message(RecordDict(), first, "train")])
-    assert reply.error.code == 5
-    grid.come_back(first)
-    assert first in set(grid.get_node_ids())
-
-
-def test_client_exception_becomes_an_error_reply():
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        raise RuntimeError("out of memory")
-
-    [reply] = LocalGrid(app, profiles=PROFILES[:1]).send_and_receive(
-        ask(LocalGrid(app, profiles=PROFILES[:1]))
-    )
-    assert reply.error.code == 2
-    assert "out of memory" in reply.error.reason
-
-
-def test_flowers_own_strategy_runs_unchanged():
-    grid = LocalGrid(toy_app(), profiles=PROFILES)
-    result = FedAvg().start(grid, toy_arrays(), num_rounds=20)
-    assert result.arrays["w"].numpy() == pytest.approx(np.full(4, MEAN), abs=1e-4)
-
-
-def test_no_profile_is_refused():
-    with pytest.raises(ValueError, match="profiles must hold at least one device"):
-        LocalGrid(toy_app(), profiles=[])
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [({"kind": "sleeps"}, "kind must be one of"), ({"corrupt": "gone"}, "corrupt must be one of")],
+)
+def test_fault_refusals(settings, rule):
+    with pytest.raises(ValueError, match=rule):
+        Fault(**{"partition_id": 0, "kind": "garbage", **settings})

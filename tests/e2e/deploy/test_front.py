@@ -1,4 +1,4 @@
-"""nginx/fleet-only.conf in front of a real SuperLink: devices come through, nobody else."""
+"""nginx/fleet-only.conf in front of a real SuperLink: devices come through, nothing else."""
 
 import shutil
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero.fleet import processes as commands
+from flwr_hetero.fleet import processes
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 CONF = Path(__file__).parents[3] / "deploy" / "nginx" / "fleet-only.conf"
@@ -21,7 +21,7 @@ def front(small_fleet, tmp_path):
     nginx = shutil.which("nginx")
     if nginx is None or shutil.which("curl") is None:
         pytest.skip("nginx or curl is not installed")
-    (port,) = commands.free_ports(1)
+    (port,) = processes.free_ports(1)
     keys, fleet = small_fleet.folder / "keys", small_fleet.file
     server = CONF.read_text().replace("listen 9092", f"listen 127.0.0.1:{port}")
     server = server.replace("127.0.0.1:8000", fleet.address).replace("/etc/flwr-hetero", str(keys))
@@ -35,14 +35,14 @@ def front(small_fleet, tmp_path):
         f"http {{\naccess_log off;\n{paths}{server}}}\n"
     )
     log = tmp_path / "nginx.log"
-    # not as one of the fleet: nginx writes its title over its environment, and the mark is lost
+    # not as one of the fleet: nginx writes its title over its environment, and the tag is lost
     with log.open("wb") as out:
         process = subprocess.Popen(
             [nginx, "-c", str(conf), "-p", str(tmp_path)], stdout=out, stderr=out
         )
     try:
         deadline_s = time.monotonic() + 20
-        while not commands.listens(port):
+        while not processes.listens(port):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline_s, log.read_text()
             time.sleep(0.1)
@@ -58,7 +58,7 @@ def test_supernodes_come_through_and_runs_do_not(small_fleet, front):
     deadline_s = time.monotonic() + 30
     while small_fleet.online() != {"node-1"}:
         assert time.monotonic() < deadline_s
-    through = replace(old, link_port=front, pid=0)
+    through = replace(old, relay_port=front, pid=0)
     small_fleet.file.with_node(through).save(small_fleet.folder)
     small_fleet.start_node("node-0")
     small_fleet.wait_online(["node-0"])
@@ -68,7 +68,7 @@ def test_supernodes_come_through_and_runs_do_not(small_fleet, front):
     direct = conf.read_text()
     conf.write_text(direct.replace(small_fleet.file.address, f"127.0.0.1:{front}"))
     try:
-        refused = small_fleet.flwr("supernode", "list", commands.CONNECTION, "--format", "json")
+        refused = small_fleet.flwr("supernode", "list", processes.CONNECTION, "--format", "json")
     finally:
         conf.write_text(direct)
     assert '"success": true' not in refused.stdout

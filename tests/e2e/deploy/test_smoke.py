@@ -57,7 +57,7 @@ def test_an_ended_process_is_seen_and_can_be_started_again(small_fleet):
     small_fleet.end_process(node.pid, signal.SIGTERM)
     assert not small_fleet.is_alive(node.pid)
     deadline_s = time.monotonic() + 30
-    while small_fleet.online() != {"node-1"}:  # nobody: the SuperLink has not answered
+    while small_fleet.online() != {"node-1"}:  # none: the SuperLink has not answered
         assert time.monotonic() < deadline_s
     small_fleet.start_node("node-0")
     small_fleet.wait_online(["node-0"])

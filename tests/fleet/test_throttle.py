@@ -1,0 +1,181 @@
+import asyncio
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import wait_until
+
+from flwr_hetero.fleet import throttle
+from flwr_hetero.fleet.fleet_file import FleetFile, SuperNodeSpec
+from flwr_hetero.fleet.processes import free_ports
+from flwr_hetero.fleet.throttle import (
+    BURST_S,
+    CpuBucket,
+    LinkBucket,
+    Relay,
+    Throttle,
+    children,
+    cpu_time_s,
+    descendants,
+)
+
+SPIN = "import sys; print('up', flush=True)\nwhile True: pass"
+RUN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]).wait()"
+
+
+# --- CPU ---------------------------------------------------------------------------
+
+
+@given(
+    share=st.floats(0.05, 1.0),
+    polls=st.lists(st.floats(0.005, 0.2), min_size=5, max_size=200),
+)
+def test_bucket_holds_a_busy_device_at_its_share(share, polls):
+    bucket, runs, used, passed = CpuBucket(share), True, 0.0, 0.0
+    for elapsed in polls:  # it runs whenever it may, from poll to poll
+        used += elapsed * runs
+        passed += elapsed
+        runs = bucket.may_run(elapsed, elapsed * runs)
+        assert used <= share * (passed + BURST_S) + max(polls) + 1e-9
+        assert used >= share * passed - max(polls) - 1e-9
+
+
+def test_bucket_saves_up_one_burst():
+    bucket = CpuBucket(0.5)
+    bucket.may_run(3600.0, 0.0)
+    assert bucket.credit_s == 0.5 * BURST_S
+
+
+@pytest.mark.parametrize(
+    ("bucket", "value", "argument"),
+    [
+        *[(CpuBucket, value, "share") for value in (0.0, -1.0, 1.1, float("nan"))],
+        *[(LinkBucket, value, "mbps") for value in (0.0, -1.0, float("nan"))],
+    ],
+)
+def test_refusals(bucket, value, argument):
+    with pytest.raises(ValueError, match=rf"{argument} must be a number in \(0"):
+        bucket(value)
+
+
+@pytest.fixture
+def tree():
+    """Stand in for a SuperNode with its executor and a ClientApp: three generations."""
+    parent = RUN.format(code=RUN.format(code=SPIN))
+    top = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert top.stdout.readline() == "up\n"
+    below = descendants(top.pid)
+    yield top.pid, below
+    for pid in (*below, top.pid):
+        subprocess.run(["kill", "-9", str(pid)], check=False)
+    top.wait()
+    top.stdout.close()
+
+
+def is_stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_throttle_stops_client_apps_only(tree):
+    supernode, (executor, client_app) = tree
+    assert (children(supernode), children(executor)) == ([executor], [client_app])
+    throttle = Throttle(0.01)
+    poll = partial(throttle.poll, supernode)
+    wait_until(lambda: is_stopped(client_app), step_s=0.001, meanwhile=poll)
+    assert [is_stopped(supernode), is_stopped(executor)] == [False, False]
+    used_s = cpu_time_s(client_app)
+    assert used_s > 0
+    throttle.release(supernode)
+    wait_until(lambda: cpu_time_s(client_app) > used_s)
+
+
+def test_throttle_continues_when_debt_is_paid(tree):
+    supernode, (_, client_app) = tree
+    throttle = Throttle(0.1)
+    poll = partial(throttle.poll, supernode)
+    wait_until(lambda: is_stopped(client_app), step_s=0.001, meanwhile=poll)
+    wait_until(lambda: not is_stopped(client_app), step_s=0.001, meanwhile=poll)
+    assert throttle.bucket.credit_s > 0
+
+
+def test_ended_processes_count_nothing():
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    assert (cpu_time_s(done.pid), descendants(done.pid)) == (0.0, [])
+    Throttle(0.5).poll(done.pid)
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_enforce_polls_tagged_processes_only(tmp_path, monkeypatch, tagged):
+    polled = []
+    slow = SuperNodeSpec("node-0", cpu=0.5, pid=os.getpid())
+    FleetFile(port=1, nodes=[slow]).save(tmp_path)
+    monkeypatch.setattr(throttle, "has_tag", lambda pid, folder: tagged)
+    monkeypatch.setattr(Throttle, "poll", lambda _, pid: polled.append(pid))
+    monkeypatch.setattr(Throttle, "release", lambda _, pid: polled.append(-pid))
+
+    async def enforce():
+        await asyncio.wait_for(throttle.enforce(tmp_path), timeout=0.1)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(enforce())
+    assert set(polled) == ({slow.pid, -slow.pid} if tagged else set())
+
+
+# --- link --------------------------------------------------------------------------
+
+
+def talk(mbps: float, payload: bytes, *, server: bool = True, close: bool = False) -> bytes:
+    """Send a payload through a relay to a server that echoes it, and return what comes back."""
+
+    async def echo(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def both() -> bytes:
+        target, near = free_ports(2)
+        behind = await asyncio.start_server(echo, "127.0.0.1", target) if server else None
+        relay = Relay(("127.0.0.1", target), mbps, mbps)
+        await relay.listen(near)
+        reader, writer = await asyncio.open_connection("127.0.0.1", near)
+        writer.write(payload)
+        if close:
+            await relay.close()
+        elif server:
+            writer.write_eof()
+        try:
+            return await asyncio.wait_for(reader.read(-1), 20)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+            await relay.close()
+            if behind is not None:
+                behind.close()
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize("mbps", [float("inf"), 1e4])
+def test_relay_changes_no_byte(mbps):
+    payload = bytes(range(256)) * 2000
+    assert talk(mbps, payload) == payload
+
+
+@pytest.mark.parametrize("how", [{"close": True}, {"server": False}])
+def test_relay_cuts_connections(how):
+    assert talk(0.001, b"x" * 100, **how) == b""
+
+
+def test_connections_of_a_device_share_its_link():
+    link = LinkBucket(mbps=1.0)
+    first = link.delay_s(125_000, now_s=10.0)
+    second = link.delay_s(125_000, now_s=10.5)
+    assert (first, second) == (1.0, 1.5)
+    assert link.delay_s(125_000, now_s=100.0) == 1.0  # an idle link owes nothing
