@@ -1,7 +1,8 @@
-"""The derivative of a vector of losses along one direction in parameter space, in three ways.
+r"""Priorities of a batch in one pass: the derivative of its losses along the aggregated gradient.
 
-With :math:`L(W)` of shape (batch,) and a direction :math:`d`, each function returns
-:math:`J d`, where :math:`J` holds one gradient per row but is never formed.
+With the losses :math:`L(W)` of shape (batch,) and a direction :math:`d`, ``forward_mode``,
+``double_backward`` and ``central_difference`` each return :math:`J d`, where the rows of :math:`J`
+are the gradients per example, which are never formed.
 """
 
 import logging
@@ -17,45 +18,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, invalid
 
-LossesAt: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
+
+Parameters: TypeAlias = Mapping[str, Tensor]
+LossesAt: TypeAlias = Callable[[Parameters], Tensor]
 """Losses of a batch, shape (batch,), as a function of parameters by name."""
 
-
-_LAYOUT = "view size is not compatible"
-
+LAYOUT = "view size is not compatible"
+"""What the forward mode of GroupNorm says of activations with channels last."""
 
 _log = logging.getLogger(__name__)
 
 
-def forward_mode(
-    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
-) -> Tensor:
-    """Carry dual numbers (parameter, direction) through the network: exact, one pass.
-
-    Notes
-    -----
-    The forward mode of GroupNorm cannot read activations with channels last, the layout that
-    convolutions hand on from kernels with channels last. The pass is then repeated with
-    contiguous kernels.
-    """
+def forward_mode(losses_at: LossesAt, point: Parameters, direction: Parameters) -> Tensor:
+    """Carry dual numbers (parameter, direction) through the network: exact, one pass."""
     _load_decompositions()
     try:
         return _dual_pass(losses_at, point, direction)
     except RuntimeError as error:
-        if _LAYOUT not in str(error):
+        if LAYOUT not in str(error):
             raise
+    # convolutions take channels last from their kernels: once more with contiguous ones
     plain = {n: p.clone(memory_format=torch.contiguous_format) for n, p in point.items()}
     return _dual_pass(losses_at, plain, direction)
 
 
-def _dual_pass(
-    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
-) -> Tensor:
+def _dual_pass(losses_at: LossesAt, point: Parameters, direction: Parameters) -> Tensor:
     with torch.no_grad(), forward_ad.dual_level():
         dual = {name: forward_ad.make_dual(p, direction[name]) for name, p in point.items()}  # type: ignore[no-untyped-call]
         losses, tangent = forward_ad.unpack_dual(losses_at(dual))  # type: ignore[no-untyped-call]
@@ -63,14 +57,8 @@ def _dual_pass(
     return derivative
 
 
-def double_backward(
-    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
-) -> Tensor:
-    r"""Differentiate :math:`v \mapsto v^T J d`, which is linear in v: exact, two reverse passes.
-
-    Parameters, returns
-        As :func:`forward_mode`; at about twice its cost.
-    """
+def double_backward(losses_at: LossesAt, point: Parameters, direction: Parameters) -> Tensor:
+    r"""Differentiate :math:`v^T J d`, which is linear in v: exact, two reverse passes."""
     with torch.enable_grad():
         leaves = {name: p.detach().clone().requires_grad_() for name, p in point.items()}
         losses = losses_at(leaves)
@@ -83,15 +71,8 @@ def double_backward(
     return derivative
 
 
-def central_difference(
-    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
-) -> Tensor:
-    """Move both ways along the direction, by a thousandth of the parameters' length.
-
-    Parameters, returns
-        As :func:`forward_mode`; two plain forward passes, for any layer, with a relative
-        error of about 1e-4 (single precision; worse across kinks).
-    """
+def central_difference(losses_at: LossesAt, point: Parameters, direction: Parameters) -> Tensor:
+    """Move both ways along the direction, by 1e-3 of the parameters' length: for any layer."""
     size, length = _norm(point.values()), _norm(direction.values())
     step = 1e-3 * max(size, 1e-3) / length if length else 0.0
     with torch.no_grad():
@@ -100,21 +81,15 @@ def central_difference(
     return (ahead - behind) / (2 * step) if step else torch.zeros_like(ahead)
 
 
-def first_possible(
-    losses_at: LossesAt, point: Mapping[str, Tensor], direction: Mapping[str, Tensor]
-) -> Tensor:
-    """Go from exact and cheap to approximate, only as far down as the layers force us.
-
-    Parameters, returns
-        As :func:`forward_mode`.
-    """
+def first_possible(losses_at: LossesAt, point: Parameters, direction: Parameters) -> Tensor:
+    """Use the first method that the layers allow."""
     for method in (forward_mode, double_backward):
         try:
             return method(losses_at, point, direction)
         except (NotImplementedError, RuntimeError) as error:
-            if not any(sign in str(error) for sign in ("implemented", "not support", _LAYOUT)):
+            if not any(sign in str(error) for sign in ("implemented", "not support", LAYOUT)):
                 raise
-            _tell_once(method.__name__, str(error).split(" because")[0])
+            _log_once(method.__name__, str(error).split(" because")[0])
     return central_difference(losses_at, point, direction)
 
 
@@ -139,12 +114,8 @@ def _load_decompositions() -> None:
 
 
 @cache
-def _tell_once(method: str, reason: str) -> None:
+def _log_once(method: str, reason: str) -> None:
     _log.info("no %s for these layers: %s", method, reason)
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
 
 def sample_priorities(
@@ -152,7 +123,7 @@ def sample_priorities(
     loss_fn: Loss,
     inputs: Tensor,
     targets: Tensor,
-    direction: Mapping[str, Tensor],
+    direction: Parameters,
     *,
     method: str = "auto",
 ) -> Tensor:
@@ -170,11 +141,11 @@ def sample_priorities(
         The examples.
     direction : mapping of str to Tensor
         The aggregated gradient by parameter name; a parameter that is left out counts as
-        not moving (only the last layer's: cheaper, and the ranking is much the same).
+        not moving (the last layer alone is cheaper and ranks much the same).
     method : {"auto", "forward", "backward", "difference"}
-        "auto" goes down this list until the layers allow it: forward mode; two reverse
-        passes (exact too, about twice the cost); the central difference of two plain
-        forward passes (always works, relative error about 1e-4).
+        "auto" takes the first that the layers allow: forward mode; two reverse passes (exact
+        too, about twice the cost); the central difference of two plain forward passes (any
+        layer, relative error about 1e-4).
 
     Returns
     -------
@@ -184,17 +155,16 @@ def sample_priorities(
     Raises
     ------
     ValueError
-        If the model has no parameters, ``direction`` does not fit them or is not finite,
-        ``loss_fn`` does not return one finite loss per example, or the method is unknown.
+        If ``direction`` does not fit the model or is not finite, ``loss_fn`` does not return
+        one finite loss per example, or the method is unknown.
     NotImplementedError
         If the named method is not possible with these layers.
 
     Notes
     -----
-    BatchNorm keeps the mode the model is in, on copies of its buffers: in training mode a
-    priority then contains the example's pull on the batch statistics, as the training step
-    does. Dropout is off. Attention runs on PyTorch's plain implementation, the only one with
-    a forward mode. LSTM on the CPU and ``weight_norm`` are the known layers without one.
+    BatchNorm keeps its mode, on copies of its buffers; in training mode a priority then contains
+    the example's effect on the batch statistics, as the training step does. Dropout is off. LSTM
+    on the CPU and ``weight_norm`` are the known layers without a forward mode.
 
     Examples
     --------
@@ -207,14 +177,13 @@ def sample_priorities(
     >>> sample_priorities(model, half_square, inputs, targets, gradient)
     tensor([1., 4.])
     """
-    if method not in METHODS:
-        raise invalid("method", method, f"be one of {list(METHODS)}", "leave it out")
-    check_direction(model, direction)
+    check_choice("method", method, METHODS)
+    _check_direction(model, direction)
     moving = {name: p.detach() for name, p in model.named_parameters() if name in direction}
     with _undisturbed(model, inputs.device):
         seed = int(torch.randint(2**31, ()))
 
-        def losses_at(parameters: Mapping[str, Tensor]) -> Tensor:
+        def losses_at(parameters: Parameters) -> Tensor:
             torch.manual_seed(seed)  # for random layers that have no module to switch off
             buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
             outputs = functional_call(model, {**parameters, **buffers}, (inputs,))
@@ -223,65 +192,33 @@ def sample_priorities(
         priorities = METHODS[method](losses_at, moving, direction)
     if not priorities.isfinite().all():
         bad = priorities[~priorities.isfinite()][:3].tolist()
-        cure = "the aggregated gradient has diverged: begin it anew"
-        raise invalid("direction", bad, "give finite priorities", cure)
+        raise invalid("direction", bad, "give finite priorities", "the gradient has diverged")
     return priorities
 
 
-def per_sample_priorities(
-    model: nn.Module,
-    loss_fn: Loss,
-    inputs: Tensor,
-    targets: Tensor,
-    direction: Mapping[str, Tensor],
-    *,
-    chunk_size: int | None = None,
-) -> Tensor:
-    """Compute the same priorities by a gradient per example: slow, large, independent.
-
-    Kept as the oracle of :func:`sample_priorities` and as the other side of its benchmark.
-    """
-    check_direction(model, direction)
-    moving = {name: p.detach() for name, p in model.named_parameters() if name in direction}
-
-    def loss_of(parameters: Mapping[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        outputs = functional_call(model, dict(parameters), (one.unsqueeze(0),))
-        return loss_fn(outputs, target.unsqueeze(0)).squeeze(0)
-
-    gradient_of_each = vmap(grad(loss_of), in_dims=(None, 0, 0), chunk_size=chunk_size)
-    gradients = gradient_of_each(moving, inputs, targets)
-    products = [g.flatten(1) @ direction[name].flatten() for name, g in gradients.items()]
-    return torch.stack(products).sum(0)
-
-
-def check_direction(model: nn.Module, direction: Mapping[str, Tensor]) -> None:
-    """Refuse a direction that does not fit the model's parameters."""
+def _check_direction(model: nn.Module, direction: Parameters) -> None:
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if not shapes:
-        rule, cure = "have parameters", "there is no gradient to follow: sample uniformly"
-        raise invalid("model", type(model).__name__, rule, cure)
-    cure = "take the aggregated gradient of this very model"
+        raise invalid("model", type(model).__name__, "have parameters")
     if not direction:
-        raise invalid("direction", direction, "name at least one parameter", cure)
+        raise invalid("direction", direction, "name at least one parameter")
     for name, part in direction.items():
         if name not in shapes:
-            rule = f"use the model's parameter names, such as {next(iter(shapes))!r}"
-            raise invalid("direction", name, rule, cure)
+            raise invalid("direction", name, f"use the model's parameter names {list(shapes)}")
         if tuple(part.shape) != shapes[name]:
             rule = f"have the shape {shapes[name]} of the parameter"
-            raise invalid(f"direction[{name!r}]", tuple(part.shape), rule, cure)
+            raise invalid(f"direction[{name!r}]", tuple(part.shape), rule)
 
 
 def _checked(losses: Tensor, batch: int) -> Tensor:
-    """Demand one finite loss per example."""
+    """Refuse anything but one finite loss per example."""
     if losses.shape != (batch,):
         rule = f"return one loss per example, shape ({batch},)"
         raise invalid("loss_fn", tuple(losses.shape), rule, 'build it with reduction="none"')
     finite = losses.isfinite()
     if not finite.all():
-        bad = losses[~finite][:3].tolist()
-        cure = "the model has diverged: lower the learning rate"
-        raise invalid("loss_fn", bad, "return finite losses", cure)
+        hint = "the model has diverged, lower the learning rate"
+        raise invalid("loss_fn", losses[~finite][:3].tolist(), "return finite losses", hint)
     return losses
 
 
@@ -296,6 +233,7 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
         for module in random:
             module.training = False
         torch.backends.mha.set_fastpath_enabled(False)
+        # plain attention: the only one with a forward mode
         with torch.random.fork_rng(devices), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
@@ -324,9 +262,8 @@ def all_priorities(
         total = {name: torch.zeros_like(p) for name, p in counted.items()}
         for span in spans:
             loss = loss_fn(model(inputs[span]), targets[span]).sum()
-            for name, part in zip(
-                moving, torch.autograd.grad(loss, list(moving.values())), strict=True
-            ):
+            gradients = torch.autograd.grad(loss, list(moving.values()))
+            for name, part in zip(moving, gradients, strict=True):
                 total[name] += part
         found = [
             sample_priorities(model, loss_fn, inputs[span], targets[span], total) for span in spans

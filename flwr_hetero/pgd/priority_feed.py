@@ -22,26 +22,21 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.pgd.priorities import Loss, all_priorities
 from flwr_hetero.pgd.sampler import PGDSampler
-from flwr_hetero.state_dict import StateDict
+from flwr_hetero.state_dict import StateDict, check_state
 
 LINEAR_IN_PARAMETERS = (
-    nn.Linear,
-    _ConvNd,
-    nn.Embedding,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    _NormBase,
-)
-
-
+    nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
+)  # fmt: skip
 LAYERS = ("last", "all")
 
+EVERY_OPEN, EVERY_CLOSED = 4, 64
+"""Of so many batches of the rule ``stochastic`` one is measured, by the state of the gate."""
 
-class Measured(NamedTuple):
+
+class PriorityBatch(NamedTuple):
     """What a backward pass says of each example, times the factor that its loss had in it."""
 
     priorities: Tensor
@@ -49,65 +44,54 @@ class Measured(NamedTuple):
 
 
 class LayerPriorities:
-    r"""Listen to layers and sum up each example's priority during ``backward``.
+    r"""Sum up each example's priority during ``backward``, by hooks on the layers.
 
-    Notes
-    -----
-    BatchNorm in training mode couples the examples: :math:`\delta_i` then holds the pull of
+    BatchNorm in training mode couples the examples: :math:`\delta_i` then holds the effect of
     example i's activations on the other losses too.
     """
 
     def __init__(self, model: nn.Module, layers: str = "last") -> None:
-        if layers not in LAYERS:
-            raise invalid("layers", layers, f"be one of {LAYERS}", "last is the default")
-        own = {
-            n: m
-            for n, m in model.named_modules()
-            if next(m.parameters(recurse=False), None) is not None
-        }
+        check_choice("layers", layers, LAYERS)
+        own = [(n, m) for n, m in model.named_modules() if list(m.parameters(recurse=False))]
         if not own:
-            rule, cure = "have parameters", "there is no gradient to follow: sample uniformly"
-            raise invalid("model", type(model).__name__, rule, cure)
-        listened = own if layers == "all" else dict([list(own.items())[-1]])
-        for name, layer in listened.items():
+            raise invalid("model", type(model).__name__, "have parameters")
+        hooked = own if layers == "all" else own[-1:]
+        for name, layer in hooked:
             if not isinstance(layer, LINEAR_IN_PARAMETERS):
                 rule = "be linear in its parameters (Linear, Conv, Embedding, normalisation)"
-                cure = "listen to the last layer only, or call sample_priorities"
-                raise invalid(f"layer {name!r}", type(layer).__name__, rule, cure)
+                hint = "take layers='last', or call sample_priorities"
+                raise invalid(f"layer {name!r}", type(layer).__name__, rule, hint)
         names = {id(p): name for name, p in model.named_parameters()}
         self._names = {
             layer: {leaf: names[id(p)] for leaf, p in layer.named_parameters(recurse=False)}
-            for layer in listened.values()
+            for _, layer in hooked
         }
-        followed = {name for parts in self._names.values() for name in parts.values()}
-        self.parameters = {n: p for n, p in model.named_parameters() if n in followed}
+        used = {name for parts in self._names.values() for name in parts.values()}
+        self.parameters = {n: p for n, p in model.named_parameters() if n in used}
         self.direction: Mapping[str, Tensor] = {}
         self._sums: list[Tensor] = []
         self._norms: Tensor | None = None
-        self._handles = [layer.register_forward_hook(self._listen) for layer in self._names]
+        self._handles = [layer.register_forward_hook(self._on_forward) for layer in self._names]
 
-    def _listen(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if not (output.requires_grad and self.direction):
-            return
-        inputs = arguments[0].detach()
-        output.register_hook(partial(self._add, layer, inputs))  # type: ignore[no-untyped-call]
+    def _on_forward(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad and self.direction:
+            inputs = arguments[0].detach()
+            output.register_hook(partial(self._on_backward, layer, inputs))  # type: ignore[no-untyped-call]
 
-    def _add(self, layer: nn.Module, inputs: Tensor, gradient: Tensor) -> None:
-        with torch.no_grad(), _parameters_of(layer, self._moving(layer)):
+    def _on_backward(self, layer: nn.Module, inputs: Tensor, gradient: Tensor) -> None:
+        moving = {leaf: self.direction[name] for leaf, name in self._names[layer].items()}
+        with torch.no_grad(), _parameters_of(layer, moving):
             moved = layer.forward(inputs)
         gradient = gradient.flatten(1)
         self._sums.append((gradient * moved.flatten(1)).sum(1))
         if self._norms is None:
             self._norms = gradient.norm(dim=1)
 
-    def _moving(self, layer: nn.Module) -> dict[str, Tensor]:
-        return {leaf: self.direction[name] for leaf, name in self._names[layer].items()}
-
-    def collect(self) -> Measured | None:
-        """Return what was measured since the last call, and forget it."""
+    def collect(self) -> PriorityBatch | None:
+        """Return what was measured since the last call, and clear it."""
         sums, self._sums = self._sums, []
         norms, self._norms = self._norms, None
-        return None if norms is None else Measured(reduce(torch.add, sums), norms)
+        return None if norms is None else PriorityBatch(reduce(torch.add, sums), norms)
 
     def close(self) -> None:
         """Take the hooks off the model."""
@@ -127,20 +111,14 @@ def _parameters_of(layer: nn.Module, parameters: dict[str, Tensor]) -> Iterator[
         layer._parameters, layer._buffers = own, buffers
 
 
-PREFIX = "gradient."
-
-
 class AggregatedGradient:
     r"""Keep :math:`\bar g`, one tensor per parameter, by Eq. 9.
 
     .. math:: \bar g \leftarrow (1 - n / N) \, \bar g + g_n
 
-    Notes
-    -----
     The paper begins with a pass over all data. Here :math:`\bar g` may also begin at zero: the
-    share of the data that has come in is counted by the same rule, and :attr:`direction`
-    divides by it, so that its length is right from the first batch (Adam corrects its moments
-    in the same way).
+    share of the data that it covers follows the same rule, and :attr:`direction` divides by it
+    (Adam corrects its moments in the same way).
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], num_samples: int) -> None:
@@ -155,7 +133,7 @@ class AggregatedGradient:
 
     @property
     def scale(self) -> float:
-        """What the sum must be multiplied by to stand for all N examples; 1 after some epochs."""
+        """Factor from ``total`` to a sum over all N examples; 1 after some epochs."""
         return self.num_samples / self.covered if self.is_known else 1.0
 
     @property
@@ -166,11 +144,10 @@ class AggregatedGradient:
     def to_device(self) -> None:
         """Move the sum to where the parameters are."""
         for name, parameter in self.parameters.items():
-            if self.total[name].device != parameter.device:
-                self.total[name] = self.total[name].to(parameter.device)
+            self.total[name] = self.total[name].to(parameter.device)
 
     def absorb(self, num_new: int) -> None:
-        """Take in the parameters' ``.grad``, the mean gradient of a batch."""
+        """Add the parameters' ``.grad``, the mean gradient of a batch (Alg. 1, l. 22)."""
         num_new = min(num_new, self.num_samples)
         keep = 1 - num_new / self.num_samples
         for name, parameter in self.parameters.items():
@@ -180,10 +157,8 @@ class AggregatedGradient:
         self.covered = keep * self.covered + num_new
 
     def follow(self, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> None:
-        """Point where the whole fleet went: along the server's last update.
+        """Point along the server's last update: where the whole fleet went.
 
-        Notes
-        -----
         The update's length has no unit of a gradient, so it takes the present length if there
         is one: priorities keep their scale and their trends stay valid.
         """
@@ -197,66 +172,63 @@ class AggregatedGradient:
     def state_dict(self) -> StateDict:
         """Return the sum and its cover as flat arrays and scalars."""
         arrays: StateDict = {
-            PREFIX + name: part.cpu().numpy().copy() for name, part in self.total.items()
+            f"gradient.{name}": part.cpu().numpy().copy() for name, part in self.total.items()
         }
         return arrays | {"gradient_covered": self.covered}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken."""
-        arrays = {name: np.asarray(state.get(PREFIX + name)) for name in self.total}
-        covered = float(state.get("gradient_covered", np.nan))
-        for name, part in self.total.items():
-            if arrays[name].shape != tuple(part.shape) or not np.isfinite(arrays[name]).all():
-                raise ValueError(f"state holds no gradient of {name}: start afresh.")
-        if not 0.0 <= covered <= self.num_samples * (1 + 1e-9):
-            raise ValueError(f"state holds an impossible cover {covered}: start afresh.")
+        shapes = {f"gradient.{n}": (tuple(p.shape), "f") for n, p in self.total.items()}
+        check_state(state, shapes | {"gradient_covered": float}, "AggregatedGradient")
+        arrays = [np.asarray(state[key]) for key in shapes]
+        covered = cast(float, state["gradient_covered"])
+        bounded = 0.0 <= covered <= self.num_samples * (1 + 1e-9)
+        if not (bounded and all(np.isfinite(array).all() for array in arrays)):
+            raise ValueError("state of AggregatedGradient must hold finite sums over the samples.")
         self.total = {
-            name: torch.from_numpy(arrays[name].copy()).to(part)
-            for name, part in self.total.items()
+            name: torch.from_numpy(array.copy()).to(part)
+            for (name, part), array in zip(self.total.items(), arrays, strict=True)
         }
         self.covered = covered
 
 
 def _length(parts: Mapping[str, Tensor]) -> float:
-    return float(
-        torch.stack([part.double().square().sum() for part in parts.values()]).sum().sqrt()
-    )
+    squares = [part.double().square().sum() for part in parts.values()]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 class PriorityFeed(BatchSampler):
     """Draw PGD's batches and learn from the gradients that training computes anyway.
 
-    Stands where a sampler stands; :meth:`on_batch` is called between ``backward`` and the
-    optimizer's step. One iteration of Algorithm 1 is then
-
-    .. code-block:: python
-
-        indices, weights = feed.next_batch()
-        losses = loss_fn(model(inputs[indices]), targets[indices])
-        (losses * torch.from_numpy(weights)).mean().backward()
-        feed.on_batch(model, indices, losses)
-        optimizer.step()
+    Used in place of the sampler; :meth:`on_batch` is called between ``backward`` and the
+    optimizer's step, as in the example, which is one iteration of Algorithm 1 per batch.
 
     Parameters
     ----------
     sampler : PGDSampler
-        Draws the batches; aggressive.
+        Draws the batches.
     model : nn.Module
-        The model trained. Listened to until :meth:`close` or the end of a ``with`` block.
+        The model trained. Has hooks until :meth:`close` or the end of a ``with`` block.
     layers : {"last", "all"}
         Which parameters the priorities count: the last layer's cost little and rank almost
         alike; all cost about one more forward pass.
-    stride, idle_stride : int
-        Of so many batches one is measured while the sampler's gate is open and while it is
-        closed; then the batch before gives its gradient, too. The rules of the paper measure
-        every batch.
 
     Raises
     ------
     ValueError
-        If the sampler is not aggressive: the examples taken in turn then have weight 0 and
-        nothing of theirs flows back. Or if the model does not suit, see
-        :class:`~flwr_hetero.pgd.priority_feed.LayerPriorities`.
+        If the model has no parameters, or a layer is not linear in its parameters.
+
+    Notes
+    -----
+    Priorities count along the gradient before this batch (Alg. 1, l. 20); the very first batch
+    has none to follow. ``topk`` measures every batch. ``stochastic`` measures one in 4 while its
+    gate is open and one in 64 while it is closed; each stands for those since the one before, so
+    that the aggregate remembers an epoch.
+
+    References
+    ----------
+    Zhou and Gao, "Distributed Framework for Accelerating Training of Deep Learning Models through
+    Prioritization", section III-B.
 
     Examples
     --------
@@ -274,80 +246,50 @@ class PriorityFeed(BatchSampler):
     1.0
     """
 
-    def __init__(
-        self,
-        sampler: PGDSampler,
-        model: nn.Module,
-        *,
-        layers: str = "last",
-        stride: int = 4,
-        idle_stride: int = 64,
-    ) -> None:
+    def __init__(self, sampler: PGDSampler, model: nn.Module, *, layers: str = "last") -> None:
         super().__init__(sampler.num_samples, sampler.batch_size)
-        for name, value in (("stride", stride), ("idle_stride", idle_stride)):
-            if value < 1:
-                raise invalid(name, value, "be at least 1", "1 measures every batch")
-        if not sampler.aggressive:
-            cure = "call sample_priorities for the basic variant"
-            raise invalid("sampler.aggressive", False, "be True", cure)
         self.sampler, self.layers = sampler, layers
         self.listener = LayerPriorities(model, layers)
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
-        self.stride, self.idle_stride, self._batches = stride, idle_stride, 0
-        self._weights, self._measures, self._follows = np.ones(0), False, False
+        self._batches, self._weights, self._absorbs = 0, np.ones(0), False
 
     @property
-    def _stride(self) -> int:
-        if self.sampler.rule != "stochastic":
+    def measure_every(self) -> int:
+        """Of so many batches one is measured."""
+        if self.sampler.rule == "topk":
             return 1
-        return self.stride if self.sampler.is_open else self.idle_stride
+        return EVERY_OPEN if self.sampler.is_open else EVERY_CLOSED
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Draw the next batch and, in its turn, point the listener along the present gradient."""
+        """Draw the next batch and, if it is to be measured, point along the present gradient."""
         indices, self._weights = self.sampler.next_batch()
-        phase, last = self._batches % self._stride, self._stride - 1
-        self._measures = phase == 0
-        self._follows = self._measures or (phase == last and not self.sampler.is_open)
+        measured = self._batches % self.measure_every == 0
         self._batches += 1
-        if self._measures and self.gradient.is_known:
+        # with the gate closed the batch before gives its gradient too: a fresh direction
+        before = not self.sampler.is_open and self._batches % self.measure_every == 0
+        self._absorbs = measured or before
+        if measured and self.gradient.is_known:
             self.gradient.to_device()
             self.listener.direction = self.gradient.total
         return indices, self._weights
 
     def on_batch(self, model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> int:
-        """Hand the batch's priorities to the sampler and its gradient to the aggregate.
+        """Pass the batch's priorities to the sampler and add its gradient to the aggregate.
 
-        Parameters
-        ----------
-        model : nn.Module
-            With the gradient of ``(weights * losses).mean()`` in its parameters.
-        indices : ndarray of int64, shape (batch,)
-            From :meth:`next_batch`.
-        losses : Tensor, shape (batch,)
-            Not used: priorities come from the gradients.
-
-        Returns
-        -------
-        int
-            Examples that went through a forward pass besides: the batch if the priorities of
-            all layers were measured, else none.
-
-        Notes
-        -----
-        Priorities count along the gradient before this batch (Algorithm 1, line 20). The very
-        first batch has none to follow and only starts the aggregate. With weights other than 1
-        the aggregate takes the weighted sum, which is the unbiased one. A batch stands for
-        those passed over since the one before, so that the aggregate remembers an epoch.
+        ``model`` holds the gradient of ``(weights * losses).mean()``; ``losses`` are not used.
+        Returns how many examples went through another forward pass: the batch if the priorities
+        of all layers were measured, else none.
         """
-        if not self._follows:
+        if not self._absorbs:
             return 0
         measured = self.listener.collect()
         self.listener.direction = {}  # the next batch may be another sampler's
         if measured is not None:
+            # the loss of example i had the factor weight_i / batch, the direction 1 / scale
             factors = self._weights / (self.gradient.scale * len(indices))
             priorities, norms = torch.stack(measured).cpu().numpy() / factors
             self.sampler.update(indices, priorities, norms)
-        self.gradient.absorb(len(indices) * self._stride)
+        self.gradient.absorb(len(indices) * self.measure_every)
         return len(indices) if measured is not None and self.layers == "all" else 0
 
     def full_pass(
@@ -359,20 +301,10 @@ class PriorityFeed(BatchSampler):
         *,
         batch_size: int = 512,
     ) -> None:
-        """Compute the gradient and then the priority of all examples: the paper's first step.
+        """Compute the gradient and the priority of all examples: the paper's first step.
 
-        Costs about two epochs; without it the first epoch is taken in turn instead.
-
-        Parameters
-        ----------
-        model : nn.Module
-            Runs in evaluation mode and is left as it was, gradients included.
-        loss_fn : callable
-            ``loss_fn(outputs, targets)`` with one loss per example.
-        inputs, targets : Tensor, shape (num_samples, ...)
-            The whole local data set.
-        batch_size : int
-            Examples at a time; no influence on the result.
+        Costs about two epochs, in evaluation mode, ``batch_size`` examples at a time; the model
+        is left as it was. Without it the first epoch is taken in turn instead.
         """
         self.listener.direction = {}
         priorities, total = all_priorities(
@@ -382,10 +314,10 @@ class PriorityFeed(BatchSampler):
         self.sampler.update(np.arange(self.num_samples), priorities)
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Do nothing: what a training loop hands over are losses, not priorities."""
+        """Do nothing: a training loop passes losses, not priorities."""
 
     def summary(self) -> dict[str, float]:
-        """Describe the sampling in a few figures, as the sampler does."""
+        """Describe the sampler's state for the history."""
         return self.sampler.summary()
 
     def state_dict(self) -> StateDict:
@@ -395,8 +327,7 @@ class PriorityFeed(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        if not isinstance(state.get("batches"), int):
-            raise ValueError("state counts no batches: start afresh.")
+        check_state(state, {"batches": int}, "PriorityFeed")
         before = self.gradient.state_dict()
         self.gradient.load_state_dict(state)
         try:
@@ -404,10 +335,10 @@ class PriorityFeed(BatchSampler):
         except ValueError:
             self.gradient.load_state_dict(before)
             raise
-        self._batches = int(state["batches"])
+        self._batches = cast(int, state["batches"])
 
     def close(self) -> None:
-        """Stop listening to the model."""
+        """Take the hooks off the model."""
         self.listener.close()
 
     def __enter__(self) -> Self:

@@ -1,36 +1,28 @@
 """Priorities in one pass against one autograd call per example."""
 
-from collections.abc import Callable
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from oracles.pgd import one_by_one, per_sample_priorities
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.pgd.priorities import METHODS, per_sample_priorities
+from flwr_hetero.pgd.priorities import METHODS, all_priorities
 from flwr_hetero.sampler import sample_priorities
+from flwr_hetero.task.models import make_model
 
 BATCH = 6
 LOSS = nn.CrossEntropyLoss(reduction="none")
 TARGETS = torch.arange(BATCH) % 5
 
 
-def one_by_one(model: nn.Module, inputs: Tensor, direction: dict[str, Tensor]) -> Tensor:
-    """Inner product with the gradient of each example alone: the definition."""
-    result = []
-    for one, target in zip(inputs, TARGETS, strict=True):
-        model.zero_grad()
-        LOSS(model(one[None]), target[None]).sum().backward()
-        result.append(sum((p.grad * direction[n]).sum() for n, p in model.named_parameters()))
-    model.zero_grad()
-    return torch.stack(result)
-
-
-def some_direction(model: nn.Module) -> dict[str, Tensor]:
+def some_direction(model):
     return {name: torch.randn_like(p) for name, p in model.named_parameters()}
 
 
-def images(*layers: nn.Module) -> tuple[nn.Module, Tensor]:
+def images(*layers):
     inputs = torch.randn(BATCH, 3, 8, 8)
     body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers, nn.Flatten())
     return nn.Sequential(body, nn.Linear(body(inputs).shape[1], 5)), inputs
@@ -39,36 +31,35 @@ def images(*layers: nn.Module) -> tuple[nn.Module, Tensor]:
 class Sequence(nn.Module):
     """A recurrent net or a transformer with a linear head."""
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, body):
         super().__init__()
         self.body, self.head = body, nn.LazyLinear(5)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         out = self.body(inputs)
         return self.head((out[0] if isinstance(out, tuple) else out).mean(1))
 
 
 class SelfAttention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return self.inner(inputs, inputs, inputs, need_weights=False)[0]
 
 
-def sequences(body: nn.Module) -> tuple[nn.Module, Tensor]:
+def sequences(body):
     model, inputs = Sequence(body), torch.randn(BATCH, 7, 8)
     model(inputs)
     return model, inputs
 
 
-def words(body: nn.Module) -> tuple[nn.Module, Tensor]:
+def words(body):
     return nn.Sequential(body, nn.Flatten(), nn.LazyLinear(5)), torch.randint(9, (BATCH, 4))
 
 
-Maker = Callable[[], tuple[nn.Module, Tensor]]
-EXACT: dict[str, Maker] = {
+EXACT = {
     "mlp": lambda: (
         nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 5)),
         torch.randn(BATCH, 9),
@@ -100,66 +91,67 @@ NO_FORWARD_MODE = ("lstm", "weight norm")
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_equal_to_one_gradient_per_example(name: str) -> None:
+def test_priorities_are_one_gradient_each(name):
     torch.manual_seed(0)
     model, inputs = EXACT[name]()
     model(inputs)
     model.eval()
     direction = some_direction(model)
-    expected = one_by_one(model, inputs, direction)
+    expected = one_by_one(model, LOSS, inputs, TARGETS, direction)
     tolerance = 1e-5 * float(expected.abs().max())
     found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=tolerance)
     assert not found.requires_grad
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_which_layers_have_a_forward_mode(name: str) -> None:
-    torch.manual_seed(0)
-    model, inputs = EXACT[name]()
-    model(inputs)
-    arguments = (model.eval(), LOSS, inputs, TARGETS, some_direction(model))
-    if name in NO_FORWARD_MODE:
-        with pytest.raises(NotImplementedError):
-            sample_priorities(*arguments, method="forward")
-    else:
-        sample_priorities(*arguments, method="forward")
+    impossible = pytest.raises(NotImplementedError) if name in NO_FORWARD_MODE else nullcontext()
+    with impossible:
+        sample_priorities(model, LOSS, inputs, TARGETS, direction, method="forward")
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("training", [True, False])
-def test_every_method_agrees(method: str, training: bool) -> None:
+def test_methods_agree(method, training):
     torch.manual_seed(1)
     model, inputs = EXACT["cnn"]()
     model.train(training)
     direction = some_direction(model)
-    expected = one_by_one(model, inputs, direction)
+    expected = one_by_one(model, LOSS, inputs, TARGETS, direction)
     found = sample_priorities(model, LOSS, inputs, TARGETS, direction, method=method)
     error = (found - expected).abs().max() / expected.abs().max()
     assert error < (1e-3 if method == "difference" else 1e-6)
 
 
-def test_layers_that_allow_nothing_but_differences() -> None:
+def test_difference_is_the_last_resort():
     torch.manual_seed(0)
     model, inputs = words(nn.EmbeddingBag(9, 6))
     model(inputs)
     direction = some_direction(model)
-    expected = one_by_one(model, inputs, direction)
+    expected = one_by_one(model, LOSS, inputs, TARGETS, direction)
     found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
     assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
-@pytest.mark.parametrize("chunk_size", [None, 2])
-def test_the_vectorised_oracle_is_the_definition(chunk_size: int | None) -> None:
+def test_vectorised_oracle_is_the_definition():
     torch.manual_seed(2)
     model, inputs = EXACT["group norm"]()
-    direction = some_direction(model)
-    expected = one_by_one(model, inputs, direction)
-    found = per_sample_priorities(model, LOSS, inputs, TARGETS, direction, chunk_size=chunk_size)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    arguments = model, LOSS, inputs, TARGETS, some_direction(model)
+    found = per_sample_priorities(*arguments, chunk_size=2)
+    torch.testing.assert_close(found, one_by_one(*arguments), rtol=1e-5, atol=1e-4)
 
 
-def test_parameters_left_out_do_not_move() -> None:
+def test_forward_mode_is_exact_on_resnet18():
+    torch.manual_seed(0)
+    model = make_model("resnet18", (3, 16, 16), 10).double().eval()
+    assert sum(isinstance(module, nn.GroupNorm) for module in model.modules()) == 20
+    inputs, targets = torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 3, 3, 9])
+    arguments = model, LOSS, inputs, targets, some_direction(model)
+    found = sample_priorities(*arguments, method="forward")
+    expected = per_sample_priorities(*arguments, chunk_size=1)
+    assert found.dtype == torch.float64
+    assert expected.abs().min() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+def test_parameters_left_out_do_not_move():
     torch.manual_seed(3)
     model, inputs = EXACT["mlp"]()
     direction = some_direction(model)
@@ -172,7 +164,7 @@ def test_parameters_left_out_do_not_move() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_zero_direction_has_no_priorities(method: str) -> None:
+def test_zero_direction_gives_zero(method):
     model, inputs = EXACT["mlp"]()
     zero = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     found = sample_priorities(model, LOSS, inputs, TARGETS, zero, method=method)
@@ -180,12 +172,12 @@ def test_a_zero_direction_has_no_priorities(method: str) -> None:
 
 
 class FunctionalDropout(nn.Module):
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return nn.functional.dropout(inputs, 0.5, self.training)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_the_model_or_the_random_state_changes(method: str) -> None:
+def test_model_and_random_state_stay(method):
     torch.manual_seed(4)
     model, inputs = images(nn.BatchNorm2d(4), nn.Dropout(0.5), FunctionalDropout())
     model[0][2].eval()  # a user's own mix of modes
@@ -204,17 +196,17 @@ def test_nothing_of_the_model_or_the_random_state_changes(method: str) -> None:
     model(inputs).sum().backward()  # still an ordinary model
 
 
-def test_dropout_is_off_also_while_training() -> None:
+def test_dropout_is_off_in_training():
     torch.manual_seed(5)
     model, inputs = images(nn.Dropout(0.5))
     direction = some_direction(model)
-    quiet = sample_priorities(model.eval(), LOSS, inputs, TARGETS, direction)
+    still = sample_priorities(model.eval(), LOSS, inputs, TARGETS, direction)
     torch.testing.assert_close(
-        sample_priorities(model.train(), LOSS, inputs, TARGETS, direction), quiet
+        sample_priorities(model.train(), LOSS, inputs, TARGETS, direction), still
     )
 
 
-def test_random_layers_without_a_module_use_one_mask_for_both_differences() -> None:
+def test_functional_dropout_keeps_its_mask():
     torch.manual_seed(6)
     model, inputs = images(FunctionalDropout())
     direction = some_direction(model)
@@ -225,7 +217,7 @@ def test_random_layers_without_a_module_use_one_mask_for_both_differences() -> N
     assert (close - exact).abs().max() < 1e-3 * exact.abs().max()
 
 
-def test_batch_norm_in_training_mode_moves_the_batch_statistics() -> None:
+def test_batch_norm_counts_batch_statistics():
     torch.manual_seed(8)
     model, inputs = images(nn.BatchNorm2d(4))
     model.train()
@@ -244,14 +236,7 @@ def test_batch_norm_in_training_mode_moves_the_batch_statistics() -> None:
     assert (found - expected).abs().max() < 1e-2 * expected.abs().max()
 
 
-def test_double_precision_stays_double() -> None:
-    model, inputs = EXACT["mlp"]()
-    model.double()
-    found = sample_priorities(model, LOSS, inputs.double(), TARGETS, some_direction(model))
-    assert found.dtype == torch.float64
-
-
-def diverged(outputs: Tensor, targets: Tensor) -> Tensor:
+def diverged(outputs, targets):
     return cross_entropy(outputs, targets, reduction="none") * float("nan")
 
 
@@ -267,28 +252,37 @@ def diverged(outputs: Tensor, targets: Tensor) -> Tensor:
         ),
         (
             {"direction": {"0.bias": torch.full((12,), torch.nan)}},
-            "direction must give finite priorities, got .nan, nan, nan.: the aggregated gradient",
+            "direction must give finite priorities, got .nan, nan, nan.: the gradient has diverged",
         ),
         ({"loss_fn": nn.CrossEntropyLoss()}, r"loss_fn must return one loss per example"),
         ({"loss_fn": diverged}, "loss_fn must return finite losses, got .nan, nan, nan."),
         ({"method": "guess"}, "method must be one of"),
     ],
 )
-def test_refuses(change: dict[str, object], match: str) -> None:
+def test_bad_arguments_are_refused(change, match):
     model, inputs = EXACT["mlp"]()
-    arguments = {
-        "model": model,
-        "loss_fn": LOSS,
-        "inputs": inputs,
-        "targets": TARGETS,
-        "direction": some_direction(model),
-    }
+    arguments = {"model": model, "loss_fn": LOSS, "inputs": inputs, "targets": TARGETS}
+    arguments["direction"] = some_direction(model)
     with pytest.raises(ValueError, match=match):
-        sample_priorities(**(arguments | change))  # type: ignore[arg-type]
+        sample_priorities(**(arguments | change))
 
 
-def test_an_error_of_the_model_is_not_taken_for_a_missing_derivative() -> None:
+def test_error_of_the_model_is_raised():
     model, inputs = EXACT["mlp"]()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         sample_priorities(model, LOSS, inputs[:, :3], TARGETS, some_direction(model))
     assert caught.value.__context__ is None  # no other method was tried
+
+
+def test_all_priorities_skip_frozen_parameters():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    inputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])
+    found, total = all_priorities(model, LOSS, inputs, targets, batch_size=2)
+    last = {name for name in total if name.startswith("2.")}
+    alone, gradient = all_priorities(model, LOSS, inputs, targets, names=last)
+    assert not any(total[name].any() for name in set(total) - last)
+    assert all(torch.allclose(total[name], gradient[name]) for name in last)
+    np.testing.assert_allclose(found, alone, rtol=1e-6)
+    assert found.sum() == pytest.approx(sum(float(g.square().sum()) for g in gradient.values()))

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from oracles.pgd import renew_sum
+from torch import nn
 
-from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.client.sampled_loss import importance
-from flwr_hetero.pgd.algorithm import renew_sum
+from flwr_hetero.pgd import priority_feed
 from flwr_hetero.pgd.priority_feed import AggregatedGradient, LayerPriorities
-from flwr_hetero.sampler import PGDSampler, PriorityFeed, sample_priorities
+from flwr_hetero.pgd.sampler import RULES
+from flwr_hetero.sampler import PGDSampler, PriorityFeed, UniformSampler, sample_priorities
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 NUM = 24
@@ -18,17 +19,17 @@ NUM = 24
 class Tied(nn.Module):
     """Embedding and head share one parameter; the embedding is used twice."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(5, 6)
         self.head = nn.Linear(6, 5, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, words: Tensor) -> Tensor:
+    def forward(self, words):
         return self.head(self.embed(words[:, :2]).sum(1) + 2 * self.embed(words[:, 2:]).sum(1))
 
 
-def image_net() -> nn.Module:
+def image_net():
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
         nn.GroupNorm(2, 4),
@@ -44,7 +45,7 @@ def image_net() -> nn.Module:
     )
 
 
-def data(model: nn.Module) -> tuple[Tensor, Tensor]:
+def data(model):
     targets = torch.arange(NUM) % 5
     if isinstance(model, Tied):
         return torch.randint(5, (NUM, 4)), targets
@@ -54,7 +55,7 @@ def data(model: nn.Module) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("make", "layers"), [(image_net, "last"), (image_net, "all"), (Tied, "all")]
 )
-def test_layer_priorities_equal_forward_mode(make: type[nn.Module], layers: str) -> None:
+def test_layer_priorities_equal_forward_mode(make, layers):
     torch.manual_seed(0)
     model = make().eval()
     inputs, targets = data(model)
@@ -73,13 +74,13 @@ def test_layer_priorities_equal_forward_mode(make: type[nn.Module], layers: str)
     assert listener.collect() is None
 
 
-def test_listening_changes_neither_gradients_nor_running_statistics() -> None:
+def test_hooks_change_neither_gradients_nor_buffers():
     results = []
-    for listens in (True, False):
+    for hooked in (True, False):
         torch.manual_seed(0)
         model = image_net()
         inputs, targets = data(model)
-        if listens:
+        if hooked:
             listener = LayerPriorities(model, "all")
             listener.direction = {n: torch.randn_like(p) for n, p in model.named_parameters()}
         LOSS(model(inputs), targets).mean().backward()
@@ -87,7 +88,7 @@ def test_listening_changes_neither_gradients_nor_running_statistics() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_no_hook_stays_and_nothing_is_heard_without_gradients() -> None:
+def test_nothing_is_measured_without_gradients():
     model = image_net()
     inputs, targets = data(model)
     listener = LayerPriorities(model)
@@ -103,22 +104,22 @@ def test_no_hook_stays_and_nothing_is_heard_without_gradients() -> None:
 # --- the aggregated gradient -----------------------------------------------------------
 
 
-def test_aggregate_follows_eq_9_and_corrects_its_start() -> None:
+def test_aggregate_follows_eq_9():
     weight = nn.Parameter(torch.zeros(3))
     gradient = AggregatedGradient({"w": weight}, num_samples=10)
     assert not gradient.is_known
-    rng, total, covered = np.random.default_rng(0), np.zeros(3), 0.0
+    rng, total, covered = np.random.default_rng(0), np.zeros(3), np.zeros(())
     for size in (4, 2, 10, 3, 25):
         weight.grad = torch.from_numpy(rng.normal(size=3).astype(np.float32))
         gradient.absorb(size)
         size = min(size, 10)
         total = renew_sum(total, size * weight.grad.numpy(), size, 10)
-        covered = renew_sum(np.array(covered), np.array(float(size)), size, 10)
+        covered = renew_sum(covered, np.array(float(size)), size, 10)
         expected = total * 10 / covered
         np.testing.assert_allclose(gradient.direction["w"].numpy(), expected, rtol=1e-5)
 
 
-def test_a_constant_gradient_has_its_full_length_at_once() -> None:
+def test_constant_gradient_has_full_length_at_once():
     weight = nn.Parameter(torch.zeros(1))
     gradient = AggregatedGradient({"w": weight}, num_samples=1000)
     weight.grad = torch.ones(1)
@@ -127,62 +128,55 @@ def test_a_constant_gradient_has_its_full_length_at_once() -> None:
         assert gradient.direction["w"].item() == pytest.approx(1000)
 
 
-def test_the_server_s_update_sets_the_direction_and_keeps_the_length() -> None:
+def test_follow_sets_direction_and_keeps_length():
     weight = nn.Parameter(torch.zeros(2))
     gradient = AggregatedGradient({"w": weight}, num_samples=10)
     weight.grad = torch.tensor([0.3, 0.4])
     gradient.absorb(10)
-    start, end = (
-        {"w": torch.tensor([1.0, 1.0]), "b": torch.ones(1)},
-        {"w": torch.tensor([1.0, -1.0])},
-    )
-    gradient.follow(start, end)
-    np.testing.assert_allclose(gradient.direction["w"].numpy(), [0.0, 5.0], rtol=1e-6)
-    gradient.follow(start, start)
-    np.testing.assert_allclose(gradient.direction["w"].numpy(), [0.0, 5.0], rtol=1e-6)
-    fresh = AggregatedGradient({"w": weight}, num_samples=10)
-    fresh.follow(start, end)
-    assert fresh.is_known
-    assert fresh.direction["w"][1] > 0 == fresh.direction["w"][0]
+    start = {"w": torch.tensor([1.0, 1.0]), "b": torch.ones(1)}
+    end = {"w": torch.tensor([1.0, -1.0])}
+    for target in (end, start):  # a server that did not move changes nothing
+        gradient.follow(start, target)
+        np.testing.assert_allclose(gradient.direction["w"].numpy(), [0.0, 5.0], rtol=1e-6)
+    unknown = AggregatedGradient({"w": weight}, num_samples=10)
+    unknown.follow(start, end)
+    np.testing.assert_allclose(unknown.direction["w"].numpy(), [0.0, 20.0], rtol=1e-6)
 
 
 # --- the feed --------------------------------------------------------------------------
 
 
-def loop(
-    model: nn.Module, feed: PriorityFeed, inputs: Tensor, targets: Tensor, steps: int
-) -> list[list[int]]:
-    """Train as a user would; returns the batches."""
-    optimizer, batches = torch.optim.SGD(model.parameters(), 0.05), []
+def small():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    return model, *data(model)
+
+
+def loop(model, feed, inputs, targets, steps):
+    """Train as a user would; with a plain sampler, too."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for _ in range(steps):
         indices, weights = feed.next_batch()
         optimizer.zero_grad()
         losses = LOSS(model(inputs[indices]), targets[indices])
         (losses * torch.from_numpy(weights).to(losses)).mean().backward()
-        feed.on_batch(model, indices, losses)
+        if isinstance(feed, PriorityFeed):
+            feed.on_batch(model, indices, losses)
         optimizer.step()
         feed.update(indices, losses.detach().numpy())
-        batches.append(indices.tolist())
-    return batches
 
 
 @pytest.mark.parametrize("layers", ["last", "all"])
-@pytest.mark.parametrize("rule", ["stochastic", "topk", "topk-normalised"])
-def test_the_sampler_hears_the_priorities_of_the_step(
-    rule: str, layers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_sampler_gets_the_steps_priorities(rule, layers, monkeypatch):
+    monkeypatch.setattr(priority_feed, "EVERY_OPEN", 1)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 5))
     inputs, targets = data(model)
     sampler = PGDSampler(NUM, 8, rule=rule, gate=0, seed=1)
-    feed = PriorityFeed(sampler, model, layers=layers, stride=1)
-    heard: list[tuple[np.ndarray, ...]] = []
-    teach = sampler.update
-    monkeypatch.setattr(
-        sampler,
-        "update",
-        lambda *told: (heard.append(told), teach(*told)),
-    )
+    feed = PriorityFeed(sampler, model, layers=layers)
+    updates, update = [], sampler.update
+    monkeypatch.setattr(sampler, "update", lambda *given: (updates.append(given), update(*given)))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     total = torch.zeros(5, 9)
     for step in range(9):
@@ -198,41 +192,44 @@ def test_the_sampler_hears_the_priorities_of_the_step(
         total = (1 - 8 / NUM) * total + 8 * model[3].weight.grad
         torch.testing.assert_close(feed.gradient.total["3.weight"], total)
         optimizer.step()
-        assert len(heard) == step  # the first batch has no direction
-        if heard:
-            index, scores, norms = heard[-1]
+        assert len(updates) == step  # the first batch has no direction
+        if updates:
+            index, scores, norms = updates[-1]
             np.testing.assert_array_equal(index, indices)
             np.testing.assert_allclose(scores, expected.numpy(), rtol=1e-3, atol=1e-2)
             np.testing.assert_allclose(norms / norms[0], upper / upper[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("rule", "gate", "heard"),
+    ("rule", "gate", "measured", "absorbed"),
     [
-        ("stochastic", 1.2, [6, 11]),
-        ("stochastic", 0.0, [3, 5, 7, 9, 11, 13]),
-        ("topk", 1.2, list(range(2, 14))),
+        ("stochastic", 1.2, [6, 11], [1, 5, 6, 10, 11]),
+        ("stochastic", 0.0, [3, 5, 7, 9, 11, 13], [1, 3, 5, 7, 9, 11, 13]),
+        ("topk", 1.2, list(range(2, 14)), list(range(1, 14))),
     ],
 )
-def test_few_batches_are_measured_and_fewer_while_the_gate_is_closed(
-    rule: str, gate: float, heard: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-    inputs, targets = data(model)
-    sampler, steps = PGDSampler(NUM, 4, rule=rule, gate=gate), []
-    feed = PriorityFeed(sampler, model, stride=2, idle_stride=5)
-    monkeypatch.setattr(sampler, "update", lambda *_: steps.append(feed._batches))
+def test_which_batches_are_measured(rule, gate, measured, absorbed, monkeypatch):
+    monkeypatch.setattr(priority_feed, "EVERY_OPEN", 2)
+    monkeypatch.setattr(priority_feed, "EVERY_CLOSED", 5)
+    model, inputs, targets = small()
+    sampler, updates, sums = PGDSampler(NUM, 4, rule=rule, gate=gate), [], []
+    feed = PriorityFeed(sampler, model)
+    monkeypatch.setattr(sampler, "update", lambda *_: updates.append(feed._batches))
+    add = feed.gradient.absorb
+    monkeypatch.setattr(
+        feed.gradient, "absorb", lambda num: (sums.append((feed._batches, num)), add(num))
+    )
     loop(model, feed, inputs, targets, 13)
-    assert steps == heard
+    assert updates == measured
+    assert [batch for batch, _ in sums] == absorbed
+    assert {num for _, num in sums} == {4 * feed.measure_every}
 
 
-@pytest.mark.parametrize("rule", ["stochastic", "topk"])
-def test_losses_that_are_not_numbers_stop_the_step_and_teach_nothing(rule: str) -> None:
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-    inputs, targets = data(model)
-    feed = PriorityFeed(PGDSampler(NUM, 4, rule=rule, gate=0), model, stride=1)
+@pytest.mark.parametrize("rule", RULES)
+def test_diverged_losses_teach_nothing(rule, monkeypatch):
+    monkeypatch.setattr(priority_feed, "EVERY_OPEN", 1)
+    model, inputs, targets = small()
+    feed = PriorityFeed(PGDSampler(NUM, 4, rule=rule, gate=0), model)
     loop(model, feed, inputs, targets, 9)
     before = feed.sampler.summary() | feed.gradient.state_dict()
     with torch.no_grad():
@@ -243,7 +240,7 @@ def test_losses_that_are_not_numbers_stop_the_step_and_teach_nothing(rule: str) 
     np.testing.assert_equal(after | {"mean-age": 0}, before | {"mean-age": 0})
 
 
-def test_full_pass_is_the_paper_s_initial_pass() -> None:
+def test_full_pass_is_the_papers_first_step():
     torch.manual_seed(2)
     model = image_net()
     model(torch.randn(4, 1, 8, 8))
@@ -268,93 +265,53 @@ def test_full_pass_is_the_paper_s_initial_pass() -> None:
     assert not feed.sampler.draw.is_warming_up
 
 
-@pytest.mark.parametrize("rule", ["stochastic", "topk"])
-def test_a_round_ends_and_the_next_begins_as_if_nothing_happened(rule: str) -> None:
-    def begin(seed: int) -> tuple[nn.Module, PriorityFeed]:
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-        return model, PriorityFeed(PGDSampler(NUM, 4, seed=seed, rule=rule, gate=0), model)
-
-    model, feed = begin(7)
-    inputs, targets = data(model)
-    whole = loop(model, feed, inputs, targets, 20)
-    model, feed = begin(7)
-    batches = loop(model, feed, inputs, targets, 9)
-    second, second_feed = begin(8)
-    second.load_state_dict(model.state_dict())
-    second_feed.load_state_dict(feed.state_dict())
-    assert batches + loop(second, second_feed, inputs, targets, 11) == whole
-
-
 @pytest.mark.parametrize(
     ("key", "value", "match"),
     [
-        ("gradient.1.weight", np.zeros((5, 3), dtype=np.float32), "no gradient of 1.weight"),
-        ("gradient.1.bias", np.full(5, np.nan, dtype=np.float32), "no gradient of 1.bias"),
-        ("gradient.1.bias", None, "no gradient of 1.bias"),
-        ("gradient_covered", -1.0, "impossible cover"),
-        ("rule", "topk", "has rule='topk'"),
-        ("batches", None, "counts no batches"),
+        ("gradient.1.weight", np.zeros((5, 3), dtype=np.float32), "gradient.1.weight as an array"),
+        ("gradient.1.bias", np.full(5, np.nan, dtype=np.float32), "finite sums"),
+        ("gradient.1.bias", None, "gradient.1.bias as an array"),
+        ("gradient_covered", -1.0, "finite sums"),
+        ("gradient_covered", 25.0, "finite sums"),
+        ("rule", "topk", "rule=stochastic, got topk"),
+        ("batches", None, "batches as int"),
     ],
 )
-def test_a_damaged_state_is_refused_and_changes_nothing(
-    key: str, value: object, match: str
-) -> None:
-    torch.manual_seed(4)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-    inputs, targets = data(model)
+def test_damaged_state_is_refused(key, value, match):
+    model, inputs, targets = small()
     feed = PriorityFeed(PGDSampler(NUM, 4, gate=0), model)
     state = feed.state_dict()
     loop(model, feed, inputs, targets, 5)
     before = feed.state_dict()
     with pytest.raises(ValueError, match=match):
-        feed.load_state_dict({**state, key: value})  # type: ignore[dict-item]
+        feed.load_state_dict({**state, key: value})
     after = feed.state_dict()
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize(
-    ("sampler", "model", "layers", "match"),
+    ("model", "layers", "match"),
     [
-        (PGDSampler(4, 2, rule="topk", aggressive=False), nn.Linear(2, 2), "last", "aggressive"),
-        (PGDSampler(4, 2), nn.ReLU(), "last", "model must have parameters, got 'ReLU'"),
-        (PGDSampler(4, 2), nn.Linear(2, 2), "first", "layers must be one of"),
-        (PGDSampler(4, 2), nn.LSTM(2, 2), "last", "must be linear in its parameters"),
+        (nn.ReLU(), "last", "model must have parameters, got 'ReLU'"),
+        (nn.Linear(2, 2), "first", "layers must be one of last, all"),
+        (nn.LSTM(2, 2), "last", "must be linear in its parameters"),
         (
-            PGDSampler(4, 2),
             nn.Sequential(nn.GRU(2, 2), nn.Linear(2, 2)),
             "all",
-            "layer '0' must be linear in its parameters .* got 'GRU': listen to the last layer",
+            "layer '0' must be linear in its parameters .* got 'GRU': take layers='last'",
         ),
     ],
 )
-def test_refuses(sampler: PGDSampler, model: nn.Module, layers: str, match: str) -> None:
+def test_bad_arguments_are_refused(model, layers, match):
     with pytest.raises(ValueError, match=match):
-        PriorityFeed(sampler, model, layers=layers)
+        PriorityFeed(PGDSampler(4, 2), model, layers=layers)
 
 
-@pytest.mark.parametrize("name", ["stride", "idle_stride"])
-def test_refuses_a_stride_of_nothing(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
-        PriorityFeed(PGDSampler(4, 2), nn.Linear(2, 2), **{name: 0})
-
-
-def test_with_the_gate_closed_training_is_training_with_uniform_sampling() -> None:
+def test_closed_gate_trains_as_uniform_sampling():
     results = []
-    for draws in (True, False):
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-        inputs, targets = data(model)
-        feed = PriorityFeed(PGDSampler(NUM, 4, seed=2, gate=1e9), model, idle_stride=3)
-        uniform = UniformSampler(NUM, 4, seed=2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        for _ in range(25):
-            indices, weights = feed.next_batch() if draws else uniform.next_batch()
-            optimizer.zero_grad()
-            losses = LOSS(model(inputs[indices]), targets[indices])
-            (losses * torch.from_numpy(weights).to(losses)).mean().backward()
-            if draws:
-                feed.on_batch(model, indices, losses)
-            optimizer.step()
+    for draw in (PGDSampler(NUM, 4, seed=2, gate=1e9), UniformSampler(NUM, 4, seed=2)):
+        model, inputs, targets = small()
+        feed = PriorityFeed(draw, model) if isinstance(draw, PGDSampler) else draw
+        loop(model, feed, inputs, targets, 70)
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -48,7 +48,7 @@ def failures(records):
     return [failure for record in records for failure in record["failures"]]
 
 
-@pytest.mark.parametrize("rule", ["stochastic", "topk", "topk-normalised", "uniform"])
+@pytest.mark.parametrize("rule", ["stochastic", "topk", "uniform"])
 def test_every_rule_learns(rule):
     run = Run(rule=rule)
     before = central_evaluate(run.settings)(0, run.arrays)["loss"]
@@ -173,9 +173,9 @@ def test_two_runs_with_one_seed_are_equal():
         ({"rule": "best"}, "rule must be one of"),
         ({"layers": "first"}, "layers must be one of"),
         ({"direction": "up"}, "direction must be one of"),
-        ({"renewal_share": 0.0}, "renewal_share must lie in"),
+        ({"renewal_share": 0.0}, "renewal_share must be a number in"),
         ({"step_ratio": 1.5}, "step-ratio must lie in"),
-        ({"gate": -1.0}, "gate must be at least 0"),
+        ({"gate": -1.0}, "gate must be a number in"),
         ({"local_steps": -1}, "local-steps must be at least 0"),
         ({"look_every": -1}, "look-every must be at least 0"),
         ({"resume": True}, "output-dir must be given"),
