@@ -9,7 +9,7 @@ from flwr_hetero.cd_grab.herding_meter import HerdingMeter
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.mercury.resharding_strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
-from flwr_hetero.server.sampler_stats import SamplerFacts
+from flwr_hetero.server.profiling import SamplerFacts
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.tifl.strategy import TiFL

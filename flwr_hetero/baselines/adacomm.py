@@ -80,7 +80,7 @@ class AdaComm(Wrapper):
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Adapt the steps if an interval has passed, and write them into every config."""
-        now_s = self.session.virtual_s
+        now_s = self.session.clock.virtual_s
         if now_s >= self.adapted_at_s + self.interval_s and self.first_loss > 0:
             self.num_steps = adaptive_steps(
                 self.loss, self.first_loss, self.num_steps, self.first_steps

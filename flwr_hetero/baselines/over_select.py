@@ -118,13 +118,13 @@ class OverSelect(Wrapper):
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Note who was not waited for; evaluation waits for everybody again."""
-        surplus, self.session.enough = self.session.surplus, None
-        until_s = self.session.virtual_s - self.session.last_exchange_s + self.session.timeout_s
-        for message in surplus:
+        done, self.session.enough = self.session.exchange, None
+        until_s = self.session.clock.virtual_s - done.virtual_s + done.timeout_s
+        for message in done.surplus:
             job = _Job(message.metadata.dst_node_id, until_s)
             self._at_work[message.metadata.message_id] = job
-        self._left_out = [self.identity(m.metadata.dst_node_id) for m in surplus]
-        if surplus:
+        self._left_out = [self.identity(m.metadata.dst_node_id) for m in done.surplus]
+        if done.surplus:
             log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
         return replies
 
@@ -141,7 +141,7 @@ class OverSelect(Wrapper):
     def _release(self, late: Iterable[Message]) -> None:
         for reply in late:
             self._at_work.pop(reply.metadata.reply_to_message_id, None)
-        now_s = self.session.virtual_s
+        now_s = self.session.clock.virtual_s
         self._at_work = {i: job for i, job in self._at_work.items() if job.until_s > now_s}
 
 

@@ -218,15 +218,15 @@ class LocalSteps(Wrapper):
     def _measure(self, reply: Message, steps: int) -> None:
         """Divide a node's latency into computing and transfer."""
         node_id = reply.metadata.src_node_id
-        latency = self.session.latency.get(node_id)
+        latency = self.session.exchange.latency.get(node_id)
         if latency is None:
             return
         compute_s, link_s = latency.seconds, 0.0
         if latency.emulated:
             link_s = read_number(reply.content.config_records[keys.TIMING], keys.TRANSFER_TIME, 0.0)
             compute_s -= link_s
-        elif latency.source == "reported" and not self.session.simulated:
-            seen_s = self.session.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
+        elif latency.source == "reported" and not self.session.exchange.simulated:
+            seen_s = self.session.exchange.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             link_s = max(0.0, seen_s - compute_s)
         self.speeds.observe(self.identity(node_id), steps, compute_s, link_s)
 

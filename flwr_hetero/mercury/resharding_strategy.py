@@ -96,7 +96,7 @@ class Resharding(Wrapper):
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:
         """Identify newcomers: one that was here before may have swapped samples."""
-        self._identify(grid, self.session.timeout_s)
+        self._identify(grid, self.session.exchange.timeout_s)
         return grid
 
     def _identify(self, grid: Grid, timeout_s: float) -> None:

@@ -34,7 +34,7 @@ def save_checkpoint(folder: Path, run: Run, fresh: Mapping[int, Scalars]) -> Pat
     meta: Scalars = {
         "round": run.round,
         "wall_s": run.wall_s,
-        "virtual_s": run.strategy.session.virtual_s,
+        "virtual_s": run.strategy.session.clock.virtual_s,
         "accepted": run.strategy.session.accepted,
         "results": {kind: _metrics(getattr(run.result, kind)) for kind in _RESULTS},
         "random": random.getstate(),
@@ -76,8 +76,9 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
             f"{' > '.join(now)}: resume with the same strategies or choose another output-dir."
         )
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
+    run.strategy.session.arrays = run.arrays
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
-    run.strategy.session.virtual_s = float(meta["virtual_s"])
+    run.strategy.session.clock.virtual_s = float(meta["virtual_s"])
     run.strategy.session.accepted = meta.get("accepted", {})
     for kind in _RESULTS:
         rounds = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}

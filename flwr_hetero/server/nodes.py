@@ -1,4 +1,4 @@
-"""A Grid that shows only some of its nodes."""
+"""Which nodes there are: waiting for them, showing some of them, telling who they are."""
 
 import hashlib
 import re
@@ -11,12 +11,14 @@ from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import NodeInfo, Run, is_simulation_grid, log
 
+WAIT_S = 600.0
+"""Seconds to wait for the first node of a fleet."""
+SETTLE_S = 20.0
+"""Seconds to wait for a further node of a fleet that comes online."""
+
 
 class GridView(Grid):
-    """Show only the chosen nodes of a grid; everything else goes through.
-
-    This is how a selection reaches any Flower strategy without a change to it.
-    """
+    """Show only the chosen nodes of a grid, so that any strategy trains these; pass on the rest."""
 
     def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
         self.grid = grid
@@ -66,82 +68,17 @@ class GridView(Grid):
         return self.grid.send_and_receive(messages, timeout=timeout)
 
 
-def is_simulated(grid: Grid) -> bool:
-    """Tell whether a grid's nodes are simulated, so that they may report emulated times."""
+def whole_grid(grid: Grid) -> Grid:
+    """Return the grid behind all views of it."""
     while isinstance(grid, GridView):
         grid = grid.grid
+    return grid
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Return whether a grid's nodes are simulated, so that they may report emulated times."""
+    grid = whole_grid(grid)
     return hasattr(grid, "virtual_time_s") or is_simulation_grid(grid)
-
-
-class NodeRegistry:
-    """Map Flower's node ids to identities that stay the same over rounds and runs.
-
-    The identity is, in this order of preference: the name given at registration, a hash of the
-    node's public key, the ``partition-id`` that the node reports, the node id. Two nodes that
-    claim the same identity keep apart: the second stays with its node id.
-    """
-
-    def __init__(self) -> None:
-        self._identity: dict[int, str] = {}
-        self._node_id: dict[str, int] = {}
-
-    def learn(self, grid: Grid) -> None:
-        """Read names and public keys of the nodes online."""
-        if is_simulated(grid):
-            return
-        for info in grid.get_nodes():
-            if info.name:
-                self._claim(info.node_id, f"{info.name}")
-            elif info.public_key:
-                self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
-
-    def set_partition_id(self, node_id: int, partition_id: int) -> None:
-        """Take note of the partition that a node reports; a better identity is kept."""
-        if node_id not in self._identity:
-            self._claim(node_id, f"node-{partition_id}")
-
-    def knows(self, node_id: int) -> bool:
-        """Tell whether a node has an identity better than its node id."""
-        return node_id in self._identity
-
-    def identity(self, node_id: int) -> str:
-        """Return a node's stable identity."""
-        return self._identity.get(node_id, f"id-{node_id}")
-
-    def find(self, identity: str) -> int | None:
-        """Return the node id that now belongs to an identity."""
-        if identity not in self._node_id and re.fullmatch(r"id-\d+", identity):
-            return int(identity[3:])
-        return self._node_id.get(identity)
-
-    def sort_key(self, node_id: int) -> tuple[str, int, str]:
-        """Return a key that sorts nodes by identity, numbers by value."""
-        return natural_key(self.identity(node_id))
-
-    def _claim(self, node_id: int, identity: str) -> None:
-        owner = self._node_id.setdefault(identity, node_id)
-        if owner == node_id:
-            self._identity[node_id] = identity
-
-    def forget(self, node_id: int) -> None:
-        """Free the identity of a node that is gone, so that it can come back under a new id."""
-        identity = self._identity.pop(node_id, None)
-        if identity is not None:
-            del self._node_id[identity]
-
-
-def natural_key(identity: str) -> tuple[str, int, str]:
-    """Return a sort key that orders trailing numbers by value."""
-    match = re.fullmatch(r"(.*?)(\d+)", identity)
-    return (match[1], int(match[2]), identity) if match else (identity, -1, identity)
-
-
-WAIT_S = 600.0
-"""Seconds to wait for a fleet of which nobody is there."""
-
-
-SETTLE_S = 20.0
-"""Seconds to wait for a further node of a fleet that comes online."""
 
 
 def online_nodes(grid: Grid) -> Set[int]:
@@ -150,7 +87,7 @@ def online_nodes(grid: Grid) -> Set[int]:
     return node_ids if isinstance(node_ids, Set) else set(node_ids)
 
 
-def wait_for_nodes(grid: Grid, at_least: int, wait_s: float) -> Set[int]:
+def wait_for_nodes(grid: Grid, at_least: int, wait_s: float = WAIT_S) -> Set[int]:
     """Wait until enough nodes are online, or until time is up."""
     waited_s = 0.0
     while len(online := online_nodes(grid)) < at_least:
@@ -168,10 +105,67 @@ def settled_nodes(
     grid: Grid, wanted: int, wait_s: float = WAIT_S, settle_s: float = SETTLE_S
 ) -> Set[int]:
     """Wait until as many nodes as wanted are online, or until no further one comes."""
-    online = wait_for_nodes(grid, 1, wait_s)
-    while len(online) < wanted:
+    online, before = wait_for_nodes(grid, 1, wait_s), 0
+    while before < len(online) < wanted:
         before = len(online)
         online = wait_for_nodes(grid, before + 1, settle_s)
-        if len(online) <= before:
-            break
     return online
+
+
+class NodeRegistry:
+    """Identities of nodes that stay the same over rounds and runs, and what devices they are.
+
+    The identity is, in this order of preference: the name given at registration, a hash of the
+    node's public key, the ``partition-id`` that the node reports, the node id. Of two nodes that
+    claim the same identity the second keeps its node id.
+    """
+
+    def __init__(self) -> None:
+        self._identity: dict[int, str] = {}
+        self._node_id: dict[str, int] = {}
+        self.devices: dict[str, dict[str, str | float]] = {}
+
+    def learn(self, grid: Grid) -> None:
+        """Read names and public keys of the nodes online."""
+        if is_simulated(grid):
+            return
+        for info in grid.get_nodes():
+            if info.name:
+                self._claim(info.node_id, f"{info.name}")
+            elif info.public_key:
+                self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
+
+    def set_partition_id(self, node_id: int, partition_id: int) -> None:
+        """Name a node by the partition that it reports, unless it has a better identity."""
+        if node_id not in self._identity:
+            self._claim(node_id, f"node-{partition_id}")
+
+    def knows(self, node_id: int) -> bool:
+        """Return whether a node has an identity better than its node id."""
+        return node_id in self._identity
+
+    def identity(self, node_id: int) -> str:
+        """Return a node's stable identity."""
+        return self._identity.get(node_id, f"id-{node_id}")
+
+    def find(self, identity: str) -> int | None:
+        """Return the node id that now belongs to an identity."""
+        if identity not in self._node_id and re.fullmatch(r"id-\d+", identity):
+            return int(identity[3:])
+        return self._node_id.get(identity)
+
+    def sort_key(self, node_id: int) -> tuple[str, int, str]:
+        """Return a key that sorts nodes by identity, trailing numbers by value."""
+        identity = self.identity(node_id)
+        match = re.fullmatch(r"(.*?)(\d+)", identity)
+        return (match[1], int(match[2]), identity) if match else (identity, -1, identity)
+
+    def forget(self, node_id: int) -> None:
+        """Free the identity of a node that is gone, so that it can come back under a new id."""
+        identity = self._identity.pop(node_id, None)
+        if identity is not None:
+            del self._node_id[identity]
+
+    def _claim(self, node_id: int, identity: str) -> None:
+        if self._node_id.setdefault(identity, node_id) == node_id:
+            self._identity[node_id] = identity

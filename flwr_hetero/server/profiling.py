@@ -1,37 +1,35 @@
-"""Ask every node how long its local training takes (TiFL, section 4.2)."""
+"""What nodes report of themselves: latency on request, device, and what their samplers do."""
 
-import math
 from collections.abc import Sequence
 from logging import INFO
-from typing import TYPE_CHECKING, NamedTuple
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
+from flwr_hetero.records import read_number
 from flwr_hetero.server.reply_checks import Expected
-from flwr_hetero.server.rounds import timed_exchange
+from flwr_hetero.server.wrapper import Wrapper
 
-if TYPE_CHECKING:
-    from flwr_hetero.server.wrapper import Wrapper
-
-
-MAX_FACTS, MAX_TEXT = 8, 80
-"""Facts of a board that are kept, and characters of each."""
+MAX_ENTRIES, MAX_TEXT = 8, 80
+"""Entries of a device's metadata that are kept, and characters of each."""
 
 
-class Measured(NamedTuple):
-    """Latencies of a profiling."""
+class ProfilingTimes(NamedTuple):
+    """Latencies of a profiling in seconds, NaN where a node did not answer."""
 
     node_ids: list[int]
     rounds: NDArray[np.float64]
 
 
 def profile_nodes(
-    strategy: "Wrapper",
+    strategy: Wrapper,
     grid: Grid,
     node_ids: Sequence[int],
     *,
@@ -39,12 +37,12 @@ def profile_nodes(
     sync_rounds: int,
     warmup_rounds: int,
     t_max: float,
-) -> Measured:
-    """Measure the latency of nodes in some rounds of their own.
+) -> ProfilingTimes:
+    """Measure the latency of nodes in some rounds of their own (TiFL, section 4.2).
 
     The instruction has the message type ``train.profile``, which the ClientApp answers with
     the time its training takes and no arrays. A ClientApp without a handler for it is sent an
-    ordinary training message instead, the result of which is thrown away.
+    ordinary training message instead, the result of which is dropped.
     """
     nodes = list(node_ids)
     column = {node_id: i for i, node_id in enumerate(nodes)}
@@ -52,45 +50,33 @@ def profile_nodes(
     rounds = np.full((sync_rounds, len(nodes)), np.nan)
     log(INFO, "Profiling %d nodes: %d + %d rounds", len(nodes), warmup_rounds, sync_rounds)
     for number in range(warmup_rounds + sync_rounds):
-        messages = [
-            profile_message(strategy, node_id, kind[node_id], server_round, number)
-            for node_id in nodes
-        ]
-        good = _ask(strategy, grid, messages, t_max, kind)
+        good = _ask(strategy, grid, nodes, kind, t_max, server_round, number)
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(good)
-            for node_id, latency in strategy.session.latency.items():
+            for node_id, latency in strategy.session.exchange.latency.items():
                 rounds[number - warmup_rounds, column[node_id]] = latency.seconds
-    return Measured(nodes, rounds)
+    return ProfilingTimes(nodes, rounds)
 
 
-def identify_nodes(strategy: "Wrapper", grid: Grid, t_max: float) -> None:
-    """Find out who is who after a resume; its time and its failures are no part of the run.
-
-    Nodes whose ClientApp does not know ``train.profile`` are sent an ordinary training message,
-    the result of which is thrown away.
-    """
+def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float) -> None:
+    """Find out the identities of unknown nodes; it takes no time of the fleet's clock."""
     session = strategy.session
     session.registry.learn(grid)
     unknown = sorted(node for node in grid.get_node_ids() if not session.registry.knows(node))
-    virtual_s, wall_s = session.virtual_s, session.wall_s
+    virtual_s = session.clock.virtual_s
     if unknown:
-        log(INFO, "Asking %d nodes who they are", len(unknown))
-        kind: dict[int, str] = {}
-        _ask(strategy, grid, [_question(strategy, n) for n in unknown], t_max, kind)
-        again = [_question(strategy, node_id, kind[node_id]) for node_id in sorted(kind)]
+        log(INFO, "Asking %d nodes for their identity", len(unknown))
+        kind = dict.fromkeys(unknown, keys.PROFILE_MESSAGE)
+        _ask(strategy, grid, unknown, kind, t_max)
+        again = [node_id for node_id in unknown if kind[node_id] == MessageType.TRAIN]
         if again:
-            _ask(strategy, grid, again, t_max, {})
-    session.virtual_s, session.wall_s = virtual_s, wall_s
-
-
-def _question(strategy: "Wrapper", node_id: int, kind: str = keys.PROFILE_MESSAGE) -> Message:
-    return profile_message(strategy, node_id, kind, server_round=0, number=0)
+            _ask(strategy, grid, again, kind, t_max)
+    session.clock.virtual_s = virtual_s
 
 
 def profile_message(
-    strategy: "Wrapper", node_id: int, kind: str, server_round: int, number: int
+    strategy: Wrapper, node_id: int, kind: str, server_round: int, number: int
 ) -> Message:
     """Make the instruction that asks a node for its latency."""
     session, leaf = strategy.session, strategy.leaf
@@ -107,37 +93,97 @@ def profile_message(
 
 
 def has_raised(reply: Message) -> bool:
-    """Tell whether the ClientApp raised, as one does that does not know the message."""
+    """Return whether the ClientApp raised, as one does that has no handler for the message."""
     return reply.has_error() and reply.error.code == CLIENT_APP_RAISED
 
 
 def _ask(
-    strategy: "Wrapper", grid: Grid, messages: list[Message], t_max: float, kind: dict[int, str]
+    strategy: Wrapper,
+    grid: Grid,
+    nodes: list[int],
+    kind: dict[int, str],
+    t_max: float,
+    server_round: int = 0,
+    number: int = 0,
 ) -> list[Message]:
-    """Return the good replies; nodes whose ClientApp raised get an ordinary message next time."""
-    strategy.session.ask(messages, grid)
-    replies = timed_exchange(strategy, grid, messages, t_max).replies
+    """Return the good replies; a node whose ClientApp raised gets another kind next time."""
+    session = strategy.session
+    messages = [profile_message(strategy, n, kind[n], server_round, number) for n in nodes]
+    session.ask(messages, grid)
+    replies = session.send(grid, messages, t_max)
     asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
     for reply in replies:
         node_id = asked.get(reply.metadata.reply_to_message_id)
         if node_id is not None and has_raised(reply):
             kind[node_id] = MessageType.TRAIN
-    good = strategy.session.take_in(replies, Expected(metrics=False))
+    good = session.accept(replies, Expected(metrics=False))
     for reply in good:
         _note_device(strategy, reply)
     return good
 
 
-def _note_device(strategy: "Wrapper", reply: Message) -> None:
-    """Keep what a board says of itself, for the log and the history; it decides nothing."""
+def _note_device(strategy: Wrapper, reply: Message) -> None:
+    """Keep a device's metadata for the log and the history; it decides nothing."""
     record = reply.content.config_records.get(keys.DEVICE)
     if record is None:
         return
-    facts = {
-        str(name)[:MAX_TEXT]: value[:MAX_TEXT] if isinstance(value, str) else float(value)
-        for name, value in list(record.items())[:MAX_FACTS]
-        if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
-    }
+    device: dict[str, str | float] = {}
+    for name, value in list(record.items())[:MAX_ENTRIES]:
+        if isinstance(value, str):
+            device[str(name)[:MAX_TEXT]] = value[:MAX_TEXT]
+        elif isfinite(number := read_number(record, name)):
+            device[str(name)[:MAX_TEXT]] = number
     identity = strategy.identity(reply.metadata.src_node_id)
-    strategy.session.devices[identity] = facts
-    log(INFO, "%s: %s", identity, ", ".join(f"{name} {value}" for name, value in facts.items()))
+    strategy.session.registry.devices[identity] = device
+    log(INFO, "%s: %s", identity, ", ".join(f"{name} {value}" for name, value in device.items()))
+
+
+class SamplerFacts(Wrapper):
+    """Put the mean of the nodes' sampler statistics into each round of the history.
+
+    A node sends them as numbers in a ``flwr-hetero.sampler`` record, which the wrapped strategy
+    does not see. Entries called ``group.name`` become one plot per group with a line per name.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What aggregates; FedAvg if left out.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> SamplerFacts(FedAdam()).round_info()
+    {}
+    """
+
+    name: ClassVar[str] = "sampler"
+    decides = frozenset({"sampler facts"})
+
+    def __init__(self, strategy: Strategy | None = None) -> None:
+        super().__init__(strategy)
+        self._info: dict[str, Any] = {}
+
+    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Take the records out and average them over the nodes that sent one."""
+        found: dict[str, list[float]] = {}
+        for reply in replies:
+            record = reply.content.config_records.get(keys.SAMPLER)
+            if record is None:
+                continue
+            del reply.content[keys.SAMPLER]
+            for name in record:
+                if isfinite(value := read_number(record, name)):
+                    found.setdefault(name, []).append(value)
+        self._info = {}
+        groups = {name.partition(".")[0] for name in found if "." in name}
+        for name, values in sorted(found.items()):
+            group, _, part = name.partition(".")
+            if not part and group in groups:
+                continue  # one node's number where others send a group
+            table = self._info.setdefault(group, {}) if part else self._info
+            table[part or group] = float(np.mean(values))
+        return replies
+
+    def round_info(self) -> dict[str, Any]:
+        """Return the means of this round."""
+        return self._info

@@ -1,4 +1,4 @@
-"""What a reply must look like before any strategy sees it."""
+"""What a reply must look like before any strategy sees it, and which latency is believed."""
 
 import io
 import json
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY
+from flwr_hetero.records import read_number
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
-
-
 MAX_VALUE = 1e15
-"""Parameters above this are nonsense, and a mean with them would spoil everyone's next round."""
+"""Parameters above this are nonsense, and a mean with them would spoil the next round of all."""
 
 
 class Expected(NamedTuple):
@@ -32,7 +31,7 @@ class Expected(NamedTuple):
 
 
 def why_bad(reply: Message, expected: Expected) -> str | None:
-    """Tell what is wrong with a reply."""
+    """Return what is wrong with a reply; None if nothing is."""
     if reply.has_error():
         return f"error {reply.error.code}: {_one_line(reply.error.reason)}"
     content = reply.content
@@ -50,10 +49,30 @@ def why_bad(reply: Message, expected: Expected) -> str | None:
     return None
 
 
+# --- metrics ---------------------------------------------------------------------------
+
+
+def _why_bad_weight(metrics: MetricRecord, weight_key: str | None) -> str | None:
+    if weight_key is None:
+        return None
+    weight = metrics.get(weight_key)
+    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
+        return None
+    return f"metric {weight_key!r} is {weight!r} instead of a number of at least 0"
+
+
+def weight_of(reply: Message, weight_key: str) -> float:
+    """Read the weight of a good reply."""
+    (metrics,) = reply.content.metric_records.values()
+    return float(metrics[weight_key])  # type: ignore[arg-type]
+
+
 def metric_names(reply: Message) -> str:
-    """Tell what metrics a reply has, by name and kind."""
-    records = reply.content.metric_records.items()
-    found = [[key, sorted((n, _length(v)) for n, v in record.items())] for key, record in records]
+    """Return the names and kinds of a reply's metrics as text."""
+    found = [
+        [key, sorted((name, len(v) if isinstance(v, list) else None) for name, v in record.items())]
+        for key, record in reply.content.metric_records.items()
+    ]
     return json.dumps(found)
 
 
@@ -66,53 +85,18 @@ def odd_ones_out(names: Sequence[str], accepted: Mapping[str, int]) -> list[int]
     wins over earlier rounds: else a bad node that once was alone would shut out all others.
     """
     counts = Counter(names)
-    if len(counts) <= 1:
-        return []
-    usual = max(counts, key=lambda name: (counts[name], accepted.get(name, 0)))
+    usual = max(counts, key=lambda name: (counts[name], accepted.get(name, 0)), default=None)
     return [i for i, name in enumerate(names) if name != usual]
 
 
-def _length(value: object) -> int | None:
-    return len(value) if isinstance(value, list) else None
-
-
-def drop_private_metrics(reply: Message) -> dict[str, Any]:
-    """Take our own keys out of a reply's metrics: the wrapped strategy sees its own only."""
-    taken: dict[str, Any] = {}
+def drop_private_metrics(reply: Message) -> None:
+    """Take this package's keys out of a reply's metrics: a strategy sees its own only."""
     for record in reply.content.metric_records.values():
         for key in [k for k in record if k == keys.TRAIN_TIME or k.startswith(keys.PREFIX)]:
-            taken[key] = record.pop(key)
-    return taken
+            del record[key]
 
 
-def view_array(array: Array) -> NDArray[Any]:
-    """Look at an array of a reply without copying its payload and without pickle."""
-    start, shape, fortran, dtype = _read_header(array.data)
-    if dtype.hasobject:
-        raise ValueError("the array holds Python objects")
-    if any(length < 0 for length in shape):
-        raise ValueError(f"its shape is {shape}")
-    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
-    return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def _read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
-    """Read where an npy file's values start, their shape, order and type."""
-    if data[6:7] == b"\1":  # the same few headers come again and again
-        start = 10 + int.from_bytes(data[8:10], "little")
-        return start, *_parse_header(data[:start])
-    stream = io.BytesIO(data)
-    if np.lib.format.read_magic(stream) != (2, 0):
-        raise ValueError("not an npy file of version 1 or 2")
-    header = np.lib.format.read_array_header_2_0(stream)
-    return stream.tell(), *header
-
-
-@lru_cache(maxsize=1024)
-def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    stream = io.BytesIO(header)
-    np.lib.format.read_magic(stream)
-    return np.lib.format.read_array_header_1_0(stream)
+# --- arrays ----------------------------------------------------------------------------
 
 
 def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | None:
@@ -149,7 +133,7 @@ def _why_bad_values(values: NDArray[Any]) -> str | None:
 
 
 def _fits(values: NDArray[Any], dtype: str) -> bool:
-    """Tell whether the figures are finite in the model's type too, if they came in another."""
+    """Return whether the figures are finite in the model's type too, if they came in another."""
     model = np.dtype(dtype)
     if values.dtype == model or model.kind not in "fiu" or values.dtype.kind == "b":
         return True
@@ -157,19 +141,88 @@ def _fits(values: NDArray[Any], dtype: str) -> bool:
     return not values.size or max(float(values.max()), -float(values.min())) <= limit
 
 
-def weight_of(reply: Message, weight_key: str) -> float:
-    """Read the weight of a good reply."""
-    (metrics,) = reply.content.metric_records.values()
-    return float(metrics[weight_key])  # type: ignore[arg-type]
+def view_array(array: Array) -> NDArray[Any]:
+    """View an array of a reply without copying its payload and without pickle."""
+    start, shape, fortran, dtype = _read_header(array.data)
+    if dtype.hasobject:
+        raise ValueError("the array holds Python objects")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
+    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _why_bad_weight(metrics: MetricRecord, weight_key: str | None) -> str | None:
-    if weight_key is None:
+def _read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
+    """Read where an npy file's values start, their shape, order and type."""
+    if data[6:7] == b"\1":  # the same few headers come again and again
+        start = 10 + int.from_bytes(data[8:10], "little")
+        return start, *_parse_header(data[:start])
+    stream = io.BytesIO(data)
+    if np.lib.format.read_magic(stream) != (2, 0):
+        raise ValueError("not an npy file of version 1 or 2")
+    header = np.lib.format.read_array_header_2_0(stream)
+    return stream.tell(), *header
+
+
+@lru_cache(maxsize=1024)
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    return np.lib.format.read_array_header_1_0(stream)
+
+
+# --- latency ---------------------------------------------------------------------------
+
+
+class Latency(NamedTuple):
+    """How long a node took for a message, and where the figure comes from."""
+
+    seconds: float
+    emulated: bool
+    source: str
+
+
+def reported_latency(reply: Message) -> Latency | None:
+    """Read what a reply says of its latency: a timing record, else a metric."""
+    record = reply.content.config_records.get(keys.TIMING)
+    if record is not None:
+        parts = [read_number(record, key) for key in (keys.TRAIN_TIME, keys.TRANSFER_TIME)]
+    else:
+        metrics = [m for m in reply.content.metric_records.values() if keys.TRAIN_TIME in m]
+        parts = [read_number(metrics[0], keys.TRAIN_TIME)] if metrics else [math.nan]
+    if not (all(seconds >= 0 for seconds in parts) and math.isfinite(sum(parts))):
         return None
-    weight = metrics.get(weight_key)
-    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
-        return None
-    return f"metric {weight_key!r} is {weight!r} instead of a number of at least 0"
+    emulated = record is not None and record.get(keys.EMULATED) is True
+    return Latency(sum(parts), emulated, "emulated" if emulated else "reported")
+
+
+def reported_partition(reply: Message) -> int | None:
+    """Read the partition that a reply says it comes from."""
+    record = reply.content.config_records.get(keys.TIMING)
+    value = None if record is None else record.get(keys.PARTITION_ID)
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def judge_latency(
+    reply: Message, round_trip_s: float | None, *, simulated: bool
+) -> tuple[Latency | None, str | None]:
+    """Decide what a node's latency was; return it and what is wrong with the node's claim.
+
+    A report above the round trip that the server saw is wrong, and only a simulated node may
+    say that its time is emulated; then, and where there is no report, the round trip counts.
+    """
+    reported = reported_latency(reply)
+    observed = None if round_trip_s is None else Latency(round_trip_s, False, "observed")
+    if reported is None:
+        return observed, None
+    if reported.emulated:
+        if simulated:
+            return reported, None
+        return observed, "claims an emulated device outside a simulation"
+    if round_trip_s is not None and reported.seconds > round_trip_s:
+        complaint = f"claims {reported.seconds:.3g} s, its reply was here in {round_trip_s:.3g} s"
+        return observed, complaint
+    return reported, None
 
 
 def _one_line(text: str | None) -> str:

@@ -1,31 +1,68 @@
-"""The run: Flower's own loop, with checked replies, a fleet clock and a history."""
+"""A run of synchronous rounds, and the pieces of which another loop can be made.
+
+A loop opens a run (:func:`opened`), and per round calls :func:`train` (or :func:`aggregate`, with
+replies that it has collected itself), :func:`evaluate` and :func:`finish_round`, which records
+the round and saves the checkpoint through the wrappers' hooks.
+"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.records import payload_bytes
-from flwr_hetero.server.exchange import Exchange, exchange
+from flwr_hetero.server.session import Session
 
-if TYPE_CHECKING:
-    from flwr_hetero.server.wrapper import Wrapper
-
-
+Record = dict[str, Any]
+"""A round's line of the history."""
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class _Hooks(Protocol):
+    """What a loop needs of each wrapper."""
+
+    name: ClassVar[str]
+
+    def on_start(self, run: "Run") -> None: ...
+    def round_info(self) -> dict[str, Any]: ...
+    def on_round_end(self, run: "Run", record: Record) -> None: ...
+    def on_finish(self, run: "Run") -> None: ...
+
+
+class _Composition(Protocol):
+    """What a loop needs of the outermost wrapper."""
+
+    session: Session
+
+    def chain(self) -> Sequence[Strategy]: ...
+    def wrappers(self) -> Sequence[_Hooks]: ...
+    def summary(self) -> None: ...
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]: ...
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]: ...
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]: ...
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None: ...
 
 
 @dataclass
 class Run:
-    """A run in progress; hooks may look at it, and a resumed run begins with another state."""
+    """A run in progress; a resumed run begins with another model, round and result."""
 
-    strategy: "Wrapper"
+    strategy: _Composition
     grid: Grid
     arrays: ArrayRecord
     num_rounds: int
@@ -43,128 +80,83 @@ class Run:
         """Seconds since the run began, pauses before a resume left out."""
         return self.wall_offset_s + time.monotonic() - self.started_s
 
-    def exchange(self, messages: Sequence[Message], timeout_s: float | None = None) -> Exchange:
-        """Send instructions, wait for replies, and move the session's clock."""
-        return timed_exchange(
-            self.strategy, self.grid, messages, self.timeout_s if timeout_s is None else timeout_s
-        )
+    def send(self, messages: Sequence[Message]) -> list[Message]:
+        """Send instructions and wait for the replies."""
+        return self.strategy.session.send(self.grid, messages, self.timeout_s)
 
 
-def timed_exchange(
-    strategy: "Wrapper", grid: Grid, messages: Sequence[Message], timeout_s: float
-) -> Exchange:
-    """Send instructions, wait for replies, and move the clock of a strategy's session."""
-    session = strategy.session
-    session.timeout_s = timeout_s
-    done = exchange(grid, messages, timeout_s, session.enough, emulated=session.emulated)
-    session.round_trip_s = done.round_trip_s
-    session.virtual_s += done.virtual_s
-    session.last_exchange_s = done.virtual_s
-    session.wall_s += done.wall_s
-    return done
-
-
-def run_rounds(
-    strategy: "Wrapper",
-    grid: Grid,
-    initial_arrays: ArrayRecord,
-    num_rounds: int,
-    timeout: float,
-    train_config: ConfigRecord | None,
-    evaluate_config: ConfigRecord | None,
-    evaluate_fn: EvaluateFn | None,
-) -> Result:
-    """Run federated learning with a nest of wrappers; arguments as for ``Strategy.start``."""
-    run = Run(
-        strategy=strategy,
-        grid=grid,
-        arrays=initial_arrays,
-        num_rounds=num_rounds,
-        timeout_s=timeout,
-        train_config=ConfigRecord() if train_config is None else train_config,
-        evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
-        evaluate_fn=evaluate_fn,
-    )
-    log(INFO, "Starting %s:", " > ".join(type(s).__name__ for s in strategy.chain()))
-    strategy.summary()
-    wrappers = strategy.wrappers()
-    try:
-        for wrapper in wrappers:
-            wrapper.on_start(run)
+def run_rounds(run: Run) -> Result:
+    """Train and evaluate in synchronous rounds; round 0 evaluates the initial model only."""
+    with opened(run):
         if run.round < 0:
-            _finish_round(run, _round_zero(run))
-        while run.round < num_rounds and strategy.session.stop_reason is None:
-            _finish_round(run, _one_round(run, run.round + 1))
-        if strategy.session.stop_reason:
-            log(WARNING, "Stopped after round %d: %s", run.round, strategy.session.stop_reason)
-    finally:
-        for wrapper in reversed(wrappers):
-            wrapper.on_finish(run)
+            record = new_record(run, 0, [])
+            record["global"] = evaluate_centrally(run, 0)
+            finish_round(run, record)
+        while run.round < run.num_rounds and run.strategy.session.stop_reason is None:
+            number = run.round + 1
+            log(INFO, "")
+            log(INFO, "[ROUND %s/%s]", number, run.num_rounds)
+            record = train(run, number)
+            evaluate(run, record)
+            _log_round(record)
+            finish_round(run, record)
     run.result.arrays = run.arrays
     return run.result
 
 
-def _round_zero(run: Run) -> dict[str, Any]:
-    record = _record(run, 0)
-    record["global"] = _evaluate_centrally(run, 0)
-    return record
+@contextmanager
+def opened(run: Run) -> Iterator[None]:
+    """Call the hooks at the start and, also after an error, at the end of a run."""
+    strategy, session = run.strategy, run.strategy.session
+    log(INFO, "Starting %s:", " > ".join(type(s).__name__ for s in strategy.chain()))
+    strategy.summary()
+    session.begin_round(run.arrays, run.train_config)
+    try:
+        for wrapper in strategy.wrappers():
+            wrapper.on_start(run)
+        yield
+        if session.stop_reason:
+            log(WARNING, "Stopped after round %d: %s", run.round, session.stop_reason)
+    finally:
+        for wrapper in reversed(strategy.wrappers()):
+            wrapper.on_finish(run)
 
 
-def _one_round(run: Run, number: int) -> dict[str, Any]:
-    strategy, result = run.strategy, run.result
-    log(INFO, "")
-    log(INFO, "[ROUND %s/%s]", number, run.num_rounds)
-    train = run.exchange(strategy.configure_train(number, run.arrays, run.train_config, run.grid))
-    up = sum(payload_bytes(m.content) for m in train.replies if m.has_content())
-    arrays, metrics = strategy.aggregate_train(number, train.replies)
+def train(run: Run, number: int) -> Record:
+    """Send training instructions, wait for the replies and aggregate them."""
+    messages = run.strategy.configure_train(number, run.arrays, run.train_config, run.grid)
+    return aggregate(run, number, messages, run.send(messages))
+
+
+def aggregate(
+    run: Run, number: int, messages: Sequence[Message], replies: Sequence[Message]
+) -> Record:
+    """Make the next global model of the replies to some instructions; return the record."""
+    bytes_up = sum(payload_bytes(reply.content) for reply in replies if reply.has_content())
+    arrays, metrics = run.strategy.aggregate_train(number, replies)
     if arrays is not None:
         run.arrays = arrays
     if metrics is not None:
-        result.train_metrics_clientapp[number] = metrics
-    record = _record(run, number, up=up)
-    record["weights"] = _shares(strategy.session.weights)
-    evaluate = run.exchange(
-        strategy.configure_evaluate(number, run.arrays, run.evaluate_config, run.grid)
-    )
-    evaluated = strategy.aggregate_evaluate(number, evaluate.replies)
-    if evaluated is not None:
-        result.evaluate_metrics_clientapp[number] = evaluated
-    record["global"] = _evaluate_centrally(run, number)
-    record |= {
-        "train": dict(metrics or {}),
-        "evaluate": dict(evaluated or {}),
-        "virtual_s": strategy.session.virtual_s,
-        "failures": [{"node": f.node, "reason": f.reason} for f in strategy.session.failures],
-    }
-    _log_round(record)
-    return record
+        run.result.train_metrics_clientapp[number] = metrics
+    record = new_record(run, number, messages)
+    return record | {"bytes_up": bytes_up, "train": dict(metrics or {})}
 
 
-def _record(run: Run, number: int, up: int = 0) -> dict[str, Any]:
-    """Make a round's line for the history, as far as it is known after training."""
-    session = run.strategy.session
-    asked = session.asked if number else []
-    return {
-        "round": number,
-        "virtual_s": session.virtual_s,
-        "bytes_down": sum(payload_bytes(message.content) for message in asked),
-        "bytes_up": up,
-        "train": {},
-        "evaluate": {},
-        "global": {},
-        "selected": [session.registry.identity(m.metadata.dst_node_id) for m in asked],
-        "weights": {},
-        "latency": {session.registry.identity(n): v.seconds for n, v in session.latency.items()},
-        "failures": [],
-    }
+def evaluate(run: Run, record: Record) -> None:
+    """Evaluate the global model on nodes and on the server, and complete the record."""
+    strategy, number = run.strategy, record["round"]
+    messages = strategy.configure_evaluate(number, run.arrays, run.evaluate_config, run.grid)
+    metrics = strategy.aggregate_evaluate(number, run.send(messages))
+    if metrics is not None:
+        run.result.evaluate_metrics_clientapp[number] = metrics
+    record["evaluate"] = dict(metrics or {})
+    record["global"] = evaluate_centrally(run, number)
+    record["virtual_s"] = strategy.session.clock.virtual_s
+    record["failures"] = [failure._asdict() for failure in strategy.session.info.failures]
 
 
-def _shares(weights: dict[str, float]) -> dict[str, float]:
-    total = sum(weights.values())
-    return {node: weight / total for node, weight in weights.items()}
-
-
-def _evaluate_centrally(run: Run, number: int) -> dict[str, Any]:
+def evaluate_centrally(run: Run, number: int) -> Record:
+    """Evaluate the global model on the server, if there is a function for it."""
     metrics = run.evaluate_fn(number, run.arrays) if run.evaluate_fn else None
     if metrics is None:
         return {}
@@ -172,29 +164,44 @@ def _evaluate_centrally(run: Run, number: int) -> dict[str, Any]:
     return dict(metrics)
 
 
-def _finish_round(run: Run, record: dict[str, Any]) -> None:
+def new_record(run: Run, number: int, messages: Sequence[Message]) -> Record:
+    """Make a round's line for the history, as far as it is known after training."""
+    session, identity = run.strategy.session, run.strategy.session.registry.identity
+    total = sum(session.info.weights.values())
+    return {
+        "round": number,
+        "virtual_s": session.clock.virtual_s,
+        "bytes_down": sum(payload_bytes(message.content) for message in messages),
+        "bytes_up": 0,
+        "train": {},
+        "evaluate": {},
+        "global": {},
+        "selected": [identity(message.metadata.dst_node_id) for message in messages],
+        "weights": {node: weight / total for node, weight in session.info.weights.items()},
+        "latency": {identity(n): v.seconds for n, v in session.exchange.latency.items()},
+        "failures": [],
+    }
+
+
+def finish_round(run: Run, record: Record) -> None:
+    """Let every wrapper add to the record and see it: here it is written, and the run saved."""
     run.round = record["round"]
-    wrappers = run.strategy.wrappers()
     record["wall_s"] = run.wall_s
-    for wrapper in wrappers:
+    for wrapper in run.strategy.wrappers():
         if info := wrapper.round_info():
             record[wrapper.name] = info
-    for wrapper in reversed(wrappers):
+    for wrapper in reversed(run.strategy.wrappers()):
         wrapper.on_round_end(run, record)
 
 
-def _log_round(record: dict[str, Any]) -> None:
+def _log_round(record: Record) -> None:
     figures = {**record["train"], **record["evaluate"], **record["global"]}
-    text = ", ".join(f"{key} {value:.4g}" for key, value in figures.items() if _is_number(value))
+    numbers = {key: value for key, value in figures.items() if isinstance(value, (int, float))}
     log(
         INFO,
         "\t└──> %.1f s on the fleet's clock, %d nodes, %d failures: %s",
         record["virtual_s"],
         len(record["selected"]),
         len(record["failures"]),
-        text or "no metrics",
+        ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()) or "no metrics",
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))

@@ -98,7 +98,7 @@ class Selection(Wrapper):
         self._outcomes = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
-            latency = self.session.latency.get(node_id)
+            latency = self.session.exchange.latency.get(node_id)
             (metrics,) = reply.content.metric_records.values()
             self._outcomes[self.identity(node_id)] = Outcome(
                 latency.seconds if latency else float("nan"), dict(metrics)

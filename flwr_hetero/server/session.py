@@ -1,79 +1,137 @@
-"""What all wrappers around one strategy know together: nodes, the current round, the clock."""
+"""What all wrappers around one strategy share: nodes, model, clock, and the exchange going on."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log, trains_trees
-from flwr_hetero.server.exchange import Latency, judge_latency, reported_partition
-from flwr_hetero.server.nodes import NodeRegistry, is_simulated
+from flwr_hetero._flwr import log
+from flwr_hetero.server.nodes import NodeRegistry, is_simulated, whole_grid
 from flwr_hetero.server.reply_checks import (
     Expected,
+    Latency,
     drop_private_metrics,
+    judge_latency,
     metric_names,
     odd_ones_out,
+    reported_latency,
+    reported_partition,
     weight_of,
     why_bad,
 )
 
+POLL_S = 0.1
+"""Pause between two polls for replies, in seconds."""
+
 
 class Failure(NamedTuple):
-    """A line of the history: a reply that was dropped or corrected, or that never came."""
+    """A reply that was dropped or corrected, or that never came."""
 
     node: str
     reason: str
-    lost: bool
-    """Whether a node that was asked has no reply that counts."""
+
+
+@dataclass
+class Clock:
+    """Time of the run by the fleet's clock: that of the devices where they are emulated."""
+
+    virtual_s: float = 0.0
+    emulated: bool = False
+    """Whether a simulated node has reported an emulated time."""
+
+
+@dataclass
+class Exchange:
+    """Instructions to nodes and what came back."""
+
+    messages: list[Message] = field(default_factory=list)
+    simulated: bool = False
+    timeout_s: float = inf
+    virtual_s: float = 0.0
+    """How long it took by the fleet's clock."""
+    round_trip_s: dict[str, float] = field(default_factory=dict)
+    """By message id, as the server saw it; empty where time is emulated."""
+    latency: dict[int, Latency] = field(default_factory=dict)
+    surplus: list[Message] = field(default_factory=list)
+    """Instructions whose replies were not waited for."""
+    counted: list[str] = field(default_factory=list)
+    """Nodes whose replies went to the innermost strategy."""
+    failed: list[str] = field(default_factory=list)
+
+    def outcome(self) -> tuple[list[str], list[str]]:
+        """Return the nodes whose replies counted, and those that failed, each once."""
+        return self.counted, list(dict.fromkeys(self.failed))
+
+
+@dataclass
+class RoundInfo:
+    """What the history gets of a round, beside the metrics."""
+
+    failures: list[Failure] = field(default_factory=list)
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Session:
-    """Shared by all wrappers of one nest; the outermost one fills it."""
+    """Shared by all wrappers of one composition; the outermost one fills it.
+
+    ``enough`` is the number of replies to wait for (None: all), ``stop_reason`` ends the run
+    after the round, ``accepted`` counts the sets of metric names seen, by message type.
+    """
 
     registry: NodeRegistry = field(default_factory=NodeRegistry)
-    timeout_s: float = float("inf")
-    latency: dict[int, Latency] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    counted: list[str] = field(default_factory=list)
-    weights: dict[str, float] = field(default_factory=dict)
-    round_trip_s: dict[str, float] = field(default_factory=dict)
-    virtual_s: float = 0.0
-    wall_s: float = 0.0
-    last_exchange_s: float = 0.0
+    clock: Clock = field(default_factory=Clock)
+    exchange: Exchange = field(default_factory=Exchange)
+    info: RoundInfo = field(default_factory=RoundInfo)
     arrays: ArrayRecord | None = None
     config: ConfigRecord | None = None
-    stop_reason: str | None = None
-    devices: dict[str, dict[str, str | float]] = field(default_factory=dict)
     enough: int | None = None
-    surplus: list[Message] = field(default_factory=list)
-    asked: list[Message] = field(default_factory=list)
+    stop_reason: str | None = None
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
-    emulated: bool = False
-    simulated: bool = False
-    _num_earlier: int = 0
+
+    # --- out -------------------------------------------------------------------------
 
     def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
-        """Open the books of a round."""
-        self.failures, self._num_earlier = [], 0
+        """Begin a round with the global model and the run's training config."""
+        self.info = RoundInfo()
         self.arrays, self.config = arrays, config
 
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
-        """Remember the instructions of an exchange, to know whose replies they get."""
-        self.asked = list(messages)
-        self.simulated = is_simulated(grid)
-        self.round_trip_s = {}
-        self.latency = {}
-        self._num_earlier = len(self.failures)
+        """Begin an exchange: only replies to these instructions are accepted."""
+        self.exchange = Exchange(list(messages), is_simulated(grid))
 
-    def take_in(self, replies: Sequence[Message], expected: Expected) -> list[Message]:
-        """Sort the good replies by node identity and put the others down as failures."""
-        waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
-        answers = sum(reply.has_content() for reply in replies)
+    def send(self, grid: Grid, messages: Sequence[Message], timeout_s: float) -> list[Message]:
+        """Send instructions, wait for all or enough replies, and advance the clock."""
+        now, grid = self.exchange, whole_grid(grid)
+        now.timeout_s = timeout_s
+        if not messages:
+            return []
+        start_s = time.monotonic()
+        if hasattr(grid, "virtual_time_s"):
+            replies, now.virtual_s = _on_virtual_clock(grid, messages, timeout_s, self.enough)
+        elif is_simulated(grid):  # the first replies are those first on the devices' clock
+            replies, now.round_trip_s = _wait(grid, messages, timeout_s, None)
+            num_missing = 0 if _is_enough(replies, self.enough) else len(messages) - len(replies)
+            replies = _first(replies, self.enough)
+            emulated_s = _emulated_s(replies, num_missing, timeout_s, known=self.clock.emulated)
+            now.virtual_s = time.monotonic() - start_s if emulated_s is None else emulated_s
+        else:
+            replies, now.round_trip_s = _wait(grid, messages, timeout_s, self.enough)
+            now.virtual_s = time.monotonic() - start_s
+        self.clock.virtual_s += now.virtual_s
+        return replies
+
+    # --- in --------------------------------------------------------------------------
+
+    def accept(self, replies: Sequence[Message], expected: Expected) -> list[Message]:
+        """Return the good replies, sorted by node identity; record the others as failures."""
+        now = self.exchange
+        waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in now.messages}
         good: dict[int, Message] = {}
         for reply in replies:
             node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -83,65 +141,57 @@ class Session:
                 self.fail(node_id, reason)
             else:
                 good[node_id] = reply
-        self.surplus = []
-        if self.enough is not None and answers >= self.enough:
-            self.surplus = [m for m in self.asked if m.metadata.message_id in waiting]
+        if self.enough is not None and _is_enough(replies, self.enough):
+            now.surplus = [m for m in now.messages if m.metadata.message_id in waiting]
             waiting = {}
         for node_id in waiting.values():
-            self.fail(node_id, f"no reply within {self.timeout_s:g} s")
-        ordered = sorted(good, key=self.registry.sort_key)
-        agreed = [good[node_id] for node_id in ordered]
-        if expected.metrics:
-            agreed = self._agree(agreed)
-        return agreed
+            self.fail(node_id, f"no reply within {now.timeout_s:g} s")
+        ordered = [good[node_id] for node_id in sorted(good, key=self.registry.sort_key)]
+        return self._same_metrics(ordered) if expected.metrics and ordered else ordered
 
-    def drop_weightless(self, replies: list[Message], weight_key: str | None) -> list[Message]:
-        """Drop all replies if none has a weight: Flower would divide by their sum."""
-        if weight_key is None or any(weight_of(reply, weight_key) for reply in replies):
-            return replies
-        for reply in replies:
-            self.fail(reply.metadata.src_node_id, f"{weight_key} is 0 in all replies")
-        return []
+    def count(self, replies: list[Message], weight_key: str | None) -> list[Message]:
+        """Note whose replies go to the innermost strategy; none if their weights sum to 0."""
+        if weight_key and not any(weight_of(reply, weight_key) for reply in replies):
+            for reply in replies:  # Flower would divide by the sum
+                self.fail(reply.metadata.src_node_id, f"{weight_key} is 0 in all replies")
+            replies = []
+        identity = self.registry.identity
+        self.exchange.counted = [identity(reply.metadata.src_node_id) for reply in replies]
+        return replies
 
     def fail(self, node_id: int, reason: str) -> None:
-        """Put down that the reply of a node that was asked does not count."""
-        self.latency.pop(node_id, None)
-        self._record_failure(node_id, reason, lost=True)
+        """Record that a node that was asked has no reply that counts."""
+        self.note(node_id, f"reply dropped: {reason}", recorded=reason)
+        self.exchange.latency.pop(node_id, None)
+        self.exchange.failed.append(self.registry.identity(node_id))
 
-    def note(self, node_id: int, reason: str) -> None:
+    def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
         """Record a failure that costs no reply of a node that was asked."""
-        self._record_failure(node_id, reason, lost=False)
-
-    def failed(self) -> list[str]:
-        """Return the nodes asked in this exchange that have no reply that counts."""
-        return list(dict.fromkeys(f.node for f in self.failures[self._num_earlier :] if f.lost))
-
-    def _record_failure(self, node_id: int, reason: str, *, lost: bool) -> None:
         identity = self.registry.identity(node_id)
-        log(WARNING, "%s: %s: %s", identity, "reply dropped" if lost else "noted", reason)
-        self.failures.append(Failure(identity, reason, lost))
+        log(WARNING, "%s: %s", identity, reason)
+        self.info.failures.append(Failure(identity, recorded or reason))
 
     def _why_late(self, reply: Message, node_id: int) -> str | None:
-        partition = reported_partition(reply)
+        """Learn a reply's partition and latency; return why it came too late, if it did."""
+        now, partition = self.exchange, reported_partition(reply)
         if partition is not None:
             self.registry.set_partition_id(node_id, partition)
-        round_trip_s = self.round_trip_s.get(reply.metadata.reply_to_message_id)
-        latency, complaint = judge_latency(reply, round_trip_s, simulated=self.simulated)
+        round_trip_s = now.round_trip_s.get(reply.metadata.reply_to_message_id)
+        latency, complaint = judge_latency(reply, round_trip_s, simulated=now.simulated)
         if complaint:
             log(WARNING, "%s: latency not believed: %s", self.registry.identity(node_id), complaint)
         drop_private_metrics(reply)
         if latency is None:
             return None
-        self.emulated = self.emulated or latency.emulated
-        if latency.emulated and latency.seconds > self.timeout_s:
-            return f"late: {latency.seconds:.3g} s, the time-out is {self.timeout_s:g} s"
-        self.latency[node_id] = latency
+        self.clock.emulated |= latency.emulated
+        if latency.emulated and latency.seconds > now.timeout_s:
+            return f"late: {latency.seconds:.3g} s, the time-out is {now.timeout_s:g} s"
+        now.latency[node_id] = latency
         return None
 
-    def _agree(self, good: list[Message]) -> list[Message]:
-        if not good:
-            return []
-        accepted = self.accepted.setdefault(self.asked[0].metadata.message_type, {})
+    def _same_metrics(self, good: list[Message]) -> list[Message]:
+        """Drop replies whose metrics have other names than those of the majority."""
+        accepted = self.accepted.setdefault(self.exchange.messages[0].metadata.message_type, {})
         names = [metric_names(reply) for reply in good]
         odd = odd_ones_out(names, accepted)
         for position in odd:
@@ -153,7 +203,63 @@ class Session:
         return [good[position] for position in kept]
 
 
-def expected_of(arrays: ArrayRecord | None, leaf: Strategy) -> Expected:
-    """Tell what the replies must hold for a given innermost strategy."""
-    trees = trains_trees(leaf)
-    return Expected(None if trees else arrays, getattr(leaf, "weighted_by_key", None))
+# --- waiting for replies -------------------------------------------------------------------
+
+
+def _on_virtual_clock(
+    grid: Any, messages: Sequence[Message], timeout_s: float, enough: int | None
+) -> tuple[list[Message], float]:
+    """Exchange on a grid with a clock of its own, as LocalGrid has."""
+    start_s = grid.virtual_time_s
+    replies = grid.wait_for(grid.push_messages(messages), timeout_s, enough)
+    # to the nanosecond, so that a resumed run, whose clock began later, counts the same
+    return replies, round(float(grid.virtual_time_s) - start_s, 9)
+
+
+def _wait(
+    grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None
+) -> tuple[list[Message], dict[str, float]]:
+    """Poll for replies; return them and the round trip of each."""
+    start_s = time.monotonic()
+    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+    replies: list[Message] = []
+    round_trip_s: dict[str, float] = {}
+    while waiting and time.monotonic() - start_s < timeout_s and not _is_enough(replies, enough):
+        arrived = list(grid.pull_messages(waiting))
+        for reply in arrived:
+            round_trip_s[reply.metadata.reply_to_message_id] = time.monotonic() - start_s
+        replies += arrived
+        waiting -= round_trip_s.keys()
+        if waiting and not arrived:
+            time.sleep(POLL_S)
+    return replies, round_trip_s
+
+
+def _is_enough(replies: Sequence[Message], enough: int | None) -> bool:
+    return enough is not None and sum(reply.has_content() for reply in replies) >= enough
+
+
+def _first(replies: list[Message], enough: int | None) -> list[Message]:
+    """Keep errors and the first ``enough`` replies on the devices' own clock."""
+    if enough is None:
+        return replies
+    timed = [(reported_latency(r), r) for r in replies if r.has_content()]
+    timed.sort(key=lambda pair: pair[0].seconds if pair[0] else inf)
+    first = {id(reply) for _, reply in timed[:enough]}
+    return [reply for reply in replies if reply.has_error() or id(reply) in first]
+
+
+def _emulated_s(
+    replies: Sequence[Message], num_missing: int, timeout_s: float, *, known: bool
+) -> float | None:
+    """Length of an exchange on the devices' own clock (TiFL, Eq. 1); None if they have none.
+
+    An error takes no time, as in LocalGrid.
+    """
+    latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
+    seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
+    if not seconds and not known:
+        return None
+    in_time = [latency_s for latency_s in seconds if latency_s <= timeout_s]
+    late = num_missing > 0 or len(in_time) < len(seconds)
+    return max([*in_time, *([timeout_s] if late else [])], default=0.0)

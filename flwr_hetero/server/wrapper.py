@@ -1,7 +1,7 @@
 """What every strategy of this package is: a wrapper around another Flower strategy."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -10,22 +10,22 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero._flwr import trains_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes
-from flwr_hetero.server.reply_checks import weight_of
-from flwr_hetero.server.rounds import run_rounds
-from flwr_hetero.server.session import Session, expected_of
+from flwr_hetero.server.reply_checks import Expected, weight_of
+from flwr_hetero.server.rounds import Run, run_rounds
+from flwr_hetero.server.session import Session
 from flwr_hetero.state_dict import StateDict
 
-if TYPE_CHECKING:
-    from flwr_hetero.server.rounds import Run
+GRADIENT_ONLY = frozenset({"steps", "orders"})
+"""Decisions about gradient steps, of which boosted trees take none."""
 
 
 class Wrapper(Strategy):
     """Wrap a strategy: same ``start``, any of the hooks below overridden.
 
-    The wrapped strategy does the aggregation (and, unless a wrapper selects nodes, the
-    sampling); a wrapper changes which nodes it sees, what the instructions say and what is
-    learnt from the replies. Wrappers nest in any order. The outermost one checks the replies:
-    bad ones are dropped with a reason, so that one node never stops the run.
+    The wrapped strategy aggregates (and, unless a wrapper selects nodes, samples them); a
+    wrapper changes which nodes it sees, what the instructions say and what is learnt from the
+    replies. The outermost wrapper checks the replies: bad ones are dropped with a reason, so
+    that no node stops the run.
 
     Parameters
     ----------
@@ -40,17 +40,18 @@ class Wrapper(Strategy):
 
     Notes
     -----
-    What goes with what, checked at construction (:mod:`flwr_hetero.server.wrapper`):
+    What goes with what, checked at construction:
 
-    - No two wrappers of a nest decide the same thing. ``TiFL`` decides the selection;
-      ``LocalSteps``, ``BiasedLocalSGD``, ``FedNova``, ``AdaComm`` and the exact mode of
-      ``CDGraB`` the steps; ``CDGraB`` the orders; ``Resharding`` the samples of a node; the
-      shared-data mode of ``BiasedLocalSGD`` samples and orders. So none is there twice.
-    - ``OverSelect`` goes outside ``TiFL`` and ``Resharding``: both send nodes messages of their
-      own, and a node that is still at work must not get any.
+    - No two wrappers decide the same thing. ``TiFL`` and ``RandomSelection`` decide the
+      selection; ``LocalSteps``, ``BiasedLocalSGD``, ``FedNova``, ``AdaComm`` and the exact mode
+      of ``CDGraB`` the steps; ``CDGraB`` the orders; ``Resharding`` the samples of a node; the
+      shared-data mode of ``BiasedLocalSGD`` samples and orders. So none occurs twice.
+    - ``OverSelect`` goes outside the selection and ``Resharding``: both send nodes messages of
+      their own, and a node that is still at work must not get any.
     - ``Recorded`` goes outside all others: it restores them before they begin.
-    - ``TiFL`` and weighting by steps ask for a strategy that derives from FedAvg, TiFL for one
-      that leaves the choice of nodes open; steps and orders ask for one that trains by gradients.
+    - A selection and weighting by steps ask for a strategy that derives from FedAvg, a selection
+      for one that leaves the choice of nodes open; steps and orders for one that trains by
+      gradients.
     - All else goes, in any order.
 
     Examples
@@ -62,30 +63,31 @@ class Wrapper(Strategy):
     """
 
     name: ClassVar[str] = "wrapper"
-    """Key of this wrapper's facts in the history."""
+    """Key of this wrapper's information in the history."""
     decides: frozenset[str] = frozenset()
-    """What this wrapper decides for the whole nest, so that no other one may."""
+    """What this wrapper decides for the whole composition, so that no other one may."""
     outside_of: ClassVar[frozenset[str]] = frozenset()
     """Decisions that must be made further in."""
     outermost: ClassVar[bool] = False
     """Whether nothing may be wrapped around this one."""
 
+    leaf: Strategy
+    """The innermost strategy."""
+
     def __init__(self, strategy: Strategy | None = None) -> None:
         if strategy is not None and not isinstance(strategy, Strategy):
-            raise invalid(
-                "strategy", strategy, "be a flwr.serverapp.strategy.Strategy", "pass an instance"
-            )
+            raise invalid("strategy", strategy, "be a flwr.serverapp.strategy.Strategy")
         self.inner: Strategy = FedAvg() if strategy is None else strategy
         self.outer: Wrapper | None = None
+        self._chain = _chain_of(self)
+        self._wrappers = tuple(s for s in self._chain if isinstance(s, Wrapper))
+        self.leaf = self._chain[-1]
+        if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
+            raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
+        self._check_composition()
+        self.session = Session()
         if isinstance(self.inner, Wrapper):
-            if self.inner.outer is not None:
-                raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
-            check_nest(self)
-            self.inner.outer = self
-            self.session: Session = self.inner.session
-        else:
-            check_nest(self)
-            self.session = Session()
+            self.inner.outer, self.session = self, self.inner.session
 
     # --- hooks: override these -------------------------------------------------------
 
@@ -114,7 +116,7 @@ class Wrapper(Strategy):
         """
         if isinstance(self.inner, Wrapper):
             return self.inner.weights(replies)
-        key = getattr(self.leaf, "weighted_by_key", None)
+        key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
@@ -130,14 +132,14 @@ class Wrapper(Strategy):
     def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' evaluation counted after all wrappers, and which nodes failed."""
 
-    def on_start(self, run: "Run") -> None:
+    def on_start(self, run: Run) -> None:
         """Prepare a run; called once by ``start``, before the first round."""
 
-    def on_round_end(self, run: "Run", record: dict[str, Any]) -> None:
+    def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """See a round's line for the history, after the round."""
 
-    def on_finish(self, run: "Run") -> None:
-        """See the run off; called by ``start``, also when a round raised."""
+    def on_finish(self, run: Run) -> None:
+        """End a run; called by ``start``, also when a round raised."""
 
     def round_info(self) -> dict[str, Any]:
         """Return what this round's line in the history says of this wrapper, JSON-able."""
@@ -150,43 +152,49 @@ class Wrapper(Strategy):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
 
-    # --- the nest ----------------------------------------------------------------------
+    # --- the composition ---------------------------------------------------------------
 
-    def chain(self) -> Iterator[Strategy]:
-        """Yield this wrapper, the strategy in it, and so on to the innermost one."""
-        strategy: Strategy | None = self
-        while strategy is not None:
-            yield strategy
-            strategy = getattr(strategy, "inner", getattr(strategy, "strategy", None))
+    def chain(self) -> tuple[Strategy, ...]:
+        """Return this wrapper, the strategy in it, and so on to the innermost one."""
+        return self._chain
 
-    def wrappers(self) -> list["Wrapper"]:
-        """Return the wrappers of this nest, outermost first."""
-        return [strategy for strategy in self.chain() if isinstance(strategy, Wrapper)]
+    def wrappers(self) -> tuple["Wrapper", ...]:
+        """Return this wrapper and those in it, outermost first."""
+        return self._wrappers
 
-    @property
-    def leaf(self) -> Strategy:
-        """The innermost strategy."""
-        return list(self.chain())[-1]
+    def identity(self, node_id: int) -> str:
+        """Return a node's stable identity: name, key, partition or id, in that order."""
+        return self.session.registry.identity(node_id)
 
     @property
     def top(self) -> "Wrapper":
         """The outermost wrapper."""
         return self if self.outer is None else self.outer.top
 
-    def identity(self, node_id: int) -> str:
-        """Return a node's stable identity (name, key, partition or id, in that order).
+    @property
+    def _weight_key(self) -> str | None:
+        return getattr(self.leaf, "weighted_by_key", None)
 
-        Parameters
-        ----------
-        node_id : int
-            Flower's node id.
+    def _check_composition(self) -> None:
+        """Refuse a strategy that this wrapper does not go with.
 
-        Returns
-        -------
-        str
-            For instance ``node-3``.
+        The rules are read from ``decides``, ``outside_of`` and ``outermost``, so that they hold
+        for wrappers of other packages too.
         """
-        return self.session.registry.identity(node_id)
+        me = type(self).__name__
+        for inner in self.wrappers()[1:]:
+            name = type(inner).__name__
+            if both := self.decides & inner.decides:
+                rule = f"leave {' and '.join(sorted(both))} to {me}"
+                raise invalid("strategy", name, rule, "use one of the two")
+            early = inner.outside_of & self.decides
+            if early or inner.outermost:
+                others = f"the wrapper that decides on {' and '.join(sorted(early))}"
+                rule = f"not be {name}, whose place is outside {others if early else 'all others'}"
+                raise invalid("strategy", name, rule, f"write {name}({me}(...))")
+        if trains_trees(self.leaf) and self.decides & GRADIENT_ONLY:
+            rule = f"train by gradient steps inside {me}"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
 
     # --- Flower's Strategy -------------------------------------------------------------
 
@@ -200,7 +208,7 @@ class Wrapper(Strategy):
         messages: Iterable[Message] = []
         if _has_nodes(view, grid):
             messages = self.inner.configure_train(server_round, arrays, config, view)
-        own = self.on_instructions(server_round, self._own(messages), grid)
+        own = self.on_instructions(server_round, self._with_own_records(messages), grid)
         if self.outer is None:
             self.session.ask(own, grid)
         return own
@@ -209,22 +217,23 @@ class Wrapper(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        good = list(replies)
+        session, like, good = self.session, self.session.arrays, list(replies)
         if self.outer is None:
-            good = self.session.take_in(good, expected_of(self.session.arrays, self.leaf))
-        like, good = self.session.arrays, self.on_replies(server_round, good)
+            sent = None if trains_trees(self.leaf) else like
+            good = session.accept(good, Expected(sent, self._weight_key))
+        good = self.on_replies(server_round, good)
         if isinstance(self.inner, Wrapper):
             arrays, metrics = self.inner.aggregate_train(server_round, good)
         else:
-            good = self._count(good)
+            good = session.count(good, self._weight_key)
             weights = self.top.weights(good)
-            self.session.weights = dict(zip(self.session.counted, weights, strict=True))
+            session.info.weights = dict(zip(session.exchange.counted, weights, strict=True))
             arrays, metrics = aggregate(self.inner, self.leaf, server_round, good, weights, like)
         if self.outer is None:
-            for wrapper in self.wrappers():
-                wrapper.on_train_end(server_round, self.session.counted, self.session.failed())
-        if self.outer is None and arrays is not None and like is not None:
-            arrays = keep_dtypes(arrays, like)  # Flower's FedAdam and its like give float64
+            if arrays is not None and like is not None:
+                arrays = keep_dtypes(arrays, like)  # Flower's FedAdam and its like give float64
+            for wrapper in self._of_this_session():
+                wrapper.on_train_end(server_round, *session.exchange.outcome())
         return arrays, metrics
 
     def configure_evaluate(
@@ -235,7 +244,7 @@ class Wrapper(Strategy):
         messages: Iterable[Message] = []
         if _has_nodes(view, grid):
             messages = self.inner.configure_evaluate(server_round, arrays, config, view)
-        own = self._own(messages)
+        own = self._with_own_records(messages)
         if self.outer is None:
             self.session.ask(own, grid)
         return own
@@ -244,16 +253,16 @@ class Wrapper(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        good = list(replies)
+        session, good = self.session, list(replies)
         if self.outer is None:
-            good = self.session.take_in(good, expected_of(None, self.leaf))
+            good = session.accept(good, Expected(None, self._weight_key))
         good = self.on_evaluate_replies(server_round, good)
         if not isinstance(self.inner, Wrapper):
-            good = self._count(good)
+            good = session.count(good, self._weight_key)
         metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
-            for wrapper in self.wrappers():
-                wrapper.on_evaluate_end(server_round, self.session.counted, self.session.failed())
+            for wrapper in self._of_this_session():
+                wrapper.on_evaluate_end(server_round, *session.exchange.outcome())
         return metrics
 
     def summary(self) -> None:
@@ -292,24 +301,18 @@ class Wrapper(Strategy):
         Result
             Final arrays and the metrics of all rounds.
         """
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        configs = (train_config, evaluate_config)
         return run_rounds(
-            self,
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
+            Run(self, grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn)
         )
 
-    def _count(self, replies: list[Message]) -> list[Message]:
-        """Note, before the innermost strategy gets them, whose replies count."""
-        good = self.session.drop_weightless(replies, getattr(self.leaf, "weighted_by_key", None))
-        self.session.counted = [self.identity(reply.metadata.src_node_id) for reply in good]
-        return good
+    def _of_this_session(self) -> list["Wrapper"]:
+        """Return the wrappers down to Flower's first strategy, which may wrap others."""
+        return [wrapper for wrapper in self._wrappers if wrapper.session is self.session]
 
-    def _own(self, messages: Iterable[Message]) -> list[Message]:
+    def _with_own_records(self, messages: Iterable[Message]) -> list[Message]:
         """Give each message records of its own; Flower's strategies share one among all."""
         if isinstance(self.inner, Wrapper):
             return list(messages)
@@ -324,33 +327,15 @@ class Wrapper(Strategy):
         return own
 
 
+def _chain_of(strategy: Strategy | None) -> tuple[Strategy, ...]:
+    """Return a strategy and those in it; Flower's own wrappers call the next one ``strategy``."""
+    chain = []
+    while strategy is not None:
+        chain.append(strategy)
+        strategy = getattr(strategy, "inner", getattr(strategy, "strategy", None))
+    return tuple(chain)
+
+
 def _has_nodes(view: Grid, grid: Grid) -> bool:
-    """Tell whether there is anyone to ask; Flower's sampling waits for ever for no one."""
+    """Return whether there is a node to ask; Flower's sampling waits indefinitely for one."""
     return view is grid or any(True for _ in view.get_node_ids())
-
-
-GRADIENT_ONLY = frozenset({"steps", "orders"})
-"""Decisions about gradient steps, of which boosted trees take none."""
-
-
-def check_nest(wrapper: "Wrapper") -> None:
-    """Refuse a wrapper around strategies that it does not go with.
-
-    The rules are read from three attributes of :class:`~flwr_hetero.strategy.Wrapper`, so that
-    they hold for wrappers of other packages too: ``decides``, ``outside_of``, ``outermost``.
-    """
-    me = type(wrapper).__name__
-    for inner in wrapper.wrappers()[1:]:
-        name = type(inner).__name__
-        if both := wrapper.decides & inner.decides:
-            rule = f"leave {' and '.join(sorted(both))} to {me}"
-            raise invalid("strategy", name, rule, "use one of the two")
-        early = inner.outside_of & wrapper.decides
-        if early or inner.outermost:
-            whom = f"whoever decides on {' and '.join(sorted(early))}" if early else "all others"
-            rule = f"not be {name}, whose place is outside {whom}"
-            raise invalid("strategy", name, rule, f"write {name}({me}(...))")
-    leaf = type(wrapper.leaf).__name__
-    if trains_trees(wrapper.leaf) and wrapper.decides & GRADIENT_ONLY:
-        rule = f"train by gradient steps inside {me}"
-        raise invalid("strategy", leaf, rule, f"leave {me} out: boosted trees take no such steps")

@@ -10,9 +10,9 @@ from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.server.exchange import judge_latency, reported_partition
 from flwr_hetero.server.nodes import NodeRegistry, is_simulated
 from flwr_hetero.server.profiling import has_raised
+from flwr_hetero.server.reply_checks import judge_latency, reported_partition
 from flwr_hetero.tifl.algorithm import (
     Floats,
     Tiering,

@@ -276,7 +276,7 @@ class TiFL(Selection):
 
     def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
         """Count failures in a row; a tier of which no reply counts gets its credit back."""
-        self.estimate.actual_s += self.session.last_exchange_s
+        self.estimate.actual_s += self.session.exchange.virtual_s
         self.failures.record_training(set(good), set(failed))
         if not good and self.draw.tier is not None:
             self.state = refund(self.state, self.draw.tier)
@@ -316,8 +316,8 @@ class TiFL(Selection):
         }
         if self._new_tiers:
             info |= self.tiers.info()
-            if self.session.devices:
-                info["devices"] = self.session.devices
+            if self.session.registry.devices:
+                info["devices"] = self.session.registry.devices
             self._new_tiers = False
         return info
 

@@ -8,7 +8,7 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.exchange import exchange
+from flwr_hetero.server.session import Session
 from flwr_hetero.strategy import OverSelect, TiFL
 
 
@@ -138,8 +138,11 @@ class SlowGrid(LocalGrid):
 def test_real_devices_are_not_waited_for_either():
     grid = SlowGrid()
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    done = exchange(grid, messages, 60.0, enough=2)
-    assert (len(done.replies), len(done.missing), grid.looks) == (3, 1, 3)  # an error and two
+    session = Session(enough=2)
+    session.ask(messages, grid)
+    replies = session.send(grid, messages, 60.0)
+    assert (len(replies), grid.looks) == (3, 3)  # an error and two
+    assert session.clock.virtual_s == session.exchange.virtual_s > 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.biased_local_sgd.step_budget import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.exchange import Latency
+from flwr_hetero.server.reply_checks import Latency
 from flwr_hetero.strategy import LocalSteps
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
@@ -163,8 +163,8 @@ def reply_of(strategy, source, round_trip_s):
     """Make the session see a reply of node 7 that took 10 steps in 3 s."""
     asked = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
-    strategy.session.latency[7] = Latency(3.0, False, source)
-    strategy.session.round_trip_s[reply.metadata.reply_to_message_id] = round_trip_s
+    strategy.session.exchange.latency[7] = Latency(3.0, False, source)
+    strategy.session.exchange.round_trip_s[reply.metadata.reply_to_message_id] = round_trip_s
     return reply
 
 

@@ -35,7 +35,7 @@ def nodes_of(grid):
 
 
 def reasons(strategy):
-    return [failure.reason for failure in strategy.session.failures]
+    return [failure.reason for failure in strategy.session.info.failures]
 
 
 class History:

@@ -27,7 +27,7 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.exchange import judge_latency
+from flwr_hetero.server.reply_checks import judge_latency
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 3

@@ -57,7 +57,7 @@ def test_a_broken_header_costs_that_reply_only(header, inner):
     strategy = CDGraB(inner(fraction_evaluate=0.0))
     grid = answer_of_node_0(npy(HEADERS[header]))
     result = strategy.start(grid, toy_arrays(buffer=False), 1)
-    assert [failure.node for failure in strategy.session.failures] == ["id-1000"]
+    assert [failure.node for failure in strategy.session.info.failures] == ["id-1000"]
     assert result.arrays["w"].numpy().tolist() == [1.0] * 4
 
 

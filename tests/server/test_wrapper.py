@@ -11,8 +11,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.fleet.faults import CORRUPTIONS
-from flwr_hetero.server.exchange import judge_latency
-from flwr_hetero.server.reply_checks import Expected, view_array, why_bad
+from flwr_hetero.server.reply_checks import Expected, judge_latency, view_array, why_bad
 from flwr_hetero.strategy import Wrapper
 
 FLOWER_STRATEGIES = {
@@ -257,7 +256,7 @@ def test_duplicate_and_stale_replies_are_dropped():
     wrapper.on_replies = lambda r, replies: seen.extend(replies) or replies
     wrapper.aggregate_train(2, [*old, *new, *new])
     assert sorted(map(id, seen)) == sorted(map(id, new))
-    assert len(wrapper.session.failures) == 4
+    assert len(wrapper.session.info.failures) == 4
 
 
 def odd(when):
