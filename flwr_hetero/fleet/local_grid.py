@@ -291,17 +291,20 @@ class LocalGrid(Grid):
         self.traffic.asked += 1
         message_id = f"{self.traffic.asked:08d}"
         set_message_id(message, message_id)
-        node_id, now_s = message.metadata.dst_node_id, self.virtual_time_s
-        if node_id in self._online:
-            node = self._nodes[node_id]
-            arrival_s, reply = node.answer(message, self.client_app, self.seed, self.faults, now_s)
-        else:
-            error = Error(NODE_UNAVAILABLE, "the node is offline")
-            arrival_s, reply = now_s, Message(error, reply_to=message)
+        arrival_s, reply = self._answer(message, message.metadata.dst_node_id)
         if reply is not None:
             set_message_id(reply, f"{message_id}-reply")
         self.traffic.pending[message_id] = _Pending(arrival_s, reply)
         return message_id
+
+    def _answer(self, message: Message, node_id: int) -> tuple[float, Message | None]:
+        """Return when a node's reply arrives, and the reply; None if it sends none."""
+        now_s = self.virtual_time_s
+        if node_id in self._online:
+            node = self._nodes[node_id]
+            return node.answer(message, self.client_app, self.seed, self.faults, now_s)
+        error = Error(NODE_UNAVAILABLE, "the node is offline")
+        return now_s, Message(error, reply_to=message)
 
     def _collect(self, ids: set[str], until_s: float) -> list[Message]:
         pending = self.traffic.pending
