@@ -13,7 +13,6 @@ from flwr_hetero.report.history import CLOCKS
 if TYPE_CHECKING:
     from flwr_hetero.report.compare import Comparison
 
-
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -34,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"flwr-hetero: error: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        cure = "pip install 'flwr-hetero[report]'"
-        print(f"flwr-hetero: error: {error.name} is not installed: {cure}", file=sys.stderr)
+        hint = "pip install 'flwr-hetero[report]'"
+        print(f"flwr-hetero: error: {error.name} is not installed: {hint}", file=sys.stderr)
         return 2
     return 0
 
@@ -88,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--out", type=Path, default=Path("compare.png"), help="the figure (default: compare.png)"
     )
-    commands.add_parser("fleet", help="start, look at and end a real fleet on this machine")
+    commands.add_parser("fleet", help="start, inspect and end a real fleet on this machine")
     return parser
 
 
@@ -106,7 +105,7 @@ def _compare(options: argparse.Namespace) -> None:
     from flwr_hetero.report.style import LIGHT
 
     if options.out.suffix not in FORMATS:
-        raise invalid("--out", str(options.out), f"end in {', '.join(FORMATS)}", "rename it")
+        raise invalid("--out", str(options.out), f"end in {', '.join(FORMATS)}")
     comparison = compare(
         read_runs(options.directories),
         options.metric,

@@ -67,7 +67,7 @@ def test_losses_persist_and_their_loss_is_survived():
         assert accuracy(result) > 0.3
 
 
-def test_in_private_mode_no_index_and_no_single_loss_leaves_a_node():
+def test_private_mode_sends_no_index_and_no_single_loss():
     sent = []
 
     class Listening(LocalGrid):
@@ -117,6 +117,7 @@ def test_settings_of_the_method(config, named):
 
 
 @pytest.mark.app
+@pytest.mark.nightly
 def test_ten_nodes_leave_a_run_directory(flower, tmp_path):
     out = tmp_path / "run"
     log = flower("biased-local-sgd", 10, num_server_rounds=5, output_dir=out)

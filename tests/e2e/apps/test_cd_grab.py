@@ -113,6 +113,7 @@ def test_settings_of_the_method(config, named):
 
 
 @pytest.mark.app
+@pytest.mark.nightly
 def test_four_nodes_leave_a_run_directory(flower, tmp_path):
     out = tmp_path / "run"
     log = flower("cd-grab", 4, num_server_rounds=6, batch_size=16, output_dir=out)

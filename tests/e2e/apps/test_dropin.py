@@ -10,6 +10,7 @@ DROPIN = Path(__file__).parents[2] / "dropin"
 
 
 @pytest.mark.app
+@pytest.mark.nightly
 def test_flwr_run_with_three_lines_more(flower, tmp_path):
     app = tmp_path / "quickstart"
     shutil.copytree(DROPIN / "quickstart", app)

@@ -25,8 +25,8 @@ PLAIN = {
 }
 
 
-def run(num_rounds=3, num_nodes=5, before_last=lambda grid: None, **settings):
-    """Train on emulated nodes; gives the nest, the history, and the loss before and after."""
+def run(num_rounds=3, num_nodes=5, **settings):
+    """Train on emulated nodes; return the history, and the loss before and after."""
     settings = FleetSettings(**PLAIN | settings)
     config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
     random.seed(settings.seed)
@@ -76,15 +76,15 @@ def test_all_parts_together_say_what_they_do():
     last = history.records[-1]
     assert not last["failures"]
     assert {"tifl", "biased-local-sgd", "cd-grab", "sampler"} <= set(last)
-    facts = last["sampler"]
-    assert {"mercury-coverage", "mercury-mean-age", "pgd-coverage"} <= set(facts)
-    assert set(facts["mercury-importance-with-mean-1"]) == {  # a plot of what is of one kind
+    stats = last["sampler"]
+    assert {"mercury-coverage", "mercury-mean-age", "pgd-coverage"} <= set(stats)
+    assert set(stats["mercury-importance-with-mean-1"]) == {  # a plot of what is of one kind
         *("10 % are below", "50 % are below", "90 % are below")
     }
     assert sum(record["cd-grab"]["pairs"] for record in history.records[1:]) > 0
 
 
-def test_batches_of_an_order_alone_are_shown_to_the_order_server():
+def test_order_server_sees_batches_of_the_order_only():
     """In turn with another sampler an order sees as many pairs as it has batches, no more."""
     alone, _, _ = run(2, order="cd-grab", num_units=6, partition="iid")
     both, _, _ = run(2, order="cd-grab", num_units=6, partition="iid", sampler="mercury")
@@ -92,7 +92,7 @@ def test_batches_of_an_order_alone_are_shown_to_the_order_server():
     assert pairs == [5 * 3, 5 * 1]  # nodes times pairs in 6 and in 3 batches
 
 
-def test_state_is_kept_between_rounds_and_its_loss_costs_no_reply():
+def test_lost_state_costs_no_reply():
     _, _, grid = run(2, sampler="mercury", order="cd-grab")
     name = f"{keys.PREFIX}{STATE}.scalars"
     state = grid.context(1000).state.config_records[name]
@@ -116,7 +116,7 @@ def test_same_seed_same_run(settings):
 @pytest.mark.parametrize(
     ("num_nodes", "wanted", "drawn"), [(47, 3, 3), (5, 2, 2), (2, 3, 2), (1, 3, 1)]
 )
-def test_random_draws_as_many_whatever_was_online_at_first(num_nodes, wanted, drawn):
+def test_random_draws_as_many_as_wanted(num_nodes, wanted, drawn):
     settings = FleetSettings(**PLAIN | {"selection": "random", "clients_per_round": wanted})
     history = History(settings.strategy(num_nodes=1))
     config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
@@ -125,7 +125,7 @@ def test_random_draws_as_many_whatever_was_online_at_first(num_nodes, wanted, dr
     assert [len(record["selected"]) for record in history.records[1:]] == [drawn, drawn]
 
 
-def test_over_select_asks_whom_it_can_while_nodes_are_busy():
+def test_over_select_asks_free_nodes():
     parts = {"selection": "over-select", "clients_per_round": 2, "spare_clients": 3}
     history, _, _ = run(4, 5, **parts)
     asked = [len(record["selected"]) for record in history.records[1:]]

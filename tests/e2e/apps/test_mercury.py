@@ -64,7 +64,7 @@ def test_every_estimator_learns(estimator):
     assert run.grid.context(1000).state[SCALARS]["estimator"] == estimator
 
 
-def test_scoring_behind_the_network_costs_no_time_and_before_training_it_does():
+def test_scoring_costs_time_only_before_training():
     uniform_s = Run(sampling="uniform").round_s()
     assert Run(sampling="free").round_s() == pytest.approx(uniform_s, rel=0.02)
     assert Run(sampling="bacc").round_s() == pytest.approx(uniform_s, rel=0.02)
@@ -72,7 +72,7 @@ def test_scoring_behind_the_network_costs_no_time_and_before_training_it_does():
     assert Run(sampling="all-inclusive").round_s() > 1.2 * uniform_s
 
 
-def test_the_history_says_how_much_of_the_scoring_is_hidden():
+def test_history_has_the_hidden_share_of_scoring():
     assert Run(sampling="bacc").go_on(3)[-1]["sampler"]["hidden-share"] == 1.0
     assert Run(sampling="sequential").go_on(3)[-1]["sampler"]["hidden-share"] == 0.0
     sampler = Run(sampling="free").go_on(3)[-1]["sampler"]
@@ -82,7 +82,7 @@ def test_the_history_says_how_much_of_the_scoring_is_hidden():
     assert deciles["10 % are below"] < deciles["90 % are below"]
 
 
-def test_the_group_follows_the_link_within_a_few_rounds():
+def test_group_follows_the_link_within_a_few_rounds():
     run = Run(DeviceProfile(uplink_mbps=4, downlink_mbps=4, seconds_per_example=2e-3))
     run.go_on(4)
     before = groups(run)
@@ -137,7 +137,7 @@ def test_resharding_moves_samples_and_keeps_sizes(kind):
 
 
 @pytest.mark.parametrize("kind", ["importance", "random"])
-def test_samples_are_offered_by_an_importance_that_is_known(kind, monkeypatch):
+def test_samples_are_offered_by_known_importance(kind, monkeypatch):
     given = []
 
     def choose(importance, groups, count, rng):
@@ -180,6 +180,7 @@ def test_bad_settings(settings, match):
 
 
 @pytest.mark.app
+@pytest.mark.nightly
 def test_flwr_run_leaves_its_results(flower, tmp_path):
     out = tmp_path / "run"
     log = flower("mercury", 4, num_server_rounds=8, output_dir=out, resharding="importance")

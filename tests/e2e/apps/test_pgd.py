@@ -91,7 +91,7 @@ def test_what_was_learned_outlives_the_round():
     assert turns == 9 * 16
 
 
-def test_all_layers_cost_a_forward_pass_and_the_last_costs_nothing():
+def test_all_layers_cost_a_forward_pass():
     times = {}
     for layers in ("last", "all"):
         run = Run(layers=layers, model="mlp", rule="topk")
@@ -101,7 +101,7 @@ def test_all_layers_cost_a_forward_pass_and_the_last_costs_nothing():
     assert times["all"] == pytest.approx(4 / 3 * uniform, rel=0.03)
 
 
-def test_the_fleet_s_direction_is_the_last_update_of_the_server():
+def test_global_direction_is_the_last_server_update():
     run = Run(direction="global", local_steps=1)
     run.go_on(1)
     first = run.state()[keys.PREFIX + "pgd-received.arrays"]["1.weight"].numpy()
@@ -142,24 +142,24 @@ def test_a_lost_or_damaged_state_is_rebuilt(damage, caplog):
     assert ("pgd of earlier rounds not used" in caplog.text) == warned
 
 
-def test_looks_show_priorities_and_what_the_top_achieves():
+def test_looks_show_priorities_and_top_shares():
     records = Run(look_every=2).go_on(4)
     looks = [
         record["sampler"] for record in records if "share-of-loss-decrease" in record["sampler"]
     ]
     assert [r["round"] for r in records if "priority-over-mean-size" in r["sampler"]] == [1, 3]
-    for facts in looks:
-        shares = facts["share-of-loss-decrease"]
+    for stats in looks:
+        shares = stats["share-of-loss-decrease"]
         assert list(shares) == ["top 0.5 %", "top 1 %", "top 2 %", "top 5 %"]
         assert 0 < shares["top 0.5 %"] < shares["top 5 %"]
-        low, middle, high = facts["priority-over-mean-size"].values()
+        low, middle, high = stats["priority-over-mean-size"].values()
         assert -5 < low < middle < high < 5
 
 
-def test_uniform_sampling_has_nothing_to_tell_but_the_looks():
-    facts = [record.get("sampler", {}) for record in Run(rule="uniform", look_every=2).go_on(2)]
-    assert set(facts[0]) == {"share-of-loss-decrease", "priority-over-mean-size"}
-    assert not facts[1]
+def test_uniform_sampling_reports_only_the_looks():
+    stats = [record.get("sampler", {}) for record in Run(rule="uniform", look_every=2).go_on(2)]
+    assert set(stats[0]) == {"share-of-loss-decrease", "priority-over-mean-size"}
+    assert not stats[1]
 
 
 def test_two_runs_with_one_seed_are_equal():
@@ -194,6 +194,7 @@ def history(folder):
 
 
 @pytest.mark.app
+@pytest.mark.nightly
 def test_flwr_run_leaves_its_results(flower, tmp_path):
     out = tmp_path / "run"
     log = flower("pgd", 4, num_server_rounds=6, output_dir=out, look_every=3)

@@ -56,7 +56,7 @@ def test_random_nodes_are_as_many_as_there_are(tmp_path):
         *(("biased-local-sgd", "fast-steps"), ("cd-grab", "sketch-size"), ("fleet", "fast-steps")),
     ],
 )
-def test_what_a_strategy_refuses_is_named_as_it_was_typed(name, key, tmp_path):
+def test_refusals_name_the_run_config_key(name, key, tmp_path):
     with pytest.raises(ValueError, match=f"^{key} must be "):
         run(name, tmp_path / "run", **{key: 0})
     assert not (tmp_path / "run").exists()

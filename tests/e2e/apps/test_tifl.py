@@ -1,7 +1,7 @@
 import pytest
 from recording import history
 
-pytestmark = pytest.mark.app
+pytestmark = [pytest.mark.app, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_two_nodes_are_enough_and_it_says_so(flower, tmp_path):
     assert history(out)[0]["tifl"]["num_tiers"] == 2
 
 
-def test_bad_setting_is_one_clear_error_before_training(flower, tmp_path):
+def test_bad_setting_is_one_error_before_training(flower, tmp_path):
     log = flower("tifl", alpha=-1.0, output_dir=tmp_path / "run")
     assert "ValueError: alpha must" in log, log[-3000:]
     assert not (tmp_path / "run" / "history.jsonl").exists()

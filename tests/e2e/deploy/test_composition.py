@@ -11,7 +11,7 @@ from benchmarks.faults.scenarios import QUICK
 from flwr_hetero.fleet import DeviceProfile, RealFleet
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
-NEST_APP = Path(__file__).parent / "nest_app"
+COMPOSITION_APP = Path(__file__).parent / "composition_app"
 SPEEDS = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 CPU, WORK = 0.5, 0.25
 """Share of the fastest node; CPU seconds that the app burns when it is profiled."""
@@ -25,9 +25,11 @@ def six_nodes(tmp_path):
     fleet.down(keep=True)
 
 
-def test_tifl_biased_local_sgd_cd_grab_and_mercury_together(six_nodes, tmp_path):
+def test_four_methods_on_six_real_nodes(six_nodes, tmp_path):
     folder = tmp_path / "run"
-    history = Experiment(six_nodes, folder, NEST_APP, work=WORK).start().finish(timeout_s=600)
+    history = (
+        Experiment(six_nodes, folder, COMPOSITION_APP, work=WORK).start().finish(timeout_s=600)
+    )
     assert [record["round"] for record in history] == [0, 1, 2, 3, 4], history
     assert not any(record["failures"] for record in history)
     tiers, latency = (history[0]["tifl"][key] for key in ("tiers", "latency"))

@@ -53,13 +53,13 @@ def test_flower_knows_every_option_of_a_unit(unit):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_every_variable_of_a_unit_is_in_its_environment_file(unit):
+def test_unit_variables_are_in_their_environment_file(unit):
     variables = set(re.findall(r"\$\{(\w+)}", " ".join(command_of(unit))))
     assert variables
     assert variables <= set(settings_of(unit))
 
 
-def test_the_superlink_listens_to_its_own_machine_only():
+def test_superlink_listens_to_its_own_machine_only():
     settings = settings_of(DEPLOY / "systemd" / "flower-superlink.service")
     assert settings["HOST"] == "127.0.0.1"
     front = (DEPLOY / "nginx" / "fleet-only.conf").read_text()
@@ -80,7 +80,7 @@ def test_the_script_makes_keys(tmp_path):
     assert (tmp_path / "keys" / "nodes" / "a.pub").exists()
 
 
-def test_the_containers_state_outlives_it_and_its_user_can_read_its_key():
+def test_container_keeps_state_and_reads_its_key():
     text = (DEPLOY / "Containerfile").read_text()
     run = re.search(r"podman run (.+?)\n#\n", text, re.DOTALL)[1]
     [home] = re.findall(r"--env FLWR_HOME=(\S+)", run)
@@ -88,7 +88,7 @@ def test_the_containers_state_outlives_it_and_its_user_can_read_its_key():
     assert "--user $(id -u flwr):$(id -g flwr)" in run
 
 
-def test_the_guide_makes_keys_with_the_python_that_it_installs():
+def test_guide_makes_keys_with_its_own_python():
     guide = (DEPLOY / "README.md").read_text()
     calls = re.findall(r"^(.*)deploy/make-certificates ~/keys", guide, re.MULTILINE)
     assert calls == ["PYTHON=/opt/flwr-hetero/bin/python "]
@@ -96,7 +96,7 @@ def test_the_guide_makes_keys_with_the_python_that_it_installs():
     assert "-o flwr -g flwr -m 0400 ~/keys/superlink.key /etc/flwr-hetero/" in guide
 
 
-def test_the_container_copies_what_the_build_needs():
+def test_container_copies_what_the_build_needs():
     lines = (DEPLOY / "Containerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
     assert {"pyproject.toml", "constraints.txt", "flwr_hetero"} <= set(copied)

@@ -7,19 +7,19 @@ from benchmarks.faults import scenarios
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 
 
-def reasons(facts, number):
+def reasons(result, number):
     """Return node to reason of the failures of a round."""
-    return {f["node"]: f["reason"] for f in facts["history"][number]["failures"]}
+    return {f["node"]: f["reason"] for f in result["history"][number]["failures"]}
 
 
 def test_bad_replies_cost_themselves(fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(scenarios, "BAD_REPLIES", f"{scenarios.BAD_REPLIES} 3:4:steps")
-    facts = scenarios.bad_replies(fleet, tmp_path / "run")
-    assert facts["survived"], facts["log"]
-    assert facts["rounds_lost"] == 0
-    first, second, third = (reasons(facts, number) for number in (1, 2, 3))
+    result = scenarios.bad_replies(fleet, tmp_path / "run")
+    assert result["survived"], result["log"]
+    assert result["rounds_lost"] == 0
+    first, second, third = (reasons(result, number) for number in (1, 2, 3))
     assert "NaN" in first["node-0"]
-    assert "told to raise" in first["node-1"]
+    assert "injected error" in first["node-1"]
     assert "MemoryError" in first["node-2"]
     assert "has shape (2, 2) instead of (1000,)" in second["node-1"]
     assert "['w'] missing" in second["node-2"]
@@ -28,35 +28,35 @@ def test_bad_replies_cost_themselves(fleet, tmp_path, monkeypatch):
     assert "'num-examples' is inf" in third["node-3"]
     assert "other names" in third["node-1"]  # than node-2 has, and others had in earlier rounds
     assert len(third) == 3
-    ((liar, claim),) = reasons(facts, 4).items()
+    ((liar, claim),) = reasons(result, 4).items()
     assert liar == "node-3"
     assert claim.startswith("claims 4.61169e+18 steps, was given ")
-    assert 1 <= facts["history"][4]["train"]["num-steps"] <= 4  # it counts with its own share
-    assert "node-2: latency not believed: claims 1e+06 s" in facts["log"]
-    assert facts["history"][4]["latency"]["node-2"] < 1e4
-    assert reasons(facts, 5) == {}
+    assert 1 <= result["history"][4]["train"]["num-steps"] <= 4  # it counts with its own share
+    assert "node-2: latency not believed: claims 1e+06 s" in result["log"]
+    assert result["history"][4]["latency"]["node-2"] < 1e4
+    assert reasons(result, 5) == {}
 
 
 def test_frozen_and_stopped_nodes_cost_their_round(fleet, tmp_path):
-    facts = scenarios.frozen_and_stopped(fleet, tmp_path / "run")
-    assert facts["survived"]
-    assert set(reasons(facts, 2)) == {"node-1", "node-2"}
-    assert reasons(facts, 2)["node-1"] == "no reply within 30 s"
-    assert "error 5" in reasons(facts, 2)["node-2"]
-    assert facts["rounds_lost"] == 0
-    last = facts["history"][-1]
+    result = scenarios.frozen_and_stopped(fleet, tmp_path / "run")
+    assert result["survived"]
+    assert set(reasons(result, 2)) == {"node-1", "node-2"}
+    assert reasons(result, 2)["node-1"] == "no reply within 30 s"
+    assert "error 5" in reasons(result, 2)["node-2"]
+    assert result["rounds_lost"] == 0
+    last = result["history"][-1]
     assert sorted(last["selected"]) == ["node-0", "node-1", "node-2", "node-3"]
     assert not last["failures"]
 
 
-def test_killed_nodes_come_back_as_themselves_and_newcomers_join(fleet, tmp_path):
-    facts = scenarios.killed_and_joined(fleet, tmp_path / "run")
-    assert facts["survived"]
-    assert sorted(facts["history"][0]["tifl"]["tiers"]) == ["node-0", "node-1", "node-2"]
-    assert set(reasons(facts, 2)) == {"node-1", "node-2"}
-    assert "error 5" in reasons(facts, 2)["node-1"]  # no heartbeat
-    assert "error 8" in reasons(facts, 2)["node-2"]  # no sign of life of its ClientApp
-    assert facts["rounds_lost"] == 0
-    last = facts["history"][-1]
+def test_killed_nodes_come_back_and_newcomers_join(fleet, tmp_path):
+    result = scenarios.killed_and_joined(fleet, tmp_path / "run")
+    assert result["survived"]
+    assert sorted(result["history"][0]["tifl"]["tiers"]) == ["node-0", "node-1", "node-2"]
+    assert set(reasons(result, 2)) == {"node-1", "node-2"}
+    assert "error 5" in reasons(result, 2)["node-1"]  # no heartbeat
+    assert "error 8" in reasons(result, 2)["node-2"]  # no sign of life of its ClientApp
+    assert result["rounds_lost"] == 0
+    last = result["history"][-1]
     assert sorted(last["selected"]) == ["node-0", "node-1", "node-2", "node-3"]
     assert not last["failures"]

@@ -32,16 +32,16 @@ def expected_selection(num_rounds, tmp_path, monkeypatch):
     return selected
 
 
-def test_a_killed_server_app_resumes_with_the_same_selection(fleet, tmp_path, monkeypatch):
-    facts = scenarios.server_app_killed(fleet, tmp_path / "run")
-    assert facts["survived"]
-    assert 2 <= facts["killed_after"] < 6
-    selected = [sorted(record["selected"]) for record in facts["history"]]
+def test_killed_server_app_resumes_the_same_selection(fleet, tmp_path, monkeypatch):
+    result = scenarios.server_app_killed(fleet, tmp_path / "run")
+    assert result["survived"]
+    assert 2 <= result["killed_after"] < 6
+    selected = [sorted(record["selected"]) for record in result["history"]]
     assert selected == expected_selection(6, tmp_path, monkeypatch)
 
 
-def test_a_restarted_superlink_finds_its_nodes_and_the_run_resumes(fleet, tmp_path, monkeypatch):
-    facts = scenarios.superlink_restarted(fleet, tmp_path / "run")
-    assert facts["survived"]
-    selected = [sorted(record["selected"]) for record in facts["history"]]
+def test_restarted_superlink_resumes_the_run(fleet, tmp_path, monkeypatch):
+    result = scenarios.superlink_restarted(fleet, tmp_path / "run")
+    assert result["survived"]
+    selected = [sorted(record["selected"]) for record in result["history"]]
     assert selected == expected_selection(6, tmp_path, monkeypatch)

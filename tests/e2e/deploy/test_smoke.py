@@ -19,7 +19,7 @@ def test_run_over_tls_with_registered_nodes(small_fleet, toy_app, tmp_path):
     assert all(seconds >= 0.5 for seconds in history[1]["latency"].values())
 
 
-def test_a_supernode_without_a_registered_key_is_refused(small_fleet, tmp_path):
+def test_supernode_without_registered_key_is_refused(small_fleet, tmp_path):
     certificates.make_node_key(tmp_path, "stranger")
     fleet = small_fleet.file
     command = processes.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
@@ -28,7 +28,7 @@ def test_a_supernode_without_a_registered_key_is_refused(small_fleet, tmp_path):
     assert "Failed to initialize the connection" in last_words(small_fleet, command, tmp_path)
 
 
-def test_a_superlink_with_another_authority_is_refused(small_fleet, tmp_path):
+def test_superlink_of_another_authority_is_refused(small_fleet, tmp_path):
     certificates.make_authority(tmp_path)
     fleet = small_fleet.file
     command = processes.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
@@ -52,7 +52,7 @@ def last_words(fleet, command, folder) -> str:
     return words
 
 
-def test_an_ended_process_is_seen_and_can_be_started_again(small_fleet):
+def test_ended_process_is_seen_and_starts_again(small_fleet):
     node = small_fleet.file.node("node-0")
     small_fleet.end_process(node.pid, signal.SIGTERM)
     assert not small_fleet.is_alive(node.pid)

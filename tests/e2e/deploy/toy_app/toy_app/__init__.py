@@ -1,1 +1,1 @@
-"""The smallest federated task, with nodes that misbehave on request."""
+"""The smallest federated task, with faults on request."""

@@ -1,4 +1,4 @@
-"""Each node pulls the model towards its partition number, unless it is told to misbehave."""
+"""Each node pulls the model towards its partition number, unless a fault is injected."""
 
 import os
 import signal
@@ -12,21 +12,21 @@ from flwr_hetero import keys
 from flwr_hetero.mod import timing
 
 
-def misbehave(message, context, call_next):
-    """Outside the timing mod, so that what it reports can be spoilt too."""
+def inject(message, context, call_next):
+    """Inject a fault; outside the timing mod, whose record can be corrupted too."""
     kind = fault(message, context)
     if kind == "raises":
-        raise RuntimeError("told to raise")
+        raise RuntimeError("injected error")
     if kind == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "memory":
         return Message(RecordDict({"much": ArrayRecord([np.ones(2**50)])}), reply_to=message)
     reply = call_next(message, context)
-    SPOIL.get(kind, lambda content: None)(reply.content)
+    CORRUPT.get(kind, lambda content: None)(reply.content)
     return reply
 
 
-app = ClientApp(mods=[misbehave, timing])
+app = ClientApp(mods=[inject, timing])
 
 
 @app.train()
@@ -103,7 +103,7 @@ def _pickle(content):
     )
 
 
-SPOIL = {
+CORRUPT = {
     "nan": _nan,
     "shape": _shape,
     "missing": _missing,
