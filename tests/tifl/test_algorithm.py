@@ -66,9 +66,15 @@ def test_quantiles_find_the_papers_five_groups():
 
 @pytest.mark.parametrize(
     ("seconds", "num_tiers", "sizes"),
-    [([1] * 8 + [2, 3], 3, [8, 1, 1]), ([1] + [5] * 9, 2, [1, 9]), ([3, 3], 5, [2])],
+    [
+        ([1] * 8 + [2, 3], 3, [8, 1, 1]),
+        ([1] + [5] * 9, 2, [1, 9]),
+        ([3, 3], 5, [2]),
+        ([1, 2, 3, 4, 5, 6, 7], 3, [2, 2, 3]),
+        ([1, 2, 2, 2, 3, 4, 5, 6], 3, [4, 2, 2]),
+    ],
 )
-def test_quantiles_keep_ties_together(seconds, num_tiers, sizes):
+def test_quantile_sizes_are_even_but_for_ties(seconds, num_tiers, sizes):
     assert quantile_tiers(np.array(seconds, float), num_tiers).sizes.tolist() == sizes
 
 
@@ -105,10 +111,13 @@ def test_tiers_are_ordered_and_complete(make, seconds, num_tiers):
 
 @given(latencies, st.integers(1, 8))
 def test_quantiles_waste_no_tier(seconds, num_tiers):
-    tiering = quantile_tiers(seconds, num_tiers)
-    assert tiering.num_tiers == min(num_tiers, len(set(seconds)))
-    if len(set(seconds)) == len(seconds):
-        assert tiering.sizes.max() - tiering.sizes.min() <= 1
+    assert quantile_tiers(seconds, num_tiers).num_tiers == min(num_tiers, len(set(seconds)))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, unique=True), st.integers(1, 8))
+def test_quantiles_without_ties_are_even(seconds, num_tiers):
+    sizes = quantile_tiers(np.array(seconds), num_tiers).sizes
+    assert sizes.max() - sizes.min() <= 1
 
 
 @pytest.mark.parametrize("fast", [1.0, np.nextafter(1.0, 2.0)])  # halves round up and down
@@ -255,10 +264,8 @@ def test_draw_tier_has_the_law_of_redrawing():
 
 
 def test_draw_tier_is_uniform_without_probability():
-    rng, state = np.random.default_rng(0), state_of([1.0, 0.0, 0.0])
-    drawn = [draw_tier(state, np.array([False, True, True]), rng)[0] for _ in range(2000)]
-    assert set(drawn) == {1, 2}
-    assert np.mean(drawn) == pytest.approx(1.5, abs=0.056)  # five standard deviations
+    rng, possible = np.random.default_rng(0), np.array([False, True, True])
+    assert draw_tier(state_of([1.0, 0.0, 0.0]), possible, rng)[1].tolist() == [0.0, 0.5, 0.5]
 
 
 def test_draw_tier_takes_one_random_number():
@@ -274,15 +281,6 @@ def test_draw_tier_takes_one_random_number():
 def test_sampling_rates_by_hand():
     rates = sampling_rates(np.array([0.5, 0.3, 0.2]), np.array([20, 10, 4]), 5)
     np.testing.assert_allclose(rates, [0.125, 0.15, 0.2])  # all of 4 nodes
-
-
-def test_sampling_rates_are_how_often_a_node_trains():
-    rng, probs, sizes = np.random.default_rng(0), np.array([0.7, 0.2, 0.1]), np.array([10, 6, 20])
-    first, rounds, times = np.cumsum(sizes) - sizes, 6000, np.zeros(36)
-    for tier in rng.choice(3, size=rounds, p=probs):
-        times[first[tier] + rng.choice(sizes[tier], size=5, replace=False)] += 1
-    expected = np.repeat(sampling_rates(probs, sizes, 5), sizes)
-    np.testing.assert_allclose(times / rounds, expected, atol=0.033)  # five standard deviations
 
 
 # --- refusals --------------------------------------------------------------------------

@@ -186,10 +186,12 @@ def test_failure_counter_counts_in_a_row(caplog):
 
 
 def test_node_that_keeps_failing_is_not_asked():
-    faults = [Fault(0, "errs", message_type="train", first_round=1)]
-    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, policy="fast", max_failures=3)
-    records = records_of(tifl, paper_grid(10, faults=faults), 6)
-    assert [len(record["selected"]) for record in records[1:]] == [2, 2, 2, 1, 1, 1]
+    """Until the next profiling."""
+    faults = [Fault(0, "errs", message_type="train", first_round=1, last_round=6)]
+    settings = {"policy": "fast", "max_failures": 3, "profile_interval": 7}
+    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, **settings)
+    records = records_of(tifl, paper_grid(10, faults=faults), 7)
+    assert [len(record["selected"]) for record in records[1:]] == [2, 2, 2, 1, 1, 1, 2]
 
 
 def test_failures_of_a_profiling_do_not_count():

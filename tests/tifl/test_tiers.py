@@ -65,8 +65,9 @@ def test_sample_is_uniform_whichever_nodes_are_away():
     latency = dict.fromkeys((f"node-{i}" for i in range(40)), 1.0)
     tiers, rng = Tiers(latency, dict.fromkeys(latency, 0), np.zeros(0)), np.random.default_rng(1)
     available = online(*range(0, 40, 4))
-    drawn = [node for _ in range(2000) for node in tiers.sample(0, 3, available, rng)]
-    counts = np.bincount(drawn, minlength=40)[::4] / 2000
+    drawn = [tiers.sample(0, 3, available, rng) for _ in range(2000)]
+    assert all(len(set(nodes)) == 3 for nodes in drawn)
+    counts = np.bincount(np.ravel(drawn), minlength=40)[::4] / 2000
     assert counts == pytest.approx([0.3] * 10, abs=0.052)  # five standard deviations
 
 
