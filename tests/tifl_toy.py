@@ -1,13 +1,11 @@
 """What the tests of TiFL on a fleet share."""
 
-from flwr.app import Error, Message
 from flwr.serverapp.strategy import FedAvg
 from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NODE_UNAVAILABLE
-from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 
 PROFILE = keys.PROFILE_MESSAGE
@@ -36,23 +34,30 @@ def round_of(message):
 
 
 class Answers(LocalGrid):
-    """A fleet with nodes of speed 1, 2, ... in which a function may answer for a node."""
+    """A fleet of nodes of speed 1, 2, ...; a function may let one be "away", or a kind of fault."""
 
     def __init__(self, num_nodes, instead=lambda partition, message: None, app=None, **settings):
         profiles = [DeviceProfile(1 + i) for i in range(num_nodes)]
         super().__init__(app or toy_app(), profiles, **settings)
         self.instead, self.asked = instead, []
 
-    def _answer(self, message, node_id):
-        partition, kind = node_id - 1000, message.metadata.message_type
-        self.asked.append((partition, kind))
-        match self.instead(partition, message):
-            case "silent":
-                return float("inf"), None
+    def push_messages(self, messages):
+        return [message_id for m in messages for message_id in self._push_one(m)]
+
+    def _push_one(self, message):
+        node_id, kind = message.metadata.dst_node_id, message.metadata.message_type
+        self.asked.append((node_id - 1000, kind))
+        online, faults = dict(self._online), self.faults
+        match self.instead(node_id - 1000, message):
             case "away":
-                error = Message(Error(NODE_UNAVAILABLE, "away"), reply_to=message)
-                return self.virtual_time_s, error
-        return super()._answer(message, node_id)
+                self.leave(node_id)
+            case str(fault):
+                self.faults = [Fault(node_id - 1000, fault, delay_s=50.0)]
+        pushed = list(super().push_messages([message]))
+        self._online.clear()
+        self._online.update(online)  # in place: others hold its keys
+        self.faults = faults
+        return pushed
 
     def count(self, partition, kind):
         """Return how often a node was sent messages of a type."""

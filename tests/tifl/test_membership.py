@@ -49,17 +49,12 @@ def test_profiling_counts_as_time_and_needs_no_training():
 
 
 def test_warm_up_rounds_do_not_count():
-    slow = [Fault(0, "late", delay_s=50, message_type=PROFILE)]
-    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(2.0)] * 2 + [DeviceProfile(1.0)] * 2)
-    answer = grid._answer
+    def late(partition, message):
+        slow = message.content["config"][keys.PROFILE_ROUND] in (0, 2)
+        return "late" if slow and partition == 0 else None
 
-    def slow_in_0_and_2(message, node_id):
-        grid.faults = slow if message.content["config"][keys.PROFILE_ROUND] in (0, 2) else []
-        return answer(message, node_id)
-
-    grid._answer = slow_in_0_and_2
-    records = records_of(make_tifl(), grid, 0)
-    assert records[0]["tifl"]["latency"]["node-0"] == pytest.approx(0.5)
+    records = records_of(make_tifl(), Answers(4, late), 0)
+    assert records[0]["tifl"]["latency"]["node-0"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("profile", [True, False])
@@ -96,7 +91,7 @@ def test_dropout_comes_back_with_the_next_profiling():
 
 
 def test_first_profiling_without_an_answer_is_an_error():
-    grid = Answers(3, lambda partition, message: "silent")
+    grid = Answers(3, lambda partition, message: "dies")
     with pytest.raises(RuntimeError, match="no node answered the profiling within t_max=9 s"):
         records_of(make_tifl(t_max=9), grid)
 
@@ -104,7 +99,7 @@ def test_first_profiling_without_an_answer_is_an_error():
 def test_tiers_stay_if_a_later_profiling_fails(caplog):
     def outage(partition, message):
         later = message.metadata.message_type == PROFILE and round_of(message) == 2
-        return "silent" if later else None
+        return "dies" if later else None
 
     tifl = make_tifl(profile_interval=2, t_max=5.0)
     assert all(r["selected"] for r in records_of(tifl, Answers(4, outage), 5)[1:])
@@ -238,7 +233,7 @@ def test_corrected_steps_are_no_failure():
 
 def test_failures_count_inside_flowers_own_wrapper():
     def dead(partition, message):
-        return "silent" if partition == 0 and message.metadata.message_type == "train" else None
+        return "dies" if partition == 0 and message.metadata.message_type == "train" else None
 
     tifl = make_tifl(clients_per_round=4, num_tiers=1, policy="vanilla", max_failures=2)
     outer = DifferentialPrivacyServerSideFixedClipping(tifl, 0.01, 1.0, 4)
@@ -249,7 +244,7 @@ def test_failures_count_inside_flowers_own_wrapper():
 
 def test_blocked_nodes_do_not_evaluate_either():
     def dead(partition, message):
-        return "silent" if partition == 0 and message.metadata.message_type != PROFILE else None
+        return "dies" if partition == 0 and message.metadata.message_type != PROFILE else None
 
     grid, tifl = Answers(4, dead), make_tifl(policy="adaptive", interval=1, max_failures=1)
     tifl.start(grid, toy_arrays(), 6, timeout=100)
