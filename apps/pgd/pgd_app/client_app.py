@@ -1,4 +1,4 @@
-"""What a node does: train on prioritised samples and keep what it learned about them."""
+"""The node: train on prioritised samples and keep their priorities between rounds."""
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
@@ -6,11 +6,10 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, from_numpy, nn
 
 from flwr_hetero import keys
-from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.mod import emulated_device, load_state, restore, save_state
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
-from flwr_hetero.sampler import PGDSampler, PriorityFeed
+from flwr_hetero.sampler import PGDSampler, PriorityFeed, UniformSampler
 from flwr_hetero.task.node import DEVICE, NodeTask, evaluate_node, open_node, profile_node
 from flwr_hetero.task.training import pick_device
 from pgd_app.task import TOPS, PGDSettings
@@ -29,23 +28,23 @@ def train(message: Message, context: Context) -> Message:
     settings = PGDSettings.from_run_config(context.run_config)
     node = open_node(message, context)
     model = node.model().to(pick_device(DEVICE))
-    facts = look(model, node) if settings.looks_in(node.config.get(keys.SERVER_ROUND, 0)) else {}
+    stats = look(model, node) if settings.looks_in(node.config.get(keys.SERVER_ROUND, 0)) else {}
     sampler = settings.sampler(len(node.examples), node.seed)
     if isinstance(sampler, UniformSampler):
         reply = node.reply(model, node.train(model, sampler))
     else:
         with open_feed(model, node, sampler, settings, context) as feed:
             reply = node.reply(model, node.train(model, feed, feed.on_batch))
-            facts |= feed.summary()
+            stats |= feed.summary()
             save_state(context, STATE, feed.state_dict())
-    reply.content[keys.SAMPLER] = ConfigRecord(facts)
+    reply.content[keys.SAMPLER] = ConfigRecord(stats)
     return reply
 
 
 def open_feed(
     model: nn.Module, node: NodeTask, sampler: PGDSampler, settings: PGDSettings, context: Context
 ) -> PriorityFeed:
-    """Take up sampler and gradient where the last round left them, or start afresh."""
+    """Continue with sampler and gradient of the last round; start from scratch without them."""
     feed = PriorityFeed(sampler, model, layers=settings.layers)
     if not restore(feed, context, STATE) and settings.full_pass:
         feed.full_pass(model, LOSS, *on_device(model, node))
@@ -55,7 +54,7 @@ def open_feed(
 
 
 def follow_fleet(feed: PriorityFeed, context: Context) -> None:
-    """Point the gradient along the server's update since this node was last asked."""
+    """Point the gradient along the server's update since this node last trained."""
     now = {name: p.detach().cpu() for name, p in feed.gradient.parameters.items()}
     before = load_state(context, RECEIVED)
     if before is not None and set(before) == set(now):
@@ -68,13 +67,13 @@ def look(model: nn.Module, node: NodeTask) -> dict[str, float]:
     """Compute all priorities of the node's samples, for the plots; trains nothing."""
     priorities, _ = all_priorities(model, LOSS, *on_device(model, node))
     relative = priorities / (np.abs(priorities).mean() or 1.0)
-    facts = {
+    stats = {
         f"priority-over-mean-size.{q}th percentile": float(np.quantile(relative, q / 100))
         for q in (10, 50, 90)
     }
     for top in TOPS:
-        facts[f"share-of-loss-decrease.top {top:g} %"] = top_share(priorities, top / 100)
-    return facts
+        stats[f"share-of-loss-decrease.top {top:g} %"] = top_share(priorities, top / 100)
+    return stats
 
 
 def on_device(model: nn.Module, node: NodeTask) -> tuple[Tensor, Tensor]:

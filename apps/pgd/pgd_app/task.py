@@ -5,11 +5,10 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero.client.batch_sampler import UniformSampler
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, check_count, check_number
 from flwr_hetero.pgd.priority_feed import LAYERS
 from flwr_hetero.pgd.sampler import RULES
-from flwr_hetero.sampler import PGDSampler
+from flwr_hetero.sampler import PGDSampler, UniformSampler
 from flwr_hetero.strategy import SamplerFacts
 from flwr_hetero.task.settings import Settings
 
@@ -36,21 +35,12 @@ class PGDSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (
-            ("rule", (*RULES, "uniform")),
-            ("layers", LAYERS),
-            ("direction", DIRECTIONS),
-        ):
-            if getattr(self, name) not in known:
-                raise invalid(name, getattr(self, name), f"be one of {', '.join(known)}", "choose")
-        for name in ("look_every", "local_steps"):
-            if getattr(self, name) < 0:
-                rule = "be at least 0"
-                raise invalid(
-                    name.replace("_", "-"), getattr(self, name), rule, "see pyproject.toml"
-                )
-        if not 0 <= self.step_ratio <= 1:
-            raise invalid("step-ratio", self.step_ratio, "lie in [0, 1]", "0 takes batch-size")
+        check_choice("rule", self.rule, (*RULES, "uniform"))
+        check_choice("layers", self.layers, LAYERS)
+        check_choice("direction", self.direction, DIRECTIONS)
+        check_count("look-every", self.look_every)
+        check_count("local-steps", self.local_steps)
+        check_number("step-ratio", self.step_ratio, "[0, 1]")
         self.sampler(100, seed=0)
 
     def sampler(self, num_samples: int, seed: int) -> PGDSampler | UniformSampler:
@@ -69,10 +59,10 @@ class PGDSettings(Settings):
         )
 
     def looks_in(self, server_round: Any) -> bool:
-        """Tell whether nodes look at all their priorities in this round."""
+        """Whether nodes measure all their priorities in this round."""
         return self.look_every > 0 and (int(server_round) - 1) % self.look_every == 0
 
     def strategy(self) -> SamplerFacts:
-        """Make FedAvg inside a wrapper that notes what the nodes say of their sampling."""
+        """Make FedAvg inside a wrapper that keeps the summaries of the nodes' samplers."""
         one = {"min_train_nodes": 1, "min_available_nodes": 1}
         return SamplerFacts(FedAvg(fraction_evaluate=0.0, **one))

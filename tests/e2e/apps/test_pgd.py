@@ -174,10 +174,10 @@ def test_two_runs_with_one_seed_are_equal():
         ({"layers": "first"}, "layers must be one of"),
         ({"direction": "up"}, "direction must be one of"),
         ({"renewal_share": 0.0}, "renewal_share must be a number in"),
-        ({"step_ratio": 1.5}, "step-ratio must lie in"),
+        ({"step_ratio": 1.5}, "step-ratio must be a number in"),
         ({"gate": -1.0}, "gate must be a number in"),
-        ({"local_steps": -1}, "local-steps must be at least 0"),
-        ({"look_every": -1}, "look-every must be at least 0"),
+        ({"local_steps": -1}, "local-steps must be a whole number of at least 0"),
+        ({"look_every": -1}, "look-every must be a whole number of at least 0"),
         ({"resume": True}, "output-dir must be given"),
     ],
 )
