@@ -32,7 +32,7 @@ def update_scales(
     A scale per reply and not a mean of its own, so that any strategy can follow: a server
     optimiser, a median, clipping.
 
-    num_steps, weights: (num_replies,), at least 1, at least 0 -> (num_replies,).
+    num_steps, at least 1, and weights, not all 0: (num_replies,) -> (num_replies,).
 
     >>> update_scales([1, 3], [1.0, 1.0])
     array([2.        , 0.66666667])

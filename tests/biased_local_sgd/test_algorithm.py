@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.local_steps import high_loss_samples
@@ -92,11 +93,6 @@ def allocate(losses, share, high_loss_fraction, rng, *, unified=False):
     return fast, slow_allocation(len(losses), num_slow, rng, taken=fast if unified else None)
 
 
-def frequencies(draw, num_samples, rounds=3000):
-    """Part of the rounds in which each sample was drawn."""
-    return sum(np.bincount(draw(), minlength=num_samples) for _ in range(rounds)) / rounds
-
-
 def test_algorithm_1_by_hand():
     # N = 12, two fast nodes with 4 steps, two slow with 2: N_F = 8; lambda .5: 4 by loss
     losses = [0.0, 9.0, 1.0, 8.0, 2.0, 7.0, 3.0, 6.0, 4.0, 5.0, 4.5, 3.5]
@@ -117,14 +113,13 @@ def test_fast_share_of_the_paper():
 def test_allocations_hold_the_right_samples(losses, share, high_loss_fraction, unified, seed):
     rng = np.random.default_rng(seed)
     num_fast, num_slow = epoch_sizes(len(losses), share)
-    fast, slow = (set(a.tolist()) for a in allocate(losses, share, high_loss_fraction, rng))
+    both = allocate(losses, share, high_loss_fraction, rng, unified=unified)
+    fast, slow = (set(allocation.tolist()) for allocation in both)
     if unified:
-        fast, slow = (
-            set(a.tolist()) for a in allocate(losses, share, high_loss_fraction, rng, unified=True)
-        )
         assert not fast & slow
         num_slow = min(num_slow, len(losses) - num_fast)
-    assert (len(fast), len(slow)) == (num_fast, num_slow), "and so distinct"
+    assert [len(allocation) for allocation in both] == [len(fast), len(slow)], "distinct"
+    assert (len(fast), len(slow)) == (num_fast, num_slow)
     assert set(high_loss_samples(losses, round(high_loss_fraction * num_fast))) <= fast
     assert fast | slow <= set(range(len(losses)))
 
@@ -138,27 +133,19 @@ def test_epoch_sizes_leave_no_class_empty(num_samples, share):
     assert (num_slow > 0) == (share < 1)
 
 
-def test_slow_samples_are_uniform_over_all():
-    losses, rng = np.arange(10.0), np.random.default_rng(5)
-    found = frequencies(lambda: allocate(losses, 0.7, 1.0, rng)[1], 10)
-    np.testing.assert_allclose(found, 0.3, atol=4 * math.sqrt(0.21 / 3000))
-
-
-def test_fill_is_uniform_over_the_rest():
-    # 2 by loss, 2 of the other 8 at random
-    losses, rng = np.arange(10.0), np.random.default_rng(6)
-    found = frequencies(lambda: fast_allocation(losses, 4, 0.5, rng), 10)
-    assert (found[8:] == 1).all()
-    np.testing.assert_allclose(found[:8], 0.25, atol=4 * math.sqrt(0.1875 / 3000))
-
-
-def test_hard_samples_are_spread_over_the_order():
-    losses, rng = np.arange(8.0), np.random.default_rng(7)
-    found = frequencies(lambda: fast_allocation(losses, 6, 0.5, rng)[:3], 8)
-    np.testing.assert_allclose(found[5:], 0.5, atol=4 * math.sqrt(0.25 / 3000))
-
-
-def test_before_the_first_loss_all_is_uniform():
-    losses, rng = np.full(6, NAN), np.random.default_rng(8)
-    found = frequencies(lambda: fast_allocation(losses, 3, 1.0, rng), 6)
-    np.testing.assert_allclose(found, 0.5, atol=4 * math.sqrt(0.25 / 3000))
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (lambda rng: slow_allocation(10, 3, rng), [0.3] * 10),
+        # the fill, 2 of the other 8, is uniform
+        (lambda rng: fast_allocation(np.arange(10.0), 4, 0.5, rng), [0.25] * 8 + [1, 1]),
+        # the 3 hard ones are spread over the order, as is the fill of 3 of 5
+        (lambda rng: fast_allocation(np.arange(8.0), 6, 0.5, rng)[:3], [0.3] * 5 + [0.5] * 3),
+        # before the first loss all is uniform
+        (lambda rng: fast_allocation(np.full(6, NAN), 3, 1.0, rng), [0.5] * 6),
+    ],
+)
+def test_how_often_each_sample_is_drawn(draw, expected):
+    rng, rounds = np.random.default_rng(5), 3000
+    found = sum(np.bincount(draw(rng), minlength=len(expected)) for _ in range(rounds)) / rounds
+    np.testing.assert_allclose(found, expected, atol=4 * math.sqrt(0.25 / rounds))

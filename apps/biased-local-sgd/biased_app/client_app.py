@@ -1,4 +1,4 @@
-"""What a node does: as many steps as it is given, on the samples that its speed entitles it to."""
+"""What a node does: its assigned number of steps, on the samples of its class."""
 
 from dataclasses import replace
 
@@ -36,9 +36,9 @@ def train(message: Message, context: Context) -> Message:
 
 
 def open_sampler(node: NodeTask, settings: BiasedSettings, context: Context) -> TopLossSampler:
-    """Take up the sampler where the last round left it, in the role that the server gives.
+    """Restore the sampler of the last round, in the class that the server assigns.
 
-    Without a role, or with nothing kept, the node samples uniformly.
+    Without a class, or with no kept state, the node samples uniformly.
     """
     role = node.config
     fast, share = bool(role.get(keys.FAST, False)), float(role.get(keys.FAST_SHARE, 1.0))
