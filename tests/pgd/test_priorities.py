@@ -77,6 +77,7 @@ EXACT = {
     "transformer": lambda: sequences(
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     ),
+    "embedding bag": lambda: words(nn.EmbeddingBag(9, 6)),
     "lstm": lambda: sequences(nn.LSTM(8, 6, batch_first=True)),
     "weight norm": lambda: (
         nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(9, 12)), nn.Linear(12, 5)),
@@ -87,7 +88,7 @@ EXACT["channels last"] = lambda: (
     images(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4))[0].to(memory_format=torch.channels_last),
     torch.randn(BATCH, 3, 8, 8),
 )
-NO_FORWARD_MODE = ("lstm", "weight norm")
+NO_FORWARD_MODE = ("lstm", "weight norm", "embedding bag")
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -98,9 +99,11 @@ def test_priorities_are_one_gradient_each(name):
     model.eval()
     direction = some_direction(model)
     expected = one_by_one(model, LOSS, inputs, TARGETS, direction)
-    tolerance = 1e-5 * float(expected.abs().max())
+    error = 1e-3 if name == "embedding bag" else 1e-5  # nothing but differences is possible
     found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=tolerance)
+    torch.testing.assert_close(
+        found, expected, rtol=error, atol=error * float(expected.abs().max())
+    )
     assert not found.requires_grad
     impossible = pytest.raises(NotImplementedError) if name in NO_FORWARD_MODE else nullcontext()
     with impossible:
@@ -118,24 +121,6 @@ def test_methods_agree(method, training):
     found = sample_priorities(model, LOSS, inputs, TARGETS, direction, method=method)
     error = (found - expected).abs().max() / expected.abs().max()
     assert error < (1e-3 if method == "difference" else 1e-6)
-
-
-def test_difference_is_the_last_resort():
-    torch.manual_seed(0)
-    model, inputs = words(nn.EmbeddingBag(9, 6))
-    model(inputs)
-    direction = some_direction(model)
-    expected = one_by_one(model, LOSS, inputs, TARGETS, direction)
-    found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
-    assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
-
-
-def test_vectorised_oracle_is_the_definition():
-    torch.manual_seed(2)
-    model, inputs = EXACT["group norm"]()
-    arguments = model, LOSS, inputs, TARGETS, some_direction(model)
-    found = per_sample_priorities(*arguments, chunk_size=2)
-    torch.testing.assert_close(found, one_by_one(*arguments), rtol=1e-5, atol=1e-4)
 
 
 def test_forward_mode_is_exact_on_resnet18():
@@ -220,18 +205,14 @@ def test_functional_dropout_keeps_its_mask():
 def test_batch_norm_counts_batch_statistics():
     torch.manual_seed(8)
     model, inputs = images(nn.BatchNorm2d(4))
-    model.train()
-    direction = some_direction(model)
-    step = 1e-3
-    found = sample_priorities(model, LOSS, inputs, TARGETS, direction)
+    step, direction = 1e-3, some_direction(model)
+    found = sample_priorities(model.train(), LOSS, inputs, TARGETS, direction)
     losses = []
-    for sign in (1, -1):
-        twin, _ = images(nn.BatchNorm2d(4))
-        twin.load_state_dict(model.state_dict())
+    for moved in (step, -2 * step):
         with torch.no_grad():
-            for name, p in twin.named_parameters():
-                p += sign * step * direction[name]
-        losses.append(LOSS(twin(inputs), TARGETS).detach())
+            for name, p in model.named_parameters():
+                p += moved * direction[name]
+            losses.append(LOSS(model(inputs), TARGETS))
     expected = (losses[0] - losses[1]) / (2 * step)
     assert (found - expected).abs().max() < 1e-2 * expected.abs().max()
 
