@@ -32,7 +32,8 @@ class CpuBucket:
     """A token bucket of CPU time: fills at ``share`` seconds per second.
 
     It may go into debt (a process runs on until it is stopped), and debt is paid in full: over
-    some tenths of a second the share is exact, whatever the resolution of the timer.
+    some tenths of a second the share is exact while polls are at most ``BURST_S`` apart. A later
+    poll finds the bucket full, and the device gets less than its share.
     """
 
     def __init__(self, share: float) -> None:

@@ -43,9 +43,18 @@ def test_end_leaves_another_fleet_alone(start, tmp_path):
     other.mkdir()
     pid = start(SLEEP, other)
     assert processes.end(tmp_path) == 0
-    processes.signal_one(pid, tmp_path, signal.SIGKILL)
     assert processes.has_tag(pid, other)
     assert processes.end(other) == 1
+
+
+def test_signal_goes_to_tagged_processes_only(start, tmp_path, monkeypatch):
+    pid, sent = start(SLEEP), []
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "pidfd_send_signal", lambda handle, number: sent.append(number))
+        processes.signal_one(pid, tmp_path / "other", signal.SIGTERM)
+        assert sent == []
+        processes.signal_one(pid, tmp_path, signal.SIGTERM)
+    assert sent == [signal.SIGTERM, signal.SIGCONT]
 
 
 def test_end_kills_deaf_and_stopped_processes(start, tmp_path):

@@ -113,3 +113,13 @@ def test_wait_online_without_a_superlink_fails(fleet):
     (fleet.folder / "logs" / "superlink.log").write_text("out of memory")
     with pytest.raises(RuntimeError, match=r"(?s)superlink did not come up.*out of memory"):
         fleet.wait_online(["node-0"], timeout_s=300)
+
+
+def test_wait_online_names_the_node_that_ended(fleet, monkeypatch):
+    (fleet.folder / "logs" / "node-1.log").write_text("refused")
+    nodes = [SuperNodeSpec("node-0", pid=2), SuperNodeSpec("node-1", pid=3)]
+    FleetFile(port=1, superlink_pid=1, nodes=nodes).save(fleet.folder)
+    monkeypatch.setattr(fleet, "online", set)
+    monkeypatch.setattr(fleet, "is_alive", lambda pid: pid != 3)
+    with pytest.raises(RuntimeError, match=r"(?s)node-1 did not come up.*refused"):
+        fleet.wait_online(["node-0", "node-1"], timeout_s=1)

@@ -33,7 +33,7 @@ RUN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]
 
 @given(
     share=st.floats(0.05, 1.0),
-    polls=st.lists(st.floats(0.005, 0.2), min_size=5, max_size=200),
+    polls=st.lists(st.floats(0.005, BURST_S), min_size=5, max_size=200),
 )
 def test_bucket_holds_a_busy_device_at_its_share(share, polls):
     bucket, runs, used, passed = CpuBucket(share), True, 0.0, 0.0
