@@ -235,7 +235,6 @@ class LocalSteps(Wrapper):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the measured times belong to."""
         if self.speeds.step_s:
-            self.session.arrays, self.session.config = run.arrays, run.train_config
             identify_nodes(self, run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:

@@ -189,7 +189,6 @@ class CDGraB(Wrapper):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
         if self.server.books:
-            self.session.arrays, self.session.config = run.arrays, run.train_config
             identify_nodes(self, run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:

@@ -91,7 +91,6 @@ class Resharding(Wrapper):
 
     def on_start(self, run: Run) -> None:
         """After a resume, identify the nodes that the samples belong to."""
-        self.session.arrays, self.session.config = run.arrays, run.train_config
         self._identify(run.grid, run.timeout_s)
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:

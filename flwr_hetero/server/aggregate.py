@@ -1,4 +1,4 @@
-"""Weighted mean of equally shaped arrays, in place and in their own precision."""
+"""Weighted mean of the replies' models, in place and in their own precision."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -17,120 +17,10 @@ from flwr_hetero.server.reply_checks import view_array, weight_of
 
 CHUNK = 65_536
 """Elements per pass: small enough that the running sum stays in the processor's cache."""
-
-
-def normalised(weights: ArrayLike) -> NDArray[np.float64]:
-    """Scale weights so that they sum to 1."""
-    share = np.asarray(weights, dtype=np.float64)
-    if share.ndim != 1 or not np.isfinite(share).all() or np.any(share < 0):
-        raise invalid("weights", share.tolist(), "be finite and at least 0", "drop that node")
-    if not share.sum() > 0:
-        raise invalid("weights", share.tolist(), "have a positive sum", "average only real replies")
-    return np.asarray(share / share.sum())
-
-
-def weighted_mean(
-    arrays: Sequence[NDArray[Any]],
-    weights: ArrayLike,
-    out: NDArray[Any] | None = None,
-) -> NDArray[Any]:
-    r"""Average arrays of several nodes (Eq. 4).
-
-    .. math:: x = \sum_i \frac{w_i}{\sum_k w_k} x_i
-
-    Notes
-    -----
-    Beside the result this needs two scratch buffers of ``CHUNK`` elements. All nodes are
-    added up chunk by chunk, so that every input is read from memory once and nothing of its
-    size is written but the result. Half precision is added up in single, integers in double.
-    """
-    share = normalised(weights)
-    if len(arrays) != len(share):
-        raise invalid("arrays", len(arrays), f"be {len(share)}, one per weight", "pass one each")
-    shape, dtype = arrays[0].shape, arrays[0].dtype.newbyteorder("=")
-    for array in arrays:
-        if array.shape != shape or array.dtype.newbyteorder("=") != dtype:
-            described = f"{array.dtype} {array.shape}"
-            raise invalid("arrays", described, f"all be {dtype} {shape}", "drop that node")
-    mean = np.empty(shape, dtype) if out is None else out
-    if mean.shape != shape or mean.dtype != dtype or not mean.flags.c_contiguous:
-        rule = f"be a C-contiguous {dtype} array of shape {shape}"
-        raise invalid("out", f"{mean.dtype} {mean.shape}", rule, "leave it out")
-    _sum_up([array.reshape(-1) for array in arrays], share, mean.reshape(-1))
-    return mean
-
-
-def _sum_up(flat: Sequence[NDArray[Any]], share: NDArray[np.float64], mean: NDArray[Any]) -> None:
-    """Write the weighted sum of 1-D arrays, chunk by chunk."""
-    factors = share.astype(_sum_dtype(mean.dtype))
-    total = np.empty(min(CHUNK, mean.size), factors.dtype)
-    term = np.empty_like(total)
-    for start in range(0, mean.size, CHUNK):
-        part = slice(start, min(start + CHUNK, mean.size))
-        here = slice(0, part.stop - start)
-        np.multiply(flat[0][part], factors[0], out=total[here])
-        for array, factor in zip(flat[1:], factors[1:], strict=True):
-            np.multiply(array[part], factor, out=term[here])
-            np.add(total[here], term[here], out=total[here])
-        mean[part] = _as_dtype(total[here], mean.dtype)
-
-
-def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.kind in "fc":
-        return np.promote_types(dtype, np.float32)
-    return np.dtype(np.float64)
-
-
-def _as_dtype(total: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype.kind == "b":
-        return total >= 0.5
-    return np.rint(total) if dtype.kind in "iu" else total
-
-
-def mean_arrays(
-    records: Sequence[ArrayRecord], weights: ArrayLike, like: ArrayRecord
-) -> ArrayRecord:
-    """Average ArrayRecords without unpacking them: read and written where they lie."""
-    mean = ArrayRecord()
-    for name, array in like.items():
-        dtype = np.dtype(array.dtype)
-        views = [view_array(record[name]).astype(dtype, copy=False) for record in records]
-        data = _mean_npy(views, weights, dtype)
-        mean[name] = Array(str(dtype), tuple(views[0].shape), NUMPY, data)
-    return mean
-
-
-def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
-    """Bring arrays back to the dtypes of the global model; averaging makes floats of integers."""
-    for name, array in arrays.items():
-        if name in like and array.dtype != like[name].dtype:
-            dtype, values = np.dtype(like[name].dtype), array.numpy()
-            whole = dtype.kind in "iub" and values.dtype.kind == "f"
-            arrays[name] = Array(np.asarray(np.rint(values) if whole else values, dtype))
-    return arrays
-
-
-def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike, dtype: np.dtype[Any]) -> bytes:
-    """Write the mean straight into the bytes of an npy file, so that it exists only once."""
-    stream, shape = io.BytesIO(), views[0].shape
-    descr = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": descr, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, header)
-    start = stream.tell()
-    if views[0].nbytes:
-        stream.seek(start + views[0].nbytes - 1)
-        stream.write(b"\0")
-        with stream.getbuffer() as memory:
-            out = np.frombuffer(memory, dtype, offset=start).reshape(shape)
-            weighted_mean(views, weights, out=out)
-            del out  # or the buffer could not be closed, and getvalue would copy it
-    return stream.getvalue()
-
-
-WEIGHT = keys.PREFIX + "weight"
-"""Metric by which a strategy weights models where that is not its own key."""
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
+WEIGHT = keys.PREFIX + "weight"
+"""Metric by which a strategy weights models where that is not its own key."""
 
 
 def aggregate(
@@ -152,7 +42,7 @@ def aggregate(
     if like is None or not replies or not isinstance(leaf, FedAvg):
         return inner.aggregate_train(server_round, replies)
     weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
-    if inner is leaf and is_linear(leaf):
+    if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:
         contents = [reply.content for reply in replies]
         mean = mean_reply(replies, weights, like, own_key)
         with _replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
@@ -173,9 +63,17 @@ def aggregate(
         return inner.aggregate_train(server_round, replies)
 
 
-def is_linear(strategy: Strategy) -> bool:
-    """Tell whether a strategy is known to need the weighted mean of its replies only."""
-    return type(strategy).aggregate_train in [known.aggregate_train for known in LINEAR]
+@contextmanager
+def _replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
+    """Give a strategy other attributes for a while."""
+    before = {name: getattr(strategy, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(strategy, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(strategy, name, value)
 
 
 def mean_reply(
@@ -191,14 +89,88 @@ def mean_reply(
     return Message(content, metadata=replies[0].metadata)  # type: ignore[call-overload,no-any-return]
 
 
-@contextmanager
-def _replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Give a strategy other attributes for a while."""
-    before = {name: getattr(strategy, name) for name in attributes}
-    try:
-        for name, value in attributes.items():
-            setattr(strategy, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(strategy, name, value)
+def mean_arrays(
+    records: Sequence[ArrayRecord], weights: ArrayLike, like: ArrayRecord
+) -> ArrayRecord:
+    """Average ArrayRecords without unpacking them: read and written where they lie."""
+    mean = ArrayRecord()
+    for name, array in like.items():
+        dtype = np.dtype(array.dtype)
+        views = [view_array(record[name]).astype(dtype, copy=False) for record in records]
+        data = _mean_npy(views, weights, dtype)
+        mean[name] = Array(str(dtype), tuple(views[0].shape), NUMPY, data)
+    return mean
+
+
+def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike, dtype: np.dtype[Any]) -> bytes:
+    """Write the mean straight into the bytes of an npy file, so that it exists only once."""
+    stream, shape = io.BytesIO(), views[0].shape
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    start = stream.tell()
+    if views[0].nbytes:
+        stream.seek(start + views[0].nbytes - 1)
+        stream.write(b"\0")
+        with stream.getbuffer() as memory:
+            out = np.frombuffer(memory, dtype, offset=start).reshape(shape)
+            weighted_mean(views, weights, out=out)
+            del out  # or the buffer could not be closed, and getvalue would copy it
+    return stream.getvalue()
+
+
+def weighted_mean(
+    arrays: Sequence[NDArray[Any]], weights: ArrayLike, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    r"""Average arrays of one shape and type, into ``out`` (contiguous) if it is given.
+
+    .. math:: x = \sum_i \frac{w_i}{\sum_k w_k} x_i
+
+    Notes
+    -----
+    Beside the result this needs two scratch buffers of ``CHUNK`` elements. All nodes are
+    added up chunk by chunk, so that every input is read from memory once and nothing of its
+    size is written but the result. Half precision is added up in single, integers in double.
+    """
+    dtype = arrays[0].dtype.newbyteorder("=")
+    mean = np.empty(arrays[0].shape, dtype) if out is None else out
+    factors = normalised(weights).astype(
+        np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.float64
+    )
+    flat, flat_mean = [array.reshape(-1) for array in arrays], mean.reshape(-1)
+    total = np.empty(min(CHUNK, mean.size), factors.dtype)
+    term = np.empty_like(total)
+    for start in range(0, mean.size, CHUNK):
+        part = slice(start, min(start + CHUNK, mean.size))
+        chunk, term_chunk = total[: part.stop - start], term[: part.stop - start]
+        np.multiply(flat[0][part], factors[0], out=chunk)
+        for array, factor in zip(flat[1:], factors[1:], strict=True):
+            np.multiply(array[part], factor, out=term_chunk)
+            np.add(chunk, term_chunk, out=chunk)
+        flat_mean[part] = _rounded(chunk, dtype)
+    return mean
+
+
+def normalised(weights: ArrayLike) -> NDArray[np.float64]:
+    """Scale weights so that they sum to 1."""
+    share = np.asarray(weights, dtype=np.float64)
+    if share.ndim != 1 or not (np.isfinite(share) & (share >= 0)).all() or not share.sum() > 0:
+        raise invalid("weights", share.tolist(), "be finite, at least 0 and of positive sum")
+    return np.asarray(share / share.sum())
+
+
+def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
+    """Bring arrays back to the dtypes of the global model; averaging makes floats of integers."""
+    for name, array in arrays.items():
+        if name in like and array.dtype != like[name].dtype:
+            dtype, values = np.dtype(like[name].dtype), array.numpy()
+            whole = dtype.kind in "iub" and values.dtype.kind == "f"
+            arrays[name] = Array(np.asarray(np.rint(values) if whole else values, dtype))
+    return arrays
+
+
+def _rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Round means of integers; a mean of truth values is the majority."""
+    if dtype.kind == "b":
+        return values >= 0.5
+    return np.rint(values) if dtype.kind in "iu" else values

@@ -1,4 +1,4 @@
-"""Everything a run needs to continue, in one file that is whole or not there."""
+"""Recorded runs: their history, and a checkpoint that is one file, whole or absent."""
 
 import json
 import os
@@ -14,42 +14,45 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, settings_of
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import entries_below
 
 FILE = "state.npz"
+RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+Settings = dict[str, Any]
 
 
-Arrays = dict[str, NDArray[Any]]
+def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> Path:
+    """Write the state of a run; a crash while writing leaves the previous one.
 
-
-Scalars = dict[str, Any]
-
-
-def save_checkpoint(folder: Path, run: Run, fresh: Mapping[int, Scalars]) -> Path:
-    """Write the state of a run; a crash while writing leaves the previous one."""
-    arrays: Arrays = {f"model/{name}": array.numpy() for name, array in run.arrays.items()}
-    meta: Scalars = {
+    ``initial`` holds what :func:`plain_settings` returned before the run.
+    """
+    session = run.strategy.session
+    arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
+    strategies = []
+    for number, strategy in enumerate(run.strategy.chain()):
+        if isinstance(strategy, Wrapper):
+            state: dict[str, Any] = dict(strategy.state_dict())
+        else:
+            state = flower_state(strategy, initial[number])
+        scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
+        arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
+        strategies.append({"type": type(strategy).__name__, "scalars": scalars})
+    meta = {
         "round": run.round,
         "wall_s": run.wall_s,
-        "virtual_s": run.strategy.session.clock.virtual_s,
-        "accepted": run.strategy.session.accepted,
-        "results": {kind: _metrics(getattr(run.result, kind)) for kind in _RESULTS},
+        "virtual_s": session.clock.virtual_s,
+        "accepted": session.accepted,
+        "results": {
+            kind: {number: dict(metrics) for number, metrics in getattr(run.result, kind).items()}
+            for kind in RESULTS
+        },
         "random": random.getstate(),
-        "strategies": [],
+        "strategies": strategies,
     }
-    for number, strategy in enumerate(run.strategy.chain()):
-        state = (
-            strategy.state_dict()
-            if isinstance(strategy, Wrapper)
-            else _flower_state(strategy, fresh[number])
-        )
-        own = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
-        arrays |= {f"{number}/{key}": value for key, value in own.items()}
-        scalars = {key: value for key, value in state.items() if key not in own}
-        meta["strategies"].append({"type": type(strategy).__name__, "scalars": scalars})
     path = folder / FILE
     draft = path.with_suffix(".draft")
     with draft.open("wb") as file:
@@ -62,13 +65,13 @@ def save_checkpoint(folder: Path, run: Run, fresh: Mapping[int, Scalars]) -> Pat
 
 def load_checkpoint(folder: Path, run: Run) -> bool:
     """Continue from the last checkpoint, if there is one."""
-    path = folder / FILE
+    path, session = folder / FILE, run.strategy.session
     if not path.is_file():
         return False
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files if name != "meta"}
         meta = json.loads(str(file["meta"]))
-    chain = list(run.strategy.chain())
+    chain = run.strategy.chain()
     saved, now = [s["type"] for s in meta["strategies"]], [type(s).__name__ for s in chain]
     if saved != now:
         raise ValueError(
@@ -76,11 +79,10 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
             f"{' > '.join(now)}: resume with the same strategies or choose another output-dir."
         )
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
-    run.strategy.session.arrays = run.arrays
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
-    run.strategy.session.clock.virtual_s = float(meta["virtual_s"])
-    run.strategy.session.accepted = meta.get("accepted", {})
-    for kind in _RESULTS:
+    session.arrays = run.arrays
+    session.clock.virtual_s, session.accepted = float(meta["virtual_s"]), meta["accepted"]
+    for kind in RESULTS:
         rounds = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
         setattr(run.result, kind, rounds)
     version, state, gauss = meta["random"]
@@ -90,31 +92,23 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
         if isinstance(strategy, Wrapper):
             strategy.load_state_dict(state)
         else:
-            _set_flower_state(strategy, state)
+            load_flower_state(strategy, state)
     return True
 
 
-def plain_settings(strategy: Wrapper) -> dict[int, Scalars]:
-    """Note the settings of Flower's own strategies in a nest, before the run changes them."""
+# --- Flower's own strategies, which have no state_dict -------------------------------------
+
+
+def plain_settings(strategy: Wrapper) -> dict[int, Settings]:
+    """Note the settings of Flower's strategies in a composition, before the run changes them."""
     return {
-        number: {k: v for k, v in vars(inner).items() if _is_plain(v)}
+        number: {k: v for k, v in settings_of(inner).items() if _is_plain(v)}
         for number, inner in enumerate(strategy.chain())
         if not isinstance(inner, Wrapper)
     }
 
 
-_RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
-
-
-def _metrics(rounds: Mapping[int, MetricRecord]) -> dict[int, dict[str, Any]]:
-    return {number: dict(record) for number, record in rounds.items()}
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _flower_state(strategy: Strategy, fresh: Scalars) -> dict[str, Any]:
+def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
     """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
     state: dict[str, Any] = {}
     for name, value in settings_of(strategy).items():
@@ -122,26 +116,22 @@ def _flower_state(strategy: Strategy, fresh: Scalars) -> dict[str, Any]:
             state[f"array/{name}"] = value
         elif isinstance(value, ArrayRecord):
             state |= {f"record/{name}/{key}": array.numpy() for key, array in value.items()}
-        elif isinstance(value, dict) and _all_arrays(value.values()):
+        elif isinstance(value, dict) and _are_arrays(value.values()):
             state |= {f"dict/{name}/{key}": np.asarray(v) for key, v in value.items()}
-        elif isinstance(value, list) and _all_arrays(value):
+        elif isinstance(value, list) and _are_arrays(value):
             state |= {f"list/{name}/{i:06d}": np.asarray(v) for i, v in enumerate(value)}
-        elif _is_plain(value) and (name not in fresh or fresh[name] != value):
+        elif _is_plain(value) and (name not in initial or initial[name] != value):
             state[f"plain/{name}"] = value
     return state
 
 
-def _all_arrays(values: Any) -> bool:
-    found = list(values)
-    return bool(found) and all(isinstance(value, (np.ndarray, np.generic)) for value in found)
-
-
-def _set_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
+def load_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
+    """Give a Flower strategy back what :func:`flower_state` collected."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, value in state.items():
-        kind, attribute, *key = name.split("/", 2)
-        groups.setdefault((kind, attribute), {})["".join(key)] = value
-    for (kind, attribute), values in groups.items():
+    for entry, value in state.items():
+        kind, name, *key = entry.split("/", 2)
+        groups.setdefault((kind, name), {})["".join(key)] = value
+    for (kind, name), values in groups.items():
         restored: Any = values.get("")
         if kind == "record":
             restored = ArrayRecord({key: Array(value) for key, value in values.items()})
@@ -149,7 +139,19 @@ def _set_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
             restored = values
         elif kind == "list":
             restored = [values[key] for key in sorted(values)]
-        setattr(strategy, attribute, restored)
+        setattr(strategy, name, restored)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _are_arrays(values: Any) -> bool:
+    found = list(values)
+    return bool(found) and all(isinstance(value, (np.ndarray, np.generic)) for value in found)
+
+
+# --- the wrapper --------------------------------------------------------------------------
 
 
 class RunKeeper(Protocol):
@@ -173,7 +175,7 @@ class RunKeeper(Protocol):
 
 
 class Recorded(Wrapper):
-    """Record every round in a run directory; put it outside all other wrappers.
+    """Record every round in a run directory; it goes outside all other wrappers.
 
     Parameters
     ----------
@@ -218,17 +220,14 @@ class Recorded(Wrapper):
         checkpoint_every: int = 1,
         resume: bool = False,
     ) -> None:
-        if checkpoint_every < 1:
-            raise invalid("checkpoint_every", checkpoint_every, "be at least 1", "1 is the safest")
+        self.checkpoint_every = check_count("checkpoint_every", checkpoint_every, 1)
         super().__init__(strategy)
-        self.run_dir = run_dir
-        self.checkpoint_every = checkpoint_every
-        self.resume = resume
-        self._fresh = plain_settings(self)
+        self.run_dir, self.resume = run_dir, resume
+        self._initial = plain_settings(self)
         self._begun = False
 
     def on_start(self, run: Run) -> None:
-        """Continue from the checkpoint if that is wanted; a refused one leaves all as it was."""
+        """Continue from the checkpoint if that is wanted; a refused one changes nothing."""
         if self.resume and load_checkpoint(self.run_dir.checkpoint_dir, run):
             self.run_dir.cut_after(run.round)
             log(INFO, "Resumed after round %d", run.round)
@@ -238,10 +237,10 @@ class Recorded(Wrapper):
         """Write the round's line and, if it is due, the checkpoint."""
         self.run_dir.append_round(record)
         if run.round % self.checkpoint_every == 0 or run.round == run.num_rounds:
-            save_checkpoint(self.run_dir.checkpoint_dir, run, self._fresh)
+            save_checkpoint(self.run_dir.checkpoint_dir, run, self._initial)
 
     def on_finish(self, run: Run) -> None:
-        """Save the model, build the report and say where it is, if the run has begun."""
+        """Save the model and build the report, if the run has begun."""
         if not self._begun:
             return
         self.run_dir.save_model({name: array.numpy() for name, array in run.arrays.items()})

@@ -177,7 +177,6 @@ class TiFL(Selection):
 
     def on_start(self, run: Run) -> None:
         """Profile the fleet, or find the nodes of a checkpoint's tiers again."""
-        self.session.arrays, self.session.config = run.arrays, run.train_config
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
         if self.tiers.latency:
             self._find_again(run.grid, online)

@@ -1,0 +1,141 @@
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.common.constant import SType
+from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from flwr_hetero.server.aggregate import (
+    CHUNK,
+    keep_dtypes,
+    mean_arrays,
+    normalised,
+    weighted_mean,
+)
+
+
+def test_weighted_mean_by_hand():
+    models = [np.full((2, 3), value, np.float64) for value in (1.0, 2.0, 10.0)]
+    np.testing.assert_allclose(weighted_mean(models, [32, 32, 1]), np.full((2, 3), 106 / 65))
+
+
+@given(
+    arrays(
+        np.float64,
+        array_shapes(min_dims=2, max_dims=3),
+        elements=st.floats(-1e6, 1e6, allow_subnormal=False),
+    ),
+    st.data(),
+)
+def test_weighted_mean_equals_numpys(stacked, data):
+    whole = st.integers(1, 2**20)
+    weights = data.draw(st.lists(whole, min_size=len(stacked), max_size=len(stacked)))
+    expected = np.average(stacked, axis=0, weights=weights)
+    np.testing.assert_allclose(
+        weighted_mean(list(stacked), weights), expected, rtol=1e-9, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64])
+@pytest.mark.parametrize("size", [0, CHUNK, 2 * CHUNK + 7])
+def test_weighted_mean_in_chunks(dtype, size):
+    rng = np.random.default_rng(size)
+    models = [rng.standard_normal(size).astype(dtype) for _ in range(4)]
+    mean = weighted_mean(models, [5, 1, 0, 2])
+    wide = [model.astype(np.result_type(dtype, np.float64)) for model in models]
+    exact = np.average(wide, axis=0, weights=[5, 1, 0, 2])
+    assert mean.dtype == dtype
+    np.testing.assert_allclose(mean, exact, rtol=0, atol=8 * np.finfo(dtype).eps)
+
+
+def test_integers_round_and_masks_vote():
+    assert weighted_mean([np.array(320), np.array(11)], [32, 1]) == 311
+    mask = weighted_mean([np.array([True, False]), np.array([False, False])], [2, 1])
+    assert (mask.tolist(), mask.dtype) == ([True, False], bool)
+
+
+def test_any_memory_and_byte_order_is_read():
+    plain = np.arange(6, dtype=np.float32).reshape(2, 3)
+    mean = weighted_mean([plain, np.asfortranarray(plain), plain.astype(">f4")], [1, 1, 1])
+    np.testing.assert_allclose(mean, plain, rtol=1e-6)
+    assert mean.dtype == np.float32
+
+
+def test_half_precision_sums_in_single():
+    models = [np.full(3, value, np.float16) for value in np.linspace(1, 2, 60)]
+    exact = np.float16(np.mean([model[0] for model in models], dtype=np.float64))
+    np.testing.assert_array_equal(weighted_mean(models, np.ones(60)), exact)
+
+
+def test_extra_memory_is_two_chunks():
+    models = [np.ones(500_000, np.float32) for _ in range(8)]
+    for model in models:
+        model.flags.writeable = False
+    out = np.empty_like(models[0])
+    tracemalloc.start()
+    assert weighted_mean(models, range(1, 9), out=out) is out
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 3 * CHUNK * 4
+
+
+@pytest.mark.parametrize("weights", [[1.0, float("nan")], [2.0, -1.0], [0.0, 0.0], [], [[1.0]]])
+def test_bad_weights_are_refused(weights):
+    with pytest.raises(ValueError, match="weights must be finite, at least 0 and of positive sum"):
+        normalised(weights)
+
+
+def record(seed, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    shapes = {"conv": (4, 3, 3), "bias": (4,), "scale": (), "none": (0, 2)}
+    return ArrayRecord(
+        {k: Array(np.asarray(rng.standard_normal(s), dtype)) for k, s in shapes.items()}
+    )
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=8))
+def test_mean_arrays_equals_flowers(weights):
+    records = [record(seed) for seed in range(len(weights))]
+    contents = [
+        RecordDict({"arrays": one, "metrics": MetricRecord({"w": weight})})
+        for one, weight in zip(records, weights, strict=True)
+    ]
+    theirs = aggregate_arrayrecords(contents, "w")
+    ours = mean_arrays(records, weights, like=records[0])
+    assert list(ours) == list(theirs)
+    for name in ours:
+        np.testing.assert_allclose(ours[name].numpy(), theirs[name].numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_mean_arrays_writes_numpys_bytes():
+    records = [record(seed) for seed in range(3)]
+    for name, array in mean_arrays(records, [1, 2, 3], like=records[0]).items():
+        stream = io.BytesIO()
+        values = weighted_mean([one[name].numpy() for one in records], [1, 2, 3])
+        np.save(stream, values)
+        assert array.data == stream.getvalue()
+        assert (array.dtype, array.shape, array.stype) == ("float32", values.shape, SType.NUMPY)
+
+
+def test_mean_arrays_has_the_type_that_was_sent():
+    sent = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32)), "n": Array(np.array(4))})
+    values = np.arange(6.0).reshape(2, 3)
+    wide = ArrayRecord({"w": Array(np.asfortranarray(values)), "n": Array(np.array(6.0))})
+    mean = mean_arrays([sent, wide], [1, 1], like=sent)
+    assert {name: mean[name].dtype for name in mean} == {"w": "float32", "n": "int64"}
+    np.testing.assert_array_equal(mean["w"].numpy(), values / 2)
+    assert mean["n"].numpy() == 5
+
+
+def test_keep_dtypes_rounds_what_it_knows():
+    like = ArrayRecord({"n": Array(np.array([1, 2])), "w": Array(np.ones(2, np.float32))})
+    means = {"n": np.array([1.5, 2.4]), "w": np.full(2, 0.5), "new": np.array([0.5])}
+    kept = keep_dtypes(ArrayRecord({name: Array(mean) for name, mean in means.items()}), like)
+    types = {"n": "int64", "w": "float32", "new": "float64"}
+    assert {name: kept[name].dtype for name in kept} == types
+    assert kept["n"].numpy().tolist() == [2, 2]
