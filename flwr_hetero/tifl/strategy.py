@@ -36,12 +36,11 @@ from flwr_hetero.tifl.time_estimate import TimeEstimate
 
 EVALUATE_PER_TIER = 5
 """Nodes of each tier on which its accuracy is measured."""
-ROW = ((-1,), "f")
 STATE = {
     **{"tiers": str, "failures": str, "last_profile": int, "rng": str},
-    **{f"state/{name}": ROW for name in TierState._fields},
+    **{f"state/{name}": ((-1,), "f") for name in TierState._fields},
     **{f"estimate/{name}": float for name in ("paper_s", "exact_s", "actual_s")},
-    **{f"estimate/{name}": ROW for name in ("median_s", "slowest_s")},
+    **{f"estimate/{name}": ((-1,), "f") for name in ("median_s", "slowest_s")},
 }
 """Entries of a saved TiFL."""
 
@@ -283,11 +282,9 @@ class TiFL(Selection):
     def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Learn the tiers' accuracies when they are due."""
         if self._is_evaluation_due(server_round):
-            reported = {
-                self.identity(reply.metadata.src_node_id): metrics
-                for reply in replies
-                for metrics in reply.content.metric_records.values()
-            }
+            names = [self.identity(reply.metadata.src_node_id) for reply in replies]
+            metrics = [next(iter(reply.content.metric_records.values())) for reply in replies]
+            reported = dict(zip(names, metrics, strict=True))
             weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
             accuracy = accuracy_per_tier(reported, self.tiers, self.accuracy_key, weight_key)
             self.state = update_probs(self.state, accuracy, self.draw.tier)

@@ -34,7 +34,7 @@ def test_tier_fleet_groups_by_median_latency(caplog):
     assert tier_fleet([73], rounds[:, [2]], registry, 20.0, "quantile", 1) is None
 
 
-def test_profiling_counts_as_time_and_needs_no_training():
+def test_profiling_counts_as_time_without_training():
     app, kinds = ClientApp(), []
 
     @app.train("profile")
@@ -136,7 +136,7 @@ def test_late_joiner_that_raises_twice_is_left_out(caplog):
     assert "id-1004 could not be profiled: injected error" in caplog.text
 
 
-def test_late_joiner_that_was_not_reached_is_asked_again():
+def test_late_joiner_not_reached_is_asked_again():
     def away_at_first(partition, message):
         return "away" if partition == 4 and round_of(message) < 10 else None
 
@@ -212,7 +212,7 @@ def spoilt_order(message, context, call_next):
     "compose",
     [lambda **s: make_tifl(CDGraB(FedAvg()), **s), lambda **s: CDGraB(make_tifl(FedAvg(), **s))],
 )
-def test_replies_dropped_by_other_wrappers_are_failures(compose):
+def test_replies_dropped_by_wrappers_are_failures(compose):
     strategy = compose(clients_per_round=4, num_tiers=1, policy="vanilla", max_failures=2)
     strategy.start(Answers(4, app=toy_app(mods=[spoilt_order])), toy_arrays(), 4)
     (tifl,) = [wrapper for wrapper in strategy.wrappers() if isinstance(wrapper, TiFL)]

@@ -68,7 +68,7 @@ def accuracy_grid(accuracy):
         (lambda tier, r: None, [0.2] * 5, False),
     ],
 )
-def test_adaptive_favours_low_accuracy_without_progress(accuracy, probs, known):
+def test_adaptive_favours_low_accuracy(accuracy, probs, known):
     records = records_of(training_tifl(2, interval=5), accuracy_grid(accuracy), 11)
     assert records[9]["tifl"]["tier_probs"] == [0.2] * 5
     assert records[10]["tifl"]["tier_probs"] == pytest.approx(probs)
@@ -332,7 +332,7 @@ def test_bad_settings_are_refused(settings, rule):
         TiFL(**settings)
 
 
-def test_accounted_strategy_works_with_rounds_of_one_size():
+def test_accounting_works_with_rounds_of_one_size():
     assert TiFL(accounted(5), on_small_tier="borrow").clients_per_round == 5
 
 
