@@ -118,14 +118,7 @@ class MercurySampler(UniformSampler):
         return draw_two_level(self.cache.values, self.groups, self.batch_size, num_chosen, self.rng)
 
     def refresh_indices(self) -> NDArray[np.int64]:
-        """Name the group to score next and pass the turn on.
-
-        Returns
-        -------
-        ndarray of int64, shape (group size,)
-            To be scored by the current model and passed to :meth:`update`, as far as time
-            allows.
-        """
+        """Name the group to score next, as far as time allows, and pass the turn on."""
         group = self.groups.members(self.groups.turn).copy()
         self.groups, self._awaits_group = advance(self.groups), True
         return group
@@ -135,20 +128,7 @@ class MercurySampler(UniformSampler):
         self.groups = resize(self.groups, size)
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Cache new scores, of a refreshed group or of the batch just trained on.
-
-        Parameters
-        ----------
-        indices : ndarray of int64, shape (b,)
-            Scored samples; an index may stand twice.
-        scores : ndarray of float64, shape (b,)
-            Their importance or losses, finite and not negative.
-
-        Raises
-        ------
-        ValueError
-            If the arguments are unusable; the sampler is then unchanged.
-        """
+        """Cache new scores, at least 0, of a refreshed group or of the batch just trained on."""
         indices, scores = self.check_scores(indices, scores)
         check_importance(scores)
         if not len(indices):
@@ -191,13 +171,7 @@ class MercurySampler(UniformSampler):
         return super().state_dict() | self.cache.state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue where ``state_dict`` was taken.
-
-        Raises
-        ------
-        ValueError
-            If the state is damaged, incomplete or of other data; the sampler is unchanged.
-        """
+        """Continue where ``state_dict`` was taken; see the parent for errors."""
         schema = {
             "estimator": str,
             "group_order": ((self.num_samples,), "i"),

@@ -1,4 +1,4 @@
-"""The worker is a real process; the tests that wait for it are marked as the slow ones."""
+"""The worker is a real process; tests that wait for it carry a marker."""
 
 import os
 import signal

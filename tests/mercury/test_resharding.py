@@ -128,10 +128,10 @@ def test_no_sample_is_lost_or_doubled(
                 continue
             state = None if event == "state lost" else states[node]
             shard = shard_of(table.deliver(node), state)
-            book = assigned(table, node)
+            assigned_now = assigned(table, node)
             held = own(node) | shard.held
             assert {s: c for s, c in held.items() if s not in shard.missing} == {
-                s: c for s, c in book.items() if s not in shard.missing
+                s: c for s, c in assigned_now.items() if s not in shard.missing
             }
             assert not shard.missing or event == "state lost" or back is not None
             states[node] = shard.state_dict()
