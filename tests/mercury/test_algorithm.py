@@ -1,6 +1,7 @@
 """Groups, the two draws with their weights, and the size of a group, each against an oracle."""
 
 from itertools import combinations
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from flwr_hetero.mercury.algorithm import (
     speedup,
 )
 
-IMPORTANCE = arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1e6))
+IMPORTANCE = arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 2.0**20, width=32))
 
 
 def make(num_samples: int, num_groups: int) -> Groups:
@@ -120,6 +121,14 @@ def test_without_mixing_a_zero_is_never_drawn() -> None:
     assert mixed_probs(np.zeros(2), 0.0).tolist() == [0.5, 0.5]
     drawn = draw_flat(np.array([0.0, 1.0, 0.0, 2.0, 0.0]), (50, 4), 0.0, np.random.default_rng(0))
     assert set(drawn.ravel().tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("point", [0.0, np.nextafter(1.0, 0.0)])
+def test_an_extreme_point_draws_no_zero(point: float) -> None:
+    rng = Mock(random=lambda size=None: np.full(size or (), point))
+    rng.integers = lambda num, size: np.zeros(size, dtype=np.int64)
+    drawn = draw_flat(np.array([0.0, 0.1, 0.2, 0.3, 0.0]), (1, 2), 0.0, rng)
+    assert set(drawn.ravel().tolist()) == {1 if point == 0.0 else 3}
 
 
 @pytest.mark.parametrize("zeros", [0, 3, 500])

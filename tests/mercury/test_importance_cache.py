@@ -132,6 +132,8 @@ def test_the_gate_measures_the_true_ratio() -> None:
         cache.add_group(group, scores[group], step)
     assert exact > 3
     assert cache.summary(1)["variance-ratio"] == pytest.approx(exact, rel=0.1)
+    cache.add_group(np.arange(400), np.ones(400), 400)  # all are known: no older evidence
+    assert cache.summary(1)["variance-ratio"] == pytest.approx(1.0)
 
 
 def test_old_evidence_does_not_outweigh_new() -> None:

@@ -9,7 +9,7 @@ from flwr.app import Context, RecordDict
 
 from flwr_hetero import keys
 from flwr_hetero.client.sampled_loss import score_batches
-from flwr_hetero.client.timing import note_pace
+from flwr_hetero.client.timing import note_pace, read_pace
 from flwr_hetero.mercury import scoring
 from flwr_hetero.mercury.background import Collected
 from flwr_hetero.mercury.sampler import MercurySampler
@@ -73,6 +73,7 @@ def test_a_real_node_scores_in_the_background(monkeypatch):
     monkeypatch.setattr(scoring, "collect_scores", lambda folder: collected)
     scoring.collect_hidden(sampler, context)
     assert sampler.cache.coverage == 5 / N
+    assert read_pace(context).score_s == pytest.approx((0.01 + 0.1 / 5) / 2)
     monkeypatch.setattr(scoring, "collect_scores", pytest.fail)
     scoring.collect_hidden(sampler, context)  # once only
 
