@@ -4,9 +4,9 @@ import time
 
 
 def wait_until(condition, timeout_s=300.0, step_s=0.05, meanwhile=lambda: None) -> None:
-    """Wait until ``condition()``, and call ``meanwhile`` between two looks."""
+    """Wait until ``condition()``, and call ``meanwhile`` between two polls."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain"
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s"
         meanwhile()
         time.sleep(step_s)

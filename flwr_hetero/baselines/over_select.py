@@ -1,16 +1,14 @@
-"""Ask more nodes than are needed and take the first that answer."""
+"""Over-selection: ask more nodes than are needed and take the first that answer."""
 
-from collections.abc import Iterable
 from logging import INFO
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -20,20 +18,18 @@ MINIMA = ("min_train_nodes", "min_available_nodes")
 
 
 class OverSelect(Wrapper):
-    """End a round of training when enough nodes have answered; put it outside other wrappers.
+    """End a round of training when enough nodes have answered; it goes outside a selection.
 
-    Whom to ask remains the wrapped strategy's business: to take 5 of 7, write
-    ``OverSelect(TiFL(clients_per_round=7), take=5)``. A node that is not waited for has not
-    failed; it is left out of later rounds until it has answered, so that no node has two jobs,
-    or until the time-out of its round is over, as without this wrapper.
+    To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
+    node that is not waited for has not failed; it is left out of later rounds until it has
+    answered, or until the time-out of its round is over, so that no node has two jobs.
 
     Parameters
     ----------
     strategy : Strategy, optional
         What selects and aggregates; FedAvg if left out.
     take : int
-        Replies to wait for, n; of the n + m nodes asked, up to m may be slow or silent for
-        nothing. Replies with an error do not count.
+        Replies to wait for; those with an error do not count.
     timeout_s : float, optional
         Time-out of a round in seconds, in place of the one given to ``start``.
 
@@ -48,21 +44,17 @@ class OverSelect(Wrapper):
     A strategy that samples by itself (FedAvg's ``min_train_nodes``, ``min_available_nodes``) must
     not wait for nodes that are at work: in such a round its minima are at most the nodes shown.
     The first to answer are the fast ones: on a fleet of unequal devices their data count more.
-    Within a tier of TiFL nodes are equally fast, so that chance decides who is left out.
+    Within a tier of TiFL nodes are equally fast, so that it is random which are left out.
 
     References
     ----------
-    .. [1] Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019,
-       where 130 % of the devices needed are asked.
+    Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, where 130 %
+    of the devices needed are asked.
 
     Examples
     --------
     >>> from flwr_hetero.strategy import TiFL
     >>> strategy = OverSelect(TiFL(clients_per_round=7), take=5, timeout_s=120.0)
-    >>> OverSelect(take=0)
-    Traceback (most recent call last):
-    ...
-    ValueError: take must be a whole number of at least 1, got 0: pass the replies you need.
     """
 
     name: ClassVar[str] = "over-select"
@@ -72,18 +64,23 @@ class OverSelect(Wrapper):
     def __init__(
         self, strategy: Strategy | None = None, take: int = 5, *, timeout_s: float | None = None
     ) -> None:
-        take = check_count("take", take, 1, "pass the replies you need")
-        if timeout_s is not None and not (np.isfinite(timeout_s) and timeout_s > 0):
-            raise invalid("timeout_s", timeout_s, "be positive and finite", "pass seconds")
+        self.take = check_count("take", take, 1)
+        self.timeout_s = (
+            None if timeout_s is None else check_number("timeout_s", timeout_s, "(0, inf)")
+        )
         super().__init__(strategy)
-        self.take, self.timeout_s = take, timeout_s
         self._at_work: dict[str, _Job] = {}
         self._left_out: list[str] = []
+
+    def on_start(self, run: Run) -> None:
+        """Set the time-out of the run's rounds."""
+        if self.timeout_s is not None:
+            run.timeout_s = self.timeout_s
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Configure a round of training; the strategy's minima are then as they were."""
+        """Configure a round of training; afterwards the strategy's minima are as before."""
         before = {name: getattr(self.leaf, name) for name in MINIMA if hasattr(self.leaf, name)}
         try:
             return super().configure_train(server_round, arrays, config, grid)
@@ -91,20 +88,18 @@ class OverSelect(Wrapper):
             for name, minimum in before.items():
                 setattr(self.leaf, name, minimum)
 
-    def on_start(self, run: Run) -> None:
-        """Set the time-out of the run's rounds."""
-        if self.timeout_s is not None:
-            run.timeout_s = self.timeout_s
-
     def before_train(self, server_round: int, grid: Grid) -> Grid:
         """Hide nodes that are still at work on an earlier round."""
         if self._at_work:
-            self._release(grid.pull_messages(list(self._at_work)))
+            for reply in grid.pull_messages(list(self._at_work)):
+                self._at_work.pop(reply.metadata.reply_to_message_id, None)
+        now_s = self.session.clock.virtual_s
+        self._at_work = {i: job for i, job in self._at_work.items() if job.until_s > now_s}
         busy = {job.node_id for job in self._at_work.values()}
         if not busy:
             return grid
         free = [node_id for node_id in grid.get_node_ids() if node_id not in busy]
-        for name in MINIMA:  # Flower would wait for ever for those that are hidden
+        for name in MINIMA:  # Flower would wait indefinitely for those that are hidden
             if hasattr(self.leaf, name):
                 setattr(self.leaf, name, min(getattr(self.leaf, name), len(free)))
         return GridView(grid, free)
@@ -112,24 +107,24 @@ class OverSelect(Wrapper):
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Say how many replies are enough."""
+        """Set how many replies are enough."""
         self.session.enough = self.take
         return messages
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Note who was not waited for; evaluation waits for everybody again."""
+        """Note which nodes are still at work; evaluation waits for all nodes."""
         done, self.session.enough = self.session.exchange, None
         until_s = self.session.clock.virtual_s - done.virtual_s + done.timeout_s
         for message in done.surplus:
             job = _Job(message.metadata.dst_node_id, until_s)
             self._at_work[message.metadata.message_id] = job
         self._left_out = [self.identity(m.metadata.dst_node_id) for m in done.surplus]
-        if done.surplus:
+        if self._left_out:
             log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
         return replies
 
     def round_info(self) -> dict[str, Any]:
-        """Return who was not waited for in this round, and how many nodes are still at work."""
+        """Return which nodes were not waited for, and how many nodes are still at work."""
         return {"not_waited_for": self._left_out, "still_at_work": len(self._at_work)}
 
     def summary(self) -> None:
@@ -138,15 +133,9 @@ class OverSelect(Wrapper):
         log(INFO, "\t├──> OverSelect: the first %d replies%s", self.take, limit)
         super().summary()
 
-    def _release(self, late: Iterable[Message]) -> None:
-        for reply in late:
-            self._at_work.pop(reply.metadata.reply_to_message_id, None)
-        now_s = self.session.clock.virtual_s
-        self._at_work = {i: job for i, job in self._at_work.items() if job.until_s > now_s}
-
 
 class _Job(NamedTuple):
-    """What a node that was not waited for is taken to be busy with, and until when at most."""
+    """What a node that was not waited for is assumed to work on, and until when at most."""
 
     node_id: int
     until_s: float

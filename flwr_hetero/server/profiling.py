@@ -157,7 +157,7 @@ class SamplerFacts(Wrapper):
     """
 
     name: ClassVar[str] = "sampler"
-    decides = frozenset({"sampler facts"})
+    decides = frozenset({"sampler statistics"})
 
     def __init__(self, strategy: Strategy | None = None) -> None:
         super().__init__(strategy)

@@ -1,7 +1,7 @@
 """Malformed replies thrown at every wrapper: each costs itself, never the run or another reply.
 
-What is spoilt is mostly what the wrapper reads; each wrapper has a seed of its own.
-``FUZZ_EXAMPLES=2000 pytest tests/strategy/test_malformed_replies.py`` looks harder than CI does.
+What is corrupted is mostly what the wrapper reads; each wrapper has a seed of its own.
+``FUZZ_EXAMPLES=2000 pytest tests/conformance/test_malformed_replies.py`` tries more than CI does.
 """
 
 import logging
@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from composition_toy import swap
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from nest_toy import swap
 from order_toy import order_app, order_arrays
 from recording import History
 
@@ -137,7 +137,7 @@ anything = st.sampled_from(["error", "twice", "stale", "empty"]) | st.one_of(
 
 def shares(*parts):
     """Draw from (share, strategy): ``one_of`` counts what a strategy is made of, and it once."""
-    # a new tuple each time, for a strategy that stands twice would count once
+    # a new tuple each time, for a strategy that occurs twice would count once
     return st.one_of(
         [st.tuples(part).map(itemgetter(0)) for share, part in parts for _ in range(share)]
     )
@@ -180,7 +180,7 @@ def plans(reads):
 
 
 def say_all(message, context, call_next):
-    """Say all that a wrapper may ask for: facts, losses of samples, samples to swap."""
+    """Send all that a wrapper may ask for: statistics, losses of samples, samples to swap."""
     reply = call_next(message, context)
     if message.metadata.message_type == "train":
         reply.content[keys.SAMPLER] = ConfigRecord({"name": 0.5, "group.name": 1.0})
@@ -265,7 +265,7 @@ READS = {
     "OverSelect": [keys.TIMING],
     "RandomSelection": [keys.TIMING],
     "Recorded": ["loss"],
-    "a nest": [keys.TIMING, keys.ORDER, keys.HERDING, *STEPS],
+    "composition": [keys.TIMING, keys.ORDER, keys.HERDING, *STEPS],
 }
 """Records and metrics by wrapper, beside the arrays and the number of examples."""
 WRAPPERS = {
@@ -287,7 +287,7 @@ WRAPPERS = {
     "OverSelect": lambda: ours.OverSelect(fedavg(), take=NUM_NODES),
     "RandomSelection": lambda: ours.RandomSelection(fedavg(), NUM_NODES),
     "Recorded": lambda: recorded(fedavg()),
-    "a nest": lambda: recorded(
+    "composition": lambda: recorded(
         ours.OverSelect(
             tifl(ours.BiasedLocalSGD(ours.HerdingMeter(ours.CDGraB(FedAdam(), sketch_size=4)), 4)),
             take=NUM_NODES,
@@ -298,7 +298,7 @@ WRAPPERS = {
 
 @pytest.fixture
 def survive(tmp_path):
-    """Run a strategy among hostile nodes, and see that nobody else is harmed."""
+    """Run a strategy among hostile nodes, and check that no other node is harmed."""
 
     def run(strategy, plan):
         if isinstance(strategy, ours.Recorded):
@@ -325,13 +325,13 @@ def survive(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_a_hostile_node_costs_its_own_reply_only(name, survive):
+def test_hostile_node_costs_its_own_reply_only(name, survive):
     @seed(zlib.crc32(name.encode()))  # else all would get the same plans
     @settings(
         max_examples=EXAMPLES,
         database=None,
         deadline=None,
-        phases=[Phase.generate],  # a nest is slow to run: no time for the smallest example
+        phases=[Phase.generate],  # slow to run: no time for the smallest example
         suppress_health_check=list(HealthCheck),
     )
     @given(plan=plans(READS[name]))
@@ -355,7 +355,7 @@ FOUND = {
         1,
     ),
     "a value whose square is infinite": (
-        "a nest",
+        "composition",
         [_array("w", Array(np.full(5, 3e38, np.float32)))],
         1,
     ),
@@ -369,7 +369,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("what", sorted(FOUND))
-def test_what_once_harmed_others_does_so_no_more(what, survive):
+def test_former_faults_cost_one_reply_only(what, survive):
     name, spoil, num_failures = FOUND[what]
     records = survive(WRAPPERS[name](), {(0, 1): spoil})
     assert len(records[1]["failures"]) == num_failures
@@ -383,9 +383,7 @@ def test_what_once_harmed_others_does_so_no_more(what, survive):
     simulated=st.booleans(),
     round_trip_s=st.none() | st.floats(0, 1e4),
 )
-def test_no_claim_of_time_is_believed_above_what_the_server_saw(
-    metrics, timing, simulated, round_trip_s
-):
+def test_no_claim_above_the_round_trip_is_believed(metrics, timing, simulated, round_trip_s):
     message = Message(RecordDict({"metrics": MetricRecord(metrics)}), 1000, "train")
     reply = Message(message.content, reply_to=message)
     if timing is not None:

@@ -8,22 +8,22 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.keys import SERVER_ROUND
 from flwr_hetero.strategy import Recorded, TiFL, Wrapper
 
-QUIET = {"fraction_evaluate": 0.0}
+NO_EVALUATION = {"fraction_evaluate": 0.0}
 
 
 INNER = {
-    "FedAvg": lambda: flower.FedAvg(**QUIET),
-    "FedAdam": lambda: flower.FedAdam(**QUIET),
-    "FedYogi": lambda: flower.FedYogi(**QUIET),
-    "FedAdagrad": lambda: flower.FedAdagrad(**QUIET),
-    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, **QUIET),
-    "TiFL": lambda: TiFL(flower.FedAdam(**QUIET), 3, interval=2, credits=4),
-    "sampling by Flower": lambda: flower.FedAvg(fraction_train=0.3, **QUIET),
+    "FedAvg": lambda: flower.FedAvg(**NO_EVALUATION),
+    "FedAdam": lambda: flower.FedAdam(**NO_EVALUATION),
+    "FedYogi": lambda: flower.FedYogi(**NO_EVALUATION),
+    "FedAdagrad": lambda: flower.FedAdagrad(**NO_EVALUATION),
+    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, **NO_EVALUATION),
+    "TiFL": lambda: TiFL(flower.FedAdam(**NO_EVALUATION), 3, interval=2, credits=4),
+    "sampling by Flower": lambda: flower.FedAvg(fraction_train=0.3, **NO_EVALUATION),
 }
 
 
 @pytest.mark.parametrize("name", sorted(INNER))
-@pytest.mark.parametrize("killed_in", [1, 4, 7])
+@pytest.mark.parametrize("killed_in", [1, 6])
 def test_killed_and_resumed_equals_unbroken(tmp_path, name, killed_in):
     def go(folder, evaluate_fn, resume):
         grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 15))
@@ -33,7 +33,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, name, killed_in):
     killed_and_resumed(go, tmp_path, killed_in)
 
 
-def test_a_resumed_run_knows_the_usual_metrics(tmp_path):
+def test_resumed_run_knows_the_usual_metrics(tmp_path):
     def odd(message, context, call_next):
         reply = call_next(message, context)
         if context.node_config["partition-id"] == 0 and message.content["config"][SERVER_ROUND] > 3:
@@ -42,7 +42,7 @@ def test_a_resumed_run_knows_the_usual_metrics(tmp_path):
 
     def go(folder, evaluate_fn, resume):
         grid = LocalGrid(toy_app(mods=[odd]), profiles=[DeviceProfile()] * 2)
-        strategy = Recorded(flower.FedAvg(**QUIET), run_dir=folder, resume=resume)
+        strategy = Recorded(flower.FedAvg(**NO_EVALUATION), run_dir=folder, resume=resume)
         return strategy.start(grid, toy_arrays(), 5, evaluate_fn=evaluate_fn)
 
     killed_and_resumed(go, tmp_path, killed_in=4)
@@ -89,7 +89,7 @@ def test_checkpoint_every_n_rounds_and_at_the_end(tmp_path):
     assert rounds == [0, 3, 6, 7]
 
 
-def test_the_model_is_saved_even_when_the_run_fails(tmp_path):
+def test_model_is_saved_when_the_run_fails(tmp_path):
     folder = Folder(tmp_path)
     grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 5))
     with pytest.raises(KilledError):

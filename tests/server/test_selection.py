@@ -10,7 +10,7 @@ from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.strategy import LocalSteps, RandomSelection, Selection, Wrapper
 
-QUIET = {"fraction_evaluate": 0.0}
+NO_EVALUATION = {"fraction_evaluate": 0.0}
 
 
 def grid_of(num_nodes, **more):
@@ -42,7 +42,7 @@ def selected(strategy, grid, rounds):
 
 
 def test_rule_learns_from_outcomes():
-    strategy = Fastest(flower.FedAvg(**QUIET))
+    strategy = Fastest(flower.FedAvg(**NO_EVALUATION))
     rounds = selected(strategy, grid_of(4, faults=[Fault(1, "errs", 3, 3)]), 4)
     first, second = ["node-0", "node-1"], ["node-2", "node-3"]
     assert [sorted(nodes) for nodes in rounds] == [first, second, first, first]
@@ -56,7 +56,7 @@ def test_dropped_replies_are_no_outcome():
             self.session.fail(replies[0].metadata.src_node_id, "dropped inside")
             return replies[1:]
 
-    strategy = Fastest(Drops(flower.FedAvg(**QUIET)))
+    strategy = Fastest(Drops(flower.FedAvg(**NO_EVALUATION)))
     selected(strategy, grid_of(2), 1)
     assert (list(strategy.latency_s), strategy.failed) == (["node-1"], ["node-0"])
 
@@ -66,13 +66,13 @@ def test_random_draws_as_flower_does(clients_per_round):
     random.seed(7)
     count = min(clients_per_round, 5)
     expected = [random.sample(range(1000, 1005), count) for _ in range(3)]
-    strategy = RandomSelection(flower.FedAvg(**QUIET), clients_per_round, seed=7)
+    strategy = RandomSelection(flower.FedAvg(**NO_EVALUATION), clients_per_round, seed=7)
     online = set(range(1000, 1005))
     assert [strategy.select(r, None, online) for r in (1, 2, 3)] == expected
 
 
 def test_all_nodes_are_selected():
-    strategy = RandomSelection(flower.FedAvg(**QUIET), None)
+    strategy = RandomSelection(flower.FedAvg(**NO_EVALUATION), None)
     assert [len(nodes) for nodes in selected(strategy, grid_of(4), 2)] == [4, 4]
 
 
@@ -87,10 +87,10 @@ def test_trained_nodes_evaluate():
     strategy.start(grid_of(5), toy_arrays(), 1)
     assert inner.nodes == sorted(strategy.selected)
     assert len(inner.nodes) == 2
-    quiet = Fastest(flower.FedAvg(**QUIET))
-    assert quiet.select_for_evaluation(1, None) == []
-    assert quiet.leaf.fraction_evaluate == 0.0
-    assert Fastest(flower.FedAvg(**QUIET), evaluates=True).leaf.fraction_evaluate == 1.0
+    silent = Fastest(flower.FedAvg(**NO_EVALUATION))
+    assert silent.select_for_evaluation(1, None) == []
+    assert silent.leaf.fraction_evaluate == 0.0
+    assert Fastest(flower.FedAvg(**NO_EVALUATION), evaluates=True).leaf.fraction_evaluate == 1.0
 
 
 def test_minima_of_the_inner_strategy_open():

@@ -1,4 +1,4 @@
-"""Settings of this app, and the nest of strategies that they describe."""
+"""Settings of this app, and the composition of strategies that they describe."""
 
 from dataclasses import dataclass
 
@@ -96,8 +96,8 @@ class FleetSettings(Settings):
             )
         if TOP_LOSS in self.samplers and (self.steps == "epochs" or self.aggregation == "fednova"):
             rule = "be without top-loss here: biased local SGD says which nodes are fast"
-            cure = "give steps other than epochs, and aggregation other than fednova"
-            raise invalid("sampler", self.sampler, rule, cure)
+            hint = "give steps other than epochs, and aggregation other than fednova"
+            raise invalid("sampler", self.sampler, rule, hint)
 
     @property
     def samplers(self) -> list[str]:
@@ -105,7 +105,7 @@ class FleetSettings(Settings):
         return self.sampler.split("+")
 
     def strategy(self, num_nodes: int) -> Wrapper:
-        """Nest the strategies: who trains, for how long, how weighted, in which order."""
+        """Compose the strategies: which nodes train, for how long, how weighted, in which order."""
         strategy = self._inner()
         if self.order == "cd-grab":
             strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)

@@ -29,8 +29,8 @@ def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
     return (goal(partition) + (start - goal(partition)) * 0.75**steps).astype(np.float32)
 
 
-def nest_app() -> ClientApp:
-    """Make a ClientApp with steps, ordered units, herding sketches, samples to swap and facts.
+def composition_app() -> ClientApp:
+    """Make a ClientApp with steps, ordered units, herding sketches, samples to swap and statistics.
 
     Its model depends on nothing but the node and its steps, so that a test can foretell it.
     """

@@ -8,7 +8,7 @@ from flwr_hetero.server.nodes import settled_nodes
 
 
 class Coming:
-    """A real fleet of which so many nodes are online at each look; the last number stays."""
+    """A real fleet of which so many nodes are online at each poll; the last number stays."""
 
     def __init__(self, *counts):
         self.counts = list(counts)
@@ -29,12 +29,12 @@ def slept(monkeypatch):
     ("counts", "found"),
     [((5,), 5), ((0, 0, 1, 2, 5), 5), ((0, 1, 3), 3), ((1,), 1), ((9,), 9)],
 )
-def test_a_fleet_that_comes_online_is_counted_when_it_is_there(counts, found, slept):
+def test_fleet_is_counted_when_it_has_settled(counts, found, slept):
     assert len(settled_nodes(Coming(*counts), 5, settle_s=4)) == found
     assert sum(slept) <= len(counts) + 4
 
 
-def test_no_node_at_all_is_an_error_after_a_while(slept):
+def test_no_node_is_an_error_after_a_while(slept):
     with pytest.raises(RuntimeError, match="no node is online after 7 s"):
         settled_nodes(Coming(0), 5, wait_s=7)
     assert sum(slept) == 7
