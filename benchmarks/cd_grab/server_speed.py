@@ -1,33 +1,45 @@
-"""How fast the order server is, against the memory it reads: one thread, everything in one run.
+"""How fast the order server is, against the memory it reads: one thread.
 
 Per pair the greedy rule takes a dot product and an addition of two vectors of d numbers. Two
 limits are stated: the time to read a pair's two gradients once (8 d bytes: what a server needs
 that gets gradients, as in the paper) and to read its difference once (4 d bytes: what ours gets).
-Usage, from the top folder, on a quiet machine:
-``OMP_NUM_THREADS=1 python -m benchmarks.cd_grab.server_speed [--repeats 7]``; writes
-``server_speed.jsonl``.
 """
 
-import argparse
-import json
-import os
 import time
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.bench import Options, Run
+from benchmarks.tables import Case
 from flwr_hetero.cd_grab.algorithm import pair_balance
-from flwr_hetero.cd_grab.order_server import OrderServer, Report
+from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.wire import Report
 
-HERE = Path(__file__).parent
 NODES = 4
 
 
+def plan(options: Options) -> Iterator[Run]:
+    """Yield all runs, each alone."""
+    repeats = {"repeats": 1 if options.fast else 7}
+    for dim, pairs in ((100_000, 256), (1_000_000, 48)):
+        case = {"experiment": "pair balance", "name": f"d = {dim:,}", "dim": dim, "pairs": pairs}
+        yield Run(case | repeats, alone=True)
+    for dim, nodes, pairs in ((1024, 8, 128), (1024, 100, 128), (1_000_000, 4, 1)):
+        case = {"experiment": "server round", "name": f"d = {dim:,}, {nodes} nodes", "dim": dim}
+        yield Run(case | {"nodes": nodes, "pairs": pairs} | repeats, alone=True)
+
+
+def run(case: Case) -> dict[str, Any]:
+    measure = balance_speed if case["experiment"] == "pair balance" else round_speed
+    return {"metrics": measure(case)}
+
+
 def seconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Time calls in turn, so that whatever else the machine does hits all of them alike."""
+    """Time calls in turns, so that whatever else the machine does is in all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, call in calls.items():
@@ -61,7 +73,7 @@ def ours(diffs: np.ndarray) -> None:
 
 
 def extra_vectors(call: Callable[[], object], dim: int) -> float:
-    """Peak of memory taken during a call, in vectors of ``dim`` float32."""
+    """Return the peak of memory taken during a call, in vectors of ``dim`` float32."""
     tracemalloc.start()
     call()
     peak = tracemalloc.get_traced_memory()[1]
@@ -69,8 +81,10 @@ def extra_vectors(call: Callable[[], object], dim: int) -> float:
     return peak / (4 * dim)
 
 
-def balance_speed(dim: int, num_pairs: int, repeats: int) -> dict:
-    diffs = np.random.default_rng(0).standard_normal((num_pairs, dim), dtype=np.float32)
+def balance_speed(case: Case) -> dict[str, float]:
+    """Time ours, a NumPy loop and a torch loop beside the read of 200 MB."""
+    dim, pairs = case["dim"], case["pairs"]
+    diffs = np.random.default_rng(0).standard_normal((pairs, dim), dtype=np.float32)
     tensors, memory = torch.from_numpy(diffs), np.ones(50_000_000, np.float32)
     ways: dict[str, Callable[[], object]] = {
         "sum": lambda: memory.sum(),
@@ -79,58 +93,28 @@ def balance_speed(dim: int, num_pairs: int, repeats: int) -> dict:
         "numpy": lambda: numpy_loop(diffs),
         "torch": lambda: torch_loop(tensors),
     }
-    times = seconds(ways, repeats)
+    times = seconds(ways, case["repeats"])
     bandwidth = memory.nbytes / min(median(times["sum"]), median(times["dot"]))
-    line: dict = {"what": "pair_balance", "dim": dim, "read-gb-per-s": round(bandwidth / 1e9, 2)}
+    figures = {"read_gb_per_s": round(bandwidth / 1e9, 2)}
     for name in ("ours", "numpy", "torch"):
-        line[f"{name}-pairs-per-s"] = round(num_pairs / median(times[name]))
-        line[f"{name}-spread"] = round(times[name][-1] / times[name][0], 2)
-    per_pair = num_pairs / median(times["ours"]) / bandwidth
-    line["of-reading-two-gradients"] = round(8 * dim * per_pair, 3)
-    line["of-reading-the-difference"] = round(4 * dim * per_pair, 3)
-    line["extra-vectors"] = round(extra_vectors(ways["ours"], dim), 2)
-    return line
+        figures[f"{name}_pairs_per_s"] = round(pairs / median(times[name]))
+        figures[f"{name}_spread"] = round(times[name][-1] / times[name][0], 2)
+    per_pair = pairs / median(times["ours"]) / bandwidth
+    figures["of_reading_two_gradients"] = round(8 * dim * per_pair, 3)
+    figures["of_reading_the_difference"] = round(4 * dim * per_pair, 3)
+    return figures | {"extra_vectors": round(extra_vectors(ways["ours"], dim), 2)}
 
 
-def round_speed(dim: int, nodes: int, num_pairs: int, exact: bool, repeats: int) -> dict:
-    """One round of the whole server: reports in, orders out."""
+def round_speed(case: Case) -> dict[str, float]:
+    """Time one round of the whole server: reports in, orders out."""
+    dim, nodes, pairs = case["dim"], case["nodes"], case["pairs"]
     rng = np.random.default_rng(0)
-    diffs = rng.standard_normal((nodes, num_pairs, dim), dtype=np.float32)
+    diffs = rng.standard_normal((nodes, pairs, dim), dtype=np.float32)
 
     def receive() -> None:
-        server = OrderServer(exact=exact)
-        reports = (Report(f"node-{i}", 0, 2 * num_pairs, 0, d) for i, d in enumerate(diffs))
-        server.receive(reports)
+        server = OrderServer(exact=dim > 1024)
+        server.receive({f"node-{i}": Report(0, 2 * pairs, 0, d) for i, d in enumerate(diffs)})
 
-    taken = median(seconds({"round": receive}, repeats)["round"])
-    return {
-        "what": "a round of the order server",
-        "dim": dim,
-        "nodes": nodes,
-        "pairs-per-node": num_pairs,
-        "exact": exact,
-        "pairs-per-s": round(nodes * num_pairs / taken),
-        "seconds": round(taken, 4),
-        "extra-vectors": round(extra_vectors(receive, dim), 1),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=HERE / "server_speed.jsonl")
-    options = parser.parse_args()
-    if os.environ.get("OMP_NUM_THREADS") != "1":
-        parser.error("set OMP_NUM_THREADS=1: figures are for one thread")
-    lines = [
-        balance_speed(100_000, 256, options.repeats),
-        balance_speed(1_000_000, 48, options.repeats),
-        round_speed(1024, 8, 128, False, options.repeats),
-        round_speed(1024, 100, 128, False, options.repeats),
-        round_speed(1_000_000, NODES, 1, True, options.repeats),
-    ]
-    options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-if __name__ == "__main__":
-    main()
+    taken = median(seconds({"round": receive}, case["repeats"])["round"])
+    figures = {"pairs_per_s": round(nodes * pairs / taken), "seconds": round(taken, 4)}
+    return figures | {"extra_vectors": round(extra_vectors(receive, dim), 1)}

@@ -1,18 +1,10 @@
-"""Train through Flower's messages: CDGraB and its baselines on an emulated fleet in this process.
+"""Training with every order: the paper's synchronous steps, and through Flower's messages.
 
-Either one step a round, as in the paper (``parallel.py`` does the same without messages, and
-``check`` says how far the two are apart), or a pass a round, as nodes train usually; with all
-nodes or some, and with replies that get lost.
-Usage, from the top folder: ``python -m benchmarks.cd_grab.training ../shared/data/fashion_mnist``;
-appends to ``local_grid.jsonl`` a line per run that is not there yet.
+The synchronous steps leave only Flower out, which makes thousands of one-step rounds affordable.
+Orders do not depend on when pairs are reported, so a node reports a whole pass at once.
 """
 
-import argparse
-import json
-import logging
-import random
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,59 +12,181 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from torch.nn.functional import cross_entropy
 
-from benchmarks.cd_grab.parallel import Setup, examples_of, optimum, test_of
-from benchmarks.cd_grab.parallel import run as run_parallel
+from benchmarks.bench import Options, Run
+from benchmarks.cd_grab.nodes import (
+    METHODS,
+    SERVED,
+    Nodes,
+    UnitGradients,
+    examples_of,
+    fill,
+    flat,
+)
+from benchmarks.tables import Case
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.gradients import batch_gradient
+from flwr_hetero.cd_grab.algorithm import relative_herding
+from flwr_hetero.cd_grab.gradients import batch_gradient, sketch_gradients
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.strategy import CDGraB
-from flwr_hetero.task import Examples, data_shape, evaluate, make_model
-from flwr_hetero.task.training import train
+from flwr_hetero.strategy import CDGraB, Wrapper
+from flwr_hetero.task import Examples, data_shape, evaluate, load_test, make_model, train
 
-HERE = Path(__file__).parent
+PROBE = 256
+"""Numbers in the sketches from which the herding bound of a pass is taken."""
+LAST = 5
+"""Epochs at the end in which the herding bound is taken."""
+SOFTMAX = {"model": "softmax", "num_examples": 4096, "nodes": 8, "batch_size": 4, "lr": 0.03,
+           "l2": 0.01, "epochs": 20}  # fmt: skip
+LENET = SOFTMAX | {"model": "lenet", "num_examples": 1024, "lr": 0.05, "l2": 0.0, "epochs": 12}
+SMALL, LARGE = {"nodes": 4, "batch_size": 8}, {"nodes": 64, "batch_size": 1}
+KEY = ("D-RR", "CD-GraB, k = 1024", "ID-GraB(PairBal)", "CD-GraB, exact")
+ALL = (*KEY, "ID-GraB(Bal)", "shuffle once", "CD-GraB, k = 256", "CD-GraB, k = 64")
+CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
+    "softmax, 8 nodes": (SOFTMAX, ALL),
+    "softmax, 64 nodes": (SOFTMAX | LARGE, ALL[:5]),
+    "softmax, 4 nodes": (SOFTMAX | SMALL, KEY),
+    "lenet, 8 nodes": (LENET, KEY[:3]),
+    "lenet, 64 nodes": (LENET | LARGE, KEY[:3]),
+    "lenet, 4 nodes": (LENET | SMALL, KEY[:3]),
+    "softmax, 8 nodes, smaller step": (SOFTMAX | {"lr": 0.01}, KEY),
+}
+MESSAGES = SOFTMAX | {"num_examples": 1024, "epochs": 12, "synchronous": False, "fraction": 1.0,
+                      "lost": 0.0}  # fmt: skip
+SOME = MESSAGES | {"nodes": 16, "batch_size": 2, "fraction": 0.3, "epochs": 24}
+THROUGH_FLOWER: dict[str, Case] = {
+    "8 nodes, a pass a round": MESSAGES,
+    "16 nodes, 30 % a round": SOME,
+    "16 nodes, 30 % a round, 20 % lost": SOME | {"lost": 0.2},
+}
+CHECK = "with and without messages"
 
 
-@dataclass(frozen=True)
-class FleetSetup(Setup):
-    """One training run on a fleet.
+def plan(options: Options) -> Iterator[Run]:
+    """Yield all runs; ``epochs`` of the settings is the most."""
+    common = {"data": options.data}
+    most = options.settings["epochs"]
 
-    Parameters
-    ----------
-    synchronous : bool
-        One step a round, as in the paper; else a whole pass a round.
-    fraction : float
-        Part of the nodes that train in a round, drawn anew each time.
-    lost : float
-        Part of the replies that never arrive, models and pairs.
-    """
+    def short(settings: Case) -> Case:
+        return common | settings | {"epochs": min(settings["epochs"], most)}
 
-    num_examples: int = 1024
-    epochs: int = 12
-    synchronous: bool = False
-    fraction: float = 1.0
-    lost: float = 0.0
+    for seed in options.seeds_or(range(3)):
+        for experiment, (settings, methods) in CASES.items():
+            for name in methods:
+                yield Run({"experiment": experiment, "name": name, **short(settings)}, seed)
+        for count in (4096, 1024):
+            case = {"experiment": "optimum", "name": f"softmax, {count} examples"}
+            yield Run(case | common | {"num_examples": count, "l2": SOFTMAX["l2"]}, seed)
+        for experiment, settings in THROUGH_FLOWER.items():
+            for name in KEY[:3]:
+                yield Run({"experiment": experiment, "name": name, **short(settings)}, seed)
+    case = MESSAGES | {"num_examples": 512, "epochs": 3, "synchronous": True}
+    yield Run({"experiment": CHECK, "name": "CD-GraB, exact", **short(case)})
 
 
-def client_app(setup: FleetSetup) -> ClientApp:
-    """Make nodes that keep model, data and order in memory: they live in this process."""
-    app, samplers, parts = ClientApp(), {}, {}
-    luck = np.random.default_rng([setup.seed, 9])
-    model = make_model(setup.model, *data_shape(setup.dataset))
-    whole = examples_of(setup.dataset, setup.num_examples, setup.seed)
-    for i, rows in enumerate(np.array_split(np.arange(setup.num_examples), setup.nodes)):
-        parts[i] = Examples(whole.inputs[rows], whole.targets[rows])
-        seed = 1000 * setup.seed + i
-        samplers[i] = OrderedSampler(
-            len(rows), setup.batch_size, seed=seed, method=setup.method, num_units=setup.units
-        )
+def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
+    """Run one case."""
+    if case["experiment"] == "optimum":
+        return {"metrics": {"value": optimum(case, seed, dataset)}}
+    if case["experiment"] in CASES:
+        return synchronous(case, seed, dataset)
+    found = through_flower(case, seed, dataset)
+    if case["experiment"] == CHECK:
+        alone = synchronous(case, seed, dataset)["curve"]["loss"]
+        apart = np.abs(np.subtract(found["curve"]["loss"], alone)).max()
+        return {"metrics": {"apart": float(f"{apart:.2g}")}, "curve": found["curve"]}
+    return found | {"metrics": found["metrics"] | {"optimum": optimum(case, seed, dataset)}}
+
+
+class Measure:
+    """Loss on the training data with the penalty, and accuracy on the first test images."""
+
+    def __init__(self, case: Case, seed: int, dataset: str) -> None:
+        self.train_set = examples_of(dataset, case["num_examples"], seed)
+        test = load_test(dataset)
+        self.test_set = Examples(test.inputs[:2000], test.targets[:2000])
+        self.l2, self.curve = case["l2"], {"loss": [], "accuracy": []}
+
+    def __call__(self, model: torch.nn.Module) -> None:
+        squares = sum(float(p.detach().square().sum()) for p in model.parameters())
+        loss = evaluate(model, self.train_set, 2048)[0] + self.l2 / 2 * squares
+        accuracy = evaluate(model, self.test_set, 2048)[1]
+        for key, value in (("loss", loss), ("accuracy", accuracy)):
+            self.curve[key].append(float(f"{value:.6g}"))
+
+
+def units_of(case: Case) -> int:
+    return case["num_examples"] // case["nodes"] // case["batch_size"]
+
+
+def synchronous(case: Case, seed: int, dataset: str) -> dict[str, Any]:
+    """Train one step of all nodes at a time."""
+    model = make_model(case["model"], *data_shape(dataset), seed=seed)
+    gradients_of, params, measure = UnitGradients(model), flat(model), Measure(case, seed, dataset)
+    num_nodes, units, epochs = case["nodes"], units_of(case), case["epochs"]
+    per_node = units * case["batch_size"]
+    rows = np.arange(num_nodes * per_node).reshape(num_nodes, per_node)
+    inputs, targets = measure.train_set.inputs[rows], measure.train_set.targets[rows]
+    nodes = Nodes([per_node] * num_nodes, case["batch_size"], case["name"], seed)
+    node, herding = torch.arange(num_nodes)[:, None], []
+    measure(fill(model, params))
+    for epoch in range(epochs):
+        seen = np.empty((units, num_nodes, PROBE), np.float32)
+        nodes.begin(epoch)
+        for step in range(units):
+            drawn = torch.from_numpy(np.array([s.next_batch()[0] for s in nodes.samplers]))
+            gradients = gradients_of(params, inputs[node, drawn], targets[node, drawn])
+            for sampler, gradient in zip(nodes.samplers, gradients, strict=True):
+                sampler.observe(gradient[None])
+            if epoch >= epochs - LAST:
+                seen[step] = sketch_gradients(gradients, PROBE, 7)
+            params = params - case["lr"] * (gradients.mean(dim=0) + case["l2"] * params)
+        nodes.server.receive(nodes.reports())
+        if epoch >= epochs - LAST:
+            herding.append(float(f"{relative_herding(list(seen.swapaxes(0, 1))):.6g}"))
+        measure(fill(model, params))
+    exchanged = 8 * len(params) * num_nodes * units * epochs
+    figures = {"dim": len(params), "model_bytes": exchanged, "order_bytes": nodes.order_bytes}
+    figures |= {"herding": float(np.mean(herding)), "loss": measure.curve["loss"][-1]}
+    return {"metrics": figures, "curve": measure.curve}
+
+
+def optimum(case: Case, seed: int, dataset: str) -> float:
+    """Find the least value of the objective for softmax regression."""
+    train_set = examples_of(dataset, case["num_examples"], seed)
+    model = make_model("softmax", *data_shape(dataset), seed=0).double()
+    inputs, params = train_set.inputs.double(), list(model.parameters())
+    optimizer = torch.optim.LBFGS(
+        params, max_iter=300, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+    )
+
+    def objective() -> torch.Tensor:
+        optimizer.zero_grad()
+        squares = sum(p.square().sum() for p in params)
+        value = cross_entropy(model(inputs), train_set.targets) + case["l2"] / 2 * squares
+        value.backward()
+        return value
+
+    optimizer.step(objective)
+    return float(objective().detach())
+
+
+# --- through Flower's messages --------------------------------------------------------------
+
+
+def client_app(case: Case, seed: int, dataset: str) -> ClientApp:
+    """Make nodes that keep data and order in memory: they live in this process."""
+    app, draws = ClientApp(), np.random.default_rng([seed, 9])
+    model = make_model(case["model"], *data_shape(dataset))
+    whole = examples_of(dataset, case["num_examples"], seed)
+    split = np.array_split(np.arange(case["num_examples"]), case["nodes"])
+    parts = [Examples(whole.inputs[rows], whole.targets[rows]) for rows in split]
+    nodes = Nodes([len(rows) for rows in split], case["batch_size"], case["name"], seed)
 
     @app.train()
     def take_steps(message: Message, context: Context) -> Message:
         partition = int(context.node_config[keys.PARTITION_ID])
-        sampler, examples = samplers[partition], parts[partition]
+        sampler, examples = nodes.samplers[partition], parts[partition]
         sampler.follow(message.content.config_records.get(keys.ORDER, {}))
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
 
@@ -80,16 +194,10 @@ def client_app(setup: FleetSetup) -> ClientApp:
             if sampler.watching:
                 sampler.observe(batch_gradient(model))
 
-        result = train(
-            model,
-            examples,
-            sampler,
-            num_steps=1 if setup.synchronous else len(sampler),
-            lr=setup.lr,
-            weight_decay=setup.l2,
-            on_batch=watch,
-        )
-        if luck.random() < setup.lost:
+        steps = 1 if case["synchronous"] else len(sampler)
+        decay = {"lr": case["lr"], "weight_decay": case["l2"]}
+        result = train(model, examples, sampler, num_steps=steps, on_batch=watch, **decay)
+        if draws.random() < case["lost"]:
             raise ConnectionError("reply lost, on purpose")
         content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
         content["metrics"] = MetricRecord({"num-examples": len(examples), "loss": result.loss})
@@ -100,111 +208,33 @@ def client_app(setup: FleetSetup) -> ClientApp:
     return app
 
 
-def run(setup: FleetSetup) -> dict[str, Any]:
-    """Train, and return the setting with loss, accuracy and bytes after each epoch."""
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
-    random.seed(setup.seed)  # Flower draws the nodes of a round from it
-    per_epoch = setup.units if setup.synchronous else 1
-    train_set = examples_of(setup.dataset, setup.num_examples, setup.seed)
-    shape = data_shape(setup.dataset)
-    model = make_model(setup.model, *shape, seed=setup.seed)
-    curve: dict[str, list[float]] = {"loss": [], "accuracy": []}
+def through_flower(case: Case, seed: int, dataset: str) -> dict[str, Any]:
+    """Train on an emulated fleet: one step a round, or a pass a round, with all nodes or some."""
+    per_epoch = units_of(case) if case["synchronous"] else 1
+    model, measure = (
+        make_model(case["model"], *data_shape(dataset), seed=seed),
+        Measure(case, seed, dataset),
+    )
+    first = ArrayRecord({key: value.clone() for key, value in model.state_dict().items()})
 
-    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if server_round % per_epoch:
-            return None
-        model.load_state_dict(arrays.to_torch_state_dict())
-        squares = sum(float(p.detach().square().sum()) for p in model.parameters())
-        curve["loss"].append(evaluate(model, train_set)[0] + setup.l2 / 2 * squares)
-        curve["accuracy"].append(evaluate(model, test_of(setup.dataset))[1])
-        return None
+    def after_round(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round % per_epoch == 0:
+            model.load_state_dict(arrays.to_torch_state_dict())
+            measure(model)
 
-    inner = FedAvg(fraction_train=setup.fraction, fraction_evaluate=0.0, min_train_nodes=1)
+    inner = FedAvg(fraction_train=case["fraction"], fraction_evaluate=0.0, min_train_nodes=1)
     strategy: Wrapper = Wrapper(inner)
-    if setup.method == "cd-grab":
-        mode = "sketched" if setup.sketch_size else "exact"
-        strategy = CDGraB(inner, mode=mode, sketch_size=setup.sketch_size or 1, seed=setup.seed)
+    method, size = METHODS[case["name"]]
+    if method == SERVED:
+        mode = "sketched" if size else "exact"
+        strategy = CDGraB(inner, mode=mode, sketch_size=size or 1, seed=seed)
     rounds: list[dict[str, Any]] = []
     strategy.on_round_end = lambda _, record: rounds.append(record)  # type: ignore[method-assign]
-    grid = LocalGrid(client_app(setup), profiles=[DeviceProfile()] * setup.nodes, seed=0)
-    arrays = ArrayRecord(make_model(setup.model, *shape, seed=setup.seed).state_dict())
-    strategy.start(grid, arrays, per_epoch * setup.epochs, evaluate_fn=measure)
+    grid = LocalGrid(client_app(case, seed, dataset), [DeviceProfile()] * case["nodes"], seed=0)
+    strategy.start(grid, first, per_epoch * case["epochs"], evaluate_fn=after_round)
     total = sum(record["bytes_up"] + record["bytes_down"] for record in rounds)
     extra = [record.get("cd-grab", {}) for record in rounds]
-    order = sum(facts.get("bytes-up", 0) + facts.get("bytes-down", 0) for facts in extra)
-    return asdict(setup) | {
-        "dataset": setup.dataset.rstrip("/").rsplit("/", 1)[-1],
-        "dim": sum(p.numel() for p in model.parameters()),
-        "failures": sum(len(record["failures"]) for record in rounds),
-        "model-bytes": total - order,
-        "order-bytes": order,
-        **{key: [float(f"{value:.6g}") for value in values] for key, values in curve.items()},
-    }
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "8 nodes, a pass a round": {},
-    "16 nodes, 30 % a round": {"nodes": 16, "batch_size": 2, "fraction": 0.3, "epochs": 24},
-    "16 nodes, 30 % a round, 20 % lost": {
-        "nodes": 16,
-        "batch_size": 2,
-        "fraction": 0.3,
-        "lost": 0.2,
-        "epochs": 24,
-    },
-}
-METHODS = {
-    "d-rr": {"method": "d-rr"},
-    "id-grab": {"method": "id-grab"},
-    "cd-grab": {"method": "cd-grab"},
-}
-
-
-def check(dataset: str) -> dict[str, Any]:
-    """Compare the losses of exact CD-GraB with and without messages, three passes."""
-    setup = FleetSetup(dataset, num_examples=512, epochs=3, sketch_size=0, synchronous=True)
-    through_flower = run(setup)
-    own = {field.name: getattr(setup, field.name) for field in fields(Setup)}
-    alone = run_parallel(Setup(**own))
-    apart = np.abs(np.subtract(through_flower["loss"], alone["loss"])).max()
-    return {
-        "case": "check",
-        "loss": through_flower["loss"],
-        "loss-parallel": alone["loss"],
-        "apart": float(f"{apart:.2g}"),
-        "order-bytes": through_flower["order-bytes"],
-        "model-bytes": through_flower["model-bytes"],
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("dataset")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=HERE / "local_grid.jsonl")
-    options = parser.parse_args()
-
-    def append(line: dict[str, Any]) -> None:
-        with options.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(line["case"], line.get("method", ""), line["loss"][-1], flush=True)
-
-    there = options.out.read_text().splitlines() if options.out.exists() else []
-    known = {(x["case"], x.get("method"), x.get("seed")) for x in map(json.loads, there)}
-    if ("check", None, None) not in known:
-        append(check(options.dataset))
-    for seed in options.seeds:
-        for case in options.cases:
-            base = replace(FleetSetup(options.dataset, seed=seed), **CASES[case])
-            least = None
-            for method, settings in METHODS.items():
-                if (case, method, seed) not in known:
-                    setup = replace(base, **settings)
-                    least = optimum(setup) if least is None else least
-                    append({"case": case, "optimum": least, **run(setup)})
-
-
-if __name__ == "__main__":
-    main()
+    order = sum(info.get("bytes-up", 0) + info.get("bytes-down", 0) for info in extra)
+    figures = {"model_bytes": total - order, "order_bytes": order}
+    figures["failures"] = sum(len(record["failures"]) for record in rounds)
+    return {"metrics": figures | {"loss": measure.curve["loss"][-1]}, "curve": measure.curve}

@@ -1,0 +1,234 @@
+"""TiFL: the paper's experiments, settings on digits, time estimates, order statistics.
+
+The paper's experiments (section 5) have 50 nodes in five groups, 5 nodes a round and one local
+epoch with batches of 10; data, model and rounds are smaller here. All devices have 3 % jitter, as
+real ones do; without it equal devices could not be sorted into tiers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import ceil, inf, sqrt
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from benchmarks.bench import Data, Options, Run
+from benchmarks.emulate import app_modules, emulate
+from benchmarks.tables import Case, Line, by_seed, of
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.strategy import TiFL
+from flwr_hetero.task import Settings
+from flwr_hetero.tifl.algorithm import policy_probs
+from flwr_hetero.tifl.time_estimate import expected_slowest, mape
+
+NODES, PER_ROUND, JITTER = 50, 5, 0.03
+VANILLA = "vanilla"
+SETTINGS = {"rounds": 60, "train-examples": 12_000, "test-examples": 1000, "learning-rate": 0.05}
+FAST = {"rounds": 3, "train-examples": 1000, "test-examples": 100}
+FAST_CASES = ["resource/vanilla", "resource/adaptive*", "digits/vanilla", "digits/fast3",
+              "*/uniform, jitter 3%", "order statistics/fast1"]  # fmt: skip
+
+PAPER: dict[str, dict[str, Any]] = {
+    "resource": {"fleet": "paper-5", "partition": "iid"},
+    "quantity": {"fleet": "2 CPUs", "partition": "quantity"},
+    "non-IID(2)": {"fleet": "2 CPUs", "partition": "classes", "classes-per-node": 2},
+    "non-IID(5)": {"fleet": "2 CPUs", "partition": "classes", "classes-per-node": 5},
+    "non-IID(10)": {"fleet": "2 CPUs", "partition": "classes", "classes-per-node": 10},
+    "resource + non-IID(5)": {
+        "fleet": "paper-5",
+        "partition": "classes",
+        "classes-per-node": 5,
+    },
+    "combined": {"fleet": "paper-5", "partition": "quantity-classes", "classes-per-node": 5},
+}
+"""CPU shares of the groups, and how the data are partitioned."""
+POLICIES: dict[str, dict[str, Any]] = {
+    **{name: {"policy": name} for name in (VANILLA, "slow", "uniform", "random", "fast")},
+    "adaptive": {"policy": "adaptive", "credits": None},
+    "adaptive, paced": {"policy": "adaptive", "credits": "paced"},
+}
+ON_DIGITS: dict[str, dict[str, Any]] = {
+    **{name: {"policy": name} for name in (VANILLA, "uniform", "random", "fast", "fast3")},
+    "adaptive": {"policy": "adaptive", "credits": None},
+    "adaptive, paced credits": {"policy": "adaptive", "credits": "paced"},
+}
+"""All but vanilla may use ``SHARE`` of its time, and ``MORE`` times its rounds in it."""
+SHARE, MORE = 0.5, 6
+ESTIMATED = ("slow", "uniform", "random", "fast")
+"""The policies of the paper's Table 2."""
+STATIC = (VANILLA, "slow", "uniform", "fast", "fast1", "fast2", "fast3", "random")
+
+
+def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+    """Yield all runs; those on digits once vanilla's time is known."""
+    settings = options.settings
+    for seed in options.seeds_or([0]):
+        for experiment in PAPER:
+            for name in POLICIES:
+                shared = {"data": options.data, **settings}
+                yield Run({"experiment": experiment, "name": name, **shared}, seed)
+    digits = {"experiment": "digits", "rounds": settings["rounds"]}
+    base = by_seed(of(lines, name=VANILLA, **digits))
+    for seed in options.seeds_or(range(3)):
+        for name in ON_DIGITS:
+            if name == VANILLA:
+                yield Run({**digits, "name": name}, seed)
+            elif seed in base:
+                budget_s = SHARE * base[seed]["curve"]["clock_s"][-1]
+                yield Run({**digits, "name": name}, seed, {"budget_s": budget_s})
+    rounds = 100 if options.fast else 1000
+    for jitter in (0.0, 0.03, 0.1):
+        for policy in ESTIMATED:
+            case = {"experiment": "time estimate", "name": f"{policy}, jitter {jitter:.0%}"}
+            case |= {"policy": policy, "jitter": jitter, "rounds": rounds, "sync-rounds": 5}
+            yield from (Run(case, seed) for seed in options.seeds_or(range(3)))
+    for policy in STATIC:
+        error = 0.1 if options.fast else 0.01
+        yield Run({"experiment": "order statistics", "name": policy, "error": error})
+
+
+def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
+    """Run a case of any kind."""
+    if case["experiment"] == "digits":
+        return on_digits(case, seed, **limit)
+    if case["experiment"] == "time estimate":
+        return {"metrics": estimate(case, seed)}
+    if case["experiment"] == "order statistics":
+        return {"metrics": against_order_statistics(case["name"], case["error"], range(3))}
+    source = data.first(case["train-examples"], case["test-examples"])
+    settings = {key: v for key, v in PAPER[case["experiment"]].items() if key != "fleet"}
+    settings |= {"dataset": source, "num-server-rounds": case["rounds"], "seed": seed}
+    settings |= {"batch-size": 10, "learning-rate": case["learning-rate"]}
+    if PAPER[case["experiment"]]["fleet"] == "2 CPUs":
+        fleet = [DeviceProfile(compute_factor=2.0, jitter=JITTER)] * NODES
+    else:
+        fleet = [replace(device, jitter=JITTER) for device in named_fleet("paper-5", NODES)]
+    return train(settings, fleet, PER_ROUND, warmup_rounds=0, **POLICIES[case["name"]])
+
+
+def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
+    """As ``apps/tifl`` by default: 20 nodes, Dirichlet(0.5), 3 nodes a round."""
+    rounds = case["rounds"] * (1 if case["name"] == VANILLA else MORE)
+    fleet = named_fleet("paper-5", 20)
+    arguments = {"sync_rounds": 1, "warmup_rounds": 0, **ON_DIGITS[case["name"]]}
+    config = {"num-server-rounds": rounds, "seed": seed}
+    return train(config, fleet, 3, budget_s=budget_s, **arguments)
+
+
+def train(
+    run_config: dict[str, Any],
+    fleet: Sequence[DeviceProfile],
+    per_round: int,
+    budget_s: float = inf,
+    **tifl: Any,
+) -> dict[str, Any]:
+    """Train with TiFL around FedAvg; the clock starts after profiling, which vanilla does not need.
+
+    A run ends after its last round, or with the first round after ``budget_s``.
+    """
+    app, _ = app_modules("tifl", "tifl_app")
+    settings = Settings.from_run_config(run_config)
+    inner = FedAvg(fraction_evaluate=0.0)
+    strategy = TiFL(inner, clients_per_round=per_round, seed=settings.seed, **tifl)
+    curve = emulate(
+        app,
+        settings,
+        strategy,
+        fleet,
+        run_config,
+        note=lambda record: {"tier": record["tifl"]["tier"]},
+        budget_s=budget_s,
+        charged=False,
+    )
+    free_s = curve["virtual_s"][0]
+    clock_s = [round(time_s - free_s, 5) for time_s in curve["virtual_s"]]
+    metrics = {"profiling_s": 0.0 if tifl["policy"] == VANILLA else free_s}
+    kept = {key: curve[key] for key in ("accuracy", "tier")}
+    return {"metrics": metrics, "curve": {"clock_s": clock_s, **kept}}
+
+
+def idle_app() -> ClientApp:
+    """Make nodes that report the work of one second at factor 1, and do not train."""
+    app = ClientApp()
+
+    def answer(message: Message, context: object) -> Message:
+        metrics = MetricRecord({keys.NUM_EXAMPLES: 100})
+        arrays = message.content.array_records["arrays"]
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    app.train()(answer)
+    app.train("profile")(answer)
+    return app
+
+
+def idle_run(
+    fleet: Sequence[DeviceProfile], rounds: int, seed: int, **tifl: Any
+) -> tuple[TiFL, list[int]]:
+    """Run TiFL on the paper's fleet without training; returns it and the tier of each round."""
+    tiers: list[int] = []
+    strategy = TiFL(clients_per_round=PER_ROUND, warmup_rounds=0, seed=seed, **tifl)
+    grid = LocalGrid(idle_app(), fleet, seed=seed)
+    strategy.start(
+        grid,
+        ArrayRecord([np.zeros(1)]),
+        num_rounds=rounds,
+        evaluate_fn=lambda number, arrays: tiers.append(strategy.current_tier),
+    )
+    return strategy, tiers[1:]
+
+
+def estimate(case: Case, seed: int) -> dict[str, float]:
+    """Compare Eq. 6 and the exact expectation with the time of a run.
+
+    Both take the frequencies with which tiers were drawn for their probabilities, so that what is
+    left is the estimates' own error: chance alone moves 500 uniform rounds by 6 %.
+    """
+    fleet = [replace(one, jitter=case["jitter"]) for one in named_fleet("paper-5", NODES)]
+    arguments = {"policy": case["policy"], "sync_rounds": case["sync-rounds"]}
+    strategy, tiers = idle_run(fleet, case["rounds"], seed, **arguments)
+    found, actual_s = strategy.estimate, strategy.estimate.actual_s
+    counts = np.bincount(tiers, minlength=len(found.median_s))
+    paper_s, exact_s = float(counts @ found.median_s), float(counts @ found.slowest_s)
+    return {
+        "paper_s": paper_s,
+        "exact_s": exact_s,
+        "actual_s": actual_s,
+        "paper_mape": mape(paper_s, actual_s),
+        "exact_mape": mape(exact_s, actual_s),
+    }
+
+
+def round_moments(policy: str) -> tuple[float, float]:
+    """Return mean and standard deviation of a round by order statistics, in seconds."""
+    latency = np.array([1 / device.compute_factor for device in named_fleet("paper-5", NODES)])
+    probs = [1.0] if policy == VANILLA else policy_probs(policy, 5)
+    tiers = np.array_split(latency, len(probs))
+    mean, square = (
+        sum(p * expected_slowest(tier**power, PER_ROUND) for p, tier in zip(probs, tiers))
+        for power in (1, 2)
+    )
+    return mean, sqrt(max(square - mean**2, 0.0))
+
+
+def against_order_statistics(
+    policy: str, error: float, seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Run as many rounds as it takes for a standard error of the mean round of ``error``."""
+    exact, deviation = round_moments(policy)
+    rounds = max(100, ceil((deviation / exact / error) ** 2 / len(seeds)))
+    fleet = named_fleet("paper-5", NODES)
+    runs = [idle_run(fleet, rounds, seed, policy=policy)[0] for seed in seeds]
+    means = [strategy.estimate.actual_s / rounds for strategy in runs]
+    return {
+        "rounds": rounds,
+        "round_s": float(np.mean(means)),
+        "expected_s": exact,
+        "standard_error": deviation / exact / sqrt(rounds * len(seeds)),
+        "mape": mape(float(np.mean(means)), exact),
+        "times_faster": round_moments(VANILLA)[0] / exact,
+        "round_s_per_seed": means,
+    }
