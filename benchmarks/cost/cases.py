@@ -22,8 +22,8 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.aggregate import mean_arrays
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.tifl.algorithm import quantile_tiers
-from flwr_hetero.tifl.tiers import TierTable
+from flwr_hetero.tifl.algorithm import TierState, policy_probs, quantile_tiers
+from flwr_hetero.tifl.tiers import Tiers
 
 SETTINGS: dict[str, Any] = {"rounds": 100, "nodes": 1000, "megabytes": 1.0, "repeats": 7}
 FAST = {"rounds": 5, "nodes": 20, "megabytes": 0.1, "repeats": 2}
@@ -81,9 +81,11 @@ def profiled(num_nodes: int) -> TiFL:
     for i in range(num_nodes):
         strategy.session.registry.set_partition_id(i, i)
     latency = np.random.default_rng(0).lognormal(size=num_nodes)
-    names = [f"node-{i}" for i in range(num_nodes)]
-    strategy._set_tiers(TierTable(names, latency, quantile_tiers(latency, 5)))
-    strategy.joiners.know(range(num_nodes))
+    found, names = quantile_tiers(latency, 5), [f"node-{i}" for i in range(num_nodes)]
+    by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]
+    strategy.tiers = Tiers(*by_name, found.boundaries)
+    strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf))
+    strategy.joiners.set_known(range(num_nodes))
     return strategy
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from flwr_hetero.fleet import RealFleet
-from flwr_hetero.fleet import processes as marked
+from flwr_hetero.fleet import RealFleet, processes
 from flwr_hetero.fleet.processes import BIN, CONNECTION, environment
 from flwr_hetero.fleet.throttle import descendants
 
-TOY_APP = Path(__file__).parents[2] / "tests" / "deploy" / "toy_app"
+TOY_APP = Path(__file__).parents[2] / "tests" / "e2e" / "deploy" / "toy_app"
 
 
 class Experiment:
@@ -75,7 +74,7 @@ class Experiment:
         self.wait(f"round {number}", lambda: self.round() >= number or self.is_over(), timeout_s)
 
     def is_over(self) -> bool:
-        """Tell whether ``flwr run --stream`` has ended, and with it the run."""
+        """Return whether ``flwr run --stream`` has ended, and with it the run."""
         return self.process is not None and self.process.poll() is not None
 
     def finish(self, timeout_s: float = 420.0) -> list[dict]:
@@ -90,9 +89,8 @@ class Experiment:
 
     def server_app(self) -> list[int]:
         """Return the processes of the ServerApp."""
-        return [
-            pid for pid in marked.find(self.fleet.folder) if "flwr-serverapp" in command_of(pid)
-        ]
+        found = processes.find(self.fleet.folder)
+        return [pid for pid in found if "flwr-serverapp" in command_of(pid)]
 
     def tail(self, characters: int = 3000) -> str:
         """Return the end of what ``flwr run`` printed."""

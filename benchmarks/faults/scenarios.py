@@ -1,6 +1,6 @@
-"""What goes wrong in real fleets, done to a real fleet of four SuperNodes; each returns facts.
+"""What goes wrong in real fleets, done to a real fleet of four SuperNodes; each returns what came.
 
-``tests/deploy`` asserts on these facts, ``run.py`` writes them down.
+The tests of real fleets assert on what is returned, ``cases.py`` writes it down.
 """
 
 import os

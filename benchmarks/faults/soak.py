@@ -6,19 +6,14 @@ kinds of trouble strike 5 % of the nodes each, no node twice: it never answers, 
 error, answers too late, sends garbage (every kind of it in turn), claims what is not so (steps,
 latency, order), has left the fleet. Every 250 rounds all nodes are profiled again.
 
-Usage: ``python -m benchmarks.faults.soak [--rounds 1000] [--nodes 1000]``; writes ``soak.jsonl``
-beside this file, a line every ten rounds. ``report.py`` makes the figure.
+The curve has a point every ten rounds.
 """
 
-import argparse
-import json
 import logging
 import os
-import platform
 import tempfile
 import time
 from collections import Counter
-from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -37,12 +32,12 @@ from flwr_hetero.report import RunDirectory
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, OverSelect, Recorded, TiFL, Wrapper
 
-HERE = Path(__file__).parent
 DIM, EXAMPLES, BATCH = 5, 8, 2
 ASKED, TAKEN = 40, 24
 SHARE = 0.05
 TIMEOUT_S = 30.0
 EVERY = 10
+KINDS = ("error", "false claim", "garbage", "late", "never answers")
 LIES: dict[int, str] = {}
 """Partition to what it claims in the round that is running."""
 
@@ -105,7 +100,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 class NoReport(RunDirectory):
-    """History, model and checkpoints as ever, but no plots in the end."""
+    """History, model and checkpoints, but no plots in the end."""
 
     def finish(self) -> Path:
         """Return what a report would be in."""
@@ -117,11 +112,11 @@ class Trouble(Wrapper):
 
     name = "trouble"
 
-    def __init__(self, strategy: Wrapper, grid: LocalGrid, out: Path) -> None:
+    def __init__(self, strategy: Wrapper, grid: LocalGrid) -> None:
         super().__init__(strategy)
-        self.grid, self.nodes, self.out = grid, list(grid.get_node_ids()), out
+        self.grid, self.nodes = grid, list(grid.get_node_ids())
         self.each = max(1, round(SHARE * len(self.nodes)))
-        out.write_text("")
+        self.points: list[dict[str, Any]] = []
         self.rng = np.random.default_rng(0)
         self.garbage, self.claims = cycle(sorted(CORRUPTIONS)), cycle(["steps", "latency", "order"])
         self.away: list[int] = []
@@ -130,7 +125,7 @@ class Trouble(Wrapper):
         self.start_s = time.monotonic()
 
     def before_train(self, server_round: int, grid: Any) -> Any:
-        """Strike; who was struck in the last round is well again."""
+        """Inject the faults of this round; those of the last one end."""
         for node_id in self.away:
             self.grid.come_back(node_id)
         chosen = self.rng.permutation(len(self.nodes))[: 6 * self.each].reshape(6, -1).tolist()
@@ -167,7 +162,7 @@ class Trouble(Wrapper):
         self.seen["rounds without result"] += not record["train"]
         if record["round"] % EVERY == 0 or record["round"] == 1:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            line = {
+            point = {
                 "round": record["round"],
                 "resident_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 2),
                 "virtual_h": round(record["virtual_s"] / 3600, 3),
@@ -175,33 +170,24 @@ class Trouble(Wrapper):
                 "error": record["evaluate"].get("eval-loss"),
                 "pending": len(self.grid.traffic.pending),
                 **self.seen,
-                **{f"struck: {kind}": n for kind, n in sorted(self.struck.items())},
-                "python": platform.python_version(),
-                "flwr": version("flwr"),
-                "nodes": len(self.nodes),
+                **{f"struck: {kind}": self.struck[kind] for kind in KINDS},
             }
-            with self.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            self.points.append(point)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--out", type=Path, default=HERE / "soak.jsonl")
-    options = parser.parse_args()
+def run(rounds: int, num_nodes: int) -> dict[str, Any]:
+    """Run the soak; the metrics are those of its last point."""
     logging.disable()
-    grid = LocalGrid(app, named_fleet("paper-5", options.nodes))
+    grid = LocalGrid(app, named_fleet("paper-5", num_nodes))
     inner = BiasedLocalSGD(CDGraB(FedAdam(eta=0.02), sketch_size=4), fast_steps=8)
     tifl = TiFL(inner, clients_per_round=ASKED, num_tiers=5, profile_interval=250, sync_rounds=1)
-    trouble = Trouble(OverSelect(tifl, take=TAKEN), grid, options.out)
+    trouble = Trouble(OverSelect(tifl, take=TAKEN), grid)
     arrays = ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
     with tempfile.TemporaryDirectory() as folder:
         run_dir = NoReport(str(Path(folder) / "run"), {})
         Recorded(trouble, run_dir=run_dir, checkpoint_every=50).start(
-            grid, arrays, options.rounds, timeout=TIMEOUT_S
+            grid, arrays, rounds, timeout=TIMEOUT_S
         )
-
-
-if __name__ == "__main__":
-    main()
+    logging.disable(logging.NOTSET)
+    curve = {key: [point[key] for point in trouble.points] for key in trouble.points[0]}
+    return {"metrics": trouble.points[-1], "curve": curve}

@@ -1,33 +1,36 @@
-"""Turn the json lines of this folder into ``report.md`` and figures; never trains.
+"""Steps and time to SGD's losses, sweeps, and what priorities cost, beside the paper's."""
 
-Usage: ``python benchmarks/pgd/report.py [--folder FOLDER]``. Files that are missing are left out.
-"""
-
-import argparse
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from curves import (
-    DEFAULT,
-    PARTS,
-    Gain,
-    Line,
-    by,
-    chosen,
-    final_loss,
-    gain,
-    goals,
-    mean_curve,
-    seeds_of,
-)
-from figures import draw_races, draw_shares
-from run import EXPERIMENTS
 
-HERE = Path(__file__).parent
+from benchmarks.tables import (
+    Line,
+    Vector,
+    at,
+    by,
+    draw,
+    extent,
+    of,
+    reached,
+    read,
+    seeds,
+    software,
+    spread,
+    table,
+)
+
+DEFAULT = "stochastic"
+"""The package's default among the methods."""
+PARTS = (0.2, 0.5, 0.9)
+"""Of SGD's runs: their mean losses there are the targets."""
+LAST = 3
+"""Points whose mean is the final loss: single ones jump."""
+SAME = 0.02
+"""Gains that differ from 1 by less are no difference."""
 PAPER = {
     "fig6": "few renewals: small tops diverge; many: large tops are slower",
     "fig7": "small top: more renewals are stabler and end lower; large top: hardly matters",
@@ -36,7 +39,6 @@ PAPER = {
     "fig10": "PGD-A 2 to 5 times faster at first, up to 1.6 times in all; PGD-S falls behind SGD",
     "late": "not in the paper",
 }
-SWEEPS = ("fig6", "fig7", "fig8", "fig9")
 RACES = ("fig10", "late")
 SHORT = {
     "PGD-A, full first pass": "PGD-A as published",
@@ -46,279 +48,381 @@ SHORT = {
     "stochastic": "stochastic (default)",
     "stochastic, no gate": "stochastic, no gate",
 }
-SAME = 0.02
-"""Gains that differ from 1 by less are no difference."""
 DRAWN = ("SGD", "PGD-A", "PGD-S", "normalised", "stochastic", "stochastic, no gate")
 """Methods on the figures of the races."""
 FIGURE_1 = {0.005: 0.05, 0.01: 0.08, 0.02: 0.15, 0.05: 0.32}
 """Share of the loss decrease by the top, MLP on MNIST, iteration 50."""
+Prices = Mapping[tuple[str, str], Line]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+# --- curves ---------------------------------------------------------------------------------
 
 
-def cost(lines: list[Line]) -> str:
-    """Time and memory of the ways to priorities."""
-    rows = []
-    for line in lines:
-        error = line["relative_error"]
-        rows.append(
-            [
-                f"{line['model']}, batch {line['batch']}",
-                line["way"],
-                f"{line['ms']:.1f} ({line['ms_least']:.1f} to {line['ms_most']:.1f})",
-                f"{line['ratio']:.2f}x",
-                f"{line['peak_mb']:.0f}",
-                "" if error is None else f"{error:.0e}",
+def falling(losses: Sequence[float]) -> Vector:
+    """Fit a curve that never rises, by least squares (pool adjacent violators).
+
+    Single evaluations jump at a high learning rate. The first of them under a target would
+    count luck as speed; the fit treats jumps up and down alike.
+    """
+    blocks: list[tuple[float, int]] = []
+    for loss in losses:
+        blocks.append((loss, 1))
+        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
+            (b, n), (a, m) = blocks.pop(), blocks.pop()
+            blocks.append(((a * m + b * n) / (m + n), m + n))
+    return np.repeat([mean for mean, _ in blocks], [count for _, count in blocks])
+
+
+def fit(line: Line) -> Vector:
+    """Return the fall of the loss over a run; infinite from a divergence on."""
+    losses = np.nan_to_num(line["curve"]["loss"] or [np.inf], nan=np.inf)
+    whole = int(np.isfinite(losses).sum()) if np.isinf(losses).any() else len(losses)
+    return np.concatenate([falling(losses[:whole]), losses[whole:]])
+
+
+def end_of(line: Line) -> float:
+    """Return the mean of the last points, infinite if the run did not come to its end."""
+    curve = line["curve"]
+    whole = curve["iteration"] and curve["iteration"][-1] == line["case"]["iterations"]
+    return float(np.nan_to_num(curve["loss"][-LAST:], nan=np.inf).mean()) if whole else np.inf
+
+
+def best_rate(lines: Sequence[Line]) -> float | None:
+    """Return the learning rate of the least final loss with the first seed."""
+    first = [line for line in lines if line["seed"] == 0]
+    return float(min(first, key=end_of)["case"]["lr"]) if first else None
+
+
+def is_unbiased(method: str) -> bool:
+    """Return whether a method is not tuned, but runs at SGD's learning rate."""
+    return method.startswith("stochastic")
+
+
+def chosen(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """Keep each method's runs of a race at one learning rate; unbiased rules take SGD's best."""
+    methods = by(lines, "method")
+    base = best_rate(methods["SGD"])
+    rates = {m: base if is_unbiased(m) else best_rate(runs) for m, runs in methods.items()}
+    return {m: [r for r in runs if r["case"]["lr"] == rates[m]] for m, runs in methods.items()}
+
+
+def mean_curve(runs: Sequence[Line], name: str) -> Vector:
+    """Return the mean over seeds, as far as all of them go."""
+    length = min(len(line["curve"]["loss"]) for line in runs)
+    return np.mean([line["curve"][name][:length] for line in runs], axis=0)
+
+
+def goals(sgd: Sequence[Line]) -> list[float]:
+    """Return the mean loss of SGD's runs at some parts of them."""
+    mean = np.mean([fit(line) for line in sgd], axis=0)
+    return [at(mean, part * (len(mean) - 1)) for part in PARTS]
+
+
+def steps_to(line: Line, goal: float) -> float:
+    """Count steps to a loss, between points by a straight line; infinite if never."""
+    place = reached(-fit(line), -goal, between=True)
+    return at(line["curve"]["iteration"], place) if np.isfinite(place) else float("inf")
+
+
+class Gain(NamedTuple):
+    """What a method gains over SGD's median on the way to a mean loss of that, seed by seed.
+
+    Steps are infinite and gains 0 where a seed never gets there.
+    """
+
+    steps: Vector
+    in_steps: Vector
+    in_time: Vector
+
+    def cells(self) -> list[str]:
+        """Give the steps with their gain, and the gain in time with its range."""
+        missing = int(np.isinf(self.steps).sum())
+        if 2 * missing >= len(self.steps):
+            return [f"never in {missing} of {len(self.steps)}", ""]
+        steps = f"{np.median(self.steps):.0f} ({np.median(self.in_steps):.2f}x)"
+        text = extent(self.in_time, "{:.2f}x", float(np.median(self.in_time)))
+        if len(self.steps) > 1:
+            least = "never" if missing else f"{self.in_time.min():.2f}"
+            text = f"{text.split(' ')[0]} ({least} to {self.in_time.max():.2f})"
+        return [steps, text]
+
+    def brief(self) -> str:
+        """Give the median gain in time."""
+        median = float(np.median(self.in_time))
+        return f"{median:.2f}" if median > 0 else "never"
+
+
+def gain(runs: Sequence[Line], sgd: Sequence[Line], part: int, price: Line) -> Gain:
+    """Compare runs with the median of SGD's; time counts in SGD's steps."""
+    goal, own = goals(sgd)[part], set(seeds(runs))
+    base = float(np.median([steps_to(line, goal) for line in sgd if line["seed"] in own]))
+    steps = np.array([steps_to(line, goal) for line in runs])
+    iterations = sgd[0]["case"]["iterations"]
+    if price["default"]:  # its gate may open: by the quarter of the run
+        spent = iterations / 4 * np.cumsum([0.0, *price["quarters"]])
+        times = np.interp(steps, np.linspace(0.0, iterations, len(spent)), spent)
+        times = np.where(np.isinf(steps), np.inf, times)
+    else:
+        times = price["price"] * steps
+    return Gain(steps, base / steps, base / (price["start"] + times))
+
+
+# --- races ----------------------------------------------------------------------------------
+
+
+def price_of(prices: Prices, race: tuple[str, str], method: str) -> Line:
+    """Return what a step of a method costs on a task; one of SGD's if it was not measured."""
+    methods = prices[race]["metrics"]["methods"] if race in prices else {}
+    known = methods.get(method, {"price": 1.0, "quarters": [1.0] * 4, "start": 0.0})
+    return known | {"default": method == DEFAULT}
+
+
+Races = Mapping[tuple[str, str], Mapping[str, list[Line]]]
+
+
+def gains_of(races: Races, prices: Prices) -> dict[str, dict[str, list[Gain]]]:
+    """Return gains over SGD by race and method, one for each part of SGD's run."""
+    return {
+        f"{race[0]}, {race[1]} ({count(runs['SGD'])})": {
+            method: [
+                gain(own, runs["SGD"], part, price_of(prices, race, method))
+                for part in range(len(PARTS))
             ]
-        )
-    doubles = ", ".join(
-        f"{model} {group[0]['error_in_double']:.0e}" for model, group in by(lines, "model").items()
-    )
-    head = ("model", "way", "CPU ms", "of forward + backward", "peak MB", "error")
-    return (
-        "## What priorities cost\n\nOne thread, median of the repeats. Peak: growth of the "
-        "resident memory in a process of its\nown. Error: largest in single precision, 4 examples, "
-        "against per-sample gradients in double precision,\nrelative to the largest priority. "
-        f"Forward mode in double precision: {doubles}.\n\n" + table(head, rows)
-    )
+            for method, own in runs.items()
+        }
+        for race, runs in races.items()
+    }
 
 
-def shares(lines: list[Line]) -> str:
-    """Figure 1."""
-    rows = []
-    for line in lines:
-        cells = [
-            f"{top['of_decrease']:.0%} ({top['of_priorities']:.0%})"
-            for top in line["tops"].values()
-        ]
-        negative, loss = f"{line['negative']:.0%}", f"{line['loss']:.3f}"
-        rows.append([line["task"], str(line["iteration"]), loss, negative, *cells])
-    head = ("task", "iteration", "loss", "negative", *(f"top {k:.1%}" for k in FIGURE_1))
-    rows.append(["paper, MNIST", "50", "", "", *(f"{v:.0%}" for v in FIGURE_1.values())])
-    return (
-        "## Share of the loss decrease by the top (Figure 1)\n\nMeasured by a small step on the "
-        "top alone against one on all; in brackets their part of the sum\nof priorities, which "
-        "predicts it.\n\n" + table(head, rows) + "\n![Priorities](shares.png)\n"
-    )
-
-
-def race(lines: list[Line], prices: list[Line], experiment: str) -> str:
-    """Tabulate steps and time to a loss."""
-    text = f"## {experiment}: convergence at equal work\n\nPaper: {PAPER[experiment]}.\n"
-    for task, group in by(lines, "task").items():
-        runs, rows = chosen(group), []
-        for method, found in runs.items():
-            price = price_of(prices, experiment, task, method)
-            cells = [method, f"{found[0]['lr']:g}", str(len(found)), f"{price['price']:.2f}x"]
-            for part in range(len(PARTS)):
-                cells += gain(found, runs["SGD"], part, price).tell()
-            rows.append([*cells, final_loss(found)])
-        head = ["method", "lr", "seeds", "a step"]
-        for goal in goals(runs["SGD"]):
-            head += [f"steps to {goal:.3g}", "gain in time"]
-        text += f"\n### {task}, {size(group[0])}, {seeds_of(runs['SGD'])}\n\n"
-        text += table([*head, "final loss"], rows)
-    return text
-
-
-def races(results: Mapping[str, list[Line]], prices: list[Line]) -> dict[str, Any]:
-    """Mean curves of all races, with time in steps of SGD."""
-    found: dict[str, Any] = {}
-    for experiment in RACES:
-        for task, group in by(results.get(experiment, []), "task").items():
-            curves = {}
-            for method, runs in chosen(group).items():
-                if method in DRAWN:
-                    price = price_of(prices, experiment, task, method)
-                    curve = mean_curve(runs)
-                    steps = np.array(curve["iteration"])
-                    curves[method] = curve | {"time": price["start"] + price["price"] * steps}
-            found[f"{experiment}, {task}"] = curves
-    return found
-
-
-def price_of(prices: list[Line], experiment: str, task: str, method: str) -> Line:
-    """Find what a step of a method costs on a task."""
-    key = (experiment, task, method)
-    return next(p for p in prices if (p["experiment"], p["task"], p["method"]) == key)
-
-
-def gains(
-    results: Mapping[str, list[Line]], prices: list[Line]
-) -> dict[str, dict[str, list[Gain]]]:
-    """Gains over SGD by race and method, one for each part of SGD's run."""
-    found: dict[str, dict[str, list[Gain]]] = {}
-    for experiment in RACES:
-        for task, group in by(results.get(experiment, []), "task").items():
-            runs = chosen(group)
-            found[f"{experiment}, {task} ({seeds_of(runs['SGD'])})"] = {
-                method: [
-                    gain(own, runs["SGD"], part, price_of(prices, experiment, task, method))
-                    for part in range(len(PARTS))
-                ]
-                for method, own in runs.items()
-            }
-    return found
+def count(lines: Sequence[Line]) -> str:
+    number = len(seeds(lines))
+    return f"{number} seed{'s' * (number != 1)}"
 
 
 def in_short(found: Mapping[str, Mapping[str, Sequence[Gain]]]) -> str:
-    """Gains in time over SGD, all tasks on one page."""
+    """Give gains in time over SGD, all tasks in one table, and count where the default loses."""
     rows = [
         [race, *(" / ".join(g.brief() for g in methods.get(name, ())) for name in SHORT)]
         for race, methods in found.items()
     ]
-    return (
+    text = (
         "## In short\n\nGain in time over SGD (median over seeds; above 1 is faster) on the way "
         f"to the losses of SGD after\n{', '.join(f'{p:.0%}' for p in PARTS)} of its run; `never` "
         "where half of the seeds or more do not get there. The paper: up to 1.6x\nfor PGD-A.\n\n"
         + table(["race", *SHORT.values()], rows)
-        + verdict(found)
+        + "\n"
     )
-
-
-def verdict(found: Mapping[str, Mapping[str, Sequence[Gain]]]) -> str:
-    """Say where the default is slower than SGD, and where it is faster."""
-    text = "\n"
-    cells = [(race, m, p) for race, m in found.items() if DEFAULT in m for p in range(len(PARTS))]
-    for told, field in (("In steps", "in_steps"), ("In time", "in_time")):
+    for words, field in (("In steps", "in_steps"), ("In time", "in_time")):
         medians = {
-            (race, part): float(np.median(getattr(methods[DEFAULT][part], field)))
-            for race, methods, part in cells
+            f"{race.split(' (')[0]} at {PARTS[part]:.0%}": float(np.median(getattr(each, field)))
+            for race, methods in found.items()
+            for part, each in enumerate(methods.get(DEFAULT, ()))
         }
-        slower = [
-            f"{race.split(' (')[0]} at {PARTS[part]:.0%} ({value:.2f}x)"
-            for (race, part), value in medians.items()
-            if value < 1 - SAME
-        ]
+        slower = [f"{cell} ({v:.2f}x)" for cell, v in medians.items() if v < 1 - SAME]
         faster = sum(value > 1 + SAME for value in medians.values())
         text += (
-            f"{told} the default is more than {SAME:.0%} faster than SGD in {faster} of "
+            f"{words} the default is more than {SAME:.0%} faster than SGD in {faster} of "
             f"{len(medians)} cells and more than {SAME:.0%} slower in {len(slower)}"
             f"{': ' + ', '.join(slower) if slower else ''}.\n"
         )
     return text
 
 
-def sweep(lines: list[Line], experiment: str) -> str:
+def race(experiment: str, races: Races, prices: Prices) -> str:
+    """Tabulate steps and time to a loss."""
+    text = f"## {experiment}: convergence at equal work\n\nPaper: {PAPER[experiment]}.\n"
+    for key, runs in races.items():
+        if key[0] != experiment:
+            continue
+        rows, case = [], runs["SGD"][0]["case"]
+        for method, own in runs.items():
+            price = price_of(prices, key, method)
+            cells = [method, f"{own[0]['case']['lr']:g}", len(own), f"{price['price']:.2f}x"]
+            for part in range(len(PARTS)):
+                cells += gain(own, runs["SGD"], part, price).cells()
+            rows.append([*cells, final_loss(own)])
+        head = ["method", "lr", "seeds", "a step"]
+        for goal in goals(runs["SGD"]):
+            head += [f"steps to {goal:.3g}", "gain in time"]
+        size = f"N = {case['samples']}, k = {case['top']:.1%}, r = {case['renewal']:.1%}"
+        text += f"\n### {key[1]}, {size}, {count(runs['SGD'])}\n\n"
+        text += table([*head, "final loss"], rows)
+    return text + "\n"
+
+
+def draw_races(races: Races, prices: Prices, path: Path) -> None:
+    """Draw the training loss against steps and against time, a row per race."""
+    panels: dict[str, dict[str, tuple[Vector, Vector]]] = {}
+    for key, runs in races.items():
+        for clock in ("steps", "time"):
+            curves = panels.setdefault(f"{key[0]}, {key[1]}, by {clock}", {})
+            for method in (method for method in DRAWN if method in runs):
+                own, price = runs[method], price_of(prices, key, method)
+                x = mean_curve(own, "iteration")
+                x = price["start"] + price["price"] * x if clock == "time" else x
+                curves[method] = (x, mean_curve(own, "loss"))
+    labels = (("steps", "time, in steps of SGD"), "training loss")
+    draw(panels, path, *labels, columns=2, size=(4.5, 2.4), yscale="log")
+
+
+def final_loss(runs: Sequence[Line]) -> str:
+    ends = [end_of(line) for line in runs]
+    broken = int(np.isinf(ends).sum())
+    return f"diverged in {broken} of {len(ends)}" if broken else spread(ends, ".4f", ".4f")
+
+
+def sweep(experiment: str, lines: list[Line]) -> str:
     """Tabulate final and worst losses over a grid of k and r."""
     text = f"## {experiment}\n\nPaper: {PAPER[experiment]}.\n"
     for task, group in by(lines, "task").items():
         rows = []
-        for runs in by(group, "method", "top", "renewal").values():
-            top, renewal, method = (runs[0][key] for key in ("top", "renewal", "method"))
-            losses = mean_curve(runs)["loss"]
+        for (method, top, renewal), runs in by(group, "method", "top", "renewal").items():
+            losses = mean_curve(runs, "loss")
             rise = max((b - a for a, b in pairwise(losses)), default=0.0)
-            rows.append(
-                [method, f"{top:.1%}", f"{renewal:.1%}", f"{losses[len(losses) // 2]:.3f}",
-                 final_loss(runs), f"{max(rise, 0):.3f}"]
-            )  # fmt: skip
-        head = ("method", "k", "r", "loss half-way", "final loss", "largest rise")
-        told = f"{group[0]['iterations']} steps, lr {group[0]['lr']:g}"
-        told += f", {seeds_of(group)}"
-        text += f"\n### {task}, N = {group[0]['samples']}, {told}\n\n" + table(head, rows)
-    return text
+            rows.append([method, f"{top:.1%}", f"{renewal:.1%}", f"{losses[len(losses) // 2]:.3f}",
+                         final_loss(runs), f"{max(rise, 0):.3f}"])  # fmt: skip
+        head = ["method", "k", "r", "loss half-way", "final loss", "largest rise"]
+        case = group[0]["case"]
+        sizes = f"N = {case['samples']}, {case['iterations']} steps, lr {case['lr']:g}"
+        text += f"\n### {task}, {sizes}, {count(group)}\n\n{table(head, rows)}"
+    return text + "\n"
+
+
+# --- costs, shares, scaling -----------------------------------------------------------------
+
+
+def cost(lines: list[Line]) -> str:
+    """Tabulate time and memory of the ways to priorities."""
+    rows = [
+        [f"{line['case']['name']}, batch {line['case']['batch']}", way["way"],
+         f"{way['ms']:.1f} ({way['ms_least']:.1f} to {way['ms_most']:.1f})", f"{way['ratio']:.2f}x",
+         f"{way['peak_mb']:.0f}",
+         "" if way["relative_error"] is None else f"{way['relative_error']:.0e}"]
+        for line in lines for way in line["metrics"]["ways"]
+    ]  # fmt: skip
+    doubles = [f"{x['case']['name']} {x['metrics']['error_in_double']:.0e}" for x in lines]
+    head = ["model", "way", "CPU ms", "of forward + backward", "peak MB", "error"]
+    return (
+        "## What priorities cost\n\nOne thread, median of the repeats. Peak: growth of the "
+        "resident memory in a process of its\nown. Error: largest in single precision, 4 examples, "
+        "against per-sample gradients in double precision,\nrelative to the largest priority. "
+        f"Forward mode in double precision: {', '.join(doubles)}.\n\n{table(head, rows)}\n"
+    )
+
+
+def share(lines: list[Line], path: Path) -> str:
+    """Tabulate and draw Figure 1."""
+    rows, panels = [], {}
+    for line in lines:
+        looks, task = line["metrics"]["looks"], line["case"]["name"]
+        for look in looks:
+            tops = [f"{top['of_decrease']:.0%} ({top['of_priorities']:.0%})"
+                    for top in look["tops"].values()]  # fmt: skip
+            rows.append([task, look["iteration"], f"{look['loss']:.3f}", f"{look['negative']:.0%}",
+                         *tops])  # fmt: skip
+        named = {f"iteration {look['iteration']}": look for look in looks}
+        panels[f"{task}: distribution of priorities"] = {
+            name: (look["quantiles"], look["levels"]) for name, look in named.items()
+        }
+        panels[f"{task}: loss decrease by the top k alone"] = {
+            name: (
+                [float(k) for k in look["tops"]],
+                [top["of_decrease"] for top in look["tops"].values()],
+            )
+            for name, look in named.items()
+        }
+    labels = (("priority / mean of |priority|", "k"), ("share of examples", "of that by all"))
+    draw(panels, path, *labels, columns=2, size=(4.5, 3))
+    rows.append(["paper, MNIST", "50", "", "", *(f"{v:.0%}" for v in FIGURE_1.values())])
+    head = ["task", "iteration", "loss", "negative", *(f"top {k:.1%}" for k in FIGURE_1)]
+    return (
+        "## Share of the loss decrease by the top (Figure 1)\n\nMeasured by a small step on the "
+        "top alone against one on all; in brackets their part of the sum\nof priorities, which "
+        f"predicts it.\n\n{table(head, rows)}\n![Priorities](shares.png)\n\n"
+    )
 
 
 def scaling(lines: list[Line]) -> str:
-    """Virtual time to one loss over the number of nodes (Figure 11)."""
-    rows = []
-    for (task, rule, link), group in by(lines, "task", "rule", "link_mbps").items():
-        first = {line["seed"]: line for line in group if line["nodes"] == 1}
-        cells = [task, rule, f"{link / 1000:g} Gbit/s"]
-        for fleet in by(group, "nodes").values():
-            if any(line["speedup"] is None for line in fleet):
-                cells.append("never")
-                continue
-            alone = first[fleet[0]["seed"]]
-            a_round = alone["virtual_s"] / alone["rounds"] * fleet[0]["rounds"]
-            speedup, rounds = (joined(fleet, key) for key in ("speedup", "rounds"))
-            cells.append(f"{speedup}x ({rounds}; {a_round / fleet[0]['virtual_s']:.2f}x)")
-        rows.append([*cells, joined(list(first.values()), "loss")])
-    counts = by(lines, "nodes")
+    """Tabulate virtual time to one loss over the number of nodes (Figure 11)."""
+    rows, counts = [], []
+    for model, runs in by(lines, "name").items():
+        every = [run["metrics"]["rows"] for run in runs]
+        links = dict.fromkeys(row["link_mbps"] for row in every[0])
+        counts = list(dict.fromkeys(row["nodes"] for row in every[0]))
+        for link in links:
+            cells = []
+            for nodes in counts:
+                own = [row for one in every for row in one
+                       if (row["link_mbps"], row["nodes"]) == (link, nodes)]  # fmt: skip
+                base = next(row for row in every[0] if (row["link_mbps"], row["nodes"]) == (link, 1))
+                cells.append(scaling_cell(own, base))
+            losses = ", ".join(dict.fromkeys(f"{one[0]['loss']:.3g}" for one in every))
+            task = f"{model}, {runs[0]['case']['samples']} of {runs[0]['case']['data']}"
+            rows.append([task, "topk", f"{link / 1000:g} Gbit/s", *cells, losses])
     head = ["task", "rule", "link", *(f"{n} node{'s' * (n > 1)}" for n in counts), "loss"]
     return (
         "## Scaling (Figure 11; paper: linear)\n\nSpeed-up of the virtual time to the same "
         "training loss over one node; in brackets the rounds it\ntook (looked at every 5) and "
         "the speed-up of a single round. Nodes take one step on their share of\nthe batch, then "
         "the server averages; a round lasts as long as compute "
-        f"({lines[0]['ms_per_example']:g} ms an example) and transfer\nof the model. "
-        f"{seeds_of(lines)}, one figure each.\n\n" + table(head, rows)
+        f"({lines[0]['metrics']['ms_per_example']:g} ms an example) and transfer\nof the model. "
+        f"{count(lines)}, one figure each.\n\n{table(head, rows)}\n"
     )
 
 
-def joined(lines: Sequence[Line], key: str) -> str:
-    """Figures of all seeds, side by side; one if they are all alike."""
-    return ", ".join(dict.fromkeys(f"{line[key]:.3g}" for line in lines))
+def scaling_cell(own: Sequence[Line], base: Line) -> str:
+    if any(row["speedup"] is None for row in own):
+        return "never"
+    a_round = base["virtual_s"] / base["rounds"] * own[0]["rounds"] / own[0]["virtual_s"]
+    speedup, rounds = (
+        ", ".join(dict.fromkeys(f"{row[key]:.3g}" for row in own)) for key in ("speedup", "rounds")
+    )
+    return f"{speedup}x ({rounds}; {a_round:.2f}x)"
 
 
-def size(line: Line) -> str:
-    return f"N = {line['samples']}, k = {line['top']:.1%}, r = {line['renewal']:.1%}"
+SETTING = """# PGD
 
+`python -m benchmarks.bench pgd --data DIR`
 
-def read(path: Path) -> list[Line]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-SETTING = """All training runs on one thread of a CPU with torch {torch}, every method at the same
+All training runs on one thread of a CPU with {versions}, every method at the same
 number of examples per step. SGD and the biased methods take the learning rate that served each
-best with the first seed (rates tried: see `run.py`); the unbiased rules take SGD's. Targets are
+best with the first seed (rates tried: see `cases.py`); the unbiased rules take SGD's. Targets are
 losses over all training examples that the mean of SGD's runs has at some parts of them, after a
-least-squares fit of a curve that never rises to each run. Every seed's steps are held against
+least-squares fit of a curve that never rises to each run. Every seed's steps are compared with
 the median of SGD's same seeds, so that the row of SGD shows what chance alone does. A step's
-price is CPU time over that of SGD's step, measured side by side (`prices.py`), so that time is
+price is CPU time over that of SGD's step, measured side by side, so that time is
 steps times price (of the default quarter by quarter of the run), plus the full first pass where
 there is one. In the tables: median over seeds, in brackets the least and the greatest; ± is the
 standard deviation over seeds. The default's prices on the CNN and in `late` were measured while it
 looked at one batch in 16 with the gate closed; it looks at one in 64 now, so that they are
-upper bounds. All
-prices come from a busy machine and scatter by some hundredths.
-
-```bash
-python benchmarks/pgd/cost.py
-python benchmarks/pgd/shares.py --fashion FOLDER
-python benchmarks/pgd/run.py --fashion FOLDER
-python benchmarks/pgd/prices.py --fashion FOLDER
-python benchmarks/pgd/scaling.py --fashion FOLDER
-python benchmarks/pgd/report.py
-```
-
-FOLDER holds Fashion-MNIST as `train.parquet` and `test.parquet`.
+upper bounds. All prices come from a busy machine and scatter by some hundredths. PGD-S, `normalised`
+and Figure 9 are of options that are gone, and are no longer run.
 
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=HERE)
-    folder = parser.parse_args().folder
-    results = by(read(folder / "results.jsonl"), "experiment")
-    prices = read(folder / "prices.jsonl")
-    every = [line for lines in results.values() for line in lines]
-    text = "# PGD\n\nMade by `report.py` from the json lines beside it.\n\n"
-    text += SETTING.format(torch=every[0]["torch"]) + in_short(gains(results, prices))
-    text += "\n![Training loss](races.png)\n\n"
-    draw_races(races(results, prices), folder / "races.png")
-    text += cost(read(folder / "cost.jsonl")) + "\n"
-    if lines := read(folder / "shares.jsonl"):
-        text += shares(lines) + "\n"
-        draw_shares(lines, folder / "shares.png")
-    for experiment, lines in results.items():
-        if experiment in SWEEPS:
-            text += sweep(lines, experiment) + "\n"
+def report(folder: Path) -> str:
+    """Make the page and the figures from a folder's results."""
+    lines = read(folder)
+    groups = by(lines, "experiment")
+    prices = {(x["case"]["race"], x["case"]["task"]): x for x in groups.get("price", [])}
+    races = {
+        (experiment, task): chosen(own)
+        for experiment in RACES
+        for task, own in by(groups.get(experiment, []), "task").items()
+        if of(own, method="SGD")
+    }
+    text = SETTING.format(versions=software(lines, "torch"))
+    if races:
+        draw_races(races, prices, folder / "races.png")
+        text += in_short(gains_of(races, prices)) + "\n![Training loss](races.png)\n\n"
+    if "cost" in groups:
+        text += cost(groups["cost"])
+    if "share" in groups:
+        text += share(groups["share"], folder / "shares.png")
+    for experiment in (name for name in groups if name in PAPER):
+        if experiment in RACES:
+            text += race(experiment, races, prices)
         else:
-            text += race(lines, prices, experiment) + "\n"
-    if lines := read(folder / "scaling.jsonl"):
-        text += scaling(lines) + "\n"
-    wanted = {(name, case["task"]) for name, cases in EXPERIMENTS.items() for case in cases()}
-    if missing := wanted - {(line["experiment"], line["task"]) for line in every}:
-        told = ", ".join(f"{name} on {task}" for name, task in sorted(missing))
-        text += f"Written, but not run yet: {told} (`run.py`).\n"
-    (folder / "report.md").write_text(text, encoding="utf-8")
-    print(text)
-
-
-if __name__ == "__main__":
-    main()
+            text += sweep(experiment, groups[experiment])
+    return text + (scaling(groups["scaling"]) if "scaling" in groups else "")

@@ -176,7 +176,7 @@ def idle_run(
         grid,
         ArrayRecord([np.zeros(1)]),
         num_rounds=rounds,
-        evaluate_fn=lambda number, arrays: tiers.append(strategy.current_tier),
+        evaluate_fn=lambda number, arrays: tiers.append(strategy.draw.tier),
     )
     return strategy, tiers[1:]
 

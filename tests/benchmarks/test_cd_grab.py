@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.cd_grab.parallel import UnitGradients, flat
+from benchmarks.cd_grab.nodes import UnitGradients, flat
 from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.task import make_model
 

@@ -1,0 +1,124 @@
+"""Pages from the results: how costs, gains and misses are read; the committed pages stand."""
+
+import shutil
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from benchmarks import bench
+from benchmarks.headline import report as headline
+from benchmarks.mercury import report as mercury
+from benchmarks.pgd import report as pgd
+from benchmarks.tifl import report as tifl
+
+
+@pytest.mark.parametrize("claim", bench.CLAIMS)
+def test_a_committed_page_is_what_its_results_say(claim, tmp_path):
+    folder = bench.HERE / claim
+    shutil.copy(folder / "results.jsonl", tmp_path)
+    text = import_module(f"benchmarks.{claim}.report").report(tmp_path)
+    assert text.rstrip() + "\n" == (folder / "report.md").read_text(encoding="utf-8")
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {path.name for path in folder.glob("*.png")}
+    assert all(f"({name})" in text for name in drawn)
+
+
+def line(name, seed, accuracy, **curve):
+    return {
+        "case": {"experiment": "data", "name": name, "rounds": 60, "most": 3,
+                 "train-examples": 30, "learning-rate": 0.1},
+        "seed": seed,
+        "metrics": {"took_s": 60.0, "profiling_s": curve.pop("profiling_s", 0.0)},
+        "curve": {"accuracy": list(accuracy), **curve},
+        "versions": {"flwr": "1"},
+    }  # fmt: skip
+
+
+def rising(name, seed, rise, round_s=1.0, rounds=60, most=0.8):
+    """Rise by so much a round up to ``most``, and stay there."""
+    numbers = range(rounds + 1)
+    columns = {"round": 1.0, "virtual_s": round_s, "bytes": 2.0, "device_s": 3.0}
+    curve = {key: [factor * n for n in numbers] for key, factor in columns.items()}
+    return line(name, seed, [min(most, rise * n) for n in numbers], **curve)
+
+
+# --- headline -------------------------------------------------------------------------------
+
+
+def test_a_target_is_reached_by_the_mean_of_five_rounds():
+    run = rising("FedAvg", 0, rise=0.1)
+    assert headline.final(run) == pytest.approx(0.8)
+    assert headline.cost_to(run, 0.6) == {
+        "round": 8.0, "virtual_s": 8.0, "bytes": 16.0, "device_s": 24.0
+    }  # fmt: skip
+    assert headline.cost_to(run, 0.81) is None
+
+
+def test_the_page_counts_the_seeds_that_do_not_get_there(tmp_path):
+    lines = [rising("FedAvg", seed, rise=0.02) for seed in (0, 1)]
+    lines += [rising("all five", seed, rise=0.02, round_s=0.25) for seed in (0, 1)]
+    lines += [rising("all but TiFL", 0, rise=0.04), rising("all but TiFL", 1, 0.04, most=0.5)]
+    page = headline.section("data", lines, tmp_path)
+    assert "30 training and 10 test examples" in page
+    assert "All five reach the target 4.0 times sooner than FedAvg; the end is +0.0" in page
+    (row,) = (text for text in page.splitlines() if text.startswith("| all but TiFL |"))
+    assert row.split(" | ")[1].endswith("x; 1 of 2 not")
+    assert "Without TiFL it is 1.9 times (1 of 2 not within its rounds)" in page
+
+
+# --- tifl -----------------------------------------------------------------------------------
+
+
+def tifl_line(seed, clock_s, accuracy, profiling_s=0.0):
+    return line("vanilla", seed, accuracy, clock_s=clock_s, profiling_s=profiling_s)
+
+
+def test_accuracy_holds_until_the_next_round_ends():
+    time, curve = tifl.mean_curve([tifl_line(0, [0, 50, 100], [0.0, 0.6, 0.9])], {0: 100.0})
+    at = dict(zip(np.round(time, 5).tolist(), curve.tolist(), strict=True))
+    assert at[0.499] == 0.0
+    assert at[0.5] == pytest.approx(0.3)  # mean of the two rounds so far
+    assert at[0.999] == pytest.approx(0.3)
+    assert at[1.0] == pytest.approx(0.5)
+
+
+def test_each_seed_runs_in_its_own_time():
+    lines = [tifl_line(0, [0, 50], [0.0, 1.0]), tifl_line(1, [0, 200], [0.0, 1.0])]
+    time, curve = tifl.mean_curve(lines, {0: 100.0, 1: 200.0})
+    assert np.nanmax(curve) == pytest.approx(0.25)  # seed 0 at 0.5; seed 1 still at 0
+    assert np.isnan(curve[time > 0.5]).all()
+
+
+def test_profiling_delays_the_whole_curve():
+    run, unit_s = [tifl_line(0, [0, 50], [0.9, 0.9], profiling_s=10)], {0: 100.0}
+    assert tifl.time_to(0.9, *tifl.mean_curve(run, unit_s)) == "0.00"
+    assert tifl.time_to(0.9, *tifl.mean_curve(run, unit_s, profiling=True)) == "0.10"
+    assert tifl.time_to(0.95, *tifl.mean_curve(run, unit_s)) == "never"
+
+
+# --- mercury --------------------------------------------------------------------------------
+
+
+def test_a_gain_is_a_ratio_of_times_to_what_uniform_holds():
+    uniform, faster = rising("uniform", 0, 0.01, rounds=100), rising("bacc", 0, 0.02, rounds=100)
+    assert mercury.time_to(faster, 0.41, "round") == pytest.approx(20.5)
+    assert mercury.end_accuracy(uniform) == pytest.approx(0.8)
+    assert mercury.gain(uniform, uniform, 0.04) == 1.0
+    assert mercury.gain(faster, uniform, 0.1) == pytest.approx(2.0)
+    slower = rising("bacc", 0, 0.02, round_s=4.0, rounds=100)
+    assert mercury.gain(slower, uniform, 0.1) == pytest.approx(0.5)
+    assert mercury.pooled_gain(faster, uniform) == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_target_never_reached_counts_as_reached_at_the_end():
+    never, uniform = rising("bacc", 0, 0.001, rounds=100), rising("uniform", 0, 0.01, rounds=100)
+    assert mercury.gain(never, uniform, 0.04) == pytest.approx(0.76, rel=0.01)
+
+
+# --- pgd ------------------------------------------------------------------------------------
+
+
+def test_a_fit_never_rises_and_treats_jumps_alike():
+    assert pgd.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5]
+    assert pgd.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]
