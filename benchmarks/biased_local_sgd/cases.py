@@ -154,7 +154,7 @@ class Progress(Wrapper):
     @property
     def used(self) -> float:
         """Part of the run that is over."""
-        return max(self.epochs_done / self.epochs, self.session.virtual_s / self.budget_s)
+        return max(self.epochs_done / self.epochs, self.session.clock.virtual_s / self.budget_s)
 
     def on_replies(self, server_round: int, replies: Sequence[Any]) -> Any:
         """Count the examples processed and set the nodes' learning rate."""
@@ -174,6 +174,6 @@ class Progress(Wrapper):
         if over:
             self.session.stop_reason = "epochs or time used up"
         metrics = self.measure(number, arrays)
-        point = {"round": number, "epochs": self.epochs_done, "virtual_s": self.session.virtual_s}
+        point = {"round": number, "epochs": self.epochs_done, "virtual_s": self.session.clock.virtual_s}
         self.points.append(point | {"accuracy": float(metrics["accuracy"])})
         return metrics

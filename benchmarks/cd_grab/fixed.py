@@ -26,7 +26,7 @@ from flwr_hetero.cd_grab.algorithm import (
     reorder,
     unit_signs,
 )
-from flwr_hetero.task import data_shape, make_model
+from flwr_hetero.task import data_shape, load_partition, make_model
 
 Vectors = NDArray[np.float64]
 Orders = NDArray[np.int64]
@@ -157,7 +157,9 @@ def against_mean(vectors: Vectors, orders: Orders, means: Vectors) -> Orders:
 def gradients(dataset: str, name: str, nodes: int, seed: int) -> NDArray[np.float32]:
     """Take the gradients of all units, (nodes, units, dim), after 200 steps of training."""
     model = make_model(name, *data_shape(dataset), seed=seed)
-    examples = examples_of(dataset, nodes * UNITS * BATCH, seed)
+    available = len(load_partition(dataset, 0, 1, seed=seed))
+    units = min(UNITS, available // (nodes * BATCH) // 2 * 2)
+    examples = examples_of(dataset, nodes * units * BATCH, seed)
     gradients_of, params = UnitGradients(model), flat(model)
     rng = np.random.default_rng(seed)
     for _ in range(200):
@@ -173,11 +175,12 @@ def unequal(fleet: str, grains: NDArray[np.float32]) -> list[NDArray[np.float32]
     """Make each node's units: its own number of grains, alone or put together."""
     if not fleet.startswith("unequal"):
         return list(grains)
-    sizes = np.linspace(UNITS // 4, UNITS, NODES).astype(int) // 2 * 2
+    units = grains.shape[1]
+    sizes = np.linspace(units // 4, units, NODES).astype(int) // 2 * 2
     kept = [g[:size] for g, size in zip(grains, sizes, strict=True)]
     if fleet.endswith("units of equal size"):
         return [len(g) / sizes.mean() * g for g in kept]
-    parts = [np.array_split(g, UNITS // 4) for g in kept]
+    parts = [np.array_split(g, units // 4) for g in kept]
     return [np.array([p.sum(axis=0) for p in each]) / sizes.mean() for each in parts]
 
 

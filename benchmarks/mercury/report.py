@@ -63,7 +63,7 @@ def gain(line: Line, base: Line, drop: float) -> float:
     target = end_accuracy(base) - drop
     seconds = time_to(line, target, "virtual_s")
     seconds = seconds if np.isfinite(seconds) else line["curve"]["virtual_s"][-1]
-    return time_to(base, target, "virtual_s") / seconds
+    return time_to(base, target, "virtual_s") / seconds if seconds else float("nan")
 
 
 def pooled_gain(line: Line, base: Line) -> float:
