@@ -48,10 +48,12 @@ class Run:
 
     @property
     def key(self) -> str:
+        """What tells it from other runs."""
         return key_of({"case": self.case, "seed": self.seed})
 
     @property
     def label(self) -> str:
+        """What ``--cases`` is matched with."""
         return f"{self.case['experiment']}/{self.case['name']}"
 
 
@@ -64,6 +66,7 @@ class Data:
 
     @property
     def name(self) -> str:
+        """Last part of the path."""
         return Path(self.source).name
 
     def first(self, train: int, test: int) -> str:

@@ -1,4 +1,4 @@
-"""Lines of results: reading, grouping, means with their spread, times to a target, tables, plots."""
+"""Lines of results: reading, grouping, means with spread, times to a target, tables, plots."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -30,7 +30,13 @@ EVALUATIONS = 5
 """Measurements of the global model in a run, beside the first and the last."""
 SETTINGS = {"samples": 6000, "epochs": 10.0, "model": "mlp"}
 FAST = {"samples": 1000, "epochs": 2.0}
-FAST_CASES = ["table1/bal*", "table1/biased*1x*", "table6/*", "links/balanced", "federated/fednova*"]
+FAST_CASES = [
+    "table1/bal*",
+    "table1/biased*1x*",
+    "table6/*",
+    "links/balanced",
+    "federated/fednova*",
+]
 ALL_TEST = 100_000
 
 
@@ -174,6 +180,10 @@ class Progress(Wrapper):
         if over:
             self.session.stop_reason = "epochs or time used up"
         metrics = self.measure(number, arrays)
-        point = {"round": number, "epochs": self.epochs_done, "virtual_s": self.session.clock.virtual_s}
+        point = {
+            "round": number,
+            "epochs": self.epochs_done,
+            "virtual_s": self.session.clock.virtual_s,
+        }
         self.points.append(point | {"accuracy": float(metrics["accuracy"])})
         return metrics

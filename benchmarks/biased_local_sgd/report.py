@@ -84,7 +84,8 @@ def table1(lines: list[Line]) -> str:
         "An epoch is as many examples processed, by all nodes together, as there are. Less time\n"
         "is by epoch, against synchronous SGD; every round counts with its slowest node.\n\n"
         + table(head, rows)
-        + "\nThe paper counts a biased round of 32 fast and 1 slow steps as 32 synchronous rounds;\n"
+        + "\n"
+        "The paper counts a biased round of 32 fast and 1 slow steps as 32 synchronous rounds;\n"
         "counted so, the factor is 32 whatever the data. By examples it is at most\n"
         "(8 x 32 + 2) / 10 = 25.8.\n\n![accuracy against virtual time](curves.png)\n\n"
     )
@@ -104,9 +105,8 @@ def tables_3_7(lines: list[Line]) -> str:
     return (
         "## Biased against unbiased at equal virtual time (Tables 3 and 7, Figure 4)\n\n"
         "In brackets the gain over unbiased, seed by seed, in percentage points, and whether it\n"
-        "is beyond two standard errors.\n\n"
-        + table(head, rows)
-        + "\nThe sampling bias alone can do little in these settings: by Algorithm 1 the fast nodes\n"
+        "is beyond two standard errors.\n\n" + table(head, rows) + "\n"
+        "The sampling bias alone can do little in these settings: by Algorithm 1 the fast nodes\n"
         "get N_F of N samples, lambda N_F of them by loss and the rest at random from those not\n"
         "chosen, so all they miss is N - N_F samples of low loss: 11 % of the data at tau_S = 16\n"
         "and 0.8 % at tau_S = 1 with 2+8 nodes, 33 % and 3 % with 1+1. The share below, which is\n"

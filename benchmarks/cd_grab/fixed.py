@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.bench import Options, Run
-from benchmarks.cd_grab.nodes import Nodes, UnitGradients, examples_of, flat
+from benchmarks.cd_grab.nodes import Nodes, UnitGradients, examples_of, fits, flat
 from benchmarks.tables import Case
 from flwr_hetero.cd_grab import order_server
 from flwr_hetero.cd_grab.algorithm import (
@@ -34,7 +34,8 @@ FIG10 = ("D-RR", "ID-GraB(Bal)", "ID-GraB(PairBal)", "CD-GraB")
 MODELS = {"softmax": 0.01, "lenet": 0.05, "mlp": 0.01}
 """Models and the learning rate of their 200 steps of training."""
 SKETCHES = ("D-RR", "ID-GraB(PairBal)",
-            *(f"CD-GraB, k = {k}" for k in (16, 64, 256, 1024, 4096)), "CD-GraB, exact")  # fmt: skip
+            *(f"CD-GraB, k = {k}" for k in (16, 64, 256, 1024, 4096)),
+            "CD-GraB, exact")  # fmt: skip
 FLEETS = (
     "all nodes, always",
     "30 % of the nodes, at random",
@@ -62,7 +63,7 @@ def plan(options: Options) -> Iterator[Run]:
             yield from (Run(case, seed) for seed in options.seeds_or(range(3)))
     rounds = options.settings["rounds"]
     for seed in options.seeds_or(range(3)):
-        for model in MODELS:
+        for model in (model for model in MODELS if fits(model, options.data)):
             for method in SKETCHES:
                 case = {"experiment": "sketch", "name": f"{model}, {method}", "method": method}
                 yield Run(case | {"model": model, "rounds": 14, "data": options.data}, seed)

@@ -69,7 +69,8 @@ def summary(groups: Mapping[str, list[Line]]) -> str:
     if million:
         ours = [float(np.mean(settled(own))) for own in by(million, "nodes").values()]
         rows.append(["Fig. 10: the bound does not grow with the number of nodes", "2.3 to 2.6",
-                     f"{min(ours):.2f} to {max(ours):.2f}, {len(ours)} numbers of nodes"])  # fmt: skip
+                     f"{min(ours):.2f} to {max(ours):.2f}, {len(ours)} numbers of nodes"]
+                    )  # fmt: skip
     if main := groups.get("softmax, 8 nodes"):
         found = excess(main, least_of(groups))
         for name, what, wanted in (
@@ -146,7 +147,7 @@ def bounds_of(lines: list[Line], final: str) -> dict[str, list[float]]:
 
 def sketch(lines: list[Line]) -> str:
     """Say which sketch is worth its bytes."""
-    rows, names = [], list(by(lines, "method"))[1:]
+    rows, names = [], [name for name in by(lines, "method") if name != BASE]
     for model, runs in by(lines, "model").items():
         found = bounds_of(runs, names[-1])
         if not found or ALONE not in found:
@@ -154,8 +155,7 @@ def sketch(lines: list[Line]) -> str:
         worth = [
             name.removeprefix("CD-GraB, ")
             for name in names
-            if "k = " in name
-            and all(a < b for a, b in zip(found[name], found[ALONE], strict=True))
+            if "k = " in name and all(a < b for a, b in zip(found[name], found[ALONE], strict=True))
         ]
         cells = [spread(found[name], ".2g") for name in names]
         dim = f"{runs[0]['metrics']['dim']:,}"
@@ -172,7 +172,7 @@ def sketch(lines: list[Line]) -> str:
 
 def fleet(lines: list[Line]) -> str:
     """Tabulate bounds in fleets that are not the paper's."""
-    rows, names = [], list(by(lines, "method"))[1:]
+    rows, names = [], [name for name in by(lines, "method") if name != BASE]
     for name, runs in by(lines, "fleet").items():
         if found := bounds_of(runs, names[-1]):
             cells = [spread(found[m], ".2g") if m in found else "" for m in names]
@@ -304,7 +304,9 @@ def training(groups: Mapping[str, list[Line]], folder: Path) -> str:
             f"{case['epochs']} epochs.\n\n"
         )
         methods, found, rows = by(runs, "name"), excess(runs, least), []
-        bounds = {n: {x["seed"]: x["metrics"]["herding"] for x in own} for n, own in methods.items()}
+        bounds = {
+            n: {x["seed"]: x["metrics"]["herding"] for x in own} for n, own in methods.items()
+        }
         for method, loss in found.items():
             own = methods[method]
             rows.append(

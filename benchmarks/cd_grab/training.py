@@ -22,6 +22,7 @@ from benchmarks.cd_grab.nodes import (
     UnitGradients,
     examples_of,
     fill,
+    fits,
     flat,
 )
 from benchmarks.tables import Case
@@ -72,7 +73,7 @@ def plan(options: Options) -> Iterator[Run]:
 
     for seed in options.seeds_or(range(3)):
         for experiment, (settings, methods) in CASES.items():
-            for name in methods:
+            for name in methods if fits(settings["model"], options.data) else ():
                 yield Run({"experiment": experiment, "name": name, **short(settings)}, seed)
         for count in (4096, 1024):
             case = {"experiment": "optimum", "name": f"softmax, {count} examples"}
@@ -86,6 +87,8 @@ def plan(options: Options) -> Iterator[Run]:
 
 def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
     """Run one case."""
+    available = len(examples_of(dataset, case["num_examples"], seed))
+    case = case | {"num_examples": available}
     if case["experiment"] == "optimum":
         return {"metrics": {"value": optimum(case, seed, dataset)}}
     if case["experiment"] in CASES:
@@ -108,6 +111,7 @@ class Measure:
         self.l2, self.curve = case["l2"], {"loss": [], "accuracy": []}
 
     def __call__(self, model: torch.nn.Module) -> None:
+        """Add a point to the curve."""
         squares = sum(float(p.detach().square().sum()) for p in model.parameters())
         loss = evaluate(model, self.train_set, 2048)[0] + self.l2 / 2 * squares
         accuracy = evaluate(model, self.test_set, 2048)[1]

@@ -114,7 +114,9 @@ def echo_app(megabytes: float) -> ClientApp:
         content = RecordDict({**records, "metrics": MetricRecord({keys.NUM_EXAMPLES: 100})})
         return Message(content, reply_to=message)
 
-    app.train()(lambda message, context: reply(message, {"arrays": ArrayRecord({"0": Array(model)})}))
+    app.train()(
+        lambda message, context: reply(message, {"arrays": ArrayRecord({"0": Array(model)})})
+    )
     app.train("profile")(lambda message, context: reply(message, {}))
     return app
 

@@ -58,7 +58,9 @@ def idle(fleet: RealFleet, process: str) -> dict[str, float]:
     time.sleep(10)
     supernode = fleet.file.nodes[0].pid
     (executor,) = children(supernode)
-    return memory_mb(dict(zip(IDLE, (supernode, executor, fleet.file.superlink_pid)))[process])
+    return memory_mb(
+        dict(zip(IDLE, (supernode, executor, fleet.file.superlink_pid), strict=True))[process]
+    )
 
 
 def training(fleet: RealFleet, dataset: str, model: str, batch: int, out: Path) -> dict[str, float]:

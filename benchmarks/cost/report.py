@@ -79,8 +79,8 @@ def mean(lines: list[Line]) -> str:
             "integers"]  # fmt: skip
     case = lines[0]["case"]
     return (
-        f"{MEAN_CLAIM}{table(head, rows)}\n{case['nodes']} nodes x {case['megabytes']:g} MB, median "
-        f"of {case['repeats']}, one thread; {software(lines)}.\n\n"
+        f"{MEAN_CLAIM}{table(head, rows)}\n{case['nodes']} nodes x {case['megabytes']:g} MB, "
+        f"median of {case['repeats']}, one thread; {software(lines)}.\n\n"
     )
 
 
@@ -132,7 +132,10 @@ def scale(lines: list[Line], folder: Path) -> str:
     some = by([line for line in lines if line not in all_nodes], "strategy")
     every, text, steepest = by(all_nodes, "strategy"), SCALE, 0.0
     panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    for groups, title in ((some, "{cohort} nodes train a round"), (every, "all nodes train each round")):
+    for groups, title in (
+        (some, "{cohort} nodes train a round"),
+        (every, "all nodes train each round"),
+    ):
         if not groups or len(next(iter(groups.values()))) < 2:
             continue
         case = next(iter(groups.values()))[0]["case"]
@@ -158,8 +161,9 @@ def scale(lines: list[Line], folder: Path) -> str:
 
 
 def memory(lines: list[Line]) -> str:
+    keys = ("resident", "private", "peak")
     rows = [
-        [line["case"]["name"], *(f"{line['metrics'][k]:,.0f}" for k in ("resident", "private", "peak"))]
+        [line["case"]["name"], *(f"{line['metrics'][key]:,.0f}" for key in keys)]
         for line in lines
     ]  # fmt: skip
     head = ["process", "resident MB", "private MB", "peak resident MB"]
@@ -169,7 +173,9 @@ def memory(lines: list[Line]) -> str:
 def report(folder: Path) -> str:
     """Make the page and the figure from a folder's results."""
     lines = read(folder)
-    text = "# What it costs\n\n`python -m benchmarks.bench cost --data DIR`, on a quiet machine.\n\n"
+    text = (
+        "# What it costs\n\n`python -m benchmarks.bench cost --data DIR`, on a quiet machine.\n\n"
+    )
     for section in (selection, overhead, mean, scale, memory):
         if mine := of(lines, experiment=section.__name__):
             text += section(mine, folder) if section is scale else section(mine)

@@ -16,8 +16,8 @@ from benchmarks.tables import (
     metric,
     of,
     pairs,
-    read,
     reached,
+    read,
     seeds,
     smooth,
     software,
@@ -112,7 +112,7 @@ def default_section(found: list[Methods]) -> str:
         case, uniform = both[0][0]["case"], pairs(methods[UNIFORM], methods[UNIFORM])
         gains = [pooled_gain(*pair) for pair in both]
         verdicts.append(mean(gains) >= SLOWER)
-        every += gains
+        every += [value for value in gains if np.isfinite(value)]
         base = method_columns(uniform)
         alpha = case.get("alpha")
         paper = PAPER_LINKS[case["fleet"]] if alpha is None else PAPER_ALPHAS[alpha]
@@ -122,7 +122,7 @@ def default_section(found: list[Methods]) -> str:
              *method_columns(both), f"{100 * mean(metric(methods[DEFAULT], 'open')):.0f} %",
              "yes" if verdicts[-1] else "**no**", paper]
         )  # fmt: skip
-    if not rows:
+    if not every:
         return ""
     head = ["task, model, learning rate", "Mbit/s", "data", "nodes", "uniform: rounds",
             "end accuracy", f"default: {METHOD_HEAD[0]}", *METHOD_HEAD[1:], "importance on",
@@ -300,7 +300,9 @@ def draw_cells(found: list[Methods], path: Path) -> None:
         return times, 100 * np.mean(each, axis=0)
 
     panels = {
-        methods[UNIFORM][0]["case"]["experiment"]: {n: curve(methods[n]) for n in shown if n in methods}
+        methods[UNIFORM][0]["case"]["experiment"]: {
+            n: curve(methods[n]) for n in shown if n in methods
+        }
         for methods in own
         if methods[UNIFORM][0]["case"]["data"] == data
     }  # fmt: skip

@@ -76,7 +76,9 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             if len(done) >= sum(c["method"] == "SGD" for c in own):
                 case = {"experiment": "price", "name": f"{experiment}, {task}", "race": experiment}
                 case |= {"task": task, "samples": own[0]["samples"], "ratio": ratio}
-                turns = min(options.settings["turns"], max(2, own[0]["iterations"] // training.TURN))
+                turns = min(
+                    options.settings["turns"], max(2, own[0]["iterations"] // training.TURN)
+                )
                 methods = tuple(dict.fromkeys(c["method"] for c in own))
                 given = {"lr": best_rate(done), "methods": methods, "turns": turns}
                 yield Run(case, 0, given, alone=True)

@@ -354,7 +354,9 @@ def scaling(lines: list[Line]) -> str:
             for nodes in counts:
                 own = [row for one in every for row in one
                        if (row["link_mbps"], row["nodes"]) == (link, nodes)]  # fmt: skip
-                base = next(row for row in every[0] if (row["link_mbps"], row["nodes"]) == (link, 1))
+                base = next(
+                    row for row in every[0] if (row["link_mbps"], row["nodes"]) == (link, 1)
+                )
                 cells.append(scaling_cell(own, base))
             losses = ", ".join(dict.fromkeys(f"{one[0]['loss']:.3g}" for one in every))
             task = f"{model}, {runs[0]['case']['samples']} of {runs[0]['case']['data']}"
@@ -395,8 +397,8 @@ steps times price (of the default quarter by quarter of the run), plus the full 
 there is one. In the tables: median over seeds, in brackets the least and the greatest; ± is the
 standard deviation over seeds. The default's prices on the CNN and in `late` were measured while it
 looked at one batch in 16 with the gate closed; it looks at one in 64 now, so that they are
-upper bounds. All prices come from a busy machine and scatter by some hundredths. PGD-S, `normalised`
-and Figure 9 are of options that are gone, and are no longer run.
+upper bounds. All prices come from a busy machine and scatter by some hundredths. PGD-S,
+`normalised` and Figure 9 are of options that are gone, and are no longer run.
 
 """
 

@@ -208,15 +208,13 @@ def round_moments(policy: str) -> tuple[float, float]:
     probs = [1.0] if policy == VANILLA else policy_probs(policy, 5)
     tiers = np.array_split(latency, len(probs))
     mean, square = (
-        sum(p * expected_slowest(tier**power, PER_ROUND) for p, tier in zip(probs, tiers))
+        float(np.dot(probs, [expected_slowest(tier**power, PER_ROUND) for tier in tiers]))
         for power in (1, 2)
     )
     return mean, sqrt(max(square - mean**2, 0.0))
 
 
-def against_order_statistics(
-    policy: str, error: float, seeds: Sequence[int]
-) -> dict[str, Any]:
+def against_order_statistics(policy: str, error: float, seeds: Sequence[int]) -> dict[str, Any]:
     """Run as many rounds as it takes for a standard error of the mean round of ``error``."""
     exact, deviation = round_moments(policy)
     rounds = max(100, ceil((deviation / exact / error) ** 2 / len(seeds)))

@@ -153,7 +153,9 @@ def time_estimate(lines: Sequence[Line], folder: Path) -> str:
                 f"{np.mean(errors):.2f} ({max(errors):.2f})"
                 for errors in (metric(mine, "paper_mape"), metric(mine, "exact_mape"))
             ]
-            rows.append([policy, f"{jitter:.0%}", *cells, f"{error} ({estimate} s against {actual} s)"])
+            rows.append(
+                [policy, f"{jitter:.0%}", *cells, f"{error} ({estimate} s against {actual} s)"]
+            )
     head = ["policy", "jitter", "Eq. 6: MAPE in %", "exact: MAPE in %", "paper's Eq. 6"]
     case = lines[0]["case"]
     return (
@@ -163,8 +165,8 @@ def time_estimate(lines: Sequence[Line], folder: Path) -> str:
         "cannot all come from Eq. 6: uniform, slow and fast fix the\nsum of the middle tiers' "
         "latencies to 30.8 s, and then random is 4880 s at most. Both estimates take the\n"
         "frequencies with which tiers were drawn for their probabilities (the figures here were "
-        "made with\ncredits in proportion to the policy instead, an option that is gone; an earlier "
-        "page counted one seed of\nrandom at 3 % twice: 3.55 and 0.56).\n\n"
+        "made with\ncredits in proportion to the policy instead, an option that is gone; an "
+        "earlier page counted one seed of\nrandom at 3 % twice: 3.55 and 0.56).\n\n"
         + table(head, rows) + "\n"
     )  # fmt: skip
 

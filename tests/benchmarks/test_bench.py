@@ -12,7 +12,7 @@ from benchmarks import bench
 from benchmarks.tables import RESULTS, by_seed, of, read
 
 
-@pytest.fixture()
+@pytest.fixture
 def claim(monkeypatch):
     """A claim whose second case needs the first one's result."""
     cases = ModuleType("benchmarks.toy.cases")
