@@ -102,7 +102,9 @@ def handover(case: Case) -> dict[str, float]:
     """
     turns = [one_handover(case["samples"]) for _ in range(case["repeats"])]
     added = [handed + collected for _, handed, collected in turns]
-    columns = zip(("training_s", "handing_over_s", "collecting_s"), zip(*turns), strict=True)
+    columns = zip(
+        ("training_s", "handing_over_s", "collecting_s"), zip(*turns, strict=True), strict=True
+    )
     figures = {name: statistics.median(column) for name, column in columns}
     figures |= {"added_s": statistics.median(added), "lowest_s": min(added)}
     return {k: round(v, 4) for k, v in (figures | {"highest_s": max(added)}).items()}
