@@ -145,7 +145,7 @@ def synchronous(case: Case, seed: int, dataset: str) -> dict[str, Any]:
             if epoch >= epochs - LAST:
                 seen[step] = sketch_gradients(gradients, PROBE, 7)
             params = params - case["lr"] * (gradients.mean(dim=0) + case["l2"] * params)
-        nodes.server.receive(nodes.reports())
+        nodes.server.receive(nodes.reports().values())
         if epoch >= epochs - LAST:
             herding.append(float(f"{relative_herding(list(seen.swapaxes(0, 1))):.6g}"))
         measure(fill(model, params))
