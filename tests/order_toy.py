@@ -4,20 +4,22 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.sampler import HerdingProbe, OrderedSampler
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import load_state, save_state, timing
 
 DIM, BATCH = 5, 2
 
 
-def examples(partition: int, size: int, loud: int = -1) -> tuple[np.ndarray, np.ndarray]:
+def examples(partition: int, size: int, outlier: int = -1) -> tuple[np.ndarray, np.ndarray]:
     """Draw a node's inputs (size, DIM) and targets (size,); those of one may be far off."""
     rng = np.random.default_rng([7, partition])
     inputs = rng.standard_normal((size, DIM))
     targets = inputs @ np.arange(1, DIM + 1) + rng.standard_normal(size) + partition
-    return inputs, targets * (30.0 if partition == loud else 1.0)
+    return inputs, targets * (30.0 if partition == outlier else 1.0)
 
 
 def gradient(w, inputs, targets, weights) -> np.ndarray:
@@ -26,19 +28,26 @@ def gradient(w, inputs, targets, weights) -> np.ndarray:
 
 
 def order_app(
-    sizes, *, lr=0.02, method="cd-grab", passes=1, ordered=lambda partition: True, loud=-1, mods=()
+    sizes,
+    *,
+    lr=0.02,
+    method="cd-grab",
+    passes=1,
+    ordered=lambda partition: True,
+    outlier=-1,
+    mods=(),
 ) -> ClientApp:
     """Make a ClientApp whose node i visits ``sizes[i]`` examples in batches of about BATCH.
 
     Its model has one array ``w``. ``ordered``: which partitions have an OrderedSampler;
-    ``loud``: the partition with targets 30 times as large.
+    ``outlier``: the partition with targets 30 times as large.
     """
     app = ClientApp(mods=[*mods, timing])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         partition = int(context.node_config["partition-id"])
-        inputs, targets = examples(partition, sizes[partition], loud)
+        inputs, targets = examples(partition, sizes[partition], outlier)
         records = message.content.config_records
         sampler = OrderedSampler(len(targets), BATCH, seed=partition, method=method)
         if state := load_state(context, "order"):
@@ -54,7 +63,7 @@ def order_app(
             sampler.observe(torch.from_numpy(step[None]))
             probe.see(torch.from_numpy(step[None]))
             w = w - w.dtype.type(lr) * step
-            visited.append(int(sampler.walk.order[sampler.walk.position - 1]))
+            visited.append(int(sampler.node_order.order[sampler.node_order.position - 1]))
         save_state(context, "order", sampler.state_dict())
         context.state["visited"] = ConfigRecord({"units": visited})
         metrics = {"num-examples": len(targets), "num-steps": steps, "loss": 0.0}
@@ -89,3 +98,44 @@ def order_arrays(dtype=np.float32) -> ArrayRecord:
 def visited(grid, node_id) -> list[int]:
     """Read which units a node visited in its last round."""
     return list(grid.context(node_id).state["visited"]["units"])
+
+
+# --- runs ----------------------------------------------------------------------------
+
+NO_EVALUATION = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
+
+
+def fedavg():
+    """Make the strategy inside."""
+    return FedAvg(**NO_EVALUATION)
+
+
+def grid_of(sizes, *, profiles=None, faults=(), **options):
+    """Make a fleet whose node i has ``sizes[i]`` examples; options of ``order_app``."""
+    profiles = profiles or [DeviceProfile()] * len(sizes)
+    return LocalGrid(order_app(sizes, **options), profiles=profiles, seed=0, faults=faults)
+
+
+class Rounds:
+    """The lines of the history of a run."""
+
+    def __init__(self, strategy, grid, num_rounds, dtype=np.float32, on_round_end=None, **options):
+        self.lines, end = [], strategy.on_round_end
+
+        def record(run, line):
+            self.lines.append(line)
+            if on_round_end is not None:
+                on_round_end(line["round"])
+            end(run, line)
+
+        strategy.on_round_end = record
+        arrays = order_arrays(dtype)
+        self.result = strategy.start(grid, arrays, num_rounds=num_rounds, **options)
+
+    def of(self, wrapper, key):
+        """Return what a wrapper said in each round."""
+        return [line.get(wrapper, {}).get(key) for line in self.lines if line["round"]]
+
+    def reasons(self):
+        """Return why replies were dropped."""
+        return [failure["reason"] for line in self.lines for failure in line["failures"]]

@@ -1,9 +1,9 @@
-r"""A short linear sketch of a long vector: random signs, then a fold.
+r"""Gradients of units on the node, and their sketch: random signs, then a fold.
 
 .. math:: (S v)_c = \sum_{j \equiv c \bmod k} \sigma_j v_j, \qquad \sigma_j = \pm 1
 
-It keeps inner products up to a noise of relative size :math:`1/\sqrt{k}`, and it is linear: the
-sketch of a difference is the difference of the sketches.
+A sketch keeps inner products up to a noise of relative size :math:`1/\sqrt{k}`, and is linear:
+the sketch of a difference is the difference of the sketches.
 """
 
 from collections.abc import Callable
@@ -16,45 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from flwr_hetero.errors import invalid
-
-Vectors = NDArray[np.floating]
-
-
-@lru_cache(maxsize=4)
-def random_signs(dim: int, seed: int) -> NDArray[np.int8]:
-    """Draw a sign per coordinate, the same on every machine and NumPy version."""
-    if dim < 0 or seed < 0:
-        raise invalid("dim, seed", (dim, seed), "be at least 0", "check the instruction")
-    words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
-    signs = 2 * np.unpackbits(words.view(np.uint8), count=dim).view(np.int8) - 1
-    signs.setflags(write=False)
-    return signs
-
-
-def sketch(vectors: Vectors, size: int, seed: int) -> Vectors:
-    """Sketch vectors to at most ``size`` coordinates."""
-    return fold(vectors * random_signs(vectors.shape[-1], seed), size)
-
-
-def fold(vectors: Vectors, size: int) -> Vectors:
-    """Add up the coordinates with the same remainder modulo ``size``."""
-    if size < 1:
-        raise invalid("size", size, "be at least 1", "1024 is usual")
-    dim = vectors.shape[-1]
-    if dim <= size:
-        return vectors
-    whole = dim - dim % size
-    folded = vectors[..., :whole].reshape(*vectors.shape[:-1], -1, size).sum(axis=-2)
-    folded[..., : dim - whole] += vectors[..., whole:]
-    return np.asarray(folded)
-
-
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def batch_gradient(model: nn.Module) -> Tensor:
-    """Copy the gradients that the last backward pass has left in a model."""
+    """Copy the gradients that the last backward pass has left in a model: (1, dim)."""
     parts = [
         (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
         for p in model.parameters()
@@ -64,7 +30,7 @@ def batch_gradient(model: nn.Module) -> Tensor:
 
 
 def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the gradient of each example of a batch, at the same parameters."""
+    """Compute the gradient of each example of a batch at the same parameters: (batch, dim)."""
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
     def loss_of(params: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
@@ -76,7 +42,7 @@ def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
 
 
 def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floating]:
-    """Sketch gradients where they are, and bring the sketches to the CPU."""
+    """Sketch gradients (num, dim) where they are, to at most ``size`` columns; whole if 0."""
     dim = gradients.shape[1]
     if size:
         gradients = gradients * _signs_on(str(gradients.device), dim, seed)
@@ -87,6 +53,15 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
         gradients = folded
     kind = torch.float64 if gradients.dtype == torch.float64 else torch.float32
     return cast(NDArray[np.floating], gradients.to("cpu", kind).numpy())
+
+
+@lru_cache(maxsize=4)
+def random_signs(dim: int, seed: int) -> NDArray[np.int8]:
+    """Draw a sign per coordinate, the same on every machine and NumPy version."""
+    words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
+    signs = 2 * np.unpackbits(words.view(np.uint8), count=dim).view(np.int8) - 1
+    signs.setflags(write=False)
+    return signs
 
 
 @lru_cache(maxsize=4)

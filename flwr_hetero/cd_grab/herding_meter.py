@@ -1,18 +1,16 @@
 """Measure how well balanced the orders are in which nodes visit their data."""
 
-from collections import Counter
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.algorithm import relative_herding
-from flwr_hetero.cd_grab.wire import unpack_vectors
-from flwr_hetero.errors import check_count
+from flwr_hetero.cd_grab.algorithm import Vectors, relative_herding
+from flwr_hetero.cd_grab.wire import read_vectors, usual_length
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.wrapper import Wrapper
 
 
@@ -34,7 +32,7 @@ class HerdingMeter(Wrapper):
     Raises
     ------
     ValueError
-        If a figure is out of range.
+        If a number is out of range.
 
     Notes
     -----
@@ -43,7 +41,7 @@ class HerdingMeter(Wrapper):
 
     Examples
     --------
-    >>> from flwr_hetero.cd_grab.strategy import CDGraB
+    >>> from flwr_hetero.strategy import CDGraB
     >>> strategy = HerdingMeter(CDGraB())
     """
 
@@ -53,10 +51,10 @@ class HerdingMeter(Wrapper):
     def __init__(
         self, strategy: Strategy | None = None, *, sketch_size: int = 64, seed: int = 1
     ) -> None:
-        self.sketch_size = check_count("sketch_size", sketch_size, 1, "64 is enough for a plot")
-        self.seed = check_count("seed", seed, 0, "any such number will do")
+        self.sketch_size = check_count("sketch_size", sketch_size, 1)
+        self.seed = check_count("seed", seed)
         super().__init__(strategy)
-        self._seen: dict[str, NDArray[np.floating]] = {}
+        self._seen: dict[str, Vectors] = {}
         self._length = 0
         self._bound: float | None = None
 
@@ -72,47 +70,35 @@ class HerdingMeter(Wrapper):
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Take the sketches out of the replies; drop replies with bad ones."""
-        self._agree_on_length(replies)
-        good, complete = [], []
-        for reply in replies:
-            record = reply.content.config_records.get(keys.HERDING)
+        records = [reply.content.config_records.get(keys.HERDING) for reply in replies]
+        lengths = [record.get(keys.SKETCH_SIZE) for record in records if record is not None]
+        usual = usual_length((n for n in lengths if isinstance(n, int)), self._length)
+        if usual != self._length:
+            self._length, self._seen = usual, {}
+        good, passes = [], []
+        for reply, record in zip(replies, records, strict=True):
             if record is not None:
                 del reply.content[keys.HERDING]
                 try:
-                    complete.append(self._add(self.identity(reply.metadata.src_node_id), record))
+                    passes.append(self._add(self.identity(reply.metadata.src_node_id), record))
                 except ValueError as error:
-                    self.session.fail(reply.metadata.src_node_id, str(error))
+                    self.session.fail(reply.metadata.src_node_id, f"herding record: {error}")
                     continue
             good.append(reply)
+        whole = [each for each in passes if each is not None]
         self._bound = None
-        if complete and all(whole is not None for whole in complete):
-            self._bound = relative_herding([whole for whole in complete if whole is not None])
+        if whole and len(whole) == len(passes):
+            self._bound = relative_herding(whole)
             self._seen.clear()
         return good
 
-    def _agree_on_length(self, replies: list[Message]) -> None:
-        """Find the usual length of vectors: no node that comes first may decide for all."""
-        records = [reply.content.config_records.get(keys.HERDING) for reply in replies]
-        lengths = [r.get(keys.SKETCH_SIZE) for r in records if r is not None]
-        counts = Counter(length for length in lengths if isinstance(length, int))
-        if counts:
-            usual, votes = counts.most_common(1)[0]
-            if not self._length or votes > max(1, counts[self._length]):
-                self._length, self._seen = usual, {}
-
-    def _add(self, node: str, record: Any) -> NDArray[np.floating] | None:
+    def _add(self, node: str, record: Any) -> Vectors | None:
         """Keep what a node saw; return its last whole pass, if there is one."""
-        num_units, data, scale = (
-            record.get(key) for key in (keys.NUM_UNITS, keys.VECTORS, keys.SCALE)
-        )
-        length = record.get(keys.SKETCH_SIZE)
-        if not (isinstance(num_units, int) and isinstance(length, int)) or num_units < 1:
-            raise ValueError("its herding record lacks units or the length of vectors")
-        if length != self._length or not 1 <= length <= self.sketch_size:
-            raise ValueError(f"its herding record has vectors of {length} numbers")
-        if not (isinstance(data, bytes) and isinstance(scale, float)):
-            raise ValueError("its herding record lacks vectors or their scale")
-        vectors = unpack_vectors(data, scale, dim=length)
+        num_units = check_count(keys.NUM_UNITS, record.get(keys.NUM_UNITS), 1)
+        length = check_count(keys.SKETCH_SIZE, record.get(keys.SKETCH_SIZE), 1)
+        if length != self._length or length > self.sketch_size:
+            raise invalid(keys.SKETCH_SIZE, length, f"be {self._length} as on other nodes")
+        vectors = read_vectors(record, length)
         if node in self._seen:
             vectors = np.concatenate([self._seen[node], vectors])
         self._seen[node] = vectors[-num_units:]

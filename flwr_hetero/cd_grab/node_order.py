@@ -1,10 +1,7 @@
-"""Walks of one node through its units, pass after pass: the baselines of CD-GraB.
-
-Every walk has an ``order``, a ``position`` in it, and takes the vectors of the units just visited.
-"""
+"""The order of one node, pass after pass: served by the order server (Alg. 3), or a baseline."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,251 +9,226 @@ from numpy.typing import NDArray
 from flwr_hetero.cd_grab.algorithm import (
     Signs,
     Vectors,
-    checked_order,
+    check_order,
     pair_balance,
     reorder,
     unit_signs,
 )
-from flwr_hetero.cd_grab.order_server import Answer
+from flwr_hetero.cd_grab.wire import Answer, Report
+from flwr_hetero.errors import invalid
+from flwr_hetero.state_dict import StateDict, check_state
 
+NO_VECTOR: Vectors = np.zeros(0, np.float32)
 NO_VECTORS: Vectors = np.zeros((0, 0), np.float32)
-
-
 NO_SIGNS: Signs = np.zeros(0, np.int8)
 
 
-class Walk:
+class NodeOrder:
     """Always the same order: shuffle-once, since units are numbered at random."""
 
     watching = False
     """Whether the vectors of the units visited next are wanted."""
+    schema: ClassVar[dict[str, Any]] = {"order": ((-1,), "i"), "position": int, "seed": int}
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         self.order: NDArray[np.int64] = np.arange(num_units)
         self.seed, self.position = seed, 0
 
-    def take(self, count: int) -> NDArray[np.int64]:
+    def next_units(self, count: int) -> NDArray[np.int64]:
         """Visit the next units; a pass ends where the order does."""
         if self.position >= len(self.order):
-            self.turn()
+            self.start_pass()
             self.position = 0
         units = self.order[self.position : self.position + count]
         self.position += len(units)
         return units
 
-    def see(self, vectors: Vectors) -> None:
-        """Take the vectors of the units that were just visited."""
+    def observe(self, vectors: Vectors) -> None:
+        """Learn from the vectors of the units that were just visited."""
 
-    def turn(self) -> None:
+    def start_pass(self) -> None:
         """Find the order of the next pass."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return all that is needed to continue, flat."""
-        return dict(vars(self))
+        return {name: getattr(self, name) for name in self.schema}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; keys of others are passed over."""
-        for name, own in self.state_dict().items():
-            if name not in state:
-                raise ValueError(f"the saved walk lacks {name!r}: start afresh.")
-            if _kind(state[name]) != _kind(own):
-                raise ValueError(f"the saved walk has {name}={state[name]!r}: start afresh.")
-            if name.endswith("order") and len(checked_order(state[name])) != len(self.order):
-                raise ValueError(f"the saved walk has {name} of other units: start afresh.")
+        check_state(state, self.schema, type(self).__name__)
+        for name in self.schema:
+            if name.endswith("order") and len(check_order(state[name])) != len(self.order):
+                raise invalid(name, len(state[name]), f"be an order of {len(self.order)} units")
         if not 0 <= state["position"] <= len(self.order):
-            raise ValueError(f"the saved walk is at {state['position']}: start afresh.")
-        for name in vars(self):
+            raise invalid("position", state["position"], f"lie in 0..{len(self.order)}")
+        for name in self.schema:
             setattr(self, name, state[name])
 
 
-def _kind(value: object) -> str:
-    """Tell whether something is an array, and of what, or a number, and of what kind."""
-    return value.dtype.kind if isinstance(value, np.ndarray) else type(value).__name__
+class Reshuffled(NodeOrder):
+    """A new random order for each pass: D-RR, if every node has a seed of its own."""
 
-
-class Reshuffled(Walk):
-    """A fresh random order for each pass: D-RR, if every node has a seed of its own."""
+    schema = NodeOrder.schema | {"num_passes": int}
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
         self.num_passes = 0
-        self.turn()
+        self.start_pass()
 
-    def turn(self) -> None:
+    def start_pass(self) -> None:
         """Draw the order of the next pass."""
         rng = np.random.default_rng([self.seed, self.num_passes])
         self.order, self.num_passes = rng.permutation(len(self.order)), self.num_passes + 1
 
 
-class PairWalk(Walk):
-    """Make differences of pairs from the vectors of units visited one after the other."""
-
-    watching = True
-
-    def __init__(self, num_units: int, seed: int = 0) -> None:
-        super().__init__(num_units, seed)
-        self.half: Vectors = NO_VECTORS
-
-    def differ(self, vectors: Vectors) -> Vectors:
-        """Return the differences of the pairs that are now complete, and keep half a pair."""
-        if len(self.half):
-            vectors = np.concatenate([self.half, vectors])
-        paired = len(vectors) // 2 * 2
-        self.half = vectors[paired:].copy()
-        return np.asarray(vectors[0:paired:2] - vectors[1:paired:2])
-
-
-class OwnPairs(PairWalk):
-    """Balance the node's own pairs: ID-GraB(PairBal), which needs no server."""
-
-    def __init__(self, num_units: int, seed: int = 0) -> None:
-        super().__init__(num_units, seed)
-        self.total, self.signs = NO_VECTORS, NO_SIGNS
-
-    def see(self, vectors: Vectors) -> None:
-        """Give signs to the pairs that are complete."""
-        diffs = self.differ(vectors)
-        if len(diffs):
-            start = self.total if self.total.size else np.zeros_like(diffs[0])
-            self.total, signs = pair_balance(start, diffs)
-            self.signs = np.concatenate([self.signs, signs])
-
-    def turn(self) -> None:
-        """Reorder by the signs of the pass; the signed sum starts from zero again."""
-        if self.signs.size:
-            self.order = reorder(self.order, unit_signs(self.signs, len(self.order)))
-        self.half, self.total, self.signs = NO_VECTORS, NO_VECTORS, NO_SIGNS
-
-
-class OwnMean(Walk):
+class OwnMean(NodeOrder):
     """Balance each unit against the mean of the pass before: ID-GraB(Bal), GraB on each node.
 
-    Notes
-    -----
     The mean is that of the vectors as they came, in the first pass zero. (Some published code
     takes the mean of vectors from which the old mean was subtracted already.)
     """
 
     watching = True
+    schema = NodeOrder.schema | {
+        **dict.fromkeys(["mean", "sum", "running_sum"], ((-1,), "f")),
+        "signs": ((-1,), "i"),
+    }
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
-        self.mean, self.sum, self.total, self.signs = *[NO_VECTORS] * 3, NO_SIGNS
+        self.mean, self.sum, self.running_sum, self.signs = *[NO_VECTOR] * 3, NO_SIGNS
 
-    def see(self, vectors: Vectors) -> None:
+    def observe(self, vectors: Vectors) -> None:
         """Give each unit its sign."""
-        if not self.total.size:
-            self.total = self.sum = np.zeros_like(vectors[0])
+        if not self.running_sum.size:
+            self.running_sum = self.sum = np.zeros_like(vectors[0])
         mean = self.mean if self.mean.size else np.zeros_like(vectors[0])
-        self.total, signs = pair_balance(self.total, vectors - mean)
+        self.running_sum, signs = pair_balance(self.running_sum, vectors - mean)
         self.sum = self.sum + vectors.sum(axis=0)
         self.signs = np.concatenate([self.signs, signs])
 
-    def turn(self) -> None:
+    def start_pass(self) -> None:
         """Reorder by the signs of the pass; its mean is subtracted in the next one."""
         if self.signs.size:
             self.order = reorder(self.order, self.signs)
             self.mean = self.sum / self.sum.dtype.type(len(self.signs))
-        self.sum, self.total, self.signs = NO_VECTORS, NO_VECTORS, NO_SIGNS
+        self.sum, self.running_sum, self.signs = NO_VECTOR, NO_VECTOR, NO_SIGNS
 
 
-class Seen(NamedTuple):
-    """Pairs to report."""
+class PairOrder(NodeOrder):
+    """Make differences of pairs from the vectors of units visited one after the other."""
 
-    version: int
-    first_pair: int
-    diffs: Vectors
+    watching = True
+    schema = NodeOrder.schema | {"half": ((-1, -1), "f")}
 
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        super().__init__(num_units, seed)
+        self.half: Vectors = NO_VECTORS
 
-class Rows:
-    """Rows of equal length, added at the end without moving the earlier ones each time."""
-
-    def __init__(self, rows: Vectors = NO_VECTORS) -> None:
-        self._room, self._used = rows, len(rows)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self._used
-
-    @property
-    def values(self) -> Vectors:
-        """The rows, not copied; nothing writes over them."""
-        return self._room[: self._used]
-
-    def add(self, rows: Vectors) -> None:
-        """Copy rows to the end."""
-        if not len(rows):
-            return
-        needed = self._used + len(rows)
-        if needed > len(self._room):
-            room = np.empty((max(needed, 2 * self._used), rows.shape[1]), rows.dtype)
-            if self._used:
-                room[: self._used] = self.values
-            self._room = room
-        self._room[self._used : needed] = rows
-        self._used = needed
+    def differences(self, vectors: Vectors) -> Vectors:
+        """Return the differences of the pairs that are now complete, and keep half a pair."""
+        if len(self.half):
+            vectors = np.concatenate([self.half, vectors])
+        paired = len(vectors) // 2 * 2
+        self.half = vectors[paired:].copy()  # a caller may overwrite its buffer
+        return np.asarray(vectors[0:paired:2] - vectors[1:paired:2])
 
 
-class ServedWalk(PairWalk):
-    """Walk in the order that the order server wants (Algorithm 3).
+class OwnPairs(PairOrder):
+    """Balance the node's own pairs: ID-GraB(PairBal), which needs no server."""
+
+    schema = PairOrder.schema | {"running_sum": ((-1,), "f"), "signs": ((-1,), "i")}
+
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        super().__init__(num_units, seed)
+        self.running_sum, self.signs = NO_VECTOR, NO_SIGNS
+
+    def observe(self, vectors: Vectors) -> None:
+        """Give signs to the pairs that are complete."""
+        diffs = self.differences(vectors)
+        if len(diffs):
+            start = self.running_sum if self.running_sum.size else np.zeros_like(diffs[0])
+            self.running_sum, signs = pair_balance(start, diffs)
+            self.signs = np.concatenate([self.signs, signs])
+
+    def start_pass(self) -> None:
+        """Reorder by the signs of the pass; the signed sum starts from zero again."""
+        if self.signs.size:
+            self.order = reorder(self.order, unit_signs(self.signs, len(self.order)))
+        self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
+
+
+class ServedOrder(PairOrder):
+    """Visit units in the order that the order server wants (Alg. 3).
 
     A pass is watched from its first pair, unless a whole pass of the same order was watched
     since the last instruction: then there is nothing to add until the server has answered. A
-    new order is taken over between two passes, whenever the answer comes.
+    new order is adopted between two passes, whenever the answer comes.
     """
+
+    _chunks: list[Vectors]
+    schema = PairOrder.schema | {
+        **dict.fromkeys(["version", "next_version", "first_pair"], int),
+        **dict.fromkeys(["watching", "complete"], bool),
+        "next_order": ((-1,), "i"),
+        "diffs": ((-1, -1), "f"),
+    }
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
         self.version, self.next_version, self.next_order = 0, 0, self.order
-        self.watching, self.done, self.first_pair = True, False, 0
-        self.seen = Rows()
+        self.watching, self.complete, self.first_pair = True, False, 0
+        self.diffs = NO_VECTORS
+
+    @property
+    def diffs(self) -> Vectors:
+        """Differences since the instruction or the start of the pass."""
+        self._chunks = [np.concatenate(self._chunks)]
+        return self._chunks[0]
+
+    @diffs.setter
+    def diffs(self, diffs: Vectors) -> None:
+        self._chunks, self._num_pairs = [diffs], len(diffs)
 
     def follow(self, answer: Answer) -> None:
-        """Take note of what the server wants, in a new instruction."""
-        self.done = False
-        self.first_pair, self.seen = self.first_pair + len(self.seen), Rows()
+        """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
+        self.complete = False
+        self.first_pair += self._num_pairs
+        self.diffs = NO_VECTORS
         if answer.order is not None:
             self.next_version, self.next_order = answer.version, answer.order
-            self.turn()
+            self.start_pass()
             self.first_pair, self.position = answer.first_pair, 2 * answer.first_pair
         elif answer.signs is not None and answer.version == self.version + 1:
             signs = unit_signs(answer.signs, len(self.order))
             self.next_version, self.next_order = answer.version, reorder(self.order, signs)
-        if self._has_next() and self.position:
+        if self.next_version != self.version and self.position:
             self.watching = False
 
-    def see(self, vectors: Vectors) -> None:
-        """Keep the differences of the pairs that are complete."""
+    def observe(self, vectors: Vectors) -> None:
+        """Keep the differences of the pairs that are complete (Alg. 3, l. 5)."""
         if not self.watching:
             return
-        self.seen.add(self.differ(vectors))
-        if self.first_pair + len(self.seen) == len(self.order) // 2:
-            self.watching, self.done = False, True
+        diffs = self.differences(vectors)
+        if len(diffs):
+            self._chunks = self._chunks if self._num_pairs else []
+            self._chunks.append(diffs)
+            self._num_pairs += len(diffs)
+        if self.first_pair + self._num_pairs == len(self.order) // 2:
+            self.watching, self.complete = False, True
 
-    def report(self) -> Seen:
-        """Tell which pairs were seen since the instruction; to be asked after each."""
-        return Seen(self.version, self.first_pair, self.seen.values)
+    def report(self) -> Report:
+        """Return the pairs seen since the instruction; to be asked after each."""
+        return Report(self.version, len(self.order), self.first_pair, self.diffs)
 
-    def turn(self) -> None:
-        """Take over the next order, if there is one, and begin to watch it."""
-        new = self._has_next()
+    def start_pass(self) -> None:
+        """Adopt the next order, if there is one, and begin to watch it (Alg. 3, l. 9)."""
+        new = self.next_version != self.version
         self.order, self.version = self.next_order, self.next_version
-        self.half, self.watching = NO_VECTORS, new or not self.done
+        self.half, self.watching = NO_VECTORS, new or not self.complete
         if self.watching:
-            self.first_pair, self.seen = 0, Rows()
+            self.first_pair, self.diffs = 0, NO_VECTORS
 
     def forget(self) -> None:
-        """Drop what was seen of this pass: it cannot be compared with what will be seen."""
-        self.half, self.seen, self.watching = NO_VECTORS, Rows(), not self.position
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to continue, flat."""
-        return super().state_dict() | {"seen": self.seen.values}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; see the parent for errors."""
-        super().load_state_dict(state)
-        self.seen = Rows(state["seen"])
-
-    def _has_next(self) -> bool:
-        return self.next_version != self.version
+        """Drop what was seen of this pass: it is not comparable with what will be seen."""
+        self.half, self.diffs, self.watching = NO_VECTORS, NO_VECTORS, not self.position

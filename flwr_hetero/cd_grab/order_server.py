@@ -1,9 +1,9 @@
-"""What the order server knows of one node's order, and what the two tell each other."""
+"""The order server (Alg. 4): each node's order, and the balancing of pairs that come by rounds."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,111 +11,71 @@ from numpy.typing import NDArray
 from flwr_hetero.cd_grab.algorithm import (
     Signs,
     Vectors,
+    balance_group,
     own_share,
     reorder,
-    shared_balance,
     unit_signs,
 )
+from flwr_hetero.cd_grab.wire import Answer, Report
+from flwr_hetero.state_dict import StateDict, check_state
+
+Group: TypeAlias = dict[str, Report]
 
 MEMORY = 0.5
-"""Weight of the past in the overlap of a node's company."""
-
-
-LONGEST = 1e150
-"""Above this, lengths are all the same: their squares must be numbers."""
-
-
-PAIRS_REMEMBERED = 64
-"""Pairs over which the usual length of a node's differences is taken, about."""
-
-
-class Report(NamedTuple):
-    """What a node saw on its way through its order."""
-
-    node: str
-    version: int
-    num_units: int
-    first_pair: int
-    diffs: Vectors
-
-
-class Answer(NamedTuple):
-    """What a node needs in order to be at a version of its order."""
-
-    version: int = 0
-    signs: Signs | None = None
-    order: NDArray[np.int64] | None = None
-    first_pair: int = 0
+"""Weight of the past in a node's overlap."""
+NEARLY = 1.03
+"""Orders count as equally long up to this factor."""
+OUTLIER = 3.0
+"""A node whose differences are longer than this many times the median node's is an outlier."""
+FEW = 16
+"""Pairs that show how long a node's differences are; with fewer the limit is higher."""
 
 
 @dataclass
-class OrderBook:
-    """One node's order and what was seen of it."""
+class NodeState:
+    """One node's order and the signs of the pass through it that is under way."""
 
     order: NDArray[np.int64]
     version: int = 0
     signs: Signs | None = None
-    seen: Signs = field(default_factory=lambda: np.zeros(0, np.int8))
+    pass_signs: Signs = field(default_factory=lambda: np.zeros(0, np.int8))
     own_sum: Vectors = field(default_factory=lambda: np.zeros(0, np.float32))
-    company: frozenset[str] | None = None
+    group: frozenset[str] | None = None
     overlap: float = 1.0
     lost: bool = False
-    squares: float = 0.0
-    num_measured: float = 0.0
 
     def answer(self) -> Answer:
-        """Tell the node which order is next; the same until it reports from that order."""
+        """Return what the node needs for its next order: signs, or all of it if it lost track."""
         if self.lost:
-            return Answer(self.version, order=self.order, first_pair=len(self.seen))
+            return Answer(self.version, order=self.order, first_pair=len(self.pass_signs))
         return Answer(self.version, signs=self.signs)
 
-    def follows(self, report: Report) -> bool:
-        """Tell whether a report can be balanced, and notice a node without the right order."""
+    def accepts(self, report: Report) -> bool:
+        """Return whether a report continues the pass; notice a node without the right order."""
         one_behind = report.version == self.version - 1 and self.signs is not None
         self.lost = report.version != self.version and (self.lost or not one_behind)
         if report.version != self.version or not len(report.diffs):
             return False
-        if report.first_pair == 0:
-            self.seen = np.zeros(0, np.int8)
+        if report.first_pair == 0:  # Alg. 4, l. 3: r <- 0
+            self.pass_signs = np.zeros(0, np.int8)
             self.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
-        return report.first_pair == len(self.seen)
+        return report.first_pair == len(self.pass_signs)
 
-    def meet(self, company: frozenset[str], num_known: int) -> None:
-        """Note with whom the node is balanced."""
-        if self.company is not None:
-            kept = (num_known - 1) / max(1, len(company) - 1)
+    def join(self, group: frozenset[str], num_known: int) -> None:
+        """Track how much of its last group a node is balanced with again."""
+        if self.group is not None:
+            kept = (num_known - 1) / max(1, len(group) - 1)
             self.overlap = MEMORY * self.overlap + (1 - MEMORY) * kept
-        self.company = company
-
-    def measure(self, diffs: Vectors) -> tuple[float, float]:
-        """Take the lengths of differences into the node's usual length."""
-        fade = (1 - 1 / PAIRS_REMEMBERED) ** len(diffs)
-        with np.errstate(over="ignore"):
-            length = min(float(np.linalg.norm(diffs)), LONGEST)
-        self.squares = fade * self.squares + length**2
-        self.num_measured = fade * self.num_measured + len(diffs)
-        return (self.squares / self.num_measured) ** 0.5, self.num_measured
+        self.group = group
 
     def add(self, signs: Signs) -> None:
-        """Take the signs of the next pairs, and make the next order if these were the last."""
-        self.seen = np.concatenate([self.seen, signs])
+        """Add the signs of the next pairs; after the last one make the next order."""
+        self.pass_signs = np.concatenate([self.pass_signs, signs])
         num_units = len(self.order)
-        if len(self.seen) == num_units // 2:
-            self.signs, self.seen = self.seen, self.seen[:0]
-            self.order = reorder(self.order, unit_signs(self.signs, num_units))
+        if len(self.pass_signs) == num_units // 2:
+            self.signs, self.pass_signs = self.pass_signs, self.pass_signs[:0]
+            self.order = reorder(self.order, unit_signs(self.signs, num_units))  # Alg. 4, l. 14
             self.version += 1
-
-
-NEARLY = 1.03
-"""Orders are taken as equally long up to this factor."""
-
-
-OUTLIER = 3.0
-"""A node whose differences are longer than this many times the median node's walks alone."""
-
-
-ENOUGH = 16
-"""Pairs that tell how long a node's differences are; of fewer it takes more to be an outlier."""
 
 
 class Balanced(NamedTuple):
@@ -128,146 +88,137 @@ class Balanced(NamedTuple):
 
 
 class OrderServer:
-    """Balance pairs that arrive round by round, and keep every node's order (Algorithm 4).
+    """Balance pairs round by round and keep every node's order (Alg. 4).
 
-    Nodes at the same place of orders about equally long are balanced together, each of the others
-    by itself: a common sum is of no use to nodes that do not walk side by side. How much weight a
-    node's own sum has is up to :func:`~flwr_hetero.cd_grab.algorithm.own_share`.
+    Nodes at the same position of orders about equally long form a group and are balanced
+    together; each of the others alone: a common sum is of no use to nodes not side by side.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
-        self.books: dict[str, OrderBook] = {}
+        self.states: dict[str, NodeState] = {}
 
     def answer(self, node: str) -> Answer:
-        """Tell a node which order is next."""
-        book = self.books.get(node)
-        return Answer() if book is None else book.answer()
+        """Return which order is next for a node (Alg. 4, l. 15)."""
+        state = self.states.get(node)
+        return Answer() if state is None else state.answer()
 
-    def receive(self, reports: Iterable[Report]) -> Balanced:
-        """Balance the pairs of a round."""
-        fitting = [report for report in reports if self._book(report).follows(report)]
-        together = _side_by_side(fitting)
-        if not self.exact:
-            together = [part for company in together for part in self._without_loud(company)]
-        facts = [self._balance(company) for company in together]
-        if not facts:
+    def receive(self, reports: Mapping[str, Report]) -> Balanced:
+        """Balance the pairs of a round; reports by node, in the order of the nodes."""
+        accepted = {n: report for n, report in reports.items() if self._state(n, report)}
+        parts = []
+        for group in side_by_side(accepted):
+            join_group([self.states[node] for node in group], frozenset(group))
+            split = [group] if self.exact else split_outliers(group)
+            parts += [self._balance(part) for part in split]
+        if not parts:
             return Balanced()
-        pairs = [fact.num_pairs for fact in facts]
-        return Balanced(
-            sum(pairs),
-            sum(fact.num_together for fact in facts),
-            float(np.average([fact.own_share for fact in facts], weights=pairs)),
-            max(fact.signed_sum for fact in facts),
-        )
+        pairs, together, shares, signed_sums = zip(*parts, strict=True)
+        share = float(np.average(shares, weights=pairs))
+        return Balanced(sum(pairs), sum(together), share, max(signed_sums))
 
     def rename(self, old: str, new: str) -> None:
-        """Keep a node's book under a better identity."""
-        book = self.books.pop(old, None)
-        if book is not None:
-            self.books.setdefault(new, book)
+        """Keep a node's state under a better identity."""
+        state = self.states.pop(old, None)
+        if state is not None:
+            self.states.setdefault(new, state)
 
-    def _book(self, report: Report) -> OrderBook:
-        book = self.books.get(report.node)
-        if book is None or len(book.order) != report.num_units:
-            book = OrderBook(np.arange(report.num_units))
-            if report.version:  # its order is not known here: it gets a fresh one
-                book.version, book.lost = report.version + 1, True
-            self.books[report.node] = book
-        return book
+    def _state(self, node: str, report: Report) -> bool:
+        state = self.states.get(node)
+        if state is None or len(state.order) != report.num_units:
+            state = NodeState(np.arange(report.num_units))
+            if report.version:  # an order from before a restart of the server is not known here
+                state.version, state.lost = report.version + 1, True
+            self.states[node] = state
+        return state.accepts(report)
 
-    def _without_loud(self, company: list[Report]) -> list[list[Report]]:
-        """Let nodes with far longer vectors walk by themselves.
-
-        One pair may well be long; it is the node's usual length that counts. One that was too
-        long is forgotten, so that the next report is judged by itself.
-        """
-        measured = [self.books[report.node].measure(report.diffs) for report in company]
-        limit = OUTLIER * float(np.median([length for length, _ in measured]))
-        quiet, loud = [], []
-        for report, (length, num_pairs) in zip(company, measured, strict=True):
-            if length <= limit * max(1.0, (ENOUGH / num_pairs) ** 0.5):
-                quiet.append(report)
-            else:
-                loud.append([report])
-                self.books[report.node].squares = self.books[report.node].num_measured = 0.0
-        return [quiet, *loud]
-
-    def _balance(self, company: Sequence[Report]) -> Balanced:
-        books = [self.books[report.node] for report in company]
-        _introduce(books, frozenset(report.node for report in company))
-        diffs = [report.diffs for report in company]
-        overlaps = [book.overlap for book in books]
-        shares = own_share(overlaps, len(books)) if len(books) > 1 else np.ones(1)
-        running_sum, signs = shared_balance([book.own_sum for book in books], diffs, shares)
-        for book, own in zip(books, signs, strict=True):
-            book.add(own)
-        lengths = [np.linalg.norm(each) for each in diffs]
+    def _balance(self, group: Group) -> Balanced:
+        states = [self.states[node] for node in group]
+        diffs = [report.diffs for report in group.values()]
+        shares = own_share([state.overlap for state in states], len(states))
+        own_sums = [state.own_sum for state in states]
+        running_sum, signs = balance_group(own_sums, diffs, shares)  # Alg. 4, l. 4-13
+        for state, own in zip(states, signs, strict=True):
+            state.add(own)
         num_pairs = sum(map(len, signs))
-        usual = float(np.linalg.norm(lengths) / np.sqrt(num_pairs)) or 1.0
-        together = num_pairs if len(books) > 1 else 0
+        usual = float(np.linalg.norm([*map(np.linalg.norm, diffs)]) / np.sqrt(num_pairs)) or 1.0
+        together = num_pairs if len(states) > 1 else 0
         signed_sum = float(np.linalg.norm(running_sum)) / usual
         return Balanced(num_pairs, together, float(shares.mean()), signed_sum)
 
-    # --- state -------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all books, flat: ``node/field``, and the companies once each."""
+    def state_dict(self) -> StateDict:
+        """Return all states as ``node/field``; a group, which many nodes share, is kept once."""
         number: dict[frozenset[str] | None, int] = {None: -1}
         state: dict[str, Any] = {}
-        for node, book in self.books.items():
-            fields = vars(book) | {"own_sum": book.own_sum.copy()}  # it is changed in place
-            fields["company"] = number.setdefault(book.company, len(number) - 1)
-            state |= {f"{node}/{name}": value for name, value in fields.items()}
-        companies = [sorted(company) for company in number if company is not None]
-        state = {name: value for name, value in state.items() if value is not None}
-        return state | {"companies": json.dumps(companies)}
+        for node, own in self.states.items():
+            fields = vars(own) | {"own_sum": own.own_sum.copy()}  # it is changed in place
+            fields["group"] = number.setdefault(own.group, len(number) - 1)
+            state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
+        groups = [sorted(group) for group in number if group is not None]
+        return state | {"groups": json.dumps(groups)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; every node gets its order whole, it may have lost it."""
-        companies: list[frozenset[str] | None] = [
-            frozenset(names) for names in json.loads(state["companies"])
-        ]
+        check_state(state, {"groups": str}, "CDGraB")
+        groups = [*map(frozenset, json.loads(str(state["groups"]))), None]
         fields: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
             node, _, name = key.rpartition("/")
             if node:
                 fields.setdefault(node, {})[name] = value
-        for values in fields.values():
-            values["company"] = [*companies, None][values["company"]]
-            values["own_sum"], values["lost"] = values["own_sum"].copy(), True
-        self.books = {node: OrderBook(**values) for node, values in fields.items()}
+        for own in fields.values():
+            check_state(own, _SCHEMA, "CDGraB")
+            own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy(), "lost": True}
+        self.states = {node: NodeState(**own) for node, own in fields.items()}
 
 
-def _side_by_side(reports: Sequence[Report]) -> list[list[Report]]:
-    """Put nodes together that are at the same place of orders about equally long."""
-    places = _places(reports)
-    together: dict[tuple[int, ...], list[Report]] = {}
-    for report in reports:
-        together.setdefault(places[_place(report)], []).append(report)
-    return list(together.values())
+_SCHEMA = {
+    "order": ((-1,), "i"),
+    "version": int,
+    "pass_signs": ((-1,), "i"),
+    "own_sum": ((-1,), "f"),
+    "group": int,
+    "overlap": float,
+}
 
 
-def _place(report: Report) -> tuple[int, int, int]:
-    return report.first_pair, report.num_units, len(report.diffs)
+# --- groups --------------------------------------------------------------------------
 
 
-def _places(reports: Sequence[Report]) -> dict[tuple[int, int, int], tuple[int, int, int]]:
-    """Map each place to the first one, in rising order, that is nearly the same."""
-    places: dict[tuple[int, int, int], tuple[int, int, int]] = {}
-    leader = (-1, 0, 0)
-    for place in sorted({_place(report) for report in reports}):
-        near = (max(a, b) <= NEARLY * min(a, b) for a, b in zip(place[1:], leader[1:], strict=True))
-        if place[0] != leader[0] or not all(near):
+def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
+    """Group the nodes at the same position of orders about equally long."""
+    places = {n: (r.first_pair, r.num_units, len(r.diffs)) for n, r in reports.items()}
+    leader_of, leader = {}, (-1, 0, 0)
+    for place in sorted(set(places.values())):
+        near = all(
+            max(a, b) <= NEARLY * min(a, b) for a, b in zip(place[1:], leader[1:], strict=True)
+        )
+        if place[0] != leader[0] or not near:
             leader = place
-        places[place] = leader
-    return places
+        leader_of[place] = leader
+    groups: dict[tuple[int, int, int], Group] = {}
+    for node, report in reports.items():
+        groups.setdefault(leader_of[places[node]], {})[node] = report
+    return list(groups.values())
 
 
-def _introduce(books: Sequence[OrderBook], company: frozenset[str]) -> None:
-    """Tell nodes with whom they are now; companies are compared once each."""
+def join_group(states: Sequence[NodeState], group: frozenset[str]) -> None:
+    """Put nodes into a group; their last groups, mostly the same, are compared once each."""
     known: dict[frozenset[str] | None, int] = {None: 0}
-    for book in books:
-        if book.company not in known:
-            known[book.company] = len(company & (book.company or frozenset()))
-        book.meet(company, known[book.company])
+    for state in states:
+        if state.group not in known:
+            known[state.group] = len(group & (state.group or frozenset()))
+        state.join(group, known[state.group])
+
+
+def split_outliers(group: Group) -> list[Group]:
+    """Balance nodes with far longer differences than the median node's alone."""
+    lengths = {n: float(np.linalg.norm(r.diffs)) / len(r.diffs) ** 0.5 for n, r in group.items()}
+    limit = OUTLIER * float(np.median([*lengths.values()]))
+    outliers = {
+        n for n, r in group.items() if lengths[n] > limit * max(1.0, (FEW / len(r.diffs)) ** 0.5)
+    }
+    inliers = {n: r for n, r in group.items() if n not in outliers}
+    return [inliers, *({n: group[n]} for n in group if n in outliers)]

@@ -9,18 +9,18 @@ from torch import Tensor
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import sketch_gradients
-from flwr_hetero.cd_grab.node_order import OwnMean, OwnPairs, Reshuffled, ServedWalk, Walk
+from flwr_hetero.cd_grab.node_order import NodeOrder, OwnMean, OwnPairs, Reshuffled, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, pack_vectors, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.errors import invalid
-from flwr_hetero.state_dict import StateDict, entries_below
+from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
-METHODS: dict[str, type[Walk]] = {
-    "cd-grab": ServedWalk,
+METHODS: dict[str, type[NodeOrder]] = {
+    "cd-grab": ServedOrder,
     "id-grab": OwnPairs,
     "id-grab-mean": OwnMean,
     "d-rr": Reshuffled,
-    "shuffle-once": Walk,
+    "shuffle-once": NodeOrder,
 }
 """How orders are found; see :class:`OrderedSampler`."""
 
@@ -28,8 +28,8 @@ METHODS: dict[str, type[Walk]] = {
 class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
 
-    The data are dealt at random into units of about equal size. A unit is a whole batch, or each
-    example is one. After each batch :meth:`observe` takes the gradients of its units.
+    The data are split at random into units of about equal size: whole batches or single examples.
+    After each batch :meth:`observe` takes the gradients of its units.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class OrderedSampler(BatchSampler):
     batch_size : int
         Examples per batch. No example is left out, so that batches may differ by one.
     seed : int, keyword-only
-        Seed of the deal and of ``d-rr``; each node needs its own, for its whole life.
+        Seed of the split and of ``d-rr``; each node needs its own, for its whole life.
     method : str
-        ``cd-grab``: the order server says (:meth:`follow`, :meth:`report`). ``id-grab``: the node
+        ``cd-grab``: from the order server (:meth:`follow`, :meth:`report`). ``id-grab``: the node
         balances its own pairs. ``id-grab-mean``: GraB, against the mean of the pass before.
         ``d-rr``: a new random order each pass. ``shuffle-once``: always the first order.
     unit : {"batch", "example"}
@@ -52,7 +52,7 @@ class OrderedSampler(BatchSampler):
     Raises
     ------
     ValueError
-        If a figure is out of range, or a name unknown.
+        If a number is out of range, or a name unknown.
 
     Notes
     -----
@@ -61,8 +61,8 @@ class OrderedSampler(BatchSampler):
 
     References
     ----------
-    .. [1] Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated
-       Training", NeurIPS 2023, Algorithm 3.
+    Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated Training",
+    NeurIPS 2023, Algorithm 3.
 
     Examples
     --------
@@ -87,22 +87,19 @@ class OrderedSampler(BatchSampler):
         num_units: int | None = None,
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
-        if method not in METHODS:
-            raise invalid("method", method, "be a known method", f"use one of {list(METHODS)}")
-        if unit not in ("batch", "example"):
-            raise invalid("unit", unit, "be batch or example", "batch costs nothing extra")
+        self.seed = seed
+        self.method = check_choice("method", method, METHODS)
+        self.unit = check_choice("unit", unit, ("batch", "example"))
         if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
-            rule = f"lie in 1..{num_samples}, the number of examples, and go with unit='batch'"
-            raise invalid("num_units", num_units, rule, "None: as many as there are")
-        self.seed, self.method, self.unit = seed, method, unit
-        whole = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
-        self._deal(num_units or whole)
+            raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
+        usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
+        self._split(num_units or usual)
 
-    def _deal(self, num_units: int) -> None:
-        """Deal the examples into units and begin to walk through them."""
-        dealt = np.random.default_rng(self.seed).permutation(self.num_samples)
-        self.units = np.array_split(dealt, num_units)
-        self.walk = METHODS[self.method](num_units, self.seed)
+    def _split(self, num_units: int) -> None:
+        """Split the examples into units, and begin a first pass through them."""
+        shuffled = np.random.default_rng(self.seed).permutation(self.num_samples)
+        self.units = np.array_split(shuffled, num_units)
+        self.node_order = METHODS[self.method](num_units, self.seed)
         self.terms = Terms()
 
     @property
@@ -116,7 +113,7 @@ class OrderedSampler(BatchSampler):
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Take the next units of the order; a new pass begins where the last one ended."""
-        chosen = self.walk.take(self.units_per_batch)
+        chosen = self.node_order.next_units(self.units_per_batch)
         indices = np.concatenate([self.units[unit] for unit in chosen])
         weight = len(indices) / len(chosen) * len(self.units) / self.num_samples
         return indices, np.full(len(indices), weight)
@@ -127,7 +124,7 @@ class OrderedSampler(BatchSampler):
     @property
     def watching(self) -> bool:
         """Whether :meth:`observe` needs the gradients of the batch just drawn."""
-        return self.walk.watching
+        return self.node_order.watching
 
     def observe(self, gradients: Tensor) -> None:
         """Learn from the gradients of the units in the batch just drawn.
@@ -135,7 +132,7 @@ class OrderedSampler(BatchSampler):
         Parameters
         ----------
         gradients : Tensor, shape (num_units, dim)
-            One per unit, in the order of the batch; copied. See ``unit_gradients``.
+            One per unit, in the order of the batch; copied. See ``cd_grab.gradients``.
 
         Raises
         ------
@@ -144,81 +141,75 @@ class OrderedSampler(BatchSampler):
         """
         if not self.watching:
             return
-        drawn = self.walk.position
+        drawn = self.node_order.position
         expected = (drawn - 1) % self.units_per_batch + 1 if drawn else 0
         if gradients.ndim != 2 or len(gradients) != expected:
-            rule = f"have shape ({expected}, dim)"
-            raise invalid("gradients", tuple(gradients.shape), rule, "pass one row per unit")
+            raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
         vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
         if not np.isfinite(vectors).all():
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
-        self.walk.see(vectors)
+        self.node_order.observe(vectors)
 
     # --- the order server --------------------------------------------------------------
 
     def follow(self, instruction: Mapping[str, Any]) -> None:
-        """Take note of what the order server wants, before training.
+        """Note what the order server wants, before training.
 
         Parameters
         ----------
         instruction : mapping
             The ``ORDER`` record of a training instruction; may be empty. What does not fit this
-            node's order is passed over: the next report tells the server.
+            node's order is ignored: the next report shows it to the server.
         """
-        if not instruction or not isinstance(self.walk, ServedWalk):
+        if not instruction or not isinstance(self.node_order, ServedOrder):
             return
         terms = read_terms(instruction)
         num_units = min(terms.num_units, self.num_samples) or len(self.units)
         if self.unit == "batch" and num_units != len(self.units):
-            self._deal(num_units)
-        if terms[1:3] != self.terms[1:3]:
-            self.walk.forget()
+            self._split(num_units)
+        if terms[1:3] != self.terms[1:3]:  # another sketch
+            self.node_order.forget()
         self.terms = terms
-        self.walk.follow(read_answer(instruction, len(self.units)))
+        self.node_order.follow(read_answer(instruction, len(self.units)))
 
     def report(self) -> dict[str, int | float | str | bytes]:
-        """Tell the order server what was seen since its instruction, after training.
+        """Return what was seen since the instruction, after training.
 
         Returns
         -------
         dict
             For the ``ORDER`` record of the reply; empty without an order server.
         """
-        if not isinstance(self.walk, ServedWalk):
+        if not isinstance(self.node_order, ServedOrder):
             return {}
-        return write_report(self.terms, len(self.units), self.walk.report())
+        return write_report(self.terms, self.node_order.report())
 
     # --- state -------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
-        """Return sizes, settings, terms and the walk."""
-        own: StateDict = {name: getattr(self, name) for name in _FIXED}
+        """Return sizes, settings, terms and the order."""
+        own: StateDict = {name: getattr(self, name) for name in _SETTINGS}
         terms = {f"terms.{name}": value for name, value in self.terms._asdict().items()}
-        walk = {f"walk.{name}": value for name, value in self.walk.state_dict().items()}
-        return super().state_dict() | own | {"num_units": len(self.units)} | terms | walk
+        order = {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
+        return super().state_dict() | own | {"num_units": len(self.units)} | terms | order
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        for name in _FIXED:
-            if state.get(name) != getattr(self, name):
-                raise ValueError(
-                    f"sampler state has {name}={state.get(name)!r}, this sampler has "
-                    f"{getattr(self, name)!r}: start afresh."
-                )
-        num_units = state.get("num_units")
-        if not isinstance(num_units, int) or not 1 <= num_units <= self.num_samples:
-            raise ValueError(f"sampler state has num_units={num_units!r}: start afresh.")
-        terms: dict[str, Any] = {name: state.get(f"terms.{name}") for name in Terms._fields}
-        if not all(isinstance(value, int) and value >= 0 for value in terms.values()):
-            raise ValueError(f"sampler state has terms {terms}: start afresh.")
-        walk = METHODS[self.method](num_units, self.seed)
-        walk.load_state_dict(entries_below("walk.", state))
+        owner, names = type(self).__name__, [f"terms.{name}" for name in Terms._fields]
+        check_state(state, {"num_units": int, **dict.fromkeys(names, int)}, owner)
+        num_units, terms = int(state["num_units"]), Terms(*(int(state[name]) for name in names))
+        wrong = [name for name in _SETTINGS if state.get(name) != getattr(self, name)]
+        if wrong or not 1 <= num_units <= self.num_samples or min(terms) < 0:
+            rule = f"{self.method}, {self.unit}, seed {self.seed}, {self.num_samples} examples"
+            raise ValueError(f"state of {owner} must be of {rule}.")
+        order = METHODS[self.method](num_units, self.seed)
+        order.load_state_dict(entries_below("order.", state))
         super().load_state_dict(state)
-        self._deal(num_units)
-        self.walk, self.terms = walk, Terms(**terms)
+        self._split(num_units)
+        self.node_order, self.terms = order, terms
 
 
-_FIXED = ("method", "unit", "seed")
+_SETTINGS = ("method", "unit", "seed")
 
 
 class HerdingProbe:
@@ -247,36 +238,19 @@ class HerdingProbe:
         self._seen: list[NDArray[np.floating]] = []
 
     def see(self, gradients: Tensor) -> None:
-        """Take the gradients of the units in a batch.
-
-        Parameters
-        ----------
-        gradients : Tensor, shape (num_units, dim)
-            In the order of the visit.
-        """
+        """Take the gradients (num_units, dim) of a batch's units, in the order of the visit."""
         if self.on:
             self._seen.append(sketch_gradients(gradients, self._size, self._seed))
 
     def report(self, num_units: int) -> dict[str, int | float | bytes]:
-        """Tell the meter what was seen.
-
-        Parameters
-        ----------
-        num_units : int
-            Units in a pass of this node.
-
-        Returns
-        -------
-        dict
-            For the ``HERDING`` record of the reply; empty if the probe is off.
-        """
+        """Return the ``HERDING`` record of the reply; empty if the probe is off."""
         if not self._seen:
             return {}
         vectors = np.concatenate(self._seen)
-        packed = pack_vectors(vectors)
+        data, scale = pack_vectors(vectors)
         return {
             keys.NUM_UNITS: num_units,
             keys.SKETCH_SIZE: vectors.shape[1],
-            keys.VECTORS: packed.data,
-            keys.SCALE: packed.scale,
+            keys.VECTORS: data,
+            keys.SCALE: scale,
         }

@@ -1,6 +1,5 @@
 """CD-GraB: the server finds for each node an order of its data that goes with the others'."""
 
-from collections import Counter
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
@@ -10,22 +9,30 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.cd_grab.order_server import Balanced, OrderServer, Report
-from flwr_hetero.cd_grab.wire import MAX_COUNT, MAX_UNITS, Terms, read_report, write_instruction
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.cd_grab.order_server import Balanced, OrderServer
+from flwr_hetero.cd_grab.wire import (
+    MAX_COUNT,
+    MAX_UNITS,
+    Report,
+    Terms,
+    read_report,
+    usual_length,
+    write_instruction,
+)
+from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.state_dict import StateDict
+from flwr_hetero.state_dict import StateDict, check_state
 
 
 class CDGraB(Wrapper):
     """Serve orders to nodes that train with an :class:`~flwr_hetero.sampler.OrderedSampler`.
 
-    Each instruction tells the node how its order goes on; each reply brings the differences of
-    the pairs of units that the node has visited, as sketches or whole. Nodes without such a
-    sampler take part as ever.
+    Each instruction says how the node's order goes on; each reply brings the differences of the
+    pairs of units that the node has visited, as sketches or whole. Nodes without such a sampler
+    take part unchanged.
 
     Parameters
     ----------
@@ -38,9 +45,9 @@ class CDGraB(Wrapper):
     sketch_size : int
         Numbers k in a sketch, two bytes each; 256 has most of the gain of 1024, 16 has none.
     num_units : int, optional
-        Units in every node's order. Orders help each other only if they are equally long: give
-        it where nodes hold unequal amounts of data, and their batches will be unequal instead.
-        None: each node's own choice.
+        Units in every node's order. Only nodes with equally long orders are balanced together:
+        set it where nodes hold unequal amounts of data, and their batches will be unequal
+        instead. None: each node's own choice.
     seed : int
         Seed of the sketch.
 
@@ -51,23 +58,19 @@ class CDGraB(Wrapper):
 
     Notes
     -----
-    The paper leaves partial participation out. Here a node's own sum gets a say in its signs
-    the more its company changes, and all of it when it walks alone, so that no node does worse
-    than by balancing its own pairs. A pair weighs as much as its node's model does.
+    The paper leaves partial participation out. Here the sign balances a mix of the global sum and
+    the node's own sum; the own-sum weight is 0 for a fixed group and 1 for a node balanced alone
+    (:func:`~flwr_hetero.cd_grab.algorithm.own_share`). A pair weighs as much as its node's model.
 
     References
     ----------
-    .. [1] Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated
-       Training", NeurIPS 2023, Algorithms 3 and 4.
+    Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated Training",
+    NeurIPS 2023, Algorithms 3 and 4.
 
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
     >>> strategy = CDGraB(FedAdam(), num_units=64)
-    >>> CDGraB(sketch_size=0)
-    Traceback (most recent call last):
-    ...
-    ValueError: sketch_size must be a whole number of at least 1, got 0: ...
     """
 
     name: ClassVar[str] = "cd-grab"
@@ -82,19 +85,12 @@ class CDGraB(Wrapper):
         num_units: int | None = None,
         seed: int = 0,
     ) -> None:
-        if mode not in ("sketched", "exact"):
-            raise invalid("mode", mode, "be sketched or exact", "choose one")
-        cure = "1024 is usual, or take mode='exact'"
-        sketch_size = check_count("sketch_size", sketch_size, 1, cure)
-        if num_units is not None:
-            cure = "about examples per node / batch size"
-            num_units = check_count("num_units", num_units, 2, cure)
-            if num_units > MAX_UNITS:
-                raise invalid("num_units", num_units, f"be at most {MAX_UNITS}", cure)
-        seed = check_count("seed", seed, 0, "any such number will do")
-        if seed > MAX_COUNT:
-            raise invalid("seed", seed, f"be at most {MAX_COUNT}", "any smaller one will do")
-        self.exact = mode == "exact"
+        self.exact = check_choice("mode", mode, ("sketched", "exact")) == "exact"
+        sketch_size = check_count("sketch_size", sketch_size, 1)
+        if num_units is not None and check_count("num_units", num_units, 2) > MAX_UNITS:
+            raise invalid("num_units", num_units, f"be at most {MAX_UNITS}")
+        if check_count("seed", seed) > MAX_COUNT:
+            raise invalid("seed", seed, f"be at most {MAX_COUNT}")
         if self.exact:
             self.decides = self.decides | {"steps"}
         super().__init__(strategy)
@@ -109,7 +105,7 @@ class CDGraB(Wrapper):
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Tell each node which order it should be at."""
+        """Tell each node which order it should be at (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=server_round)
         self._names = {}
         self._bytes = {"bytes-down": 0, "bytes-up": 0}
@@ -129,66 +125,65 @@ class CDGraB(Wrapper):
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Take the pairs out of the replies and balance them; drop replies with bad ones."""
         reports: dict[int, Report] = {}
-        bad: set[int] = set()
+        bad: dict[int, str] = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
             record = reply.content.config_records.get(keys.ORDER)
-            if record is not None:
-                del reply.content[keys.ORDER]
-                self._bytes["bytes-up"] += payload_bytes(RecordDict({keys.ORDER: record}))
-                try:
-                    reports[node_id] = read_report(record, self._rename(node_id), self.terms)
-                except ValueError as error:
-                    self.session.fail(node_id, str(error))
-                    bad.add(node_id)
+            if record is None:
+                continue
+            del reply.content[keys.ORDER]
+            self._bytes["bytes-up"] += payload_bytes(RecordDict({keys.ORDER: record}))
+            self._rename(node_id)
+            try:
+                reports[node_id] = read_report(record, self.terms)
+            except ValueError as error:
+                bad[node_id] = f"order record: {error}"
         bad |= self._of_other_lengths(reports)
+        for node_id, reason in bad.items():
+            self.session.fail(node_id, reason)
         good = [reply for reply in replies if reply.metadata.src_node_id not in bad]
         self._balanced = self.server.receive(self._weighted(good, reports))
         return good
 
-    def _rename(self, node_id: int) -> str:
-        """Return a node's identity, which its own reply may have told."""
+    def _rename(self, node_id: int) -> None:
+        """Follow a node whose identity became known by its own reply."""
         name, before = self.identity(node_id), self._names.get(node_id, "")
         if name != before:
             self.server.rename(before, name)
-        return name
 
-    def _of_other_lengths(self, reports: dict[int, Report]) -> set[int]:
-        """Find nodes whose vectors are not as long as those of the others.
-
-        The first report of all may be the wrong one: two that agree overrule it.
-        """
+    def _of_other_lengths(self, reports: dict[int, Report]) -> dict[int, str]:
+        """Find nodes whose vectors are not as long as those of the others."""
         lengths = {node: r.diffs.shape[1] for node, r in reports.items() if len(r.diffs)}
-        counts = Counter(lengths.values())
-        if counts:
-            usual, votes = counts.most_common(1)[0]
-            if not self._dim:
-                self._dim = usual
-            elif votes > max(1, counts[self._dim]):
-                log(WARNING, "CD-GraB: vectors of %d numbers, not %d: afresh", usual, self._dim)
-                self._dim, self.server.books = usual, {}
-        bad = {node for node, length in lengths.items() if length != self._dim}
-        for node in bad:
-            self.session.fail(node, f"vectors of {lengths[node]} numbers instead of {self._dim}")
-        return bad
+        usual = usual_length(lengths.values(), self._dim)
+        if self._dim not in (0, usual):
+            log(WARNING, "CD-GraB: vectors of %d numbers, not %d: restart", usual, self._dim)
+            self.server.states = {}
+        self._dim = usual
+        return {
+            node: f"order record: vectors of {length} numbers instead of {self._dim}"
+            for node, length in lengths.items()
+            if length != self._dim
+        }
 
-    def _weighted(self, replies: list[Message], reports: dict[int, Report]) -> list[Report]:
-        """Scale each node's pairs as its model counts in the mean."""
+    def _weighted(self, replies: list[Message], reports: dict[int, Report]) -> dict[str, Report]:
+        """Scale each node's pairs as its model counts in the mean; name the nodes."""
         ordered = [reply for reply in replies if reply.metadata.src_node_id in reports]
         weights = self.top.weights(ordered)
         usual = sum(weights) / len(weights) if any(weights) else 1.0
-        result = []
+        result = {}
         for reply, weight in zip(ordered, weights, strict=True):
-            report = reports[reply.metadata.src_node_id]
-            share = weight / usual
-            result.append(report if share == 1 else report._replace(diffs=share * report.diffs))
+            node_id = reply.metadata.src_node_id
+            report, share = reports[node_id], weight / usual
+            if share != 1:
+                report = report._replace(diffs=share * report.diffs)
+            result[self.identity(node_id)] = report
         return result
 
     # --- the run -------------------------------------------------------------------------
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
-        if self.server.books:
+        if self.server.states:
             identify_nodes(self, run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
@@ -207,8 +202,9 @@ class CDGraB(Wrapper):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        self._dim = int(state["dim"])
+        check_state(state, {"dim": int}, "CDGraB")
         self.server.load_state_dict(state)
+        self._dim = int(state["dim"])
 
     def summary(self) -> None:
         """Log the mode and the wrapped strategy's settings."""

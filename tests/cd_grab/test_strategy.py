@@ -1,163 +1,117 @@
-"""CDGraB: exact and sketched mode, faults, changing company, resume, composition."""
+"""CDGraB: exact and sketched mode, groups that change, faults, settings."""
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
-from order_toy import BATCH, DIM, examples, gradient, order_app, order_arrays, visited
+from oracles.cd_grab import parallel_sgd
+from order_toy import (
+    BATCH,
+    DIM,
+    NO_EVALUATION,
+    Rounds,
+    examples,
+    fedavg,
+    gradient,
+    grid_of,
+    visited,
+)
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.node_order import Seen
 from flwr_hetero.cd_grab.sampler import OrderedSampler
-from flwr_hetero.cd_grab.wire import pack_order, write_report
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.cd_grab.wire import Report, write_report
+from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.fleet.faults import Fault
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, HerdingMeter, TiFL
-
-QUIET = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
-
-
-def fedavg():
-    return flower.FedAvg(**QUIET)
-
-
-def grid_of(sizes, *, profiles=None, faults=(), **options):
-    profiles = profiles or [DeviceProfile()] * len(sizes)
-    return LocalGrid(order_app(sizes, **options), profiles=profiles, seed=0, faults=faults)
-
-
-def run(strategy, grid, rounds, dtype=np.float32):
-    return strategy.start(grid, order_arrays(dtype), num_rounds=rounds)
 
 
 def nodes_of(grid):
     return list(grid.get_node_ids())
 
 
-def reasons(strategy):
-    return [failure.reason for failure in strategy.session.info.failures]
+# --- exact mode: Algorithms 3 and 4 --------------------------------------------------
 
 
-class History:
-    """Facts of each round."""
+def parallel_sgd_of(sizes, epochs, dtype):
+    def gradients_of(i, size):
+        units = OrderedSampler(size, BATCH, seed=i).units
+        inputs, targets = examples(i, size, outlier=1)
 
-    def __init__(self, strategy):
-        self.rounds, end = [], strategy.on_round_end
-        strategy.on_round_end = lambda run, record: (self.rounds.append(record), end(run, record))
+        def unit_gradient(unit, w):
+            chosen = units[unit]
+            weights = np.full(len(chosen), len(chosen) * len(units) / size)
+            return gradient(w, inputs[chosen], targets[chosen], weights)
 
-    def of(self, wrapper, key):
-        return [record[wrapper].get(key) for record in self.rounds if record["round"]]
+        return unit_gradient
 
-    def reasons(self):
-        return [f["reason"] for record in self.rounds for f in record["failures"]]
-
-
-# --- exact mode: Algorithms 3 and 4 ---------------------------------------------------
-
-
-def algorithms_3_and_4(sizes, epochs, lr=0.02, dtype=np.float64):
-    """Run parallel SGD with the order server, straight from the paper; one shared w."""
-    w, orders = np.zeros(DIM, dtype), []
-    units, data = [], []
-    for i, size in enumerate(sizes):
-        units.append(OrderedSampler(size, BATCH, seed=i).units)
-        data.append(examples(i, size, loud=1))
-    n, m = len(units[0]), len(sizes)
-    order = [list(range(n)) for _ in sizes]
-    for _ in range(epochs):
-        orders.append([list(o) for o in order])
-        total, slots = np.zeros(DIM, dtype), [[None] * n for _ in sizes]
-        before: list[np.ndarray] = []
-        for j in range(n):
-            grads = []
-            for i in range(m):
-                chosen = units[i][order[i][j]]
-                weights = np.full(len(chosen), len(chosen) * n / sizes[i])
-                inputs, targets = data[i]
-                step = gradient(w, inputs[chosen], targets[chosen], weights)
-                grads.append(step.astype(dtype))
-            if j % 2:
-                for i in range(m):
-                    z = before[i] - grads[i]
-                    plus = np.dot(total, z) <= 0
-                    total = total + z if plus else total - z
-                    pair = (order[i][j - 1], order[i][j])
-                    slots[i][j // 2], slots[i][n - 1 - j // 2] = pair if plus else pair[::-1]
-            before = grads
-            w = w - dtype(lr) * np.mean(grads, axis=0).astype(dtype)
-        for i in range(m):
-            order[i] = [order[i][-1] if unit is None else unit for unit in slots[i]]
-    return w, orders
+    each = [gradients_of(i, size) for i, size in enumerate(sizes)]
+    return parallel_sgd(each, sizes[0] // BATCH, DIM, epochs, 0.02, dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("sizes", [[16] * 4, [20] * 2, [14] * 3, [12]], ids=str)
 def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
     epochs, units = 4, sizes[0] // BATCH
-    w, orders = algorithms_3_and_4(sizes, epochs, dtype=dtype)
-    grid, strategy = grid_of(sizes, loud=1), CDGraB(fedavg(), mode="exact")
-    history, seen = History(strategy), [[] for _ in sizes]
-    end = strategy.on_replies
+    w, orders = parallel_sgd_of(sizes, epochs, dtype)
+    grid, strategy = grid_of(sizes, outlier=1), CDGraB(fedavg(), mode="exact")
+    seen = [[] for _ in sizes]
 
-    def look(server_round, replies):
-        for i, node in enumerate(nodes_of(grid)):
-            seen[i] += visited(grid, node)
-        return end(server_round, replies)
+    def look(server_round):
+        for own, node in zip(seen, nodes_of(grid) if server_round else (), strict=False):
+            own += visited(grid, node)
 
-    strategy.on_replies = look
-    result = run(strategy, grid, epochs * units, dtype)
+    rounds = Rounds(strategy, grid, epochs * units, dtype, look)
     for epoch, expected in enumerate(orders):
-        here = [walk[epoch * units : (epoch + 1) * units] for walk in seen]
-        assert here == expected, epoch
+        assert [own[epoch * units : (epoch + 1) * units] for own in seen] == expected, epoch
     assert orders[-1] != orders[0]
     tolerance = 1e-4 if dtype == np.float32 else 1e-10
-    np.testing.assert_allclose(result.arrays["w"].numpy(), w, rtol=tolerance)
-    assert set(history.of("cd-grab", "own-share")) <= ({0.0} if len(sizes) > 1 else {0.0, 1.0})
+    np.testing.assert_allclose(rounds.result.arrays["w"].numpy(), w, rtol=tolerance)
+    assert set(rounds.of("cd-grab", "own-share")) <= ({0.0} if len(sizes) > 1 else {0.0, 1.0})
     itemsize = np.dtype(dtype).itemsize
-    assert max(history.of("cd-grab", "bytes-up")) >= len(sizes) * DIM * itemsize
+    assert max(rounds.of("cd-grab", "bytes-up")) >= len(sizes) * DIM * itemsize
 
 
-# --- sketched mode --------------------------------------------------------------------
+# --- sketched mode -------------------------------------------------------------------
 
 
-def settled_herding(method, sizes=(60,) * 6, rounds=14, loud=-1, **options):
+def settled_herding(method, sizes=(60,) * 6, num_rounds=14, outlier=-1, **options):
     strategy = HerdingMeter(CDGraB(fedavg(), **options))
-    history = History(strategy)
-    run(strategy, grid_of(list(sizes), method=method, lr=0.001, loud=loud), rounds)
-    assert history.reasons() == []
-    return np.mean(history.of("herding", "herding-bound")[-4:]), history
+    grid = grid_of(list(sizes), method=method, lr=0.001, outlier=outlier)
+    rounds = Rounds(strategy, grid, num_rounds)
+    assert rounds.reasons() == []
+    return np.mean(rounds.of("herding", "herding-bound")[-4:]), rounds
 
 
 def test_orders_of_all_nodes_go_together():
-    ours, history = settled_herding("cd-grab")
+    ours, rounds = settled_herding("cd-grab")
     alone, _ = settled_herding("id-grab")
     random, _ = settled_herding("d-rr")
     assert ours < 0.7 * alone < 0.5 * random
-    assert set(history.of("cd-grab", "pairs")) == {6 * 15}
-    assert history.of("cd-grab", "pairs-together") == history.of("cd-grab", "pairs")
-    first, second = history.of("cd-grab", "bytes-down")[:2]
+    assert set(rounds.of("cd-grab", "pairs")) == {6 * 15}
+    assert rounds.of("cd-grab", "pairs-together") == rounds.of("cd-grab", "pairs")
+    first, second = rounds.of("cd-grab", "bytes-down")[:2]
     assert second - first == 6 * 2  # 15 signs in 2 bytes
 
 
-def test_a_loud_node_makes_it_no_worse_than_each_alone():
-    ours, _ = settled_herding("cd-grab", loud=3)
-    alone, _ = settled_herding("id-grab", loud=3)
+def test_an_outlier_makes_it_no_worse_than_alone():
+    ours, _ = settled_herding("cd-grab", outlier=3)
+    alone, _ = settled_herding("id-grab", outlier=3)
     assert ours < 1.02 * alone
 
 
-def test_unequal_data_in_equally_many_units_are_balanced_together():
+def test_num_units_brings_unequal_nodes_together():
     sizes = [24, 48, 96, 120]
-    _, history = settled_herding("cd-grab", sizes, rounds=2)
-    assert set(history.of("cd-grab", "pairs-together")) == {0}
-    _, history = settled_herding("cd-grab", sizes, rounds=2, num_units=24)
-    assert set(history.of("cd-grab", "pairs-together")) == {4 * 12}
+    _, rounds = settled_herding("cd-grab", sizes, 2)
+    assert set(rounds.of("cd-grab", "pairs-together")) == {0}
+    _, rounds = settled_herding("cd-grab", sizes, 2, num_units=24)
+    assert set(rounds.of("cd-grab", "pairs-together")) == {4 * 12}
 
 
-def test_a_pair_weighs_as_much_as_its_nodes_model():
-    strategy, weighted = CDGraB(fedavg(), sketch_size=DIM), []
+def test_a_pair_weighs_as_much_as_its_model():
+    strategy, weighted = CDGraB(fedavg(), sketch_size=DIM), {}
     receive = strategy.server.receive
-    strategy.server.receive = lambda given: receive(weighted.extend(given) or weighted)
-    run(strategy, grid_of([24, 48, 96]), 1)
+    strategy.server.receive = lambda given: receive(weighted.update(given) or given)
+    Rounds(strategy, grid_of([24, 48, 96]), 1)
     sampler, (inputs, targets) = OrderedSampler(24, BATCH, seed=0), examples(0, 24)
     grads, w = [], np.zeros(DIM)
     for _ in range(2):
@@ -165,7 +119,7 @@ def test_a_pair_weighs_as_much_as_its_nodes_model():
         grads.append(gradient(w, inputs[chosen], targets[chosen], weights))
         w = w - 0.02 * grads[-1]
     length = np.linalg.norm(grads[0] - grads[1]) * 24 / np.mean([24, 48, 96])
-    assert np.linalg.norm(weighted[0].diffs[0]) == pytest.approx(length, rel=1e-2)
+    assert np.linalg.norm(weighted["node-0"].diffs[0]) == pytest.approx(length, rel=1e-2)
 
 
 @pytest.mark.parametrize("outside", [False, True])
@@ -180,180 +134,147 @@ def test_pairs_are_weighted_by_steps(outside):
 
     def spy(replies, reports):
         scaled = scale(replies, reports)
-        raw = [reports[reply.metadata.src_node_id] for reply in replies]
-        ratios.append([b.diffs[0][0] / a.diffs[0][0] for a, b in zip(raw, scaled, strict=True)])
+        raw = [reports[reply.metadata.src_node_id].diffs[0][0] for reply in replies]
+        ratios.append([r.diffs[0][0] / x for r, x in zip(scaled.values(), raw, strict=True)])
         return scaled
 
     cd_grab._weighted = spy
-    history = History(strategy)
-    run(strategy, grid_of([16, 32, 24], profiles=[DeviceProfile(s) for s in (1, 1, 0.5)]), 2)
-    assert list(history.of("biased-local-sgd", "num-steps")[1].values()) == [8, 8, 4]
+    grid = grid_of([16, 32, 24], profiles=[DeviceProfile(s) for s in (1, 1, 0.5)])
+    rounds = Rounds(strategy, grid, 2)
+    assert list(rounds.of("biased-local-sgd", "num-steps")[1].values()) == [8, 8, 4]
     assert ratios[1] == pytest.approx([1.2, 1.2, 0.6])
-    shares = history.rounds[2]["weights"]
-    assert shares == {"node-0": 0.4, "node-1": 0.4, "node-2": 0.2}
+    assert rounds.lines[2]["weights"] == {"node-0": 0.4, "node-1": 0.4, "node-2": 0.2}
 
 
-def test_nodes_at_another_pace_walk_alone():
+def test_nodes_at_another_pace_are_ungrouped():
     profiles = [DeviceProfile()] * 3 + [DeviceProfile(compute_factor=0.3)]
     strategy = BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8, high_loss_fraction=None)
-    history = History(strategy)
-    run(strategy, grid_of([16] * 4, profiles=profiles), 6)
-    assert history.reasons() == []
-    steps = strategy.round_info()["num-steps"]
-    assert list(steps.values()) == [8, 8, 8, 2]
-    companies = [book.company for book in strategy.inner.server.books.values()]
-    assert companies == [{"node-0", "node-1", "node-2"}] * 3 + [{"node-3"}]
-    assert sum(history.of("cd-grab", "pairs")) > sum(history.of("cd-grab", "pairs-together")) > 0
+    rounds = Rounds(strategy, grid_of([16] * 4, profiles=profiles), 6)
+    assert rounds.reasons() == []
+    assert list(strategy.round_info()["num-steps"].values()) == [8, 8, 8, 2]
+    groups = [state.group for state in strategy.inner.server.states.values()]
+    assert groups == [{"node-0", "node-1", "node-2"}] * 3 + [{"node-3"}]
+    assert sum(rounds.of("cd-grab", "pairs")) > sum(rounds.of("cd-grab", "pairs-together")) > 0
 
 
 @pytest.mark.parametrize(
-    "nest",
+    "composition",
     [
-        lambda: TiFL(CDGraB(fedavg()), 2, 2, interval=3),
-        lambda: CDGraB(TiFL(flower.FedAdam(**QUIET), 3, 2, policy="uniform")),
-        lambda: TiFL(BiasedLocalSGD(CDGraB(flower.FedAdam(**QUIET)), 6), 2, 2, interval=3),
-        lambda: CDGraB(flower.FedMedian(**QUIET)),
-        lambda: CDGraB(flower.FedAdam(**QUIET)),
-        lambda: CDGraB(HerdingMeter()),
+        lambda: TiFL(BiasedLocalSGD(CDGraB(flower.FedAdam(**NO_EVALUATION)), 6), 2, 2, interval=3),
+        lambda: CDGraB(TiFL(flower.FedMedian(**NO_EVALUATION), 3, 2, policy="uniform")),
     ],
 )
-def test_any_nest(nest):
-    strategy, profiles = nest(), [DeviceProfile(), DeviceProfile(2.0)] * 3
-    history = History(strategy)
-    result = run(strategy, grid_of([16] * 6, profiles=profiles), 8)
-    assert np.isfinite(result.arrays["w"].numpy()).all()
-    assert result.arrays["w"].dtype == "float32"  # FedAdam alone gives float64
-    assert sum(history.of("cd-grab", "pairs")) > 0
-    assert history.reasons() == []
+def test_compositions_balance_pairs(composition):
+    profiles = [DeviceProfile(), DeviceProfile(2.0)] * 3
+    rounds = Rounds(composition(), grid_of([16] * 6, profiles=profiles), 8)
+    assert np.isfinite(rounds.result.arrays["w"].numpy()).all()
+    assert rounds.result.arrays["w"].dtype == "float32"  # FedAdam alone gives float64
+    assert sum(rounds.of("cd-grab", "pairs")) > 0
+    assert rounds.reasons() == []
 
 
-# --- faults ---------------------------------------------------------------------------
+# --- faults --------------------------------------------------------------------------
 
 
-def test_a_node_that_lost_its_state_gets_its_order_back():
+def test_a_node_that_lost_its_state_gets_its_order():
     grid, strategy = grid_of([20] * 3, lr=0.001), CDGraB(fedavg())
-    history, node = History(strategy), nodes_of(grid)[1]
-    orders = []
-    replies = strategy.on_replies
+    node, orders = nodes_of(grid)[1], []
 
-    def spoil(server_round, given):
-        orders.append(visited(grid, node))
+    def lose(server_round):
+        if server_round:
+            orders.append(visited(grid, node))
         if server_round == 5:
             grid.context(node).state.clear()
-        return replies(server_round, given)
 
-    strategy.on_replies = spoil
-    run(strategy, grid, 9)
+    rounds = Rounds(strategy, grid, 9, on_round_end=lose)
     assert orders[5] == list(range(10))  # round 6: it begins from scratch
-    book = strategy.server.books["node-1"]
+    state = strategy.server.states["node-1"]
     assert orders[6] != list(range(10))  # round 7: the order of round 6, had it not lost it
-    assert not book.lost
-    assert book.version == 8
-    assert history.of("cd-grab", "pairs") == [15] * 5 + [10] + [15] * 3
+    assert not state.lost
+    assert state.version == 8
+    assert rounds.of("cd-grab", "pairs") == [15] * 5 + [10] + [15] * 3
 
 
 @pytest.mark.parametrize("kind", ["dies", "errs", "garbage", "late"])
-def test_a_reply_that_does_not_count_costs_its_node_one_pass(kind):
+def test_a_dropped_reply_costs_its_node_one_pass(kind):
     fault = Fault(1, kind, 3, 4, delay_s=101.0)
     grid, strategy = grid_of([20] * 3, faults=[fault]), CDGraB(fedavg())
-    history = History(strategy)
-    strategy.start(grid, order_arrays(), num_rounds=8, timeout=100.0)
-    assert len(history.reasons()) == 2
-    assert history.of("cd-grab", "pairs") == [15, 15, 10, 10, 15, 15, 15, 15]
-    versions = {name: book.version for name, book in strategy.server.books.items()}
-    assert versions == {"node-0": 8, "node-1": 6, "node-2": 8}
+    rounds = Rounds(strategy, grid, 8, timeout=100.0)
+    assert len(rounds.reasons()) == 2
+    assert rounds.of("cd-grab", "pairs") == [15, 15, 10, 10, 15, 15, 15, 15]
+    states = strategy.server.states
+    assert [states[f"node-{i}"].version for i in range(3)] == [8, 6, 8]
     for i, node in enumerate(nodes_of(grid)):
-        assert visited(grid, node) != strategy.server.books[f"node-{i}"].order.tolist()
+        assert visited(grid, node) != states[f"node-{i}"].order.tolist()
 
 
-def test_a_node_joins_and_a_node_without_orders_takes_part():
-    sizes = [20] * 4
-    grid = LocalGrid(
-        order_app(sizes, ordered=lambda partition: partition != 2),
-        profiles=[DeviceProfile()] * 3,
-        seed=0,
+def test_a_joiner_and_a_node_without_orders():
+    grid = grid_of(
+        [20] * 4, profiles=[DeviceProfile()] * 3, ordered=lambda partition: partition != 2
     )
-    strategy = CDGraB(fedavg())
-    history, end = History(strategy), strategy.on_round_end
 
-    def join(run_, record):
-        if record["round"] == 3:
+    def join(server_round):
+        if server_round == 3:
             grid.join(DeviceProfile())
-        end(run_, record)
 
-    strategy.on_round_end = join
-    run(strategy, grid, 6)
-    assert history.of("cd-grab", "pairs") == [10, 10, 10, 15, 15, 15]
-    assert history.of("cd-grab", "pairs-together")[-1] == 15
-    assert history.reasons() == []
-
-
-def order_record(**changes):
-    terms = CDGraB(sketch_size=DIM, num_units=8).terms._replace(server_round=2)
-    record = write_report(terms, 8, Seen(0, 0, np.ones((4, DIM), np.float32)))
-    return {k: v for k, v in (record | changes).items() if v is not None}
+    rounds = Rounds(CDGraB(fedavg()), grid, 6, on_round_end=join)
+    assert rounds.of("cd-grab", "pairs") == [10, 10, 10, 15, 15, 15]
+    assert rounds.of("cd-grab", "pairs-together")[-1] == 15
+    assert rounds.reasons() == []
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({keys.SKETCH_SIZE: DIM + 1}, "numbers instead of 5"),
+        ({keys.SKETCH_SIZE: DIM + 1}, "sketch-size must be at most 5"),
         ({keys.SKETCH_SIZE: 2, keys.VECTORS: bytes(16)}, "vectors of 2 numbers instead of 5"),
-        ({keys.VECTORS: bytes(2 * DIM + 1)}, "whole rows of 5 float16, got 11 bytes"),
         ({keys.VECTORS: b"\xff\x7f" * DIM}, "vectors must be finite"),
-        ({keys.SERVER_ROUND: 1}, "of round 1 instead of 2"),
-        ({keys.SKETCH_SEED: 1}, "of sketch seed 1 instead of 0"),
-        ({keys.FIRST_PAIR: 2}, "pairs 2..5 of 8 units"),
-        ({keys.NUM_UNITS: 4}, "pairs 0..3 of 4 units"),
-        ({keys.VERSION: -1}, "version -1 instead of a whole number"),
-        ({keys.VERSION: 2**64 - 1}, "version 18446744073709551615 instead of a whole number"),
-        ({keys.SCALE: "1"}, "lacks vectors"),
-        ({keys.SCALE: 0.0}, "vectors must be finite"),
-        ({keys.DTYPE: "int8"}, "dtype must be one of"),
+        ({keys.SERVER_ROUND: 1}, "server-round must be 2, got 1"),
+        ({keys.FIRST_PAIR: 2}, "first-pair must leave room"),
     ],
 )
-def test_a_bad_report_drops_that_reply_and_the_run_goes_on(changes, reason):
-    def liar(message, context, call_next):
+def test_a_bad_report_drops_its_reply(changes, reason):
+    def lie(message, context, call_next):
         reply = call_next(message, context)
         partition = context.node_config["partition-id"]
         if partition == 1 and message.content["config"]["server-round"] == 2:
-            reply.content[keys.ORDER] = ConfigRecord(order_record(**changes))
+            terms = strategy.terms._replace(server_round=2)
+            record = write_report(terms, Report(0, 8, 0, np.ones((4, DIM), np.float32)))
+            reply.content[keys.ORDER] = ConfigRecord(record | changes)
         return reply
 
     strategy = CDGraB(fedavg(), sketch_size=DIM, num_units=8)
-    history = History(strategy)
-    run(strategy, grid_of([16] * 3, mods=[liar]), 4)
-    (said,) = history.reasons()
+    rounds = Rounds(strategy, grid_of([16] * 3, mods=[lie]), 4)
+    (said,) = rounds.reasons()
     assert reason in said
-    assert history.of("cd-grab", "pairs") == [12, 8, 12, 12]
+    assert rounds.of("cd-grab", "pairs") == [12, 8, 12, 12]
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {keys.WHOLE_ORDER: bytes(4 * 8), keys.FIRST_PAIR: 0},  # 0, 0, 0, ...
-        {keys.WHOLE_ORDER: pack_order(range(7)), keys.FIRST_PAIR: 0},
+        {keys.WHOLE_ORDER: np.arange(7, dtype="<i4").tobytes(), keys.FIRST_PAIR: 0},
         {keys.SIGNS: bytes(9)},
     ],
     ids=["no permutation", "too short", "too many signs"],
 )
-def test_an_instruction_that_makes_no_order_is_passed_over(change):
+def test_an_instruction_without_an_order_is_ignored(change):
     def garble(message, context, call_next):
         third = message.content["config"]["server-round"] == 3
         if third and context.node_config["partition-id"] == 1:
             message.content[keys.ORDER].update(change)
         return call_next(message, context)
 
-    strategy = CDGraB(fedavg(), num_units=8)
-    history, grid = History(strategy), grid_of([16] * 3, mods=[garble])
-    run(strategy, grid, 6)
-    assert history.reasons() == []
-    assert history.of("cd-grab", "pairs") == [12, 12, 8, 12, 12, 12]
+    grid = grid_of([16] * 3, mods=[garble])
+    rounds = Rounds(CDGraB(fedavg(), num_units=8), grid, 6)
+    assert rounds.reasons() == []
+    assert rounds.of("cd-grab", "pairs") == [12, 12, 8, 12, 12, 12]
     for node in nodes_of(grid):
         assert sorted(visited(grid, node)) == list(range(8))
 
 
-def test_the_order_record_does_not_reach_the_inner_strategy():
+def test_records_stay_outside_the_inner_strategy():
     class Strict(flower.FedAvg):
         def aggregate_train(self, server_round, replies):
             replies = list(replies)
@@ -362,69 +283,35 @@ def test_the_order_record_does_not_reach_the_inner_strategy():
                 assert set(reply.content) == {"arrays", "metrics", "flwr-hetero.timing"}
             return super().aggregate_train(server_round, replies)
 
-    run(HerdingMeter(CDGraB(Strict(**QUIET))), grid_of([16] * 3), 2)
+    Rounds(HerdingMeter(CDGraB(Strict(**NO_EVALUATION))), grid_of([16] * 3), 2)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {keys.NUM_UNITS: 0},
-        {keys.NUM_UNITS: "8"},
-        {keys.SKETCH_SIZE: 99},
-        {keys.SKETCH_SIZE: 2},
-        {keys.VECTORS: bytes(3)},
-        {keys.VECTORS: "text"},
-        {keys.SCALE: float("nan")},
-        {keys.SCALE: None},
-    ],
-)
-def test_a_bad_herding_record_drops_that_reply(change):
-    def liar(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 1:
-            record = dict(reply.content[keys.HERDING]) | change
-            kept = {k: v for k, v in record.items() if v is not None}
-            reply.content[keys.HERDING] = ConfigRecord(kept)
-        return reply
-
-    strategy = HerdingMeter(fedavg())
-    history = History(strategy)
-    run(strategy, grid_of([16] * 3, method="d-rr", mods=[liar]), 2)
-    assert len(history.reasons()) == 2
-    assert all(bound > 0 for bound in history.of("herding", "herding-bound"))
-
-
-def test_the_bound_waits_for_whole_passes():
-    strategy = HerdingMeter(CDGraB(fedavg(), mode="exact"))
-    history = History(strategy)
-    run(strategy, grid_of([12] * 2), 12)
-    bounds = [record.get("herding", {}).get("herding-bound") for record in history.rounds[1:]]
-    assert [bound is not None for bound in bounds] == ([False] * 5 + [True]) * 2
-
-
-# --- settings -------------------------------------------------------------------------
+# --- settings ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CDGraB(mode="fast"), "mode must be sketched or exact, got 'fast'"),
-        (lambda: CDGraB(sketch_size=0), "sketch_size must be a whole number of at least 1, got 0"),
-        (lambda: CDGraB(num_units=1), "num_units must be a whole number of at least 2, got 1"),
+        (lambda: CDGraB(mode="fast"), "mode must be one of sketched, exact"),
+        (lambda: CDGraB(sketch_size=0), "sketch_size must be a whole number of at least 1"),
+        (lambda: CDGraB(sketch_size=10.5), "sketch_size must be a whole number"),
+        (lambda: CDGraB(num_units=1), "num_units must be a whole number of at least 2"),
         (lambda: CDGraB(num_units=2**20 + 1), "num_units must be at most 1048576"),
-        (lambda: CDGraB(num_units=64.5), r"num_units must be a whole number .* got 64\.5"),
-        (lambda: CDGraB(sketch_size=10.5), r"sketch_size must be a whole number .* got 10\.5"),
-        (lambda: CDGraB(seed=0.5), r"seed must be a whole number of at least 0, got 0\.5"),
+        (lambda: CDGraB(num_units=64.5), "num_units must be a whole number"),
+        (lambda: CDGraB(seed=-1), "seed must be a whole number"),
         (lambda: CDGraB(seed=2**53 + 1), "seed must be at most 9007199254740992"),
-        (lambda: CDGraB(seed=-1), "seed must be a whole number of at least 0, got -1"),
         (lambda: CDGraB(ArrayRecord()), "strategy must be a flwr"),
-        (
-            lambda: HerdingMeter(sketch_size=0),
-            "sketch_size must be a whole number of at least 1, got 0",
-        ),
-        (lambda: HerdingMeter(seed=-1), "seed must be a whole number of at least 0, got -1"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_state_of_another_version_is_refused():
+    strategy = CDGraB(fedavg())
+    Rounds(strategy, grid_of([16]), 1)
+    state = strategy.state_dict()
+    for change in ({"dim": None}, {"groups": None}, {"node-0/order": None}):
+        with pytest.raises(ValueError, match="state of CDGraB must hold"):
+            CDGraB().load_state_dict(state | change)

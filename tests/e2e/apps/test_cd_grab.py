@@ -70,8 +70,8 @@ def test_orders_persist_and_their_loss_is_survived():
     node_id = next(iter(grid.get_node_ids()))
     records = grid.context(node_id).state
     (arrays,) = [name for name in records if name.endswith("order.arrays")]
-    assert sorted(records[arrays]["walk.order"].numpy()) == list(range(27))
-    for spoil in (lambda: records[arrays].pop("walk.order"), lambda: records.clear()):
+    assert sorted(records[arrays]["order.order"].numpy()) == list(range(27))
+    for spoil in (lambda: records[arrays].pop("order.order"), lambda: records.clear()):
         spoil()
         assert local_run(2, grid=grid)[-1]["global"]["accuracy"] > 0.7
 

@@ -1,0 +1,268 @@
+"""Pair balancing, groups, reordering and the herding bound."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from oracles.cd_grab import MISTAKES, TwoPointers
+
+from flwr_hetero.cd_grab.algorithm import (
+    balance_group,
+    herding_bound,
+    own_share,
+    pair_balance,
+    relative_herding,
+    reorder,
+    unit_signs,
+)
+
+diffs_of_5 = arrays(
+    np.int64, st.tuples(st.integers(1, 9), st.just(5)), elements=st.integers(-64, 64)
+).map(lambda sixteenths: sixteenths / 16.0)
+
+
+def vectors_of(num_nodes, num_units, dim=16, seed=0, dtype=np.float64):
+    """Uniform, centred over all nodes, of length 1: the synthetic set-up of the paper."""
+    vectors = np.random.default_rng(seed).random((num_nodes, num_units, dim))
+    vectors -= vectors.mean(axis=(0, 1))
+    return (vectors / np.linalg.norm(vectors, axis=2, keepdims=True)).astype(dtype)
+
+
+def shuffled(num_nodes, num_units, seed=1):
+    rng = np.random.default_rng(seed)
+    return np.array([rng.permutation(num_units) for _ in range(num_nodes)])
+
+
+def next_orders(vectors, orders):
+    """One epoch of Algorithm 4."""
+    num_nodes, num_units, dim = vectors.shape
+    visited = np.take_along_axis(vectors, orders[:, :, None], axis=1)
+    even = num_units // 2 * 2
+    diffs = list(visited[:, 0:even:2] - visited[:, 1:even:2])
+    sums = [np.zeros(dim, vectors.dtype) for _ in diffs]
+    _, signs = balance_group(sums, diffs, np.zeros(num_nodes))
+    return np.array([reorder(orders[i], unit_signs(s, num_units)) for i, s in enumerate(signs)])
+
+
+# --- Algorithm 2 ---------------------------------------------------------------------
+
+
+def test_pair_balance_by_hand():
+    total, signs = pair_balance(np.zeros(2), np.array([[1.0, 0], [3, 0], [0, 1], [1, 1]]))
+    # 0 -> (1,0); <r,z>=3 -> minus: (-2,0); 0 -> (-2,1); <r,z>=-1 -> plus: (-1,2)
+    assert signs.tolist() == [1, -1, 1, 1]
+    assert signs.dtype == np.int8
+    assert total.tolist() == [-1.0, 2.0]
+
+
+@given(diffs_of_5, arrays(np.float64, 5, elements=st.floats(-4, 4)))
+def test_pair_balance_takes_the_shorter_sum(diffs, start):
+    total, signs = pair_balance(start, diffs)
+    r = start.copy()
+    for sign, z in zip(signs, diffs, strict=True):
+        assert np.linalg.norm(r + sign * z) <= np.linalg.norm(r - sign * z) + 1e-9
+        r += sign * z
+    np.testing.assert_allclose(total, r, atol=1e-12)
+
+
+@given(diffs_of_5, st.sampled_from([2.0**-20, 0.5, 8.0, 2.0**40]))
+def test_pair_balance_is_free_of_scale(diffs, scale):
+    _, signs = pair_balance(np.zeros(5), diffs)
+    assert np.array_equal(signs, pair_balance(np.zeros(5), diffs * scale)[1])
+    assert np.array_equal(signs, pair_balance(np.zeros(5), -diffs)[1])  # flips the sum as well
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_pair_balance_copies_and_keeps_dtype(dtype):
+    start, diffs = np.ones(3, dtype), np.full((4, 3), 2, dtype)
+    start.setflags(write=False)
+    diffs.setflags(write=False)
+    total, _ = pair_balance(start, diffs)
+    assert total.dtype == dtype
+    assert not np.shares_memory(total, start)
+    assert pair_balance(np.zeros(3, np.float16), diffs.astype(np.float16))[0].dtype == np.float32
+
+
+# --- Algorithm 4 against the oracle --------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 3), (2, 7, 5), (4, 64, 16), (16, 32, 2), (3, 33, 40)], ids=str
+)
+def test_orders_are_the_oracles(shape, dtype):
+    vectors, orders = vectors_of(*shape, dtype=dtype), shuffled(*shape[:2])
+    oracle = TwoPointers(vectors, orders)
+    for _ in range(8):
+        orders = next_orders(vectors, orders)
+        assert orders.tolist() == oracle.epoch()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_oracle_tells_mistakes_apart(mistake):
+    """A loose bound would miss the first two."""
+    vectors, orders = vectors_of(4, 64), shuffled(4, 64)
+    right, wrong = TwoPointers(vectors, orders), TwoPointers(vectors, orders, mistake)
+    assert any(right.epoch() != wrong.epoch() for _ in range(2))
+
+
+def test_bound_halves_to_a_floor():
+    vectors, orders = vectors_of(16, 1024), shuffled(16, 1024)
+    apart = orders.copy()
+    bounds = [herding_bound(vectors, orders)]
+    for _ in range(8):
+        orders = next_orders(vectors, orders)
+        apart = np.concatenate(
+            [next_orders(vectors[i : i + 1], o[None]) for i, o in enumerate(apart)]
+        )
+        bounds.append(herding_bound(vectors, orders))
+    assert 0.4 < bounds[1] / bounds[0] < 0.6
+    assert bounds[-1] < 3.0
+    assert bounds[-1] < 0.45 * herding_bound(vectors, apart)
+
+
+def test_odd_number_of_units_costs_nothing():
+    bounds = []
+    for num_units in (256, 255):
+        vectors, orders = vectors_of(8, num_units), shuffled(8, num_units)
+        for _ in range(8):
+            orders = next_orders(vectors, orders)
+        bounds.append(herding_bound(vectors, orders))
+    assert bounds[1] < 1.5 * bounds[0]
+
+
+# --- groups --------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
+def test_own_weight_one_is_each_alone(num_nodes, num_pairs, seed):
+    diffs = np.random.default_rng(seed).standard_normal((num_nodes, num_pairs, 4))
+    sums = np.zeros((num_nodes, 4))
+    total, signs = balance_group(list(sums), list(diffs), np.ones(num_nodes))
+    for i in range(num_nodes):
+        own, alone = pair_balance(np.zeros(4), diffs[i])
+        assert signs[i].tolist() == alone.tolist()
+        np.testing.assert_allclose(sums[i], own, atol=1e-12)
+    np.testing.assert_allclose(total, sums.sum(axis=0), atol=1e-12)
+
+
+@pytest.mark.parametrize(("weight", "sign"), [(0.0, -1), (0.4, -1), (0.5, 1), (0.6, 1)])
+def test_own_weights_between_by_hand(weight, sign):
+    sums = [np.array([-2.0]), np.array([1.0])]  # together -1
+    diffs = [np.array([[0.0]]), np.array([[-1.0]])]  # vote (1-h)(-1)(-1) + h(1)(-1)
+    total, signs = balance_group(sums, diffs, [0.0, weight])
+    assert signs[1].tolist() == [sign]
+    assert sums[1].tolist() == [1.0 - sign]
+    assert total.tolist() == [-1.0 - sign]
+
+
+def test_shorter_orders_end_earlier():
+    diffs = np.random.default_rng(0).standard_normal((3, 6, 4))
+    lengths = (4, 6, 3)
+    ragged = [each[:n] for each, n in zip(diffs, lengths, strict=True)]
+    total, signs = balance_group([np.zeros(4) for _ in range(3)], ragged, np.zeros(3))
+    steps = [(i, p) for p in range(6) for i in range(3) if p < lengths[i]]
+    paper, flat = pair_balance(np.zeros(4), [diffs[i, p] for i, p in steps])
+    assert [signs[i][p] for i, p in steps] == flat.tolist()
+    assert [len(s) for s in signs] == list(lengths)
+    np.testing.assert_allclose(total, paper, atol=1e-12)
+
+
+def test_own_share_falls_with_the_overlap():
+    q = np.linspace(0, 1, 11)
+    shares = own_share(q, 8)
+    assert (shares[0], shares[-1]) == (1, 0)
+    assert (np.diff(shares) < 0).all()
+    assert (own_share(q[1:-1], 32) > own_share(q[1:-1], 2)).all()
+    assert own_share([1.0], 1).tolist() == [1.0]
+
+
+# --- Algorithm 1 ---------------------------------------------------------------------
+
+
+def test_reorder_by_hand():
+    # front: 4, 1 as visited; back: 0, 3, 2 reversed
+    assert reorder([4, 0, 3, 1, 2], [1, -1, -1, 1, -1]).tolist() == [4, 1, 2, 3, 0]
+
+
+@given(st.integers(1, 40), st.randoms())
+def test_reorder_is_the_two_pointer_form(num_units, random):
+    order = random.sample(range(num_units), num_units)
+    pairs = [random.choice([-1, 1]) for _ in range(num_units // 2)]
+    slots, left, right = [None] * num_units, 0, num_units - 1
+    for sign, first, second in zip(pairs, order[::2], order[1::2], strict=False):
+        slots[left], slots[right] = (first, second) if sign > 0 else (second, first)
+        left, right = left + 1, right - 1
+    if num_units % 2:
+        assert left == right
+        slots[left] = order[-1]
+    assert reorder(order, unit_signs(pairs, num_units)).tolist() == slots
+
+
+# --- Equation 8 ----------------------------------------------------------------------
+
+
+def test_herding_bound_by_hand():
+    vectors = np.array([[[1.0], [3.0]], [[0.0], [4.0]]])  # mean 2
+    assert herding_bound(vectors, [[0, 1], [0, 1]]) == 3.0  # (1-2) + (0-2)
+    assert herding_bound(vectors, [[0, 1], [1, 0]]) == 1.0  # (1-2) + (4-2)
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
+def test_herding_bound_is_equation_8(num_nodes, num_units, dim, seed):
+    vectors = np.random.default_rng(seed).standard_normal((num_nodes, num_units, dim))
+    orders = shuffled(num_nodes, num_units, seed)
+    mean, worst = vectors.mean(axis=(0, 1)), 0.0
+    for last in range(num_units):
+        prefix = np.zeros(dim)
+        for i in range(num_nodes):
+            for j in range(last + 1):
+                prefix += vectors[i, orders[i, j]] - mean
+        worst = max(worst, np.abs(prefix).max())
+    assert herding_bound(vectors, orders) == pytest.approx(worst, abs=1e-9)
+
+
+def test_relative_herding_is_free_of_scale_and_shift():
+    rng = np.random.default_rng(0)
+    passes = [rng.standard_normal((n, 3)) for n in (6, 6, 4)]
+    centred = [p - p.mean(axis=0) for p in passes]
+    usual = np.sqrt(np.mean([np.sum(row**2) for p in centred for row in p]))
+    prefixes = [sum(p[:last].sum(axis=0) for p in centred) for last in range(1, 7)]
+    expected = max(np.linalg.norm(prefix) for prefix in prefixes) / usual
+    assert relative_herding(passes) == pytest.approx(expected)
+    moved = [1e-6 * (p + i) for i, p in enumerate(passes)]
+    assert relative_herding(moved) == pytest.approx(expected)
+    assert relative_herding([np.ones((4, 2))]) == 0.0
+
+
+# --- errors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pair_balance(np.zeros(2), np.zeros((3, 4))), "pair_diffs must have rows"),
+        (lambda: pair_balance(np.zeros(2), np.zeros(2)), "pair_diffs must have rows"),
+        (lambda: pair_balance(np.zeros((2, 2)), np.zeros((2, 2))), "pair_diffs must have rows"),
+        (lambda: pair_balance(np.zeros(2), [[0.0, np.nan]]), "pair_diffs must be finite"),
+        (lambda: pair_balance(np.zeros(2), [[np.inf, 0], [1, 1]]), "pair_diffs must be finite"),
+        (lambda: pair_balance(np.zeros(2), [[-np.inf, 0]]), "pair_diffs must be finite"),
+        (lambda: balance_group([np.zeros(3)] * 2, [np.zeros((4, 3))], [0, 0]), "pair_diffs"),
+        (lambda: balance_group([np.zeros(3)] * 2, [np.zeros((4, 3))] * 2, [0]), "pair_diffs"),
+        (lambda: reorder([0, 1, 1], [1, 1, 1]), r"order must be a permutation of range\(3\)"),
+        (lambda: reorder([0, 1, 3], [1, 1, 1]), "order must be a permutation"),
+        (lambda: reorder([0, -1], [1, 1]), "order must be a permutation"),
+        (lambda: reorder([0.0, 1.0], [1, 1]), "order must be a permutation"),
+        (lambda: reorder([[0, 1]], [[1, 1]]), "order must be a permutation"),
+        (lambda: reorder([], []), "order must be a permutation"),
+        (lambda: reorder([0, 1], [1, 0]), "signs must hold"),
+        (lambda: reorder([0, 1], [1]), "signs must hold"),
+        (lambda: unit_signs([1, 1], 6), r"pair_signs must have shape \(3,\)"),
+        (lambda: herding_bound(np.zeros((2, 3)), [[0, 1, 2]]), "orders must have shape"),
+        (lambda: herding_bound(np.zeros((2, 3, 1)), [[0, 1, 2]]), "orders must have shape"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,62 @@
+"""HerdingMeter: the bound of whole passes, and bad records."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from order_toy import Rounds, fedavg, grid_of
+
+from flwr_hetero import keys
+from flwr_hetero.strategy import CDGraB, HerdingMeter
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {keys.NUM_UNITS: 0},
+        {keys.NUM_UNITS: "8"},
+        {keys.SKETCH_SIZE: 99},
+        {keys.SKETCH_SIZE: 2},
+        {keys.VECTORS: bytes(3)},
+        {keys.VECTORS: "text"},
+        {keys.SCALE: float("nan")},
+        {keys.SCALE: None},
+    ],
+)
+def test_a_bad_record_drops_its_reply(change):
+    def lie(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 1:
+            record = dict(reply.content[keys.HERDING]) | change
+            kept = {k: v for k, v in record.items() if v is not None}
+            reply.content[keys.HERDING] = ConfigRecord(kept)
+        return reply
+
+    rounds = Rounds(HerdingMeter(fedavg()), grid_of([16] * 3, method="d-rr", mods=[lie]), 2)
+    assert len(rounds.reasons()) == 2
+    assert all(bound > 0 for bound in rounds.of("herding", "herding-bound"))
+
+
+def test_the_bound_waits_for_whole_passes():
+    rounds = Rounds(HerdingMeter(CDGraB(fedavg(), mode="exact")), grid_of([12] * 2), 12)
+    bounds = rounds.of("herding", "herding-bound")
+    assert [bound is not None for bound in bounds] == ([False] * 5 + [True]) * 2
+
+
+def test_the_first_length_may_be_outvoted():
+    def lie(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 0:
+            record = reply.content[keys.HERDING]
+            record.update({keys.SKETCH_SIZE: 1, keys.VECTORS: np.ones(8, "<f2").tobytes()})
+        return reply
+
+    grid = grid_of([16] * 3, method="d-rr", mods=[lie])
+    rounds = Rounds(HerdingMeter(fedavg()), grid, 1)
+    (reason,) = rounds.reasons()
+    assert "sketch-size must be 5 as on other nodes, got 1" in reason
+
+
+@pytest.mark.parametrize(("name", "value"), [("sketch_size", 0), ("seed", -1)])
+def test_bad_settings_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        HerdingMeter(**{name: value})

@@ -1,0 +1,226 @@
+"""A node's orders, pass after pass, and how it follows the order server."""
+
+import numpy as np
+import pytest
+
+from flwr_hetero.cd_grab.algorithm import herding_bound, pair_balance, reorder, unit_signs
+from flwr_hetero.cd_grab.node_order import NodeOrder, OwnMean, OwnPairs, Reshuffled, ServedOrder
+from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.wire import (
+    Answer,
+    Terms,
+    read_answer,
+    read_report,
+    write_instruction,
+    write_report,
+)
+
+ALL = [NodeOrder, Reshuffled, OwnPairs, OwnMean, ServedOrder]
+
+
+def vectors_of(num_units, dim=6, seed=0):
+    return np.random.default_rng(seed).standard_normal((num_units, dim))
+
+
+def visit(order, vectors, steps, per_step=1):
+    """Visit units; all gradients are written into one buffer, as a training loop does."""
+    buffer, visited = np.empty((per_step, vectors.shape[1])), []
+    for _ in range(steps):
+        units = order.next_units(per_step)
+        seen = buffer[: len(units)]
+        seen[...] = vectors[units]
+        order.observe(seen)
+        visited += units.tolist()
+    buffer[...] = np.nan
+    return visited
+
+
+# --- every order ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(("num_units", "per_step"), [(1, 1), (2, 1), (7, 1), (8, 3), (9, 9)])
+def test_each_pass_visits_each_unit_once(kind, num_units, per_step):
+    order, vectors = kind(num_units), vectors_of(num_units)
+    for _ in range(4):
+        visited = visit(order, vectors, -(-num_units // per_step), per_step)
+        assert sorted(visited) == list(range(num_units))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_damaged_state_is_refused(kind):
+    order = kind(4)
+    state = order.state_dict()
+    for change in (
+        {"order": np.array([0, 0, 1, 2])},
+        {"order": np.arange(5)},
+        {"position": 5},
+        {"position": "2"},
+        {"seed": 1.5},
+        *({name: None} for name in state),
+    ):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            order.load_state_dict(state | change)
+    order.load_state_dict(state | {"another's": 1})
+    assert repr(order.state_dict()) == repr(state)
+
+
+# --- baselines -----------------------------------------------------------------------
+
+
+def test_reshuffling_depends_on_seed_and_pass():
+    orders = {
+        (seed, n): tuple(order.next_units(20).tolist())
+        for seed in (0, 1)
+        for order in [Reshuffled(20, seed)]
+        for n in range(3)
+    }
+    assert len(set(orders.values())) == 6
+
+
+@pytest.mark.parametrize("num_units", [8, 9])
+def test_own_pairs_is_pair_balance_of_one_node(num_units):
+    own, vectors, order = OwnPairs(num_units), vectors_of(num_units), np.arange(num_units)
+    for per_step in (1, 3, num_units, 1):
+        assert visit(own, vectors, -(-num_units // per_step), per_step) == order.tolist()
+        even = vectors[order[: num_units // 2 * 2]]
+        _, signs = pair_balance(np.zeros(6), even[0::2] - even[1::2])
+        order = reorder(order, unit_signs(signs, num_units))
+
+
+def test_own_mean_is_grab_with_the_last_mean():
+    own, vectors, order, mean = OwnMean(8), vectors_of(8) + 3.0, np.arange(8), np.zeros(6)
+    for number in range(4):
+        moved = vectors + number  # gradients change from pass to pass
+        assert visit(own, moved, 8) == order.tolist()
+        if number:
+            np.testing.assert_allclose(own.mean, mean)  # of gradients as they came
+        signs, total = [], np.zeros(6)
+        for unit in order:
+            z = moved[unit] - mean
+            sign = 1 if np.linalg.norm(total + z) <= np.linalg.norm(total - z) else -1
+            total += sign * z
+            signs.append(sign)
+        order, mean = reorder(order, signs), moved.mean(axis=0)
+
+
+@pytest.mark.parametrize("kind", [OwnPairs, OwnMean])
+def test_own_orders_beat_random_ones(kind):
+    vectors, own = vectors_of(256), kind(256)
+    for _ in range(8):
+        visit(own, vectors, 256)
+    random = [herding_bound(vectors[None], [Reshuffled(256, s).order]) for s in range(9)]
+    own.start_pass()
+    assert herding_bound(vectors[None], [own.order]) < 0.35 * np.mean(random)
+
+
+# --- the served order ----------------------------------------------------------------
+
+
+def test_gradients_are_copied():
+    """The published code kept a reference: all differences were zero, all signs +1."""
+    vectors, order = vectors_of(6), ServedOrder(6)
+    visit(order, vectors, 6)
+    expected = vectors[0::2] - vectors[1::2]
+    assert np.array_equal(order.report().diffs, expected)
+    assert (expected != 0).all()
+
+
+@pytest.mark.parametrize("num_units", [8, 9])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, 11, 16, 27])
+def test_any_steps_per_round_reach_algorithm_4(num_units, steps):
+    vectors, terms = [vectors_of(num_units, seed=s) for s in range(2)], Terms(sketch_size=0)
+    served, server = [ServedOrder(num_units) for _ in vectors], OrderServer(exact=True)
+    orders, met = [np.arange(num_units)] * 2, []
+    for _ in range(60 * num_units // steps):
+        reports = {}
+        for i, order in enumerate(served):
+            order.follow(server.answer(f"node-{i}"))
+            visit(order, vectors[i], steps)
+            reports[f"node-{i}"] = read_report(write_report(terms, order.report()), terms)
+        server.receive(reports)
+        met.append([order.order.tolist() for order in served])
+    even = num_units // 2 * 2
+    for _ in range(6):
+        assert [order.tolist() for order in orders] in met
+        seen = [v[o[:even]] for v, o in zip(vectors, orders, strict=True)]
+        diffs = np.stack([s[0::2] - s[1::2] for s in seen], axis=1)
+        _, signs = pair_balance(np.zeros(6), diffs.reshape(-1, 6))
+        columns = signs.reshape(-1, 2).T
+        orders = [
+            reorder(o, unit_signs(s, num_units)) for o, s in zip(orders, columns, strict=True)
+        ]
+
+
+def test_a_pass_is_watched_once_per_instruction():
+    vectors, order = vectors_of(4), ServedOrder(4)
+    visit(order, vectors, 12)
+    seen = order.report()
+    assert (seen.first_pair, len(seen.diffs)) == (0, 2)
+    order.follow(Answer())  # the report was lost: the pass is watched again
+    visit(order, vectors, 4)
+    assert len(order.report().diffs) == 2
+
+
+def test_next_order_waits_for_the_end_of_the_pass():
+    vectors, order = vectors_of(6), ServedOrder(6)
+    visit(order, vectors, 8)  # two units into the second pass
+    order.follow(Answer(1, signs=np.array([-1, -1, -1], np.int8)))
+    assert visit(order, vectors, 4) == [2, 3, 4, 5]
+    assert visit(order, vectors, 6) == [1, 3, 5, 4, 2, 0]
+    seen = order.report()
+    assert (seen.version, seen.first_pair, len(seen.diffs)) == (1, 0, 3)
+
+
+def test_half_a_pair_ends_with_its_pass():
+    vectors, order = vectors_of(6), ServedOrder(6)
+    visit(order, vectors, 6)
+    order.follow(Answer())  # no answer yet: watched again
+    visit(order, vectors, 3)
+    assert len(order.report().diffs) == 1
+    order.follow(Answer(1, signs=np.array([1, 1, 1], np.int8)))
+    assert not order.watching  # nothing more to learn of the old order
+    visit(order, vectors, 3)
+    seen = vectors[visit(order, vectors, 6)]
+    assert np.array_equal(order.report().diffs, seen[0::2] - seen[1::2])
+
+
+def test_a_whole_order_is_adopted_at_once():
+    order = ServedOrder(4)
+    visit(order, vectors_of(4), 3)
+    order.follow(Answer(9, order=np.array([3, 2, 1, 0])))
+    assert visit(order, vectors_of(4), 4) == [3, 2, 1, 0]
+    assert (order.version, order.report().version) == (9, 9)
+
+
+def test_a_whole_order_continues_within_a_pass():
+    vectors, server, terms = vectors_of(8), OrderServer(), Terms(num_units=8)
+    unbroken, restarted = ServedOrder(8), ServedOrder(8)
+    visit(unbroken, vectors, 4)
+    server.receive({"a": unbroken.report()})
+    again = OrderServer()
+    again.load_state_dict(server.state_dict())
+    for order, by in ((unbroken, server), (restarted, again)):
+        order.follow(read_answer(write_instruction(terms, by.answer("a")), 8))
+        assert visit(order, vectors, 4) == [4, 5, 6, 7]
+        by.receive({"a": order.report()})
+    assert server.states["a"].version == again.states["a"].version == 1
+    assert server.states["a"].order.tolist() == again.states["a"].order.tolist()
+
+
+@pytest.mark.parametrize("version", [0, 2, 5])
+def test_signs_of_another_order_are_ignored(version):
+    order = ServedOrder(4)
+    order.follow(Answer(version, signs=np.array([-1, -1], np.int8)))
+    assert visit(order, vectors_of(4), 4) == [0, 1, 2, 3]
+    assert order.version == 0
+
+
+def test_forget_waits_for_the_next_pass():
+    vectors, order = vectors_of(6), ServedOrder(6)
+    visit(order, vectors, 3)
+    order.forget()
+    visit(order, vectors, 3)
+    assert not len(order.report().diffs)
+    visit(order, vectors, 6)
+    assert len(order.report().diffs) == 3
