@@ -60,3 +60,12 @@ def test_the_first_length_may_be_outvoted():
 def test_bad_settings_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
         HerdingMeter(**{name: value})
+
+
+def test_the_last_whole_pass_counts():
+    meter = HerdingMeter(sketch_size=1)
+    meter._length = 1
+    record = {keys.NUM_UNITS: 2, keys.SKETCH_SIZE: 1, keys.SCALE: 1.0}
+    parts = [np.array(part, "<f2").tobytes() for part in ([1], [2, 3])]
+    assert meter._add("node-0", record | {keys.VECTORS: parts[0]}) is None
+    assert meter._add("node-0", record | {keys.VECTORS: parts[1]}).tolist() == [[2], [3]]

@@ -52,7 +52,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def open_sampler(node: NodeTask, settings: OrderSettings, context: Context) -> OrderedSampler:
-    """Take up the sampler where the last round left it; without its state it starts from scratch."""
+    """Restore the sampler of the last round; without its state it starts from scratch."""
     sampler = lifelong_order(
         node,
         settings,
