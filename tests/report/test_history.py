@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +5,6 @@ from hypothesis import strategies as st
 
 from flwr_hetero.report.history import (
     History,
-    best_round,
     read_history,
     settled_value,
     time_to_target,
@@ -29,13 +26,6 @@ def test_rounds_in_order_bad_lines_noted(tmp_path):
         "line 7 is no round",
         "line 8 is torn",
     ]
-
-
-def test_whole_history_has_no_notes(make_run, rounds_of):
-    rounds = rounds_of(5)
-    history = read_history(make_run(rounds=rounds))
-    assert history.notes == ()
-    assert list(history.rounds) == json.loads(json.dumps(rounds))
 
 
 def test_later_line_of_a_round_counts(tmp_path):
@@ -155,17 +145,6 @@ def test_time_to_target_equals_plain_search(name, given, target):
             expected = float(number)
             break
     assert time_to_target(history_of(name, given), name, target, "round") == expected
-
-
-@settings(deadline=None)
-@given(names, values)
-def test_settled_value_was_reached(name, given):
-    history = history_of(name, given)
-    settled = settled_value(history, name)
-    best = history.metric(name)[best_round(history, name)]
-    assert settled in given
-    assert settled >= best if name == "loss" else settled <= best
-    assert time_to_target(history, name, settled) is not None
 
 
 def test_settled_value_ignores_one_peak():

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from flwr_hetero.report import RunDirectory, read_history
@@ -92,11 +90,6 @@ def test_round_needs_a_number(run, number):
         run.append_round({"round": number})
 
 
-def test_empty_run_does_not_block_its_folder(run):
-    RunDirectory(run.path, {"seed": 4})
-    assert json.loads((run.path / "config.json").read_text())["resumed"] == []
-
-
 def test_no_round_occurs_twice_after_a_resume(run):
     for number in range(6):
         run.append_round({"round": number, "try": 1})
@@ -137,11 +130,6 @@ def test_torn_line_is_dropped_on_resume(run):
     assert rounds_in(run.path) == [0]
     again.append_round({"round": 1})
     assert rounds_in(run.path) == [0, 1]
-
-
-def test_resume_in_an_empty_folder(tmp_path):
-    RunDirectory(tmp_path / "new", resume=True).append_round({"round": 0})
-    assert rounds_in(tmp_path / "new") == [0]
 
 
 def test_model_comes_back(run):
@@ -188,37 +176,6 @@ def test_failing_report_does_not_cost_the_run(run, monkeypatch, caplog):
         assert run.finish() == run.path
     assert f"flwr-hetero report {run.path}" in caplog.text
     assert "no ink" in caplog.text
-
-
-leaves = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
-    st.binary(max_size=3),
-    st.floats(width=32).map(np.float32),
-    st.integers(-100, 100).map(np.int16),
-    st.lists(st.floats(), max_size=3).map(np.array),
-    st.frozensets(st.integers(), max_size=3),
-)
-values = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.tuples(inner, inner),
-        st.dictionaries(st.one_of(st.integers(), st.text(max_size=3)), inner, max_size=3),
-    ),
-    max_leaves=10,
-)
-
-
-@settings(deadline=None)
-@given(values)
-def test_plain_is_json_and_idempotent(value):
-    once = plain(value)
-    assert plain(once) == once
-    assert json.loads(json.dumps(once, allow_nan=False)) == once
 
 
 @pytest.mark.parametrize(
