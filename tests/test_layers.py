@@ -26,8 +26,11 @@ ROOMS = {
     "task": {*LOWER, *PAPERS, *FACES, "baselines", "fleet", "report"},
     "cli": {*BASE, "report", "fleet"},
     "__init__": set(),
-    **{name: {*LOWER, *PAPERS, "baselines", "report"} for name in FACES},
 }
+METHODS = {path.parent.name for path in PACKAGE.glob("*/strategy.py")} - {*ROOMS}
+"""Methods added since: each may import what a paper may."""
+ROOMS |= dict.fromkeys(METHODS, LOWER)
+ROOMS |= dict.fromkeys(FACES, {*LOWER, *PAPERS, *METHODS, "baselines"})
 """A room or file of the package, and which others it may import."""
 UNWANTED = {
     "*/algorithm.py": r"(?!numpy\b|flwr_hetero\.errors\b)",

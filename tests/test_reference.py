@@ -22,7 +22,10 @@ def public_names():
     for paper in PAPERS:
         module = importlib.import_module(f"flwr_hetero.{paper}.algorithm")
         for name, value in vars(module).items():
-            if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__:
+            if (
+                not name.startswith(("_", "check_"))
+                and getattr(value, "__module__", "") == module.__name__
+            ):
                 yield module, name
 
 
@@ -36,8 +39,9 @@ def examples():
     for path in (ROOT / "flwr_hetero").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         code += re.findall(r"^ *(?:>>>|\.\.\.) (.*)", text, flags=re.MULTILINE)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code += re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        code += re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     return set(re.findall(r"\w+", "\n".join(code)))
 
 
