@@ -30,7 +30,7 @@ ROOMS = {
 METHODS = {path.parent.name for path in PACKAGE.glob("*/strategy.py")} - {*ROOMS}
 """Methods added since: each may import what a paper may."""
 ROOMS |= dict.fromkeys(METHODS, LOWER)
-ROOMS |= dict.fromkeys(FACES, {*LOWER, *PAPERS, *METHODS, "baselines"})
+ROOMS |= {face: {*LOWER, *PAPERS, *METHODS, "baselines"} for face in FACES}
 """A room or file of the package, and which others it may import."""
 UNWANTED = {
     "*/algorithm.py": r"(?!numpy\b|flwr_hetero\.errors\b)",
