@@ -4,7 +4,7 @@ from toy import toy_app
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server import nodes as waiting
-from flwr_hetero.server.nodes import settled_nodes
+from flwr_hetero.server.nodes import NodeRegistry, settled_nodes
 
 
 class Coming:
@@ -44,3 +44,21 @@ def test_emulated_nodes_are_not_waited_for(slept):
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 2)
     assert len(settled_nodes(grid, 5)) == 2
     assert slept == []
+
+
+def test_identities_are_claimed_once():
+    registry = NodeRegistry()
+    registry.set_partition_id(11, 3)
+    registry.set_partition_id(12, 3)  # a second node with the name of the first
+    registry.set_partition_id(11, 4)  # a name is kept
+    assert [registry.identity(node) for node in (11, 12, 13)] == ["node-3", "id-12", "id-13"]
+    assert [registry.knows(node) for node in (11, 12)] == [True, False]
+    found = [registry.find(name) for name in ("node-3", "node-4", "id-12")]
+    assert found == [11, None, 12]
+    registry.forget(11)
+    registry.set_partition_id(12, 3)
+    assert registry.find("node-3") == 12
+    for node in range(20, 31):
+        registry.set_partition_id(node, node - 20)
+    in_order = sorted([30, 21, 22], key=registry.sort_key)
+    assert in_order == [21, 22, 30]  # node-1, node-2, node-10

@@ -34,6 +34,7 @@ SENT = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32))})
         (np.zeros((2, 3), np.int64), None),
         (np.full((2, 3), 9e14, np.float32), None),  # as much as may be
         (np.full((2, 3), -1e38, np.float32), "holds values above 1e+15"),
+        (np.full((2, 3), 2e15, np.float64), "holds values above 1e+15"),
         (np.full((2, 3), np.inf, np.float16), "NaN or infinity"),
         (np.full((2, 3), -np.inf, np.float32), "NaN or infinity"),
         (np.zeros((3, 2), np.float32), "shape"),

@@ -161,3 +161,24 @@ def test_simulation_takes_the_time_of_local_grid():
     expected = times(lambda grid: grid)
     assert expected[2] == expected[1] < expected[3]
     assert times(InMemoryGrid) == pytest.approx(expected, abs=1e-9)
+
+
+def test_late_emulated_replies_are_dropped():
+    grid = InMemoryGrid(LocalGrid(toy_app(), profiles=[DeviceProfile(1 / s) for s in (1, 4, 6)]))
+    history = History(flower.FedAvg(fraction_evaluate=0.0))
+    history.start(grid, toy_arrays(), 1, timeout=4.5)
+    record = history.records[1]
+    assert record["failures"] == [{"node": "node-2", "reason": "late: 6 s, the time-out is 4.5 s"}]
+    assert sorted(record["latency"]) == ["node-0", "node-1"]
+    assert record["virtual_s"] == pytest.approx(4.5)
+
+
+def test_failed_nodes_have_no_latency():
+    class Drops(Wrapper):
+        def on_replies(self, server_round, replies):
+            self.session.fail(replies[0].metadata.src_node_id, "for the test")
+            return replies[1:]
+
+    history = History(Drops(flower.FedAvg(fraction_evaluate=0.0)))
+    history.start(LocalGrid(toy_app(), [DeviceProfile()] * 3), toy_arrays(), 1)
+    assert sorted(history.records[1]["latency"]) == ["node-1", "node-2"]
