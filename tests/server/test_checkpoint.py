@@ -48,7 +48,7 @@ def test_resumed_run_knows_the_usual_metrics(tmp_path):
     killed_and_resumed(go, tmp_path, killed_in=4)
 
 
-def test_crash_while_writing_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+def test_crash_while_writing_leaves_last_checkpoint(tmp_path, monkeypatch):
     folder = Folder(tmp_path)
     grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 5))
     Recorded(run_dir=folder).start(grid, toy_arrays(), num_rounds=2)
