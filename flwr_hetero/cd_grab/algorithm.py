@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -76,7 +77,7 @@ def pair_balance(
     running_sum: ArrayLike,
     pair_diffs: Iterable[ArrayLike],
     *,
-    own_sums: Sequence[tuple[Vectors, float]] = (),
+    own_sums: Sequence[tuple[Vectors | None, float]] = (),
 ) -> tuple[Vectors, Signs]:
     r"""Give each pair difference the sign that keeps the running sum short (Alg. 2).
 
@@ -98,18 +99,17 @@ def pair_balance(
     if start.ndim != 1 or not shapes <= {start.shape}:
         raise invalid("pair_diffs", shapes, f"have rows of the shape of running_sum, {start.shape}")
     total = start.astype(np.result_type(start, np.float32, *{diff.dtype for diff in diffs}))
-    signs = np.ones(len(diffs), np.int8)
+    signs, owners = np.ones(len(diffs), np.int8), own_sums or [(None, 0.0)] * len(diffs)
     with np.errstate(invalid="ignore", over="ignore"):
-        for pair, diff in enumerate(diffs):
+        for pair, (diff, (own, weight)) in enumerate(zip(diffs, owners, strict=True)):
             vote = float(total @ diff)
-            if own_sums:  # not in the paper: partial participation
-                own, weight = own_sums[pair]
-                vote = (1 - weight) * vote + weight * float(own @ diff) if weight else vote
+            if weight and own is not None:  # not in the paper: partial participation
+                vote = (1 - weight) * vote + weight * float(own @ diff)
             add = np.add if vote <= 0 else np.subtract  # Balance: +1, also on a tie
             add(total, diff, total)
-            if own_sums:
+            if own is not None:
                 add(own, diff, own)
-            if not vote <= 0:
+            if add is np.subtract:
                 signs[pair] = -1
     if not np.isfinite([total.min(initial=0), total.max(initial=0)]).all():
         raise invalid("pair_diffs", "nan or inf", "be finite")
@@ -136,15 +136,18 @@ def balance_group(
         raise invalid("pair_diffs", len(pair_diffs), f"be of {len(own_sums)} nodes")
     lengths = np.array([len(diffs) for diffs in pair_diffs])
     present = np.arange(lengths.max())[:, None] < lengths  # (pairs, nodes)
-    steps = np.argwhere(present).tolist()  # l. 4, 9: pair by pair, node by node
+    own = list(zip(own_sums, weights, strict=True))
+    visits = [  # l. 4, 9: pair by pair, node by node
+        visit
+        for step in zip_longest(*pair_diffs)
+        for visit in zip(step, own, strict=True)
+        if visit[0] is not None
+    ]
     total = own_sums[0].copy()
     for own_sum in own_sums[1:]:
         total += own_sum
-    running_sum, flat = pair_balance(  # l. 10
-        total,
-        [pair_diffs[node][pair] for pair, node in steps],
-        own_sums=[(own_sums[node], weights[node]) for _, node in steps],
-    )
+    diffs, owners = zip(*visits, strict=True)
+    running_sum, flat = pair_balance(total, diffs, own_sums=owners)  # l. 10
     signs = np.zeros(present.shape, np.int8)
     signs[present] = flat
     return running_sum, [signs[:length, node] for node, length in enumerate(lengths)]

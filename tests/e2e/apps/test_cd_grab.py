@@ -99,7 +99,7 @@ def test_settings(config, named):
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"mode": "fast"}, "mode must be sketched or exact"),
+        ({"mode": "fast"}, "mode must be one of sketched, exact"),
         ({"sketch-size": 0}, "sketch_size must be a whole number of at least 1"),
         ({"num-units": 1}, "num_units must be a whole number of at least 2"),
     ],
