@@ -5,7 +5,7 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
-from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 
 PROFILE = keys.PROFILE_MESSAGE
@@ -29,17 +29,20 @@ def records_of(tifl, grid=None, num_rounds=10, **settings):
     return run.records
 
 
-def round_of(message):
-    return message.content["config"].get(keys.SERVER_ROUND, 0)
+def profile_round(message):
+    """Return server round and profiling round of a profiling message; of any other None."""
+    config = message.content["config"]
+    is_profile = message.metadata.message_type == PROFILE
+    return (config[keys.SERVER_ROUND], config[keys.PROFILE_ROUND]) if is_profile else None
 
 
 class Answers(LocalGrid):
-    """A fleet of nodes of speed 1, 2, ...; a function may let one be "away", or a kind of fault."""
+    """A fleet of nodes of speed 1, 2, ...; ``away`` tells which message does not reach its node."""
 
-    def __init__(self, num_nodes, instead=lambda partition, message: None, app=None, **settings):
+    def __init__(self, num_nodes, away=lambda partition, message: False, app=None, **settings):
         profiles = [DeviceProfile(1 + i) for i in range(num_nodes)]
         super().__init__(app or toy_app(), profiles, **settings)
-        self.instead, self.asked = instead, []
+        self.away, self.asked = away, []
 
     def push_messages(self, messages):
         return [message_id for m in messages for message_id in self._push_one(m)]
@@ -47,16 +50,12 @@ class Answers(LocalGrid):
     def _push_one(self, message):
         node_id, kind = message.metadata.dst_node_id, message.metadata.message_type
         self.asked.append((node_id - 1000, kind))
-        online, faults = dict(self._online), self.faults
-        match self.instead(node_id - 1000, message):
-            case "away":
-                self.leave(node_id)
-            case str(fault):
-                self.faults = [Fault(node_id - 1000, fault, delay_s=50.0)]
+        online = dict(self._online)
+        if self.away(node_id - 1000, message):
+            self.leave(node_id)
         pushed = list(super().push_messages([message]))
         self._online.clear()
         self._online.update(online)  # in place: others hold its keys
-        self.faults = faults
         return pushed
 
     def count(self, partition, kind):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from logging import INFO, WARNING
-from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Message, MessageType
@@ -25,14 +24,6 @@ from flwr_hetero.tifl.tiers import Tiers
 TIERINGS = {"quantile": quantile_tiers, "histogram": histogram_tiers}
 
 
-class TieredFleet(NamedTuple):
-    """What a profiling found; the columns of ``rounds`` are the nodes of ``tiering``."""
-
-    tiers: Tiers
-    tiering: Tiering
-    rounds: Floats
-
-
 def tier_fleet(
     node_ids: Sequence[int],
     rounds: Floats,
@@ -40,8 +31,11 @@ def tier_fleet(
     t_max: float,
     tiering: str,
     num_tiers: int,
-) -> TieredFleet | None:
-    """Group profiled nodes by latency (section 4.2); None if no node answered in time."""
+) -> tuple[Tiers, Tiering, Floats] | None:
+    """Group profiled nodes by latency (section 4.2); None if no node answered in time.
+
+    rounds: (sync_rounds, num_nodes); ``Tiering`` and the rounds returned are sorted by identity.
+    """
     column = sorted(range(len(node_ids)), key=lambda i: registry.sort_key(node_ids[i]))
     rounds = rounds[:, column]
     latency, dropout = median_latency(rounds, t_max)
@@ -56,7 +50,7 @@ def tier_fleet(
     names = [registry.identity(node_ids[i]) for i in column]
     tier = {n: t for n, t in zip(names, found.tier.tolist(), strict=True) if t >= 0}
     latencies = dict(zip(names, latency.tolist(), strict=True))
-    return TieredFleet(Tiers(latencies, tier, found.boundaries), found, rounds)
+    return Tiers(latencies, tier, found.boundaries), found, rounds
 
 
 LOOK_EVERY = 10

@@ -213,11 +213,12 @@ class TiFL(Selection):
                 raise RuntimeError(f"{what}: check the ClientApp's log, or raise t_max.")
             log(WARNING, "%s: the tiers stay as they are", what)
             return
-        state = self._first_state(found.tiering.latency)
+        tiers, tiering, rounds = found
+        state = self._first_state(tiering.latency)
         if self.tiers.latency and len(self.state.probs) == len(state.probs):
             state = self.state._replace(full_credits=state.full_credits)
-        self.tiers, self.state, self._new_tiers = found.tiers, state, True
-        self.estimate.set_tiers(found.rounds, found.tiering, self.num_selected)
+        self.tiers, self.state, self._new_tiers = tiers, state, True
+        self.estimate.set_tiers(rounds, tiering, self.num_selected)
         self.failures.clear()
         self.joiners.set_known(online)
 

@@ -77,9 +77,8 @@ class TimeEstimate:
 
     def expect_round(self, tier_probs: Floats) -> None:
         """Add a round whose tier was drawn with these probabilities."""
-        if len(self.median_s) == len(tier_probs):
-            self.paper_s += float(np.dot(tier_probs, self.median_s))
-            self.exact_s += float(np.dot(tier_probs, self.slowest_s))
+        self.paper_s += paper_estimate(self.median_s, tier_probs, 1)
+        self.exact_s += paper_estimate(self.slowest_s, tier_probs, 1)
 
     def log_summary(self) -> None:
         """Log both estimates against the actual time, if there is one."""

@@ -21,23 +21,10 @@ def online(*partitions):
     return lambda name: int(name[5:]) if int(name[5:]) in partitions else None
 
 
-def state_of(*probs):
-    return TierState.first(np.array(probs), np.array([2.0] * 3))
-
-
-def draw(available, count=2, *, borrow=False, state=None, seed=0):
-    rng = np.random.default_rng(seed)
-    return draw_nodes(make_tiers(), state or state_of(0, 0, 1), available, count, borrow, rng)
-
-
 def test_late_joiner_is_placed_by_the_boundaries():
     tiers = make_tiers()
-    assert [tiers.add(f"node-{20 + i}", s) for i, s in enumerate((0.1, 3.5, 3.6, 50))] == [
-        0,
-        0,
-        1,
-        2,
-    ]
+    placed = [tiers.add(f"node-{20 + i}", s) for i, s in enumerate((0.1, 3.5, 3.6, 50))]
+    assert placed == [0, 0, 1, 2]
     assert tiers.members[2] == [*NAMES[6:], "node-23"]
     assert tiers.latency["node-22"] == 3.6
 
@@ -50,15 +37,13 @@ def test_tiers_are_restored_from_their_info():
     assert tiers.info()["dropouts"] == ["node-9"]
 
 
-@pytest.mark.parametrize(("there", "count"), [((3, 4, 5), 2), ((3, 5), 2), ((4,), 2), ((), 2)])
-def test_sample_takes_available_nodes(there, count):
-    drawn = {
-        tuple(sorted(make_tiers().sample(1, count, online(*there), np.random.default_rng(seed))))
-        for seed in range(40)
-    }
+@pytest.mark.parametrize("there", [(3, 4, 5), (3, 5), (4,), ()])
+def test_sample_takes_available_nodes(there):
+    rng = np.random.default_rng(0)
+    drawn = [make_tiers().sample(1, 2, online(*there), rng) for _ in range(40)]
     assert {node for nodes in drawn for node in nodes} == set(there)
-    assert {len(nodes) for nodes in drawn} == {min(count, len(there))}
-    assert all(len(set(nodes)) == len(nodes) for nodes in drawn)
+    assert {len(nodes) for nodes in drawn} == {len(set(nodes)) for nodes in drawn}
+    assert {len(nodes) for nodes in drawn} == {min(2, len(there))}
 
 
 def test_sample_is_uniform_whichever_nodes_are_away():
@@ -76,33 +61,26 @@ def test_sample_each_takes_some_of_every_tier():
     assert [node // 3 for node in nodes] == [0, 0, 1, 2, 2]
 
 
-def test_draw_nodes_takes_nodes_of_the_tier():
-    drawn, after = draw(online(*range(9)))
-    assert drawn.tier == 2
-    assert {node // 3 for node in drawn.nodes} == {2}
-    assert drawn.probs.tolist() == [0, 0, 1]
-    assert after.credits.tolist() == [2, 2, 1]
-
-
-@pytest.mark.parametrize(("borrow", "sizes"), [(False, [1]), (True, [1, 0, 1])])
-def test_small_tier_shrinks_or_borrows(borrow, sizes):
-    drawn, after = draw(online(1, 8), borrow=borrow)
-    assert [sum(node // 3 == t for node in drawn.nodes) for t in (2, 1, 0)][: len(sizes)] == sizes
-    assert len(drawn.nodes) == sum(sizes)
-    assert after.credits.tolist() == [2, 2, 1]
-
-
-def test_tier_without_nodes_is_passed_and_pays_nothing():
-    drawn, after = draw(online(0, 1))
-    assert drawn.tier == 0
-    assert after.credits.tolist() == [1, 2, 2]
-
-
-def test_no_node_leaves_the_state():
-    state = state_of(0, 0, 1)
-    drawn, after = draw(online(), state=state)
-    assert (drawn.tier, drawn.nodes, drawn.probs.tolist()) == (None, [], [0, 0, 0])
-    assert after is state
+@pytest.mark.parametrize(
+    ("there", "borrow", "sizes", "tier", "credits"),
+    [
+        (range(9), False, [0, 0, 2], 2, [2, 2, 1]),
+        (range(9), True, [0, 0, 2], 2, [2, 2, 1]),
+        ((1, 8), False, [0, 0, 1], 2, [2, 2, 1]),
+        ((1, 8), True, [1, 0, 1], 2, [2, 2, 1]),
+        ((0, 1), False, [2, 0, 0], 0, [1, 2, 2]),  # tiers without nodes are passed and pay nothing
+        ((), True, [0, 0, 0], None, [2, 2, 2]),
+    ],
+)
+def test_draw_nodes(there, borrow, sizes, tier, credits):
+    state = TierState.first(np.array([0.0, 0.0, 1.0]), np.array([2.0] * 3))
+    rng = np.random.default_rng(0)
+    draw, after = draw_nodes(make_tiers(), state, online(*there), 2, borrow, rng)
+    assert np.bincount(np.array(draw.nodes, int) // 3, minlength=3).tolist() == sizes
+    assert draw.tier == tier
+    assert draw.probs.argmax() == (tier or 0)
+    assert draw.probs.sum() == (tier is not None)
+    assert after.credits.tolist() == credits
 
 
 # --- accuracy --------------------------------------------------------------------------
