@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.tables import RESULTS, Case, Line, read
+from benchmarks.tables import RESULTS, Case, Line, fill, read
 
 HERE = Path(__file__).parent
 CLAIMS = sorted(path.parent.name for path in HERE.glob("*/cases.py"))
@@ -168,6 +168,12 @@ def missing(runs: Iterable[Run], lines: list[Line], patterns: Sequence[str]) -> 
     return [run for key, run in found.items() if key not in done]
 
 
+def make_report(claim: str, folder: Path) -> str:
+    """Fill a claim's page by a folder's results, and draw the figures there."""
+    parts = import_module(f"benchmarks.{claim}.report").report(read(folder), folder)
+    return fill((HERE / claim / "page.md").read_text(encoding="utf-8"), parts).rstrip() + "\n"
+
+
 def with_changes(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
     """Apply KEY=VALUE; a value has the type of the one it replaces."""
     result = dict(settings)
@@ -193,8 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     out = args.out or Path("runs", "benchmarks", args.claim + ("-fast" if args.fast else ""))
     if args.report:
-        text = import_module(f"benchmarks.{args.claim}.report").report(out)
-        (out / "report.md").write_text(text.rstrip() + "\n", encoding="utf-8")
+        (out / "report.md").write_text(make_report(args.claim, out), encoding="utf-8")
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cases = import_module(f"benchmarks.{args.claim}.cases")

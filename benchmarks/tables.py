@@ -1,10 +1,12 @@
 """Lines of results: reading, grouping, means with spread, times to a target, tables, plots."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -93,6 +95,30 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Write a Markdown table."""
     every = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(map(str, row))} |\n" for row in every)
+
+
+def rows(lines: Iterable[Line], forms: Mapping[str, str], *keys: str) -> list[list[str]]:
+    """Write a row per line: its name (or other keys of its case), then figures in their forms.
+
+    A form is filled by the figure as ``{}``, or by all metrics by their names.
+    """
+    return [
+        [str(line["case"][key]) for key in keys or ("name",)]
+        + [form.format(m.get(name), **m) for name, form in forms.items()]
+        for line in lines
+        for m in [line["metrics"]]
+    ]
+
+
+def fill(page: str, parts: Mapping[str, object]) -> str:
+    """Fill a page's ``{parts}``; a section that names one which is not there is left out."""
+
+    def known(section: str) -> bool:
+        fields = [field for _, field, *_ in Formatter().parse(section) if field]
+        return all(re.split(r"[.[]", field)[0] in parts for field in fields)
+
+    sections = re.split(r"(?m)^(?=## )", page)
+    return "".join(section.format(**parts) for section in sections if known(section))
 
 
 # --- curves --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ SETTINGS = {"vectors": 65_536, "rounds": 40, "epochs": 24}
 """Vectors of Fig. 10 (the paper has 1,000,000), rounds of the fleets, most epochs of training."""
 FAST = {"vectors": 4096, "rounds": 3, "epochs": 1}
 FAST_CASES = ["fig10/*, 5 nodes", "sketch/softmax, CD-GraB, k = 64", "fleet/*lost, CD-GraB, *",
-              "softmax, 4 nodes/*", "with and without*/*", "16 nodes, 30 % a round/*",
+              "softmax, 4 nodes/*", "optimum/*1024*",
               "server round/*, 8 nodes"]  # fmt: skip
 FIXED, SPEED = ("fig10", "sketch", "fleet"), ("pair balance", "server round")
 

@@ -221,6 +221,6 @@ def visits(
             noise = rng.standard_normal(diffs.shape).astype(np.float32)
             noise *= np.float32(10 * np.linalg.norm(diffs) / np.linalg.norm(noise))
             reports["node-00"] = reports["node-00"]._replace(diffs=noise)
-        nodes.server.receive(reports.values())
+        nodes.server.receive(reports)
         bounds.append(relative_herding(passes[1:] if "noise" in fleet else passes))
     return bounds

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, unfold
 
-from flwr_hetero.cd_grab.order_server import OrderServer, Report
-from flwr_hetero.cd_grab.wire import Terms, read_report, write_instruction
+from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.wire import Report, Terms, read_report, write_instruction
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.task import Examples, load_partition
 
@@ -76,8 +76,7 @@ class Nodes:
         for i in self._served(nodes):
             record = self.samplers[i].report()
             self.order_bytes += num_bytes(record)
-            name = f"node-{i:02}"
-            found[name] = read_report(record, name, self.terms)
+            found[f"node-{i:02}"] = read_report(record, self.terms)
         return found
 
     def _served(self, nodes: Sequence[int] | None) -> Sequence[int]:

@@ -16,7 +16,8 @@ import torch
 from benchmarks.bench import Options, Run
 from benchmarks.tables import Case
 from flwr_hetero.cd_grab.algorithm import pair_balance
-from flwr_hetero.cd_grab.order_server import OrderServer, Report
+from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.wire import Report
 
 NODES = 4
 
@@ -112,7 +113,7 @@ def round_speed(case: Case) -> dict[str, float]:
 
     def receive() -> None:
         server = OrderServer(exact=dim > 1024)
-        server.receive(Report(f"node-{i}", 0, 2 * pairs, 0, d) for i, d in enumerate(diffs))
+        server.receive({f"node-{i}": Report(0, 2 * pairs, 0, d) for i, d in enumerate(diffs)})
 
     taken = median(seconds({"round": receive}, case["repeats"])["round"])
     figures = {"pairs_per_s": round(nodes * pairs / taken), "seconds": round(taken, 4)}

@@ -1,6 +1,6 @@
-"""Training with every order: the paper's synchronous steps, and through Flower's messages.
+"""Training with every order, by the paper's synchronous steps.
 
-The synchronous steps leave only Flower out, which makes thousands of one-step rounds affordable.
+Only Flower is left out, which makes thousands of one-step rounds affordable.
 Orders do not depend on when pairs are reported, so a node reports a whole pass at once.
 """
 
@@ -9,15 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
 from torch.nn.functional import cross_entropy
 
 from benchmarks.bench import Options, Run
 from benchmarks.cd_grab.nodes import (
-    METHODS,
-    SERVED,
     Nodes,
     UnitGradients,
     examples_of,
@@ -26,12 +21,9 @@ from benchmarks.cd_grab.nodes import (
     flat,
 )
 from benchmarks.tables import Case
-from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import relative_herding
-from flwr_hetero.cd_grab.gradients import batch_gradient, sketch_gradients
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import CDGraB, Wrapper
-from flwr_hetero.task import Examples, data_shape, evaluate, load_test, make_model, train
+from flwr_hetero.cd_grab.gradients import sketch_gradients
+from flwr_hetero.task import Examples, data_shape, evaluate, load_test, make_model
 
 PROBE = 256
 """Numbers in the sketches from which the herding bound of a pass is taken."""
@@ -52,15 +44,6 @@ CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
     "lenet, 4 nodes": (LENET | SMALL, KEY[:3]),
     "softmax, 8 nodes, smaller step": (SOFTMAX | {"lr": 0.01}, KEY),
 }
-MESSAGES = SOFTMAX | {"num_examples": 1024, "epochs": 12, "synchronous": False, "fraction": 1.0,
-                      "lost": 0.0}  # fmt: skip
-SOME = MESSAGES | {"nodes": 16, "batch_size": 2, "fraction": 0.3, "epochs": 24}
-THROUGH_FLOWER: dict[str, Case] = {
-    "8 nodes, a pass a round": MESSAGES,
-    "16 nodes, 30 % a round": SOME,
-    "16 nodes, 30 % a round, 20 % lost": SOME | {"lost": 0.2},
-}
-CHECK = "with and without messages"
 
 
 def plan(options: Options) -> Iterator[Run]:
@@ -78,27 +61,15 @@ def plan(options: Options) -> Iterator[Run]:
         for count in (4096, 1024):
             case = {"experiment": "optimum", "name": f"softmax, {count} examples"}
             yield Run(case | common | {"num_examples": count, "l2": SOFTMAX["l2"]}, seed)
-        for experiment, settings in THROUGH_FLOWER.items():
-            for name in KEY[:3]:
-                yield Run({"experiment": experiment, "name": name, **short(settings)}, seed)
-    case = MESSAGES | {"num_examples": 512, "epochs": 3, "synchronous": True}
-    yield Run({"experiment": CHECK, "name": "CD-GraB, exact", **short(case)})
 
 
 def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
-    """Run one case."""
+    """Train, or find the least value of the objective."""
     available = len(examples_of(dataset, case["num_examples"], seed))
     case = case | {"num_examples": available}
     if case["experiment"] == "optimum":
         return {"metrics": {"value": optimum(case, seed, dataset)}}
-    if case["experiment"] in CASES:
-        return synchronous(case, seed, dataset)
-    found = through_flower(case, seed, dataset)
-    if case["experiment"] == CHECK:
-        alone = synchronous(case, seed, dataset)["curve"]["loss"]
-        apart = np.abs(np.subtract(found["curve"]["loss"], alone)).max()
-        return {"metrics": {"apart": float(f"{apart:.2g}")}, "curve": found["curve"]}
-    return found | {"metrics": found["metrics"] | {"optimum": optimum(case, seed, dataset)}}
+    return synchronous(case, seed, dataset)
 
 
 class Measure:
@@ -145,7 +116,7 @@ def synchronous(case: Case, seed: int, dataset: str) -> dict[str, Any]:
             if epoch >= epochs - LAST:
                 seen[step] = sketch_gradients(gradients, PROBE, 7)
             params = params - case["lr"] * (gradients.mean(dim=0) + case["l2"] * params)
-        nodes.server.receive(nodes.reports().values())
+        nodes.server.receive(nodes.reports())
         if epoch >= epochs - LAST:
             herding.append(float(f"{relative_herding(list(seen.swapaxes(0, 1))):.6g}"))
         measure(fill(model, params))
@@ -173,72 +144,3 @@ def optimum(case: Case, seed: int, dataset: str) -> float:
 
     optimizer.step(objective)
     return float(objective().detach())
-
-
-# --- through Flower's messages --------------------------------------------------------------
-
-
-def client_app(case: Case, seed: int, dataset: str) -> ClientApp:
-    """Make nodes that keep data and order in memory: they live in this process."""
-    app, draws = ClientApp(), np.random.default_rng([seed, 9])
-    model = make_model(case["model"], *data_shape(dataset))
-    whole = examples_of(dataset, case["num_examples"], seed)
-    split = np.array_split(np.arange(case["num_examples"]), case["nodes"])
-    parts = [Examples(whole.inputs[rows], whole.targets[rows]) for rows in split]
-    nodes = Nodes([len(rows) for rows in split], case["batch_size"], case["name"], seed)
-
-    @app.train()
-    def take_steps(message: Message, context: Context) -> Message:
-        partition = int(context.node_config[keys.PARTITION_ID])
-        sampler, examples = nodes.samplers[partition], parts[partition]
-        sampler.follow(message.content.config_records.get(keys.ORDER, {}))
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-
-        def watch(*_: Any) -> None:  # the step's gradient is there
-            if sampler.watching:
-                sampler.observe(batch_gradient(model))
-
-        steps = 1 if case["synchronous"] else len(sampler)
-        decay = {"lr": case["lr"], "weight_decay": case["l2"]}
-        result = train(model, examples, sampler, num_steps=steps, on_batch=watch, **decay)
-        if draws.random() < case["lost"]:
-            raise ConnectionError("reply lost, on purpose")
-        content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
-        content["metrics"] = MetricRecord({"num-examples": len(examples), "loss": result.loss})
-        if report := sampler.report():
-            content[keys.ORDER] = ConfigRecord(report)
-        return Message(content, reply_to=message)
-
-    return app
-
-
-def through_flower(case: Case, seed: int, dataset: str) -> dict[str, Any]:
-    """Train on an emulated fleet: one step a round, or a pass a round, with all nodes or some."""
-    per_epoch = units_of(case) if case["synchronous"] else 1
-    model, measure = (
-        make_model(case["model"], *data_shape(dataset), seed=seed),
-        Measure(case, seed, dataset),
-    )
-    first = ArrayRecord({key: value.clone() for key, value in model.state_dict().items()})
-
-    def after_round(server_round: int, arrays: ArrayRecord) -> None:
-        if server_round % per_epoch == 0:
-            model.load_state_dict(arrays.to_torch_state_dict())
-            measure(model)
-
-    inner = FedAvg(fraction_train=case["fraction"], fraction_evaluate=0.0, min_train_nodes=1)
-    strategy: Wrapper = Wrapper(inner)
-    method, size = METHODS[case["name"]]
-    if method == SERVED:
-        mode = "sketched" if size else "exact"
-        strategy = CDGraB(inner, mode=mode, sketch_size=size or 1, seed=seed)
-    rounds: list[dict[str, Any]] = []
-    strategy.on_round_end = lambda _, record: rounds.append(record)  # type: ignore[method-assign]
-    grid = LocalGrid(client_app(case, seed, dataset), [DeviceProfile()] * case["nodes"], seed=0)
-    strategy.start(grid, first, per_epoch * case["epochs"], evaluate_fn=after_round)
-    total = sum(record["bytes_up"] + record["bytes_down"] for record in rounds)
-    extra = [record.get("cd-grab", {}) for record in rounds]
-    order = sum(info.get("bytes-up", 0) + info.get("bytes-down", 0) for info in extra)
-    figures = {"model_bytes": total - order, "order_bytes": order}
-    figures["failures"] = sum(len(record["failures"]) for record in rounds)
-    return {"metrics": figures | {"loss": measure.curve["loss"][-1]}, "curve": measure.curve}

@@ -2,86 +2,52 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.tables import Line, by, draw, metric, of, read, software, table
+from benchmarks import tables
+from benchmarks.tables import Line, metric
 
-FIGURES = ("round_s", "start_s")
-MEAN_CLAIM = """## Weighted mean of ArrayRecords, in place
-
-Claim: at 50 nodes x 10 MB at least 2x faster and at most half the extra memory of
-`flwr.serverapp.strategy.strategy_utils.aggregate_arrayrecords`, same result to rounding.
-Both are timed turn by turn in one process; extra memory is the peak of `tracemalloc` during
-one call, the result included.
-
-"""
-SCALE = """## Scale: time and memory per round at 100, 1,000 and 10,000 nodes
-
-Question: does any step of LocalGrid or of the strategies grow faster than the fleet? The model is
-a vector of 20 numbers, so that the figures are what the machinery itself costs. Times are CPU
-seconds of the one process that plays server and all nodes, the ClientApp's own function taken
-off; a round is the median of its rounds. The growth is the exponent e of nodes^e, a straight line
-through the logarithms: 0 does not grow, 1 grows with the fleet, 2 would be quadratic. Memory is
-what stays resident. TiFL has five tiers: of 100 nodes a tier has 20, and 20 train a round.
-
-"""
-MEMORY = """## Memory of a node
-
-Processes of a real fleet with one SuperNode, one thread; 28 x 28 images; one run, the highest
-figures seen; {versions}. "Resident" counts shared libraries, "private" is what the process takes
-from the others. What that means for each Jetson: [deploy/jetson.md](../../deploy/jetson.md#memory).
-
-"""
+SELECTION = {"mean_ms": "{:.2f}", "median_ms": "{:.2f}", "most_ms": "{:.1f}"}
+MEAN = {
+    "Flower": "{flower_s:.3f} s",
+    "ours": "{ours_s:.3f} s",
+    "speed-up (least to most)": "{speedup:.1f}x ({speedup_least:.1f} to {speedup_most:.1f})",
+    "extra memory": "{ours_mb:.1f} of {flower_mb:.1f} MB ({share:.0%})",
+    "difference": "{largest_difference:.1e}",
+    "integers": "{flower_integers} -> {our_integers}",
+}
+MEMORY = {"resident": "{:,.0f}", "private": "{:,.0f}", "peak": "{:,.0f}"}
 
 
 def selection(lines: list[Line]) -> str:
-    rows = [
-        [f"{line['case']['nodes']:,}", f"{m['mean_ms']:.2f}", f"{m['median_ms']:.2f}",
-         f"{m['most_ms']:.1f}"]
-        for line in lines for m in [line["metrics"]]
-    ]  # fmt: skip
-    return (
-        "## What selection costs\n\nCPU milliseconds a round until 100 instructions are ready, "
-        f"TiFL around FedAvg.\n\n{table(['known nodes', 'mean', 'median', 'most'], rows)}\n"
-    )
+    rows = tables.rows(lines, SELECTION, "nodes")
+    rows = [[f"{int(nodes):,}", *cells] for nodes, *cells in rows]
+    return tables.table(["known nodes", "mean", "median", "most"], rows)
 
 
 def overhead(lines: list[Line]) -> str:
-    text = ""
-    for line in lines:
-        case, m = line["case"], line["metrics"]
-        text += (
-            f"CPU time over FedAvg alone, {case['nodes']} nodes x {case['megabytes']:g} MB, "
-            f"{case['repeats']} rounds turn by turn:\n"
-        )
-        for i, part in enumerate(("time in the strategy", "whole round on LocalGrid")):
-            text += (
-                f"{part} {m['fedavg_s'][i]:.2f} s to {m['tifl_s'][i]:.2f} s, overhead "
-                f"{m['overhead'][i]:+.1%} ({m['overhead_least'][i]:+.1%} to "
-                f"{m['overhead_most'][i]:+.1%}).\n"
-            )
-    return text + "\n"
-
-
-def mean(lines: list[Line]) -> str:
-    rows = []
-    for line in lines:
-        m = line["metrics"]
-        ours, theirs = m["ours_extra_bytes"], m["flower_extra_bytes"]
-        rows.append(
-            [line["case"]["name"], f"{m['flower_s']:.3f} s", f"{m['ours_s']:.3f} s",
-             f"{m['speedup']:.1f}x ({m['speedup_least']:.1f} to {m['speedup_most']:.1f})",
-             f"{ours / 1e6:.1f} of {theirs / 1e6:.1f} MB ({ours / theirs:.0%})",
-             f"{m['largest_difference']:.1e}", f"{m['flower_integers']} -> {m['our_integers']}"]
-        )  # fmt: skip
-    head = ["layout", "Flower", "ours", "speed-up (least to most)", "extra memory", "difference",
-            "integers"]  # fmt: skip
-    case = lines[0]["case"]
-    return (
-        f"{MEAN_CLAIM}{table(head, rows)}\n{case['nodes']} nodes x {case['megabytes']:g} MB, "
-        f"median of {case['repeats']}, one thread; {software(lines)}.\n\n"
+    (line,) = lines
+    case, m = line["case"], line["metrics"]
+    text = (
+        f"CPU time over FedAvg alone, {case['nodes']} nodes x {case['megabytes']:g} MB, "
+        f"{case['repeats']} rounds turn by turn:\n"
     )
+    for i, part in enumerate(("time in the strategy", "whole round on LocalGrid")):
+        text += (
+            f"{part} {m['fedavg_s'][i]:.2f} s to {m['tifl_s'][i]:.2f} s, overhead "
+            f"{m['overhead'][i]:+.1%} ({m['overhead_least'][i]:+.1%} to "
+            f"{m['overhead_most'][i]:+.1%}).\n"
+        )
+    return text
+
+
+def means(lines: list[Line]) -> str:
+    for m in (line["metrics"] for line in lines):
+        ours, theirs = m["ours_extra_bytes"], m["flower_extra_bytes"]
+        m |= {"ours_mb": ours / 1e6, "flower_mb": theirs / 1e6, "share": ours / theirs}
+    return tables.table(["layout", *MEAN], tables.rows(lines, MEAN))
 
 
 def growth(lines: Sequence[Line], name: str) -> float:
@@ -90,30 +56,28 @@ def growth(lines: Sequence[Line], name: str) -> float:
     return float(np.polyfit(nodes, np.log(metric(lines, name)), 1)[0])
 
 
-def profiles(lines: Sequence[Line]) -> bool:
-    return lines[-1]["metrics"]["start_s"] > 0.05
+def figures(lines: Sequence[Line]) -> list[str]:
+    """Name the times that a strategy has: profiling only where it takes any."""
+    return ["round_s", "start_s"] if lines[-1]["metrics"]["start_s"] > 0.05 else ["round_s"]
 
 
 def scale_table(groups: dict[str, list[Line]]) -> str:
-    rows = []
+    """Tabulate time and memory by strategy and number of nodes."""
+    rows, first = [], next(iter(groups.values()))
     for name, lines in groups.items():
-        figures = [line["metrics"] for line in lines]
-        rounds = [
-            f"{1e3 * m['round_s']:.1f} ({1e3 * m['round_s_least']:.1f} to "
-            f"{1e3 * m['round_s_most']:.1f})"
-            for m in figures
+        ms = [
+            [1e3 * x["metrics"][f"round_s{end}"] for end in ("", "_least", "_most")] for x in lines
         ]
-        e = f"{growth(lines, 'round_s'):.2f}"
-        rows.append([name, "ms a round (least to most)", *rounds, e])
-        memory = [f"{m['grid_mb'] + m['run_mb']:.1f}" for m in figures]
+        times = [f"{median:.1f} ({least:.1f} to {most:.1f})" for median, least, most in ms]
+        rows.append([name, "ms a round (least to most)", *times, f"{growth(lines, 'round_s'):.2f}"])
+        memory = [f"{x['metrics']['grid_mb'] + x['metrics']['run_mb']:.1f}" for x in lines]
         rows.append(["", "MB for grid and run", *memory, ""])
-        if profiles(lines):
-            start = [f"{m['start_s']:.2f}" for m in figures]
+        if "start_s" in figures(lines):
+            start = [f"{seconds:.2f}" for seconds in metric(lines, "start_s")]
             e = f"{growth(lines, 'start_s'):.2f}"
             rows.append(["", "s once, to profile all nodes", *start, e])
-    first = next(iter(groups.values()))
-    head = ["strategies", "figure", *(f"{line['case']['nodes']:,} nodes" for line in first)]
-    return table([*head, "growth e"], rows) + "\n"
+    sizes = [f"{line['case']['nodes']:,} nodes" for line in first]
+    return tables.table(["strategies", "figure", *sizes, "growth e"], rows) + "\n"
 
 
 def drift(groups: dict[str, list[Line]]) -> str:
@@ -127,56 +91,42 @@ def drift(groups: dict[str, list[Line]]) -> str:
     return f"Second half of the rounds against the first, largest fleet: {'; '.join(parts)}.\n\n"
 
 
-def scale(lines: list[Line], folder: Path) -> str:
-    all_nodes = [line for line in lines if line["case"]["cohort"] == line["case"]["nodes"]]
-    some = by([line for line in lines if line not in all_nodes], "strategy")
-    every, text, steepest = by(all_nodes, "strategy"), SCALE, 0.0
-    panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    for groups, title in (
-        (some, "{cohort} nodes train a round"),
-        (every, "all nodes train each round"),
-    ):
-        if not groups or len(next(iter(groups.values()))) < 2:
+def scale(lines: list[Line], path: Path) -> dict[str, Any]:
+    """Tabulate and draw growth, for some of the nodes a round and for all."""
+    every = [line for line in lines if line["case"]["cohort"] == line["case"]["nodes"]]
+    some = [line for line in lines if line not in every]
+    text, panels, steepest = "", {}, 0.0
+    for own, title in ((some, "{cohort} nodes train a round"), (every, "all nodes train a round")):
+        groups = tables.by(own, "strategy")
+        if not groups or min(map(len, groups.values())) < 2:
             continue
-        case = next(iter(groups.values()))[0]["case"]
-        title = title.format(**case)
-        text += f"### {title[0].upper()}{title[1:]}, {case['rounds']} rounds\n\n"
-        text += scale_table(groups) + (drift(groups) if groups is some else "")
-        curves = panels.setdefault(title, {})
+        title, curves = title.format(**own[0]["case"]), {}
+        text += f"### {title.capitalize()}, {own[0]['case']['rounds']} rounds\n\n"
+        text += scale_table(groups) + (drift(groups) if own is some else "")
         for name, mine in groups.items():
-            for figure in FIGURES[: 1 + profiles(mine)]:
+            for figure in figures(mine):
                 steepest = max(steepest, growth(mine, figure))
                 label = name if figure == "round_s" else f"{name}, profiling once"
                 curves[label] = ([x["case"]["nodes"] for x in mine], metric(mine, figure))
-    if panels:
-        labels = ("nodes in the fleet", "CPU seconds")
-        draw(panels, folder / "scale.png", *labels, xscale="log", yscale="log")
-        text += "![CPU time against nodes](scale.png)\n\n"
+        panels[title] = curves
+    if not panels:
+        return {}
+    labels = ("nodes in the fleet", "CPU seconds")
+    tables.draw(panels, path, *labels, xscale="log", yscale="log")
     verdict = "nothing is quadratic" if steepest < 1.5 else "SOMETHING GROWS TOO FAST"
-    return text + (
-        f"The steepest growth is {steepest:.2f}: {verdict}.\n\n"
-        "One run per row, seed 0; the spread is that of its rounds. The machine was shared, so "
-        f"that single rounds took several times the median. {software(lines)}.\n\n"
-    )
+    return {"scale": text, "steepest": steepest, "verdict": verdict}
 
 
-def memory(lines: list[Line]) -> str:
-    keys = ("resident", "private", "peak")
-    rows = [
-        [line["case"]["name"], *(f"{line['metrics'][key]:,.0f}" for key in keys)]
-        for line in lines
-    ]  # fmt: skip
-    head = ["process", "resident MB", "private MB", "peak resident MB"]
-    return MEMORY.format(versions=software(lines)) + table(head, rows)
-
-
-def report(folder: Path) -> str:
-    """Make the page and the figure from a folder's results."""
-    lines = read(folder)
-    text = (
-        "# What it costs\n\n`python -m benchmarks.bench cost --data DIR`, on a quiet machine.\n\n"
-    )
-    for section in (selection, overhead, mean, scale, memory):
-        if mine := of(lines, experiment=section.__name__):
-            text += section(mine, folder) if section is scale else section(mine)
-    return text
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    """Return the parts of the page; draw the figure."""
+    groups = tables.by(lines, "experiment")
+    parts: dict[str, Any] = {f"{k}_versions": tables.software(own) for k, own in groups.items()}
+    for name, section in (("selection", selection), ("overhead", overhead), ("mean", means)):
+        if name in groups:
+            parts |= {name: section(groups[name]), f"{name}_case": groups[name][0]["case"]}
+    if "scale" in groups:
+        parts |= scale(groups["scale"], folder / "scale.png")
+    if "memory" in groups:
+        head = ["process", "resident MB", "private MB", "peak resident MB"]
+        parts["memory"] = tables.table(head, tables.rows(groups["memory"], MEMORY))
+    return parts

@@ -3,25 +3,12 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.tables import (
-    Line,
-    Vector,
-    at,
-    by,
-    draw,
-    extent,
-    of,
-    reached,
-    read,
-    seeds,
-    software,
-    spread,
-    table,
-)
+from benchmarks import tables
+from benchmarks.tables import Line, Vector, at, by, seeds
 
 DEFAULT = "stochastic"
 """The package's default among the methods."""
@@ -120,7 +107,7 @@ def goals(sgd: Sequence[Line]) -> list[float]:
 
 def steps_to(line: Line, goal: float) -> float:
     """Count steps to a loss, between points by a straight line; infinite if never."""
-    place = reached(-fit(line), -goal, between=True)
+    place = tables.reached(-fit(line), -goal, between=True)
     return at(line["curve"]["iteration"], place) if np.isfinite(place) else float("inf")
 
 
@@ -140,7 +127,7 @@ class Gain(NamedTuple):
         if 2 * missing >= len(self.steps):
             return [f"never in {missing} of {len(self.steps)}", ""]
         steps = f"{np.median(self.steps):.0f} ({np.median(self.in_steps):.2f}x)"
-        text = extent(self.in_time, "{:.2f}x", float(np.median(self.in_time)))
+        text = tables.extent(self.in_time, "{:.2f}x", float(np.median(self.in_time)))
         if len(self.steps) > 1:
             least = "never" if missing else f"{self.in_time.min():.2f}"
             text = f"{text.split(' ')[0]} ({least} to {self.in_time.max():.2f})"
@@ -205,13 +192,7 @@ def in_short(found: Mapping[str, Mapping[str, Sequence[Gain]]]) -> str:
         [race, *(" / ".join(g.brief() for g in methods.get(name, ())) for name in SHORT)]
         for race, methods in found.items()
     ]
-    text = (
-        "## In short\n\nGain in time over SGD (median over seeds; above 1 is faster) on the way "
-        f"to the losses of SGD after\n{', '.join(f'{p:.0%}' for p in PARTS)} of its run; `never` "
-        "where half of the seeds or more do not get there. The paper: up to 1.6x\nfor PGD-A.\n\n"
-        + table(["race", *SHORT.values()], rows)
-        + "\n"
-    )
+    text = tables.table(["race", *SHORT.values()], rows) + "\n"
     for words, field in (("In steps", "in_steps"), ("In time", "in_time")):
         medians = {
             f"{race.split(' (')[0]} at {PARTS[part]:.0%}": float(np.median(getattr(each, field)))
@@ -246,7 +227,7 @@ def race(experiment: str, races: Races, prices: Prices) -> str:
             head += [f"steps to {goal:.3g}", "gain in time"]
         size = f"N = {case['samples']}, k = {case['top']:.1%}, r = {case['renewal']:.1%}"
         text += f"\n### {key[1]}, {size}, {count(runs['SGD'])}\n\n"
-        text += table([*head, "final loss"], rows)
+        text += tables.table([*head, "final loss"], rows)
     return text + "\n"
 
 
@@ -262,13 +243,13 @@ def draw_races(races: Races, prices: Prices, path: Path) -> None:
                 x = price["start"] + price["price"] * x if clock == "time" else x
                 curves[method] = (x, mean_curve(own, "loss"))
     labels = (("steps", "time, in steps of SGD"), "training loss")
-    draw(panels, path, *labels, columns=2, size=(4.5, 2.4), yscale="log")
+    tables.draw(panels, path, *labels, columns=2, size=(4.5, 2.4), yscale="log")
 
 
 def final_loss(runs: Sequence[Line]) -> str:
     ends = [end_of(line) for line in runs]
     broken = int(np.isinf(ends).sum())
-    return f"diverged in {broken} of {len(ends)}" if broken else spread(ends, ".4f", ".4f")
+    return f"diverged in {broken} of {len(ends)}" if broken else tables.spread(ends, ".4f", ".4f")
 
 
 def sweep(experiment: str, lines: list[Line]) -> str:
@@ -284,7 +265,7 @@ def sweep(experiment: str, lines: list[Line]) -> str:
         head = ["method", "k", "r", "loss half-way", "final loss", "largest rise"]
         case = group[0]["case"]
         sizes = f"N = {case['samples']}, {case['iterations']} steps, lr {case['lr']:g}"
-        text += f"\n### {task}, {sizes}, {count(group)}\n\n{table(head, rows)}"
+        text += f"\n### {task}, {sizes}, {count(group)}\n\n{tables.table(head, rows)}"
     return text + "\n"
 
 
@@ -300,131 +281,86 @@ def cost(lines: list[Line]) -> str:
          "" if way["relative_error"] is None else f"{way['relative_error']:.0e}"]
         for line in lines for way in line["metrics"]["ways"]
     ]  # fmt: skip
-    doubles = [f"{x['case']['name']} {x['metrics']['error_in_double']:.0e}" for x in lines]
     head = ["model", "way", "CPU ms", "of forward + backward", "peak MB", "error"]
-    return (
-        "## What priorities cost\n\nOne thread, median of the repeats. Peak: growth of the "
-        "resident memory in a process of its\nown. Error: largest in single precision, 4 examples, "
-        "against per-sample gradients in double precision,\nrelative to the largest priority. "
-        f"Forward mode in double precision: {', '.join(doubles)}.\n\n{table(head, rows)}\n"
-    )
+    return tables.table(head, rows)
 
 
 def share(lines: list[Line], path: Path) -> str:
     """Tabulate and draw Figure 1."""
     rows, panels = [], {}
     for line in lines:
-        looks, task = line["metrics"]["looks"], line["case"]["name"]
-        for look in looks:
-            tops = [f"{top['of_decrease']:.0%} ({top['of_priorities']:.0%})"
-                    for top in look["tops"].values()]  # fmt: skip
-            rows.append([task, look["iteration"], f"{look['loss']:.3f}", f"{look['negative']:.0%}",
-                         *tops])  # fmt: skip
-        named = {f"iteration {look['iteration']}": look for look in looks}
-        panels[f"{task}: distribution of priorities"] = {
-            name: (look["quantiles"], look["levels"]) for name, look in named.items()
-        }
-        panels[f"{task}: loss decrease by the top k alone"] = {
-            name: (
-                [float(k) for k in look["tops"]],
-                [top["of_decrease"] for top in look["tops"].values()],
-            )
-            for name, look in named.items()
-        }
+        task, left, right = line["case"]["name"], {}, {}
+        for look in line["metrics"]["looks"]:
+            tops, name = look["tops"], f"iteration {look['iteration']}"
+            parts = [(top["of_decrease"], top["of_priorities"]) for top in tops.values()]
+            cells = [task, look["iteration"], f"{look['loss']:.3f}", f"{look['negative']:.0%}"]
+            rows.append([*cells, *(f"{done:.0%} ({promised:.0%})" for done, promised in parts)])
+            left[name] = (look["quantiles"], look["levels"])
+            right[name] = ([float(k) for k in tops], [done for done, _ in parts])
+        panels[f"{task}: distribution of priorities"] = left
+        panels[f"{task}: loss decrease by the top k alone"] = right
     labels = (("priority / mean of |priority|", "k"), ("share of examples", "of that by all"))
-    draw(panels, path, *labels, columns=2, size=(4.5, 3))
+    tables.draw(panels, path, *labels, columns=2, size=(4.5, 3))
     rows.append(["paper, MNIST", "50", "", "", *(f"{v:.0%}" for v in FIGURE_1.values())])
     head = ["task", "iteration", "loss", "negative", *(f"top {k:.1%}" for k in FIGURE_1)]
-    return (
-        "## Share of the loss decrease by the top (Figure 1)\n\nMeasured by a small step on the "
-        "top alone against one on all; in brackets their part of the sum\nof priorities, which "
-        f"predicts it.\n\n{table(head, rows)}\n![Priorities](shares.png)\n\n"
-    )
+    return tables.table(head, rows)
 
 
 def scaling(lines: list[Line]) -> str:
     """Tabulate virtual time to one loss over the number of nodes (Figure 11)."""
-    rows, counts = [], []
+    rows, counts = [], {row["nodes"]: None for row in lines[0]["metrics"]["rows"]}
     for model, runs in by(lines, "name").items():
-        every = [run["metrics"]["rows"] for run in runs]
-        links = dict.fromkeys(row["link_mbps"] for row in every[0])
-        counts = list(dict.fromkeys(row["nodes"] for row in every[0]))
-        for link in links:
-            cells = []
-            for nodes in counts:
-                own = [row for one in every for row in one
-                       if (row["link_mbps"], row["nodes"]) == (link, nodes)]  # fmt: skip
-                base = next(
-                    row for row in every[0] if (row["link_mbps"], row["nodes"]) == (link, 1)
-                )
-                cells.append(scaling_cell(own, base))
-            losses = ", ".join(dict.fromkeys(f"{one[0]['loss']:.3g}" for one in every))
-            task = f"{model}, {runs[0]['case']['samples']} of {runs[0]['case']['data']}"
+        every = [row for run in runs for row in run["metrics"]["rows"]]
+        task = f"{model}, {runs[0]['case']['samples']} of {runs[0]['case']['data']}"
+        for link in dict.fromkeys(row["link_mbps"] for row in every):
+            own = {
+                n: [r for r in every if (r["link_mbps"], r["nodes"]) == (link, n)] for n in counts
+            }
+            cells = [scaling_cell(found, own[1][0]) for found in own.values()]
+            losses = joined(own[1], "loss")
             rows.append([task, "topk", f"{link / 1000:g} Gbit/s", *cells, losses])
     head = ["task", "rule", "link", *(f"{n} node{'s' * (n > 1)}" for n in counts), "loss"]
-    return (
-        "## Scaling (Figure 11; paper: linear)\n\nSpeed-up of the virtual time to the same "
-        "training loss over one node; in brackets the rounds it\ntook (looked at every 5) and "
-        "the speed-up of a single round. Nodes take one step on their share of\nthe batch, then "
-        "the server averages; a round lasts as long as compute "
-        f"({lines[0]['metrics']['ms_per_example']:g} ms an example) and transfer\nof the model. "
-        f"{count(lines)}, one figure each.\n\n{table(head, rows)}\n"
-    )
+    return tables.table(head, rows)
+
+
+def joined(rows: Sequence[Line], key: str) -> str:
+    """Give the figures of all seeds side by side; one if they are all alike."""
+    return ", ".join(dict.fromkeys(f"{row[key]:.3g}" for row in rows))
 
 
 def scaling_cell(own: Sequence[Line], base: Line) -> str:
     if any(row["speedup"] is None for row in own):
         return "never"
     a_round = base["virtual_s"] / base["rounds"] * own[0]["rounds"] / own[0]["virtual_s"]
-    speedup, rounds = (
-        ", ".join(dict.fromkeys(f"{row[key]:.3g}" for row in own)) for key in ("speedup", "rounds")
-    )
-    return f"{speedup}x ({rounds}; {a_round:.2f}x)"
+    return f"{joined(own, 'speedup')}x ({joined(own, 'rounds')}; {a_round:.2f}x)"
 
 
-SETTING = """# PGD
-
-`python -m benchmarks.bench pgd --data DIR`
-
-All training runs on one thread of a CPU with {versions}, every method at the same
-number of examples per step. SGD and the biased methods take the learning rate that served each
-best with the first seed (rates tried: see `cases.py`); the unbiased rules take SGD's. Targets are
-losses over all training examples that the mean of SGD's runs has at some parts of them, after a
-least-squares fit of a curve that never rises to each run. Every seed's steps are compared with
-the median of SGD's same seeds, so that the row of SGD shows what chance alone does. A step's
-price is CPU time over that of SGD's step, measured side by side, so that time is
-steps times price (of the default quarter by quarter of the run), plus the full first pass where
-there is one. In the tables: median over seeds, in brackets the least and the greatest; ± is the
-standard deviation over seeds. The default's prices on the CNN and in `late` were measured while it
-looked at one batch in 16 with the gate closed; it looks at one in 64 now, so that they are
-upper bounds. All prices come from a busy machine and scatter by some hundredths. PGD-S,
-`normalised` and Figure 9 are of options that are gone, and are no longer run.
-
-"""
-
-
-def report(folder: Path) -> str:
-    """Make the page and the figures from a folder's results."""
-    lines = read(folder)
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    """Return the parts of the page; draw the figures."""
     groups = by(lines, "experiment")
     prices = {(x["case"]["race"], x["case"]["task"]): x for x in groups.get("price", [])}
     races = {
         (experiment, task): chosen(own)
         for experiment in RACES
         for task, own in by(groups.get(experiment, []), "task").items()
-        if of(own, method="SGD")
+        if tables.of(own, method="SGD")
     }
-    text = SETTING.format(versions=software(lines, "torch"))
+    parts: dict[str, Any] = {"versions": tables.software(lines, "torch")}
     if races:
         draw_races(races, prices, folder / "races.png")
-        text += in_short(gains_of(races, prices)) + "\n![Training loss](races.png)\n\n"
-    if "cost" in groups:
-        text += cost(groups["cost"])
-    if "share" in groups:
-        text += share(groups["share"], folder / "shares.png")
-    for experiment in (name for name in groups if name in PAPER):
-        if experiment in RACES:
-            text += race(experiment, races, prices)
-        else:
-            text += sweep(experiment, groups[experiment])
-    return text + (scaling(groups["scaling"]) if "scaling" in groups else "")
+        parts["short"] = in_short(gains_of(races, prices))
+    if own := groups.get("cost"):
+        doubles = tables.rows(own, {"error_in_double": "{:.0e}"})
+        parts |= {"cost": cost(own), "doubles": ", ".join(map(" ".join, doubles))}
+    if own := groups.get("share"):
+        parts["share"] = share(own, folder / "shares.png")
+    texts = [
+        race(name, races, prices) if name in RACES else sweep(name, own)
+        for name, own in groups.items()
+        if name in PAPER
+    ]
+    parts["experiments"] = "".join(texts)
+    if own := groups.get("scaling"):
+        parts |= {"scaling": scaling(own), "scaling_seeds": count(own)}
+        parts["ms_per_example"] = own[0]["metrics"]["ms_per_example"]
+    return parts
