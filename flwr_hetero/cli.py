@@ -140,7 +140,7 @@ def _print_table(comparison: "Comparison", target_is_default: bool) -> None:
     for name in ("rounds", "final", "best", "in all", "to target", "speed-up"):
         table.add_column(name, justify="right")
     for row in comparison.rows:
-        reached = "never" if row.to_target is None else cost_text(clock, row.to_target)
+        reached = cost_text(clock, row.to_target)
         speed_up = "" if row.speed_up is None else f"{row.speed_up:.3g} x"
         quality = (figure(metric, row.final), figure(metric, row.best))
         total = cost_text(clock, row.total)

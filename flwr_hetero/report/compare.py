@@ -1,9 +1,9 @@
 """Several runs side by side: who reaches the same quality, and how much sooner."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +20,9 @@ from flwr_hetero.report.history import (
     time_to_target,
 )
 from flwr_hetero.report.style import (
+    GREY,
     WIDTH,
+    TimeUnit,
     duration,
     figure,
     heading,
@@ -35,12 +37,8 @@ from flwr_hetero.report.style import (
 NEAR = 0.99
 """Share of the settled value that is the default target."""
 
-
-class NamedRun(NamedTuple):
-    """A run to compare."""
-
-    name: str
-    history: History
+Runs: TypeAlias = Mapping[str, History]
+"""Name to history."""
 
 
 class Row(NamedTuple):
@@ -59,7 +57,7 @@ class Row(NamedTuple):
 class Comparison:
     """Runs, what they are judged by, and the outcome."""
 
-    runs: tuple[NamedRun, ...]
+    runs: Runs
     metric: str
     target: float
     clock: str
@@ -68,8 +66,8 @@ class Comparison:
     falls: bool
 
 
-def read_runs(directories: Sequence[str | Path]) -> tuple[NamedRun, ...]:
-    """Read the histories of several runs."""
+def read_runs(directories: Sequence[str | Path]) -> Runs:
+    """Read the histories of several runs, named after their folders."""
     paths = [Path(directory).expanduser().resolve() for directory in directories]
     if len(set(paths)) < len(paths):
         raise invalid("DIR", [*map(str, directories)], "differ from each other")
@@ -77,11 +75,15 @@ def read_runs(directories: Sequence[str | Path]) -> tuple[NamedRun, ...]:
     for path, history in zip(paths, histories, strict=True):
         if not history.rounds:
             raise invalid("DIR", str(path), "hold at least one round")
-    return tuple(map(NamedRun, _short_names(paths), histories))
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        runs = {"/".join(p.parts[-depth:]): h for p, h in zip(paths, histories, strict=True)}
+        if len(runs) == len(paths):
+            break
+    return runs
 
 
 def compare(
-    runs: Sequence[NamedRun],
+    runs: Runs,
     metric: str | None = None,
     target: float | None = None,
     *,
@@ -90,22 +92,37 @@ def compare(
     falls: bool | None = None,
 ) -> Comparison:
     """Compare runs by the time that they need to reach a target."""
-    names = [run.name for run in runs]
-    first = names[0] if baseline is None else baseline
-    check_choice("baseline", first, names)
-    judged = metric or runs[0].history.main_metric()
+    first = next(iter(runs)) if baseline is None else baseline
+    check_choice("baseline", first, list(runs))
+    judged = metric or next(iter(runs.values())).main_metric()
     if judged is None:
         raise invalid("metric", metric, "be in the history, which has none")
-    for run in runs:
-        _check_metric(run, judged)
+    for name, run in runs.items():
+        try:
+            run.metric(judged)
+        except ValueError:
+            known = ", ".join(run.metrics()) or "none at all"
+            raise invalid("metric", judged, f"be in every run; {name} has {known}") from None
     down = lower_is_better(judged) if falls is None else falls
     goal = default_target(runs, judged, falls=down) if target is None else target
-    costs = {run.name: time_to_target(run.history, judged, goal, clock, falls=down) for run in runs}
-    rows = [_row(run, judged, clock, down, costs[run.name], costs[first]) for run in runs]
-    return Comparison(tuple(runs), judged, goal, clock, first, tuple(rows), down)
+    costs = {name: time_to_target(runs[name], judged, goal, clock, falls=down) for name in runs}
+    rows = []
+    for name, run in runs.items():
+        values, cost, reference = run.metric(judged), costs[name], costs[first]
+        row = Row(
+            name=name,
+            rounds=run.last_round,
+            final=float(values[~np.isnan(values)][-1]),
+            best=float(values[best_round(run, judged, falls=down)]),
+            total=float(run.column(clock)[-1]),
+            to_target=cost,
+            speed_up=reference / cost if cost and reference is not None else None,
+        )
+        rows.append(row)
+    return Comparison(runs, judged, goal, clock, first, tuple(rows), down)
 
 
-def default_target(runs: Sequence[NamedRun], metric: str, *, falls: bool | None = None) -> float:
+def default_target(runs: Runs, metric: str, *, falls: bool) -> float:
     """Choose a value that every run reaches: 1 % short of what all of them hold at their end.
 
     Notes
@@ -113,48 +130,8 @@ def default_target(runs: Sequence[NamedRun], metric: str, *, falls: bool | None 
     A curve creeps through its last percent, so the time to reach its very end says more about
     noise than about the method; and one lucky round at the end must not set the target.
     """
-    down = lower_is_better(metric) if falls is None else falls
-    settled = [settled_value(run.history, metric, falls=down) for run in runs]
-    return max(settled) / NEAR if down else min(settled) * NEAR
-
-
-def _row(
-    run: NamedRun,
-    metric: str,
-    clock: str,
-    falls: bool,
-    cost: float | None,
-    baseline_cost: float | None,
-) -> Row:
-    values = run.history.metric(metric)
-    times = run.history.column(clock)
-    return Row(
-        name=run.name,
-        rounds=run.history.last_round,
-        final=float(values[~np.isnan(values)][-1]),
-        best=float(values[best_round(run.history, metric, falls=falls)]),
-        total=float(times[-1]),
-        to_target=cost,
-        speed_up=baseline_cost / cost if cost and baseline_cost is not None else None,
-    )
-
-
-def _check_metric(run: NamedRun, metric: str) -> None:
-    try:
-        run.history.metric(metric)
-    except ValueError:
-        known = ", ".join(run.history.metrics()) or "none at all"
-        rule = f"be in every run; {run.name} has {known}"
-        raise invalid("metric", metric, rule) from None
-
-
-def _short_names(paths: Sequence[Path]) -> list[str]:
-    longest = max(len(path.parts) for path in paths)
-    for depth in range(1, longest + 1):
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
+    settled = [settled_value(run, metric, falls=falls) for run in runs.values()]
+    return max(settled) / NEAR if falls else min(settled) * NEAR
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
@@ -175,56 +152,57 @@ def draw_comparison(comparison: Comparison) -> Figure:
     return drawn
 
 
-def cost_text(clock: str, cost: float) -> str:
+def cost_text(clock: str, cost: float | None) -> str:
     """Write a cost by a clock."""
+    if cost is None:
+        return "never"
     return f"{cost:.0f} rounds" if clock == "round" else duration(cost)
 
 
+def _unit(clock: str, longest: float) -> TimeUnit:
+    return TimeUnit(1.0, "rounds") if clock == "round" else time_unit(longest)
+
+
 def _draw_runs(axes: Axes, comparison: Comparison, clock: str) -> None:
-    times = {run.name: run.history.column(clock) for run in comparison.runs}
-    longest = np.nanmax([np.nanmax(column, initial=0) for column in times.values()])
-    unit = time_unit(float(longest))
-    scale = 1.0 if clock == "round" else unit.seconds
+    times = {name: run.column(clock) for name, run in comparison.runs.items()}
+    longest = max(np.nanmax(column, initial=0) for column in times.values())
+    unit = _unit(clock, longest)
     shown = []
-    for number, run in enumerate(comparison.runs):
-        x, values = times[run.name] / scale, run.history.metric(comparison.metric)
+    for number, (name, run) in enumerate(comparison.runs.items()):
+        values = run.metric(comparison.metric)
         known = ~np.isnan(values)
-        axes.plot(x[known], values[known], **run_look(number), label=run.name)
+        x = times[name][known] / unit.seconds
+        axes.plot(x, values[known], **run_look(number), label=name)
         shown.append(values[known])
-    axes.axhline(comparison.target, color="#8c8c8c", lw=1.2, ls=(0, (1, 1.5)))
+    axes.axhline(comparison.target, color=GREY, lw=1.2, ls=(0, (1, 1.5)))
     zoom(axes, np.concatenate(shown), falls=comparison.falls)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, comparison.target), max(high, comparison.target))
     metric_axis(axes, comparison.metric, np.concatenate([*shown, [comparison.target]]))
-    name = CLOCKS[clock]
-    axes.set_title(
-        f"{heading(comparison.metric)} against {'rounds' if clock == 'round' else 'time'}"
-    )
+    against = "rounds" if clock == "round" else "time"
+    axes.set_title(f"{heading(comparison.metric)} against {against}")
+    axes.set_xlabel(f"{CLOCKS[clock]} ({unit.symbol})")
     if clock == "round":
         round_axis(axes)
-    else:
-        axes.set_xlabel(f"{name} ({unit.symbol})")
 
 
 def _draw_costs(axes: Axes, comparison: Comparison) -> None:
-    costs = [row.to_target for row in comparison.rows]
-    longest = max((cost for cost in costs if cost is not None), default=0.0)
-    unit = time_unit(longest)
-    scale = 1.0 if comparison.clock == "round" else unit.seconds
+    longest = max(row.to_target or 0.0 for row in comparison.rows)
+    unit = _unit(comparison.clock, longest)
     for number, row in enumerate(comparison.rows):
-        cost = row.to_target
-        colour = run_look(number)["color"]
-        axes.barh(number, 0 if cost is None else cost / scale, color=colour, height=0.7)
-        text = "never" if cost is None else cost_text(comparison.clock, cost)
+        width = (row.to_target or 0.0) / unit.seconds
+        axes.barh(number, width, color=run_look(number)["color"], height=0.7)
+        text = cost_text(comparison.clock, row.to_target)
         if row.speed_up is not None and row.name != comparison.baseline:
             text += f", {row.speed_up:.3g} x {'faster' if row.speed_up >= 1 else 'the speed'}"
-        place = (0 if cost is None else cost / scale, number)
-        axes.annotate(text, place, (6, 0), textcoords="offset points", va="center", size=9.5)
-    axes.set_yticks(range(len(costs)), [row.name for row in comparison.rows])
-    axes.set_ylim(len(costs) - 0.4, -0.6)
-    axes.set_xlim(0, 1.22 * longest / scale if longest else 1)
+        end = (width, number)
+        axes.annotate(text, end, (6, 0), textcoords="offset points", va="center", size=9.5)
+    count = len(comparison.rows)
+    axes.set_yticks(range(count), [row.name for row in comparison.rows])
+    axes.set_ylim(count - 0.4, -0.6)
+    axes.set_xlim(0, 1.22 * longest / unit.seconds if longest else 1)
     axes.grid(visible=False, axis="y")
     target = figure(comparison.metric, comparison.target)
-    name = CLOCKS[comparison.clock].capitalize()
-    axes.set_title(f"{name} to reach {words(comparison.metric)} {target}")
-    axes.set_xlabel("rounds" if comparison.clock == "round" else unit.symbol)
+    clock = CLOCKS[comparison.clock].capitalize()
+    axes.set_title(f"{clock} to reach {words(comparison.metric)} {target}")
+    axes.set_xlabel(unit.symbol)

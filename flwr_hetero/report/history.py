@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,17 @@ HISTORY = "history.jsonl"
 MODEL = "model.safetensors"
 REPORT = "report.html"
 CHECKPOINT = "checkpoint"
+
+TIFL = "tifl"
+"""Section of the history that holds tiers."""
+METRICS = ("global", "evaluate", "train")
+"""Where metrics are looked up, in this order: central evaluation first."""
+CLOCKS = {
+    "virtual_s": "time on the fleet's clock",
+    "wall_s": "time on the server's clock",
+    "round": "rounds",
+}
+"""Clock in the history to its name on pages."""
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -36,12 +46,6 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
-
-
-TIFL = "tifl"
-"""Section of the history that holds tiers."""
-METRICS = ("global", "evaluate", "train")
-"""Where metrics are looked up, in this order: central evaluation first."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +76,15 @@ class History:
 
     def column(self, *path: str) -> NDArray[np.float64]:
         """Collect one number per round by its keys, such as ``"tifl", "tier"``; NaN where none."""
-        return np.array([_number(_dig(record, path)) for record in self.rounds], np.float64)
+        values: list[Any] = list(self.rounds)
+        for key in path:
+            values = [as_dict(value).get(key) for value in values]
+        return np.array([as_number(value) for value in values], np.float64)
 
-    def sections(self) -> list[str]:
-        """Return the keys under which rounds keep a dict of figures: metrics, then wrappers."""
-        found = {
-            key: None
-            for record in self.rounds
-            for key, value in record.items()
-            if isinstance(value, dict) and key not in (*METRICS, "latency")
-        }
-        return [*METRICS, *found]
+    def wrapper_sections(self) -> list[str]:
+        """Return the keys under which rounds keep figures of the wrappers, TiFL's among them."""
+        found = (key for record in self.rounds for key in record if isinstance(record[key], dict))
+        return [key for key in dict.fromkeys(found) if key not in (*METRICS, "latency")]
 
     def metrics(self, sections: tuple[str, ...] | None = None) -> list[str]:
         """Return the names that :meth:`metric` knows, of some sections or all.
@@ -90,8 +92,9 @@ class History:
         Metrics have bare names; wrappers' figures, and names that are taken, ``section/key``.
         """
         names: dict[str, None] = {}
-        for section in self.sections() if sections is None else sections:
-            for key in self._numeric_keys(section):
+        for section in (*METRICS, *self.wrapper_sections()) if sections is None else sections:
+            figures = [item for r in self.rounds for item in as_dict(r.get(section)).items()]
+            for key in dict.fromkeys(k for k, value in figures if not np.isnan(as_number(value))):
                 is_free = section in METRICS and key not in names
                 names[key if is_free else f"{section}/{key}"] = None
         return list(names)
@@ -122,15 +125,6 @@ class History:
                     return name
         return None
 
-    def _numeric_keys(self, section: str) -> list[str]:
-        found = {
-            key: None
-            for record in self.rounds
-            for key, value in _as_dict(record.get(section)).items()
-            if not np.isnan(_number(value))
-        }
-        return list(found)
-
 
 def read_history(directory: str | Path) -> History:
     """Read the history of a run directory; a line that is no round is left out and noted.
@@ -158,14 +152,14 @@ def read_history(directory: str | Path) -> History:
         runs = sorted(str(found.parent) for found in folder.glob(f"*/{HISTORY}"))
         hint = f"did you mean {' '.join(runs)}" if runs else ""
         raise invalid("run directory", str(directory), f"hold a {HISTORY}", hint)
-    *lines, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    lines += [rest] if rest else []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []
     notes = []
     rounds: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
         if record is None:
-            torn = number == len(lines) and rest
+            torn = number == len(lines) and not text.endswith("\n")
             notes.append(f"line {number} is {'torn' if torn else 'no round'} and was left out")
             continue
         if record["round"] in rounds:
@@ -179,31 +173,17 @@ def _parse(line: str) -> dict[str, Any] | None:
         record = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(record, dict) or type(record.get("round")) is not int:
-        return None
-    return record
+    return record if type(as_dict(record).get("round")) is int else None
 
 
-def _dig(record: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        record = _as_dict(record).get(key)
-    return record
-
-
-def _as_dict(value: Any) -> Mapping[str, Any]:
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a dict of the history; an empty one where it has something else."""
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Any) -> float:
+def as_number(value: Any) -> float:
+    """Return a number of the history; NaN where it has something else."""
     return float(value) if isinstance(value, int | float) else float("nan")
-
-
-CLOCKS = {
-    "virtual_s": "time on the fleet's clock",
-    "wall_s": "time on the server's clock",
-    "round": "rounds",
-}
-"""Clock in the history to its name on pages."""
 
 
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
@@ -220,12 +200,10 @@ def best_round(history: History, metric: str, *, falls: bool | None = None) -> i
     return int(np.nanargmin(values) if _falls(metric, falls) else np.nanargmax(values))
 
 
-def settled_value(
-    history: History, metric: str, last: int = 5, *, falls: bool | None = None
-) -> float:
-    """Return the level that a run holds at its end."""
+def settled_value(history: History, metric: str, *, falls: bool | None = None) -> float:
+    """Return the level that a run holds at its end: the median of its last five values."""
     values = history.metric(metric)
-    tail = sorted(values[~np.isnan(values)][-last:].tolist(), reverse=_falls(metric, falls))
+    tail = sorted(values[~np.isnan(values)][-5:].tolist(), reverse=_falls(metric, falls))
     return float(tail[(len(tail) - 1) // 2])
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.report.history import TIFL, History
+from flwr_hetero.report.history import TIFL, History, as_dict, as_number
 
 
 @dataclass(frozen=True)
@@ -44,35 +44,30 @@ def node_stats(history: History) -> list[NodeStats]:
     lost = Counter(name for record in history.rounds for name in _lost(record))
     latency: dict[str, list[float]] = {}
     for record in history.rounds:
-        for name, seconds in (record.get("latency") or {}).items():
+        for name, seconds in as_dict(record.get("latency")).items():
             if seconds is not None:
                 latency.setdefault(name, []).append(seconds)
     nodes = [
         NodeStats(
             identity=name,
             tier=tiers.get(name),
-            profiled_s=_seconds(profiled.get(name)),
+            profiled_s=as_number(profiled.get(name)),
             latency_s=np.array(latency.get(name, []), np.float64),
             selected=selected[name],
             lost=lost[name],
         )
         for name in sorted({*tiers, *profiled, *selected, *latency}, key=natural)
     ]
-    return sorted(
-        nodes,
-        key=lambda node: (
-            np.inf if node.tier is None else node.tier,
-            np.inf if np.isnan(node.typical_s) else node.typical_s,
-        ),
-    )
+    tier, typical = [as_number(node.tier) for node in nodes], [node.typical_s for node in nodes]
+    return [nodes[place] for place in np.lexsort([typical, tier])]  # NaN comes last
 
 
 def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
     """Return tier and latency of each node in the latest profiling."""
     for record in reversed(history.rounds):
-        info = record.get(TIFL) or {}
+        info = as_dict(record.get(TIFL))
         if "tiers" in info:
-            return dict(info["tiers"]), dict(info.get("latency") or {})
+            return info["tiers"], as_dict(info.get("latency"))
     return {}, {}
 
 
@@ -84,7 +79,7 @@ def num_tiers(history: History) -> int:
 
 def of_tiers(record: Mapping[str, Any], key: str) -> list[float]:
     """Return a figure of each tier in a round, such as ``credits``."""
-    return [_seconds(value) for value in (record.get(TIFL) or {}).get(key) or []]
+    return [as_number(value) for value in as_dict(record.get(TIFL)).get(key) or []]
 
 
 def failure_groups(history: History) -> list[FailureGroup]:
@@ -108,7 +103,3 @@ def _lost(record: Mapping[str, Any]) -> set[str]:
     """Return who was asked to train and did not reply well; evaluation has failures too."""
     failed = {failure.get("node") for failure in record.get("failures") or ()}
     return (failed & {*(record.get("selected") or ())}) - {*(record.get("latency") or ())}
-
-
-def _seconds(value: float | None) -> float:
-    return float("nan") if value is None else float(value)

@@ -1,7 +1,7 @@
 """``report.html``: one self-contained page of a run, from the template ``page.html``."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +61,22 @@ def write_report(directory: str | Path) -> Path:
             continue
         replace(folder / f"{plot.name}.png", light)
         width, height = (int.from_bytes(light[at : at + 4], "big") for at in (16, 20))
-        pictures = {"light": _inline(light), "dark": _inline(dark)}
-        text = {"heading": plot.heading, "caption": plot.caption}
-        figures.append({**text, **pictures, "width": width, "height": height})
+        figures.append(
+            {
+                "heading": plot.heading,
+                "caption": plot.caption,
+                "light": _inline(light),
+                "dark": _inline(dark),
+                "width": width,
+                "height": height,
+            }
+        )
+    contents: dict[str, Any] = {"notes": history.notes}
+    if history.rounds:
+        contents["stats"] = summary(history, config.get("settings") or {})
+        contents |= _tiers(history) | _failures(history) | _rounds(history)
+    else:
+        contents["notes"] += ("No round was completed: the log gives the reason.",)
     environment = Environment(loader=PackageLoader("flwr_hetero.report", ""), autoescape=True)
     css = environment.loader.get_source(environment, "page.css")[0]  # type: ignore[union-attr]
     page = environment.get_template("page.html").render(
@@ -72,27 +85,11 @@ def write_report(directory: str | Path) -> Path:
         where=_where(folder, config),
         history_path=folder / HISTORY,
         boxes=_boxes(config),
-        **_contents(history, config, figures),
+        figures=figures,
+        **contents,
     )
     replace(folder / REPORT, page.encode())
     return folder / REPORT
-
-
-def _contents(
-    history: History, config: Mapping[str, Any], figures: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Collect what the template shows of the rounds."""
-    if not history.rounds:
-        note = "No round was completed: the log gives the reason."
-        return {"figures": [], "notes": [*history.notes, note]}
-    return {
-        "stats": summary(history, config.get("settings") or {}),
-        "notes": history.notes,
-        "figures": figures,
-        **_tiers(history),
-        **_failures(history),
-        **_rounds(history),
-    }
 
 
 def _where(folder: Path, config: Mapping[str, Any]) -> str:
@@ -105,12 +102,12 @@ def _where(folder: Path, config: Mapping[str, Any]) -> str:
 
 def _boxes(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the settings, and the versions with the command."""
-    settings = {**(config.get("settings") or {})}
-    versions = {**(config.get("versions") or {})}
-    versions |= {key: config[key] for key in ("python", "platform", "command") if key in config}
+    settings, versions = config.get("settings") or {}, config.get("versions") or {}
+    process = {key: config[key] for key in ("python", "platform", "command") if key in config}
+    boxes = {"Settings": settings, "Made with": {**versions, **process}}
     return [
         (title, [(key, _value(value)) for key, value in box.items()])
-        for title, box in (("Settings", settings), ("Made with", versions))
+        for title, box in boxes.items()
         if box
     ]
 
@@ -119,9 +116,6 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "not set" if value in (None, "") else str(value)
-
-
-# --- the figures at the top -------------------------------------------------------------
 
 
 def summary(history: History, settings: Mapping[str, Any]) -> list[Stat]:
@@ -148,30 +142,26 @@ def _quality(history: History) -> list[Stat]:
     if metric is None:
         return []
     values, best = history.metric(metric), best_round(history, metric)
-    final = values[~np.isnan(values)][-1]
+    final = figure(metric, values[~np.isnan(values)][-1])
     note = f"best {figure(metric, values[best])} in round {history.rounds[best]['round']}"
-    return [Stat(f"Final {words(metric)}", figure(metric, float(final)), note)]
+    return [Stat(f"Final {words(metric)}", final, note)]
 
 
 def _times(history: History) -> list[Stat]:
     virtual, wall = history.column("virtual_s"), history.column("wall_s")
-    first = virtual[0] if history.rounds[0]["round"] == 0 else 0.0
-    profiling = f"{duration(first)} of it before round 1" if first > 0 else ""
+    has_profiling = history.rounds[0]["round"] == 0 and virtual[0] > 0
+    profiling = f"{duration(virtual[0])} of it before round 1" if has_profiling else ""
     stats = [
         Stat("Time on the fleet's clock", duration(virtual[-1]), profiling),
         Stat("Time on the server's clock", duration(wall[-1]), ""),
     ]
-    actual = history.column(TIFL, "actual_s")[-1]
+    keys = ("actual_s", "exact_estimate_s", "paper_estimate_s")
+    actual, exact, paper = (history.column(TIFL, key)[-1] for key in keys)
     if actual > 0:
-        exact, paper = (
-            f"{100 * (history.column(TIFL, key)[-1] / actual - 1):+.1f} %"
-            for key in ("exact_estimate_s", "paper_estimate_s")
-        )
-        stats.append(Stat("Estimated against actual time", exact, f"TiFL's Eq. 6: {paper}"))
+        note = f"TiFL's Eq. 6: {100 * (paper / actual - 1):+.1f} %"
+        value = f"{100 * (exact / actual - 1):+.1f} %"
+        stats.append(Stat("Estimated against actual time", value, note))
     return stats
-
-
-# --- tables -------------------------------------------------------------------------------
 
 
 def _tiers(history: History) -> dict[str, Any]:
@@ -202,15 +192,15 @@ def _tiers(history: History) -> dict[str, Any]:
 
 def _failures(history: History) -> dict[str, Any]:
     found = failure_groups(history)
-    rows = [(g.node, g.reason, len(g.rounds), _some(g.rounds)) for g in found[:MAX_ROWS]]
     rest = f" The {MAX_ROWS} most frequent of {len(found)}." if len(found) > MAX_ROWS else ""
+    rows = []
+    for group in found[:MAX_ROWS]:
+        once = list(dict.fromkeys(group.rounds))  # a round has training and evaluation
+        shown = ", ".join(map(str, once[:MAX_NUMBERS]))
+        more = len(once) - MAX_NUMBERS
+        shown += f", and {more} more" if more > 0 else ""
+        rows.append((group.node, group.reason, len(group.rounds), shown))
     return {"failures": rows, "failures_rest": rest}
-
-
-def _some(rounds: Sequence[int]) -> str:
-    once = list(dict.fromkeys(rounds))  # a round has training and evaluation
-    shown = ", ".join(map(str, once[:MAX_NUMBERS]))
-    return f"{shown}, and {len(once) - MAX_NUMBERS} more" if len(once) > MAX_NUMBERS else shown
 
 
 def _rounds(history: History) -> dict[str, Any]:

@@ -32,9 +32,6 @@ class Plot(NamedTuple):
     draw: Callable[[History], Figure | None]
 
 
-METRICS_PLOT = "metrics"
-
-
 PLOTS = (
     Plot(
         "progress",
@@ -44,7 +41,7 @@ PLOTS = (
         draw_main_metric,
     ),
     Plot(
-        METRICS_PLOT,
+        "metrics",
         "Other metrics",
         "As the nodes and the server reported them.",
         draw_other_metrics,
@@ -74,32 +71,20 @@ PLOTS = (
         "From the instruction to the reply, as each node reports it; nodes by tier, then latency.",
         draw_latency,
     ),
-    Plot(
-        "selection",
-        "Who trained",
-        "Nodes by tier, then latency.",
-        draw_selection,
-    ),
+    Plot("selection", "Who trained", "Nodes by tier, then latency.", draw_selection),
 )
 
 
 def plots_of(history: History) -> list[Plot]:
     """Return the plots for a history: the fixed ones, then one per wrapper with figures."""
-    wrappers = [
-        Plot(
-            "wrapper-" + re.sub(r"[^\w-]+", "-", section),
-            section,
-            "Figures of this wrapper, round by round." + _rest(len(fans(history, section))),
-            partial(draw_wrapper, section=section),
-        )
-        for section in wrappers_of(history)
-    ]
-    metrics = len(other_metrics(history))
-    fixed = [
-        plot._replace(caption=plot.caption + _rest(metrics)) if plot.name == METRICS_PLOT else plot
-        for plot in PLOTS
-    ]
-    return [*fixed, *wrappers]
+    progress, metrics, *others = PLOTS
+    left_out = _rest(len(other_metrics(history)))
+    plots = [progress, metrics._replace(caption=metrics.caption + left_out), *others]
+    for section in wrappers_of(history):
+        name = "wrapper-" + re.sub(r"[^\w-]+", "-", section)
+        caption = "Figures of this wrapper, round by round." + _rest(len(fans(history, section)))
+        plots.append(Plot(name, section, caption, partial(draw_wrapper, section=section)))
+    return plots
 
 
 def render(plot: Plot, history: History, theme: Theme) -> bytes | None:

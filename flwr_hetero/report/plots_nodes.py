@@ -9,13 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from flwr_hetero.report.history import (
-    TIFL,
-    History,
-)
+from flwr_hetero.report.history import TIFL, History
 from flwr_hetero.report.nodes import NodeStats, node_stats, num_tiers, of_tiers
 from flwr_hetero.report.style import (
     BLUE,
+    GREY,
     PERCENT,
     WIDTH,
     metric_axis,
@@ -42,26 +40,13 @@ def draw_tiers(history: History) -> Figure | None:
         len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     ).ravel()
     _draw_choice(axes[0], history, count)
-    draw = {
-        "tier_probs": _draw_probs,
-        "credits": _draw_credits,
-        "tier_accuracy": _draw_accuracy,
-    }
+    draw = {"tier_probs": _draw_probs, "credits": _draw_credits, "tier_accuracy": _draw_accuracy}
     rounds = np.append(history.column("round"), history.last_round + 0.5)
     for axis, key in zip(axes[1:], shown[1:], strict=True):
         draw[key](axis, rounds, figures[key])
     axes[0].set_xlim(rounds[0], rounds[-1])
     round_axis(axes[-1])
     return drawn
-
-
-def draw_legend(
-    axes: Axes, count: int, location: Literal["upper left", "upper right"] = "upper left"
-) -> None:
-    """Show which colour is which tier."""
-    for tier, colour in enumerate(tier_colours(count)):
-        axes.plot([], [], "s", color=colour, label=tier_name(tier, count))
-    axes.legend(loc=location, ncols=min(count, 6), handletextpad=0.2, columnspacing=1.2)
 
 
 def tier_name(tier: int, count: int) -> str:
@@ -73,17 +58,12 @@ def tier_name(tier: int, count: int) -> str:
 def _draw_choice(axes: Axes, history: History, count: int) -> None:
     tiers, rounds = history.column(TIFL, "tier"), history.column("round")
     total = max(int(np.isfinite(tiers).sum()), 1)
+    width = np.clip(0.8 * 72 * 0.75 * WIDTH / len(rounds), 0.8, 9)  # most of a round's share
     for tier, colour in enumerate(tier_colours(count)):
         when = rounds[tiers == tier]
-        axes.vlines(when, tier - 0.38, tier + 0.38, color=colour, lw=_bar_width(len(rounds)))
-        axes.text(
-            1.01,
-            tier,
-            f"{len(when)} round{'s' * (len(when) != 1)}, {100 * len(when) / total:.0f} %",
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            size=9,
-        )
+        axes.vlines(when, tier - 0.38, tier + 0.38, color=colour, lw=width)
+        text = f"{len(when)} round{'s' * (len(when) != 1)}, {100 * len(when) / total:.0f} %"
+        axes.text(1.01, tier, text, transform=axes.get_yaxis_transform(), va="center", size=9)
     axes.set_yticks(range(count), [tier_name(tier, count) for tier in range(count)])
     axes.set_ylim(count - 0.4, -0.6)
     axes.grid(visible=False)
@@ -91,15 +71,8 @@ def _draw_choice(axes: Axes, history: History, count: int) -> None:
 
 
 def _draw_probs(axes: Axes, rounds: NDArray[np.float64], probs: NDArray[np.float64]) -> None:
-    steps: dict[str, Any] = {"step": "post"}  # passed on to fill_between
-    axes.stackplot(
-        rounds,
-        np.nan_to_num(probs).T,
-        colors=tier_colours(probs.shape[1]),
-        alpha=0.85,
-        lw=0,
-        **steps,
-    )
+    look: dict[str, Any] = {"alpha": 0.85, "lw": 0, "step": "post"}  # passed on to fill_between
+    axes.stackplot(rounds, np.nan_to_num(probs).T, colors=tier_colours(probs.shape[1]), **look)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PERCENT)
     axes.grid(visible=False)
@@ -108,8 +81,7 @@ def _draw_probs(axes: Axes, rounds: NDArray[np.float64], probs: NDArray[np.float
 
 
 def _draw_credits(axes: Axes, rounds: NDArray[np.float64], credit: NDArray[np.float64]) -> None:
-    for column, colour in zip(credit.T, tier_colours(credit.shape[1]), strict=True):
-        axes.step(rounds, column, where="post", color=colour)
+    _draw_steps(axes, rounds, credit)
     axes.set_ylim(bottom=-0.04 * np.nanmax(credit))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
     axes.set_ylabel("rounds left")
@@ -117,10 +89,14 @@ def _draw_credits(axes: Axes, rounds: NDArray[np.float64], credit: NDArray[np.fl
 
 
 def _draw_accuracy(axes: Axes, rounds: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-    for column, colour in zip(values.T, tier_colours(values.shape[1]), strict=True):
-        axes.step(rounds, column, where="post", color=colour)
+    _draw_steps(axes, rounds, values)
     metric_axis(axes, "accuracy", values.ravel())
     axes.set_title("Accuracy of each tier, as last measured")
+
+
+def _draw_steps(axes: Axes, rounds: NDArray[np.float64], values: NDArray[np.float64]) -> None:
+    for column, colour in zip(values.T, tier_colours(values.shape[1]), strict=True):
+        axes.step(rounds, column, where="post", color=colour)
 
 
 def _over_rounds(history: History, key: str, count: int) -> NDArray[np.float64]:
@@ -132,16 +108,8 @@ def _over_rounds(history: History, key: str, count: int) -> NDArray[np.float64]:
     return np.vstack([table, table[-1:]])
 
 
-def _bar_width(num_rounds: int) -> float:
-    """Points that fill most of a round's share of the panel."""
-    return float(np.clip(0.8 * 72 * 0.75 * WIDTH / max(num_rounds, 1), 0.8, 9))
-
-
 MAX_NAMES = 40
 """Up to so many nodes are named on the axis."""
-
-
-NO_TIER = "#8c8c8c"
 
 
 def draw_latency(history: History) -> Figure | None:
@@ -150,26 +118,20 @@ def draw_latency(history: History) -> Figure | None:
     if not nodes:
         return None
     drawn, [axes] = panels(1, 1, 3.6)
-    place, colours = np.arange(len(nodes)), np.array(_colours(nodes, history))
-    seen = np.array([bool(len(node.latency_s)) for node in nodes])
-    low, high = (
-        np.array([f(node.latency_s) for node in nodes if len(node.latency_s)])
-        for f in (np.min, np.max)
-    )
-    typical, profiled = (
-        np.array([getattr(node, name) for node in nodes]) for name in ("typical_s", "profiled_s")
-    )
+    place, colours = np.arange(len(nodes)), np.array(_colours(nodes, num_tiers(history)))
+    seen = np.array([len(node.latency_s) > 0 for node in nodes])
+    low = np.array([min(node.latency_s) for node in nodes if len(node.latency_s)])
+    high = np.array([max(node.latency_s) for node in nodes if len(node.latency_s)])
+    typical = np.array([node.typical_s for node in nodes])
+    profiled = np.array([node.profiled_s for node in nodes])
     room = 0.9 * 72 * WIDTH / len(nodes)  # points per node
     axes.vlines(place[seen], low, high, color=colours[seen], lw=min(3, room), alpha=0.35)
     axes.scatter(place[seen], typical[seen], s=min(5, room) ** 2, c=colours[seen], zorder=3)
     axes.scatter(place, profiled, s=min(11, room) ** 2, c=colours, marker="_", lw=1.8, zorder=3)
-    known = np.concatenate([typical, profiled, low, high])
-    positive_axis(axes, known)
+    positive_axis(axes, np.concatenate([typical, profiled, low, high]))
     axes.set_ylabel("latency (s)")
     axes.set_title("Latency of each node: median (dot), range (bar), profiled (dash)")
-    _name_nodes(axes, nodes)
-    if num_tiers(history):
-        draw_legend(axes, num_tiers(history))
+    _name_nodes(axes, nodes, num_tiers(history), "upper left")
     return drawn
 
 
@@ -180,28 +142,19 @@ def draw_selection(history: History) -> Figure | None:
     if not counts.sum():
         return None
     drawn, [axes] = panels(1, 1, 3.2)
-    colours = _colours(nodes, history)
+    colours = _colours(nodes, num_tiers(history))
     good = counts - np.array([node.lost for node in nodes])
     _draw_bars(axes, np.zeros(len(nodes)), good, colours, alpha=1.0)
     _draw_bars(axes, good, counts, colours, alpha=0.4)
-    axes.axhline(counts.mean(), color=NO_TIER, ls="--", lw=1.2)
-    axes.annotate(
-        "even share",
-        (1, counts.mean()),
-        (4, 0),
-        xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points",
-        va="center",
-        size=9,
-    )
-    axes.grid(visible=False, axis="x")
+    axes.axhline(counts.mean(), color=GREY, ls="--", lw=1.2)
+    end, side = (1, counts.mean()), axes.get_yaxis_transform()
+    offset: dict[str, Any] = {"xycoords": side, "textcoords": "offset points"}
+    axes.annotate("even share", end, (4, 0), **offset, va="center", size=9)
     axes.set_ylabel("rounds")
     axes.set_title("Rounds in which each node was asked to train (pale: no good reply)")
     axes.set_ylim(0, 1.25 * counts.max())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _name_nodes(axes, nodes)
-    if num_tiers(history):
-        draw_legend(axes, num_tiers(history), "upper right")
+    _name_nodes(axes, nodes, num_tiers(history), "upper right")
     return drawn
 
 
@@ -219,26 +172,24 @@ def _draw_bars(
     axes.add_collection(PolyCollection(list(shapes), facecolors=colours, alpha=alpha, lw=0))
 
 
-def _colours(nodes: list[NodeStats], history: History) -> list[str]:
-    count = num_tiers(history)
-    colours = tier_colours(count)
-    unknown = NO_TIER if count else BLUE
+def _colours(nodes: list[NodeStats], count: int) -> list[str]:
+    colours, unknown = tier_colours(count), GREY if count else BLUE
     return [unknown if node.tier is None else colours[node.tier] for node in nodes]
 
 
-def _name_nodes(axes: Axes, nodes: list[NodeStats]) -> None:
+def _name_nodes(
+    axes: Axes, nodes: list[NodeStats], count: int, legend: Literal["upper left", "upper right"]
+) -> None:
+    """Name the nodes on the x axis, and show which colour is which of the tiers, if any."""
     axes.set_xlim(-0.7, len(nodes) - 0.3)
-    if len(nodes) <= MAX_NAMES:
-        tilt = 0 if len(nodes) <= 8 else 60
-        names = [node.identity[:18] for node in nodes]
-        axes.set_xticks(
-            range(len(nodes)),
-            names,
-            rotation=tilt,
-            ha="right" if tilt else "center",
-            size=8.5,
-            rotation_mode="anchor" if tilt else "default",
-        )
-    else:
-        axes.set_xlabel(f"{len(nodes)} nodes, by tier and latency")
     axes.grid(visible=False, axis="x")
+    if len(nodes) > MAX_NAMES:
+        axes.set_xlabel(f"{len(nodes)} nodes, by tier and latency")
+    else:
+        names = [node.identity[:18] for node in nodes]
+        tilted = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(len(nodes)), names, size=8.5, **(tilted if len(nodes) > 8 else {}))
+    for tier, colour in enumerate(tier_colours(count)):
+        axes.plot([], [], "s", color=colour, label=tier_name(tier, count))
+    if count:
+        axes.legend(loc=legend, ncols=min(count, 6), handletextpad=0.2, columnspacing=1.2)

@@ -12,6 +12,7 @@ from flwr_hetero.report.history import (
     METRICS,
     TIFL,
     History,
+    as_dict,
     best_round,
     lower_is_better,
 )
@@ -19,6 +20,7 @@ from flwr_hetero.report.nodes import num_tiers
 from flwr_hetero.report.style import (
     BLUE,
     GREEN,
+    GREY,
     ORANGE,
     RED,
     figure,
@@ -36,6 +38,10 @@ from flwr_hetero.report.style import (
 
 MAX_PANELS = 12
 """Panels of a figure; a caption says how many more there would be."""
+MAX_LINES = 6
+"""Longer lists are drawn as median and range."""
+ROOM = 0.15
+"""Height of a line of a legend, as a part of the panel, so that it covers no curve."""
 
 
 def draw_main_metric(history: History) -> Figure | None:
@@ -43,16 +49,18 @@ def draw_main_metric(history: History) -> Figure | None:
     metric = history.main_metric()
     if metric is None:
         return None
-    values, clock = history.metric(metric), clock_of(history)
+    values, (name, clock) = history.metric(metric), _clock(history)
     unit = time_unit(float(np.nanmax(clock, initial=0)))
     drawn, (by_time, by_round) = panels(1, 2, 3.7, sharey=True)
     if np.isnan(clock).all():
         by_time.set_visible(False)
     else:
         _draw_progress(by_time, clock / unit.seconds, values, metric)
-    by_time.set_xlabel(f"{CLOCKS[clock_key(history)]} ({unit.symbol})")
+    by_time.set_xlabel(f"{CLOCKS[name]} ({unit.symbol})")
     by_time.set_title(f"{heading(metric)} against time")
-    _shade_profiling(by_time, history, unit.seconds)
+    if history.rounds[0]["round"] == 0 and clock[0] > 0:
+        by_time.axvspan(0, clock[0] / unit.seconds, color=GREY, alpha=0.25, lw=0, label="profiling")
+        by_time.legend(loc="lower right")
     _draw_progress(by_round, history.column("round"), values, metric)
     best = best_round(history, metric)
     by_round.plot(history.column("round")[best], values[best], "o", ms=7, mfc="none", mec=RED)
@@ -83,7 +91,7 @@ def draw_other_metrics(history: History) -> Figure | None:
     names = other_metrics(history)[:MAX_PANELS]
     if not names:
         return None
-    drawn, axes = small_panels(len(names))
+    drawn, axes = _small_panels(len(names))
     for axis, name in zip(axes, names, strict=True):
         _draw_line(axis, history.column("round"), history.metric(name), name)
         axis.set_title(heading(name))
@@ -100,31 +108,42 @@ def other_metrics(history: History) -> list[str]:
 
 def draw_round_times(history: History) -> Figure | None:
     """Draw how long each round took, estimates of the total, and the traffic."""
-    rounds, clock = history.column("round"), clock_of(history)
-    if len(rounds) < 2 or np.isnan(clock).all():
+    clock = _clock(history)[1]
+    if len(clock) < 2 or np.isnan(clock).all():
         return None
     has_estimate = not np.isnan(history.column(TIFL, "exact_estimate_s")).all()
     drawn, axes = panels(1, 3 if has_estimate else 2, 3.2)
-    _draw_durations(axes[0], history, rounds[1:], np.diff(clock))
+    _draw_durations(axes[0], history, np.diff(clock))
     if has_estimate:
-        _draw_estimates(axes[1], history)
-    _draw_traffic(axes[-1], history)
+        unit = time_unit(float(np.nanmax(history.column(TIFL, "actual_s"))))
+        estimates = {
+            "actual": history.column(TIFL, "actual_s") / unit.seconds,
+            "expected slowest": history.column(TIFL, "exact_estimate_s") / unit.seconds,
+            "TiFL's Eq. 6": history.column(TIFL, "paper_estimate_s") / unit.seconds,
+        }
+        _draw_totals(axes[1], history, estimates, ((BLUE, "-"), (GREEN, "--"), (ORANGE, ":")))
+        axes[1].set_ylabel(f"total ({unit.symbol})")
+        axes[1].set_title("Estimated and actual time")
+    traffic = {
+        "down to the nodes": np.nancumsum(history.column("bytes_down")),
+        "up to the server": np.nancumsum(history.column("bytes_up")),
+    }
+    _draw_totals(axes[-1], history, traffic, ((BLUE, "-"), (RED, "--")))
+    axes[-1].yaxis.set_major_formatter(lambda value, _: size(value))
+    axes[-1].set_ylabel("total")
+    axes[-1].set_title("Traffic of training")
     for axis in axes:
         round_axis(axis)
     return drawn
 
 
-def clock_of(history: History) -> NDArray[np.float64]:
+def _clock(history: History) -> tuple[str, NDArray[np.float64]]:
     """Return the fleet's clock, or the server's where the history has no other."""
-    return history.column(clock_key(history))
+    name = "virtual_s" if np.nansum(history.column("virtual_s")) > 0 else "wall_s"
+    return name, history.column(name)
 
 
-def clock_key(history: History) -> str:
-    """Return the name of the clock that :func:`clock_of` returns."""
-    return "virtual_s" if np.nansum(history.column("virtual_s")) > 0 else "wall_s"
-
-
-def small_panels(count: int) -> tuple[Figure, list[Axes]]:
+def _small_panels(count: int) -> tuple[Figure, list[Axes]]:
     """Make a figure of small panels, at most three in a row."""
     columns = 2 if count in (2, 4) else min(count, 3)
     rows = -(-count // columns)
@@ -156,66 +175,33 @@ def _draw_line(
     metric_axis(axes, metric, values)
 
 
-def _shade_profiling(axes: Axes, history: History, unit_s: float) -> None:
-    end = clock_of(history)[0] / unit_s
-    if history.rounds[0]["round"] == 0 and end > 0:
-        axes.axvspan(0, end, color="#8c8c8c", alpha=0.25, lw=0, label="profiling")
-        axes.legend(loc="lower right")
-
-
-def _draw_durations(
-    axes: Axes, history: History, rounds: NDArray[np.float64], seconds: NDArray[np.float64]
-) -> None:
+def _draw_durations(axes: Axes, history: History, seconds: NDArray[np.float64]) -> None:
     unit = time_unit(float(np.nanmax(seconds)))
-    colours = [*tier_colours(num_tiers(history)), "#8c8c8c" if num_tiers(history) else BLUE]
+    colours = [*tier_colours(num_tiers(history)), GREY if num_tiers(history) else BLUE]
     tiers = [int(t) if np.isfinite(t) else -1 for t in history.column(TIFL, "tier")[1:]]
-    axes.scatter(rounds, seconds / unit.seconds, s=14, c=[colours[tier] for tier in tiers])
+    axes.scatter(
+        history.column("round")[1:],
+        seconds / unit.seconds,
+        s=14,
+        c=[colours[tier] for tier in tiers],
+    )
     positive_axis(axes, seconds / unit.seconds)
     axes.set_ylabel(f"time ({unit.symbol})")
     axes.set_title("Time of each round")
 
 
-def _draw_estimates(axes: Axes, history: History) -> None:
-    lines = {
-        "actual": ("actual_s", BLUE, "-"),
-        "expected slowest": ("exact_estimate_s", GREEN, "--"),
-        "TiFL's Eq. 6": ("paper_estimate_s", ORANGE, ":"),
-    }
-    unit = time_unit(float(np.nanmax(history.column(TIFL, "actual_s"))))
-    for label, (key, colour, style) in lines.items():
-        seconds = history.column(TIFL, key) / unit.seconds
-        axes.plot(history.column("round"), seconds, style, color=colour, label=label)
-    axes.set_ylabel(f"total ({unit.symbol})")
-    axes.set_title("Estimated and actual time")
-    _legend_above(axes)
-
-
-def _draw_traffic(axes: Axes, history: History) -> None:
-    for label, key, colour, style in (
-        ("down to the nodes", "bytes_down", BLUE, "-"),
-        ("up to the server", "bytes_up", RED, "--"),
-    ):
-        total = np.nancumsum(history.column(key))
+def _draw_totals(
+    axes: Axes,
+    history: History,
+    totals: dict[str, NDArray[np.float64]],
+    looks: tuple[tuple[str, str], ...],
+) -> None:
+    """Draw rising lines, with room for the legend above them."""
+    for (label, total), (colour, style) in zip(totals.items(), looks, strict=True):
         axes.plot(history.column("round"), total, style, color=colour, label=label)
-    axes.yaxis.set_major_formatter(lambda value, _: size(value))
-    axes.set_ylabel("total")
-    axes.set_title("Traffic of training")
-    _legend_above(axes)
-
-
-def _legend_above(axes: Axes) -> None:
-    """Put the legend of rising lines over them, with room of its own."""
     bottom, top = axes.get_ylim()
     axes.set_ylim(0, bottom + 1.3 * (top - bottom) or 1)
     axes.legend(loc="upper left")
-
-
-MAX_LINES = 6
-"""Longer lists are drawn as median and range."""
-
-
-ROOM = 0.15
-"""Height of a line of a legend, as a part of the panel, so that it covers no curve."""
 
 
 class Fan(NamedTuple):
@@ -234,25 +220,29 @@ class Fan(NamedTuple):
 
 def wrappers_of(history: History) -> list[str]:
     """Return the sections of a history that have something to draw here."""
-    own = (*METRICS, TIFL)
-    return [name for name in history.sections() if name not in own and fans(history, name)]
+    return [name for name in history.wrapper_sections() if name != TIFL and fans(history, name)]
 
 
 def fans(history: History, section: str) -> list[Fan]:
     """Collect the numeric figures of a wrapper."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     for record in history.rounds:
-        for key, value in (record.get(section) or {}).items():
+        for key, value in as_dict(record.get(section)).items():
             if numbers := _numbers(value):
                 found.setdefault(key, {})[record["round"]] = numbers
-    return [_fan(key, rows) for key, rows in found.items()]
+    result = []
+    for key, rows in found.items():
+        labels = list(dict.fromkeys(label for row in rows.values() for label in row))
+        table = [[row.get(label, np.nan) for label in labels] for row in rows.values()]
+        result.append(Fan(key, np.array(list(rows), np.float64), labels, np.array(table)))
+    return result
 
 
 def draw_wrapper(history: History, section: str) -> Figure | None:
     """Draw the figures of a wrapper against rounds, a small panel each."""
     if not (shown := fans(history, section)[:MAX_PANELS]):
         return None
-    drawn, axes = small_panels(len(shown))
+    drawn, axes = _small_panels(len(shown))
     for axis, fan in zip(axes, shown, strict=True):
         _draw_fan(axis, fan)
         axis.set_title(heading(fan.key) + (" (median, range)" if fan.is_wide else ""))
@@ -274,13 +264,6 @@ def _draw_fan(axes: Axes, fan: Fan) -> None:
         bottom, top = axes.get_ylim()
         axes.set_ylim(bottom, top + ROOM * (top - bottom) * -(-len(fan.labels) // 2))
         axes.legend(loc="upper right", ncols=2, handlelength=1, columnspacing=1)
-
-
-def _fan(key: str, rows: dict[int, dict[str, float]]) -> Fan:
-    labels = list(dict.fromkeys(label for row in rows.values() for label in row))
-    nan = float("nan")
-    values = np.array([[row.get(label, nan) for label in labels] for row in rows.values()])
-    return Fan(key, np.array(list(rows), np.float64), labels, values)
 
 
 def _numbers(value: Any) -> dict[str, float]:

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePath
@@ -28,13 +29,12 @@ from flwr_hetero.report.history import (
     replace,
 )
 
+logger = logging.getLogger(__name__)
+
 PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
 """Distributions whose versions a run notes."""
 
-
 SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
-
-
 HIDDEN = "(hidden)"
 
 
@@ -69,35 +69,29 @@ def command_line(arguments: Iterable[str]) -> str:
     hide_next = False
     for word in arguments:
         option, equals, _ = word.partition("=")
-        is_secret = word.startswith("-") and bool(SECRET.search(option))
+        is_secret = not hide_next and word.startswith("-") and bool(SECRET.search(option))
         if hide_next:
             words.append(shlex.quote(HIDDEN))
         elif is_secret and equals:
             words.append(f"{option}={shlex.quote(HIDDEN)}")
         else:
             words.append(shlex.quote(word))
-        hide_next = is_secret and not equals and not hide_next
+        hide_next = is_secret and not equals
     return " ".join(words)
 
 
 def environment() -> dict[str, Any]:
     """Return versions, platform and command of this process."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": versions,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": command_line(sys.argv),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-logger = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -138,7 +132,7 @@ class RunDirectory:
         self._last_round = -1
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
-            self._config: bytes | None = self._make_config({} if config is None else config)
+            self._config: bytes | None = self._make_config(config or {})
             if not self._has_history():
                 self._write_config()
             (self.path / HISTORY).touch()

@@ -3,7 +3,6 @@
 import io
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 SUFFIXES = {"_s": "s", "_bytes": "bytes", "_mbps": "Mbit/s"}
 """End of a key to its unit."""
-
 
 UNKNOWN = "?"
 """Shown for a figure that the history does not have."""
@@ -31,17 +29,15 @@ class TimeUnit(NamedTuple):
 
 def time_unit(longest_s: float) -> TimeUnit:
     """Choose the unit for a duration."""
-    for unit in (TimeUnit(86400.0, "d"), TimeUnit(3600.0, "h"), TimeUnit(60.0, "min")):
-        if longest_s >= 3 * unit.seconds:
-            return unit
-    return TimeUnit(1.0, "s")
+    units = (TimeUnit(86400.0, "d"), TimeUnit(3600.0, "h"), TimeUnit(60.0, "min"))
+    return next((unit for unit in units if longest_s >= 3 * unit.seconds), TimeUnit(1.0, "s"))
 
 
 def duration(seconds: float) -> str:
     """Write a duration."""
     if not math.isfinite(seconds):
         return UNKNOWN
-    if seconds < 1 and seconds:
+    if 0 < seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 59.5:
         return f"{seconds:.3g} s"
@@ -95,33 +91,26 @@ def heading(key: str) -> str:
 
 # Okabe and Ito's colours: distinct under all common forms of colour blindness.
 BLUE, SKY, GREEN, ORANGE, RED = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00"
-
+GREY = "#8c8c8c"
 
 TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
 """From the fastest tier to the slowest."""
 
-
-RUN_COLOURS = (BLUE, RED, GREEN, "#cc79a7", ORANGE, SKY, "#8c8c8c")
-
+RUN_COLOURS = (BLUE, RED, GREEN, "#cc79a7", ORANGE, SKY, GREY)
 
 RUN_STYLES = ("-", "--", "-.", ":")
 
-
 DPI = 144
-
 
 WIDTH = 10.0
 """Inches; shown across the page."""
 
-
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g} %")
 
 
-@dataclass(frozen=True)
-class Theme:
+class Theme(NamedTuple):
     """Colours of background and text."""
 
-    name: str
     paper: str
     ink: str
     muted: str
@@ -165,10 +154,9 @@ class Theme:
         )
 
 
-LIGHT = Theme("light", paper="#ffffff", ink="#1c2430", muted="#5a6675", grid="#e3e7ec")
+LIGHT = Theme(paper="#ffffff", ink="#1c2430", muted="#5a6675", grid="#e3e7ec")
 
-
-DARK = Theme("dark", paper="#171c23", ink="#e8ecf1", muted="#a3afbd", grid="#303843")
+DARK = Theme(paper="#171c23", ink="#e8ecf1", muted="#a3afbd", grid="#303843")
 
 
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
