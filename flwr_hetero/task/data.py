@@ -55,9 +55,11 @@ def load_partition(
     return _load_part(dataset, partition_id, *how)
 
 
+@lru_cache(maxsize=4)
 def load_test(dataset: str) -> Examples:
     """Load the test examples; a second call costs next to nothing."""
-    return _load_test(dataset)
+    source = open_source(dataset)
+    return _examples(source, source.test, np.arange(len(source.test.rows)))
 
 
 def data_shape(dataset: str) -> tuple[tuple[int, int, int], int]:
@@ -84,12 +86,6 @@ def _rows(dataset: str, *how: Any) -> list[NDArray[np.int64]]:
 def _load_part(dataset: str, partition_id: int, *how: Any) -> Examples:
     source = open_source(dataset)
     return _examples(source, source.train, _rows(dataset, *how)[partition_id])
-
-
-@lru_cache(maxsize=4)
-def _load_test(dataset: str) -> Examples:
-    source = open_source(dataset)
-    return _examples(source, source.test, np.arange(len(source.test.rows)))
 
 
 def _examples(source: Source, split: Split, positions: NDArray[np.int64]) -> Examples:

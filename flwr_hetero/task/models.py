@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from flwr_hetero.errors import check_choice, invalid
 
 Shape = tuple[int, int, int]
-
-
 SMALL = 16
 """Images smaller than this are pooled once by ``cnn``, larger ones twice."""
-
-
 LARGE = 64
 """Images from this size on get ``resnet18`` by ``auto``, and its original stem."""
 

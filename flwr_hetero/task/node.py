@@ -23,12 +23,8 @@ from flwr_hetero.task.settings import Settings
 from flwr_hetero.task.training import OnBatch, TrainResult, evaluate, train
 
 DEVICE = "auto"
-
-
 PROXIMAL_MU = "proximal-mu"
 """Flower's own key in the instructions of its FedProx."""
-
-
 NUM_PARTITIONS = "num-partitions"
 """Flower's own key in node_config."""
 
@@ -48,15 +44,10 @@ class NodeTask:
         """The instruction's settings; empty if it has none."""
         return self.message.content.config_records.get("config", ConfigRecord())
 
-    @property
-    def num_steps(self) -> int:
-        """Steps to take: as the server asks, else ``local-epochs`` passes over the data."""
-        epoch = -(-len(self.examples) // self.settings.batch_size)
-        return self._asked or self.settings.local_epochs * epoch
-
-    @property
-    def _asked(self) -> int:
-        return in_config(self.message, keys.NUM_STEPS)
+    def num_steps(self, sampler: BatchSampler) -> int:
+        """Return the steps that the server asks for, else ``local-epochs`` passes over the data."""
+        asked = in_config(self.message, keys.NUM_STEPS)
+        return asked or self.settings.local_epochs * len(sampler)
 
     def model(self) -> nn.Module:
         """Build the model with the parameters in the instruction."""
@@ -75,16 +66,26 @@ class NodeTask:
             model,
             self.examples,
             sampler,
-            num_steps=self._asked or self.settings.local_epochs * len(sampler),
+            num_steps=self.num_steps(sampler),
             lr=self.settings.learning_rate,
             proximal=float(cast(float, self.config.get(PROXIMAL_MU, 0.0))),
             on_batch=on_batch,
             device=DEVICE,
         )
 
+    def work(self, num_steps: int, examples_processed: int) -> MetricRecord:
+        """Return the metrics that training and profiling have in common."""
+        return MetricRecord(
+            {
+                keys.NUM_EXAMPLES: len(self.examples),
+                keys.NUM_STEPS: num_steps,
+                keys.EXAMPLES_PROCESSED: examples_processed,
+            }
+        )
+
     def reply(self, model: nn.Module, result: TrainResult) -> Message:
         """Reply with the trained model and the work that it took."""
-        metrics = _work(self, result.num_steps, result.examples_processed)
+        metrics = self.work(result.num_steps, result.examples_processed)
         metrics[keys.EXAMPLES_SCORED] = result.examples_scored
         metrics["train-loss"] = result.loss
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
@@ -101,12 +102,8 @@ def open_node(message: Message, context: Context) -> NodeTask:
             hint = 'start the SuperNode with --node-config "partition-id=0 num-partitions=5"'
             raise invalid("node_config", dict(context.node_config), f"hold {key!r}", hint)
     partition_id = int(context.node_config[keys.PARTITION_ID])
-    part = load_partition(
-        settings.dataset,
-        partition_id,
-        int(context.node_config[NUM_PARTITIONS]),
-        **settings.partitioning,
-    )
+    count = int(context.node_config[NUM_PARTITIONS])
+    part = load_partition(settings.dataset, partition_id, count, **settings.partitioning)
     entropy = [settings.seed, partition_id, in_config(message, keys.SERVER_ROUND)]
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     return NodeTask(message, settings, *hold_out(part), seed)
@@ -122,13 +119,13 @@ def train_node(message: Message, context: Context) -> Message:
 def profile_node(message: Message, context: Context) -> Message:
     """Do the work of a round, or only count it on an emulated device: a ``train.profile``."""
     node = open_node(message, context)
+    sampler = node.sampler()
     if is_emulated(context):
-        processed = examples_in(node.num_steps, len(node.examples), node.settings.batch_size)
-        metrics = _work(node, node.num_steps, processed)
+        num_steps = node.num_steps(sampler)
+        processed = examples_in(num_steps, sampler.num_samples, sampler.batch_size)
     else:
-        result = node.train(node.model(), node.sampler())
-        metrics = _work(node, result.num_steps, result.examples_processed)
-    arrays = message.content.array_records["arrays"]
+        num_steps, processed, *_ = node.train(node.model(), sampler)
+    metrics, arrays = node.work(num_steps, processed), message.content.array_records["arrays"]
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
@@ -136,9 +133,8 @@ def evaluate_node(message: Message, context: Context) -> Message:
     """Measure the model on the node's held-out examples: an ``evaluate`` function."""
     node = open_node(message, context)
     loss, accuracy = evaluate(node.model(), node.held_out, device=DEVICE)
-    metrics = MetricRecord(
-        {keys.NUM_EXAMPLES: len(node.held_out), "eval-loss": loss, "eval-acc": accuracy}
-    )
+    metrics = MetricRecord({"eval-loss": loss, "eval-acc": accuracy})
+    metrics[keys.NUM_EXAMPLES] = len(node.held_out)
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
@@ -148,23 +144,13 @@ def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
     return epochs * num_examples + min(steps * batch_size, num_examples)
 
 
-def _work(node: NodeTask, num_steps: int, examples_processed: int) -> MetricRecord:
-    return MetricRecord(
-        {
-            keys.NUM_EXAMPLES: len(node.examples),
-            keys.NUM_STEPS: num_steps,
-            keys.EXAMPLES_PROCESSED: examples_processed,
-        }
-    )
-
-
 def lifelong_order(
     node: NodeTask,
     settings: Settings,
     context: Context,
     method: str,
     *,
-    num_units: int = 0,
+    num_units: int,
     unit: str = "batch",
 ) -> OrderedSampler:
     """Make the sampler of a node's order, with a seed of the node's own that never changes."""

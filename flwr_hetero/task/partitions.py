@@ -63,14 +63,13 @@ def dirichlet_parts(
     The same parts as Flower Datasets' ``DirichletPartitioner`` without a minimum size, which
     takes seconds to import in each process of a deployment.
     """
-    parts: list[list[Rows]] = [[] for _ in range(num_partitions)]
+    pieces = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         shares = rng.dirichlet(np.full(num_partitions, alpha))
         cuts = (np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-        for part, piece in zip(parts, np.split(rows, cuts), strict=True):
-            part.append(piece)
-    return [np.concatenate(part) for part in parts]
+        pieces.append(np.split(rows, cuts))
+    return [np.concatenate(part) for part in zip(*pieces, strict=True)]
 
 
 def class_parts(
@@ -124,10 +123,9 @@ def _split(rows: Rows, weights: NDArray[np.float64]) -> list[Rows]:
 
 def _fill_up(parts: list[Rows]) -> list[Rows]:
     """Move examples from the largest part to those below the minimum."""
-    full = list(parts)
-    for poor in range(len(full)):
-        while len(full[poor]) < MIN_EXAMPLES:
-            rich = max(range(len(full)), key=lambda i: len(full[i]))
-            full[poor] = np.append(full[poor], full[rich][-1])
-            full[rich] = full[rich][:-1]
-    return full
+    for poor in range(len(parts)):
+        while len(parts[poor]) < MIN_EXAMPLES:
+            rich = max(range(len(parts)), key=lambda i: len(parts[i]))
+            parts[poor] = np.append(parts[poor], parts[rich][-1])
+            parts[rich] = parts[rich][:-1]
+    return parts

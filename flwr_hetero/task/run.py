@@ -23,9 +23,8 @@ from flwr_hetero.task.training import evaluate
 
 def initial_arrays(settings: Settings) -> ArrayRecord:
     """Draw the initial global model."""
-    return ArrayRecord(
-        make_model(settings.model, *data_shape(settings.dataset), settings.seed).state_dict()
-    )
+    model = make_model(settings.model, *data_shape(settings.dataset), settings.seed)
+    return ArrayRecord(model.state_dict())
 
 
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
@@ -54,12 +53,14 @@ def run_app(
     Seeds Python's own generator, with which Flower's strategies select nodes. A run that was
     stopped before its first checkpoint is resumed from round 0.
     """
-    if settings.resume:
-        _check_resumable(settings.output_dir)
+    if settings.resume and not (Path(settings.output_dir).expanduser() / CONFIG).is_file():
+        hint = "correct the path, or leave resume out to start a run there"
+        raise invalid("output-dir", settings.output_dir, "hold the run to resume", hint)
     evaluate_fn, arrays = central_evaluate(settings), initial_arrays(settings)
     random.seed(settings.seed)
     run_dir = RunDirectory(settings.run_directory(app), asdict(settings), resume=settings.resume)
-    Recorded(strategy, run_dir=run_dir, resume=settings.resume).start(
+    recorded = Recorded(strategy, run_dir=run_dir, resume=settings.resume)
+    recorded.start(
         grid,
         arrays,
         settings.num_server_rounds,
@@ -68,10 +69,3 @@ def run_app(
     )
     log(INFO, "Results: %s", run_dir.path / "report.html")
     return run_dir.path
-
-
-def _check_resumable(output_dir: str) -> None:
-    """Refuse to start a new run where one was to be continued, as after a mistyped path."""
-    if not (Path(output_dir).expanduser() / CONFIG).is_file():
-        hint = "correct the path, or leave resume out to start a run there"
-        raise invalid("output-dir", output_dir, "hold the run to resume", hint)

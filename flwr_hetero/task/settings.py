@@ -1,11 +1,12 @@
 """Keys of the run-config: their spelling, their types, and errors that name them as typed."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,40 +15,12 @@ from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.task.models import MODELS
 from flwr_hetero.task.partitions import check_partition
 
-_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def key_of(name: str) -> str:
     """Return the run-config's spelling of a setting."""
     return name.replace("_", "-")
-
-
-def unknown_key(key: str, known: list[str]) -> ValueError:
-    """Make the error for an unknown key."""
-    close = get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]!r}? Known are " if close else "known are "
-    return invalid("run-config", key, "hold known keys only", hint + ", ".join(known))
-
-
-def typed(key: str, value: Any, kind: type) -> Any:
-    """Check a value's type; a whole number is also a number, nothing else is converted."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise invalid(key, value, f"be {_KINDS[kind]}")
-    return value
-
-
-@contextmanager
-def keys_as_typed(names: Iterable[str]) -> Iterator[None]:
-    """Let errors name settings as the user typed them, with dashes."""
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        for name in names:
-            text = re.sub(rf"\b{name}\b", key_of(name), text)
-        raise ValueError(text) from error
 
 
 RUNS = "flwr-hetero-runs"
@@ -94,14 +67,21 @@ class Settings:
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:
-        """Read a run-config."""
+        """Read a run-config; a whole number is also a number, nothing else is converted."""
         kinds = {key_of(field.name): type(field.default) for field in fields(cls)}
-        for key in run_config:
+        values: dict[str, Any] = {}
+        for key, value in run_config.items():
             if key not in kinds:
-                raise unknown_key(key, sorted(kinds))
-        values = {key: typed(key, value, kinds[key]) for key, value in run_config.items()}
-        with keys_as_typed(field.name for field in fields(cls)):
-            return cls(**{key.replace("-", "_"): value for key, value in values.items()})
+                close = get_close_matches(key, kinds, n=1)
+                hint = f"did you mean {close[0]!r}? Known are " if close else "known are "
+                hint += ", ".join(sorted(kinds))
+                raise invalid("run-config", key, "hold known keys only", hint)
+            typed = float(value) if kinds[key] is float and type(value) is int else value
+            if type(typed) is not kinds[key]:
+                raise invalid(key, value, f"be {KINDS[kinds[key]]}")
+            values[key.replace("-", "_")] = typed
+        with cls.as_typed():
+            return cls(**values)
 
     @classmethod
     def shared_part(cls, run_config: Mapping[str, Any]) -> Self:
@@ -109,13 +89,21 @@ class Settings:
         known = {key_of(field.name) for field in fields(cls)}
         return cls.from_run_config({k: v for k, v in run_config.items() if k in known})
 
-    def check_choice(self, name: str, known: Iterable[str]) -> None:
-        """Refuse a setting that is not known."""
-        check_choice(key_of(name), getattr(self, name), list(known))
-
-    def as_typed(self) -> AbstractContextManager[None]:
+    @classmethod
+    @contextmanager
+    def as_typed(cls) -> Iterator[None]:
         """Let errors inside a ``with`` name settings as in the run-config, with dashes."""
-        return keys_as_typed(field.name for field in fields(self))
+        try:
+            yield
+        except ValueError as error:
+            text = str(error)
+            for field in fields(cls):
+                text = re.sub(rf"\b{field.name}\b", key_of(field.name), text)
+            raise ValueError(text) from error
+
+    def check_choice(self, name: str, known: Collection[str]) -> None:
+        """Refuse a setting that is not known."""
+        check_choice(key_of(name), getattr(self, name), known)
 
     @property
     def partitioning(self) -> dict[str, Any]:
@@ -127,15 +115,15 @@ class Settings:
         """Return the folder of this run's files; without ``output-dir`` a new one."""
         if self.output_dir:
             return Path(self.output_dir).expanduser()
-        stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-        path, number = Path.home() / RUNS / f"{app}-{stamp}", 1
-        while True:
+        name = f"{app}-{datetime.now():%Y-%m-%d-%H%M%S}"
+        path = Path.home() / RUNS / name
+        for number in count(2):
             try:
                 path.mkdir(parents=True)
-                return path
+                break
             except FileExistsError:
-                number += 1
-                path = path.with_name(f"{app}-{stamp}-{number}")
+                path = path.with_name(f"{name}-{number}")
             except OSError as error:
                 rule = f"be given: none can be made in the home directory ({error})"
                 raise invalid("output-dir", "", rule) from error
+        return path

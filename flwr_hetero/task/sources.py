@@ -117,16 +117,14 @@ def _splits(dataset: str, train: Any, test: Any | None) -> tuple[Split, Split]:
     if test is None:
         return _divide(images, labels)
     test_images, test_labels = _images_and_labels(dataset, test)
-    return (
-        Split(images, np.arange(len(labels)), labels),
-        Split(test_images, np.arange(len(test_labels)), test_labels),
-    )
+    train_rows, test_rows = np.arange(len(labels)), np.arange(len(test_labels))
+    return Split(images, train_rows, labels), Split(test_images, test_rows, test_labels)
 
 
 def _images_and_labels(dataset: str, table: Any) -> tuple[Images, NDArray[np.int64]]:
     if not len(table):
         raise invalid("dataset", dataset, "hold examples (it is empty)")
-    image, label = find_columns(dataset, table.features)
+    image, label = _find_columns(dataset, table.features)
     labels = table.data.column(label).to_numpy()
     if labels.dtype.kind not in "iu" or labels.min() < 0:
         rule = f"have whole numbers from 0 in its label column {label!r}"
@@ -134,34 +132,25 @@ def _images_and_labels(dataset: str, table: Any) -> tuple[Images, NDArray[np.int
     return _Column(dataset, table, image), labels.astype(np.int64)
 
 
-def find_columns(dataset: str, features: Any) -> tuple[str, str]:
+def _find_columns(dataset: str, features: Any) -> tuple[str, str]:
     """Find the columns with images and labels by feature type, then by Arrow type, then by name."""
     kinds = {name: type(feature).__name__ for name, feature in features.items()}
     types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
-    images = [name for name, kind in kinds.items() if kind == "Image"]
-    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    images = images or [
+    images = [name for name, kind in kinds.items() if kind == "Image"] or [
         name
         for name, feature in features.items()
         if "binary" in types[name] or (isinstance(feature, dict) and "bytes" in feature)
     ]
+    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     labels = labels or [name for name, kind in types.items() if "int" in kind]
-    return (
-        _the_one(dataset, "image", images, IMAGE_NAMES, list(features)),
-        _the_one(dataset, "label", labels, LABEL_NAMES, list(features)),
-    )
-
-
-def _the_one(
-    dataset: str, what: str, found: list[str], usual: tuple[str, ...], columns: list[str]
-) -> str:
-    if len(found) == 1:
-        return found[0]
-    for name in usual:
-        if name in found:
-            return name
-    rule = f"have one column of type {what} (its columns: {', '.join(columns)})"
-    raise invalid("dataset", dataset, rule, f"name it {usual[0]!r}")
+    found = []
+    for what, columns, usual in (("image", images, IMAGE_NAMES), ("label", labels, LABEL_NAMES)):
+        named = columns if len(columns) == 1 else [name for name in usual if name in columns]
+        if not named:
+            rule = f"have one column of type {what} (its columns: {', '.join(features)})"
+            raise invalid("dataset", dataset, rule, f"name it {usual[0]!r}")
+        found.append(named[0])
+    return found[0], found[1]
 
 
 def _divide(images: Images, labels: NDArray[np.int64]) -> tuple[Split, Split]:

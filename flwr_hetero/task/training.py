@@ -34,7 +34,6 @@ def train(
     *,
     num_steps: int,
     lr: float,
-    momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal: float = 0.0,
     on_batch: OnBatch | None = None,
@@ -58,7 +57,7 @@ def train(
     examples = examples.to(where)
     params = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in params] if proximal else []
-    optimizer = torch.optim.SGD(params, lr, momentum, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(params, lr, weight_decay=weight_decay)
     processed = scored = 0
     total = torch.zeros((), dtype=torch.float64, device=where)
     for _ in range(num_steps):
@@ -105,7 +104,6 @@ def evaluate(
 
 
 def pick_device(device: str) -> torch.device:
-    """Turn the name of a device into one."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+    """Return a device by its name; ``auto`` is the GPU, if there is one."""
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(found if device == "auto" else device)
