@@ -187,7 +187,7 @@ def _name_nodes(
         axes.set_xlabel(f"{len(nodes)} nodes, by tier and latency")
     else:
         names = [node.identity[:18] for node in nodes]
-        tilted = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+        tilted: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(range(len(nodes)), names, size=8.5, **(tilted if len(nodes) > 8 else {}))
     for tier, colour in enumerate(tier_colours(count)):
         axes.plot([], [], "s", color=colour, label=tier_name(tier, count))

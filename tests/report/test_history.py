@@ -1,7 +1,7 @@
+import json
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flwr_hetero.report.history import (
     History,
@@ -28,6 +28,13 @@ def test_rounds_in_order_bad_lines_noted(tmp_path):
     ]
 
 
+def test_whole_history_has_no_notes(make_run, rounds_of):
+    rounds = rounds_of(5)
+    history = read_history(make_run(rounds=rounds))
+    assert history.notes == ()
+    assert list(history.rounds) == json.loads(json.dumps(rounds))
+
+
 def test_later_line_of_a_round_counts(tmp_path):
     text = '{"round": 0, "wall_s": 1}\n{"round": 0, "wall_s": 2}\n'
     (tmp_path / "history.jsonl").write_text(text)
@@ -36,17 +43,11 @@ def test_later_line_of_a_round_counts(tmp_path):
     assert history.notes == ("round 0 occurs twice; the later line counts",)
 
 
-def test_empty_history(tmp_path):
-    (tmp_path / "history.jsonl").touch()
+@pytest.mark.parametrize(("content", "last"), [(b"", -1), (b'{"round": 0}\n\xff\xfe\x00', 0)])
+def test_empty_or_binary_file(tmp_path, content, last):
+    (tmp_path / "history.jsonl").write_bytes(content)
     history = read_history(tmp_path)
-    assert history.rounds == ()
-    assert history.last_round == -1
-    assert history.main_metric() is None
-
-
-def test_bytes_that_are_no_text(tmp_path):
-    (tmp_path / "history.jsonl").write_bytes(b'{"round": 0}\n\xff\xfe\x00')
-    assert read_history(tmp_path).last_round == 0
+    assert (history.last_round, history.main_metric()) == (last, None)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +105,6 @@ def test_main_metric_is_accuracy_first(metrics, main):
     assert History(({"round": 0, **metrics},)).main_metric() == main
 
 
-values = st.lists(
-    st.one_of(st.none(), st.floats(0, 1, allow_nan=False)), min_size=1, max_size=30
-).filter(lambda given: any(value is not None for value in given))
-names = st.sampled_from(["accuracy", "loss"])
-
-
 def history_of(name, given):
     return History(
         tuple(
@@ -117,6 +112,11 @@ def history_of(name, given):
             for i, value in enumerate(given)
         )
     )
+
+
+def test_round_without_clock_does_not_count():
+    history = History(({"round": 0, "global": {"accuracy": 0.9}},))
+    assert time_to_target(history, "accuracy", 0.5, "virtual_s") is None
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,7 @@ def history_of(name, given):
         ("accuracy", 0.6, "round", 4.0),
         ("accuracy", 0.0, "round", 0.0),
         ("accuracy", 0.95, "round", None),
+        ("accuracy", 0.9, "round", 4.0),
         ("loss", 0.1, "round", 0.0),
         ("loss", 0.05, "round", None),
     ],
@@ -136,32 +137,19 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     assert time_to_target(history, name, target, clock) == cost
 
 
-@settings(deadline=None)
-@given(names, values, st.floats(0, 1))
-def test_time_to_target_equals_plain_search(name, given, target):
-    expected = None
-    for number, value in enumerate(given):
-        if value is not None and (value <= target if name == "loss" else value >= target):
-            expected = float(number)
-            break
-    assert time_to_target(history_of(name, given), name, target, "round") == expected
-
-
-def test_settled_value_ignores_one_peak():
-    assert (
-        settled_value(history_of("accuracy", [0.1, 0.5, 0.6, 0.6, 0.62, 0.99]), "accuracy") == 0.6
-    )
-    assert settled_value(history_of("loss", [9, 3.0, 2.0, 2.1, 2.2, 0.1]), "loss") == 2.1
-
-
-def test_settled_value_of_an_even_number():
-    assert settled_value(history_of("accuracy", [0.2, 0.4]), "accuracy") == 0.2
-    assert settled_value(history_of("loss", [0.2, 0.4]), "loss") == 0.4
-
-
-def test_round_without_clock_does_not_count():
-    history = History(({"round": 0, "global": {"accuracy": 0.9}},))
-    assert time_to_target(history, "accuracy", 0.5, "virtual_s") is None
+@pytest.mark.parametrize(
+    ("name", "values", "settled"),
+    [
+        ("accuracy", [0.1, 0.5, 0.6, 0.6, 0.62, 0.99], 0.6),  # one peak at the end
+        ("loss", [9, 3.0, 2.0, 2.1, 2.2, 0.1], 2.1),
+        ("accuracy", [0.2, None, 0.4], 0.2),  # an even number: the worse of the two
+        ("loss", [0.2, 0.4, None], 0.4),
+    ],
+)
+def test_settled_value_by_hand(name, values, settled):
+    history = history_of(name, values)
+    assert settled_value(history, name) == settled
+    assert time_to_target(history, name, settled) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
@@ -13,7 +14,7 @@ from flwr_hetero.report.plots_rounds import (
     draw_wrapper,
     fans,
 )
-from flwr_hetero.report.style import DARK, LIGHT, TIER_RAMP, tier_colours
+from flwr_hetero.report.style import DARK, LIGHT, tier_colours
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +28,17 @@ def theme():
         yield
 
 
-def test_progress_shows_every_value(history):
-    by_time, by_round = draw_main_metric(history).axes
+@pytest.mark.parametrize(("factor", "unit", "seconds"), [(1, "s", 1), (3600, "d", 86400)])
+def test_progress_shows_every_value(history, factor, unit, seconds):
+    slow = History(tuple({**r, "virtual_s": factor * r["virtual_s"]} for r in history.rounds))
+    by_time, by_round = draw_main_metric(slow).axes
     accuracy = [record["global"]["accuracy"] for record in history.rounds]
     np.testing.assert_array_equal(by_time.lines[0].get_ydata(), accuracy)
     np.testing.assert_array_equal(by_round.lines[0].get_xdata(), np.arange(31))
-    seconds = np.array([record["virtual_s"] for record in history.rounds])
-    assert by_time.get_xlabel() == "time on the fleet's clock (s)"
-    np.testing.assert_allclose(by_time.lines[0].get_xdata(), seconds)
+    assert by_time.get_xlabel() == f"time on the fleet's clock ({unit})"
+    times = slow.column("virtual_s") / seconds
+    np.testing.assert_allclose(by_time.lines[0].get_xdata(), times)
     assert by_time.get_ylabel() == "accuracy"
-
-
-def test_long_times_change_the_unit(history):
-    slow = History(tuple({**r, "virtual_s": 3600 * r["virtual_s"]} for r in history.rounds))
-    axes = draw_main_metric(slow).axes[0]
-    seconds = [record["virtual_s"] for record in history.rounds]
-    assert axes.get_xlabel() == "time on the fleet's clock (d)"
-    np.testing.assert_allclose(axes.lines[0].get_xdata(), np.array(seconds) / 24)
 
 
 def test_long_curve_is_zoomed(history):
@@ -123,7 +118,8 @@ def test_round_times_are_clock_differences(history):
 
 
 def test_figures_of_a_new_wrapper_need_no_code():
-    rounds = tuple(
+    others = {"on": True, "text": "x", "mixed": [1, "x"], "empty": [], "unknown": None}
+    rounds = [
         {
             "round": number,
             "new-method": {
@@ -131,16 +127,12 @@ def test_figures_of_a_new_wrapper_need_no_code():
                 "pair": [number, None],
                 "steps": {f"node-{i}": i + number for i in range(number, number + 4)},
                 "many": list(range(9)),
-                "on": True,
-                "text": "x",
-                "mixed": [1, "x"],
-                "empty": [],
-                "unknown": None,
+                **others,
             },
         }
         for number in (1, 2, 3, 4)
-    )
-    history = History(rounds)
+    ]
+    history = History(tuple(rounds))
     found = {fan.key: fan for fan in fans(history, "new-method")}
     assert list(found) == ["bound", "pair", "steps", "many", "on"]
     assert found["pair"].values.tolist() == [[1], [2], [3], [4]]
@@ -152,7 +144,7 @@ def test_figures_of_a_new_wrapper_need_no_code():
     assert [plot.name for plot in plots_of(history)][len(PLOTS) :] == ["wrapper-new-method"]
 
 
-def test_a_legend_covers_no_curve():
+def test_legend_covers_no_curve():
     parts = {"10 % are below": 0.1, "50 % are below": 0.7, "90 % are below": 3.0}
     rounds = tuple({"round": i, "sampler": {"importance": parts}} for i in range(1, 9))
     drawn = draw_wrapper(History(rounds), "sampler")
@@ -196,21 +188,8 @@ def test_server_clock_is_named():
     ],
 )
 def test_sparse_histories(rounds):
-    history = History(rounds)
+    history, before = History(rounds), dict(mpl.rcParams)
     for plot in plots_of(history):
         picture = render(plot, history, DARK)
         assert picture is None or picture.startswith(b"\x89PNG")
-
-
-def test_tier_colours_go_from_fast_to_slow():
-    assert tier_colours(5) == list(TIER_RAMP)
-    assert tier_colours(1) == [TIER_RAMP[0]]
-    assert len(set(tier_colours(12))) == 12
-
-
-def test_matplotlib_settings_are_restored(history):
-    import matplotlib as mpl
-
-    before = dict(mpl.rcParams)
-    render(PLOTS[0], history, LIGHT)
     assert dict(mpl.rcParams) == before

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from flwr_hetero.report.style import duration, figure, size, time_unit
+from flwr_hetero.report.style import TIER_RAMP, duration, figure, size, tier_colours, time_unit
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,16 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("seconds", "symbol"), [(0, "s"), (200, "min"), (20_000, "h"), (1e6, "d")])
-def test_time_unit(seconds, symbol):
-    assert time_unit(seconds).symbol == symbol
+def test_time_unit():
+    assert [time_unit(s).symbol for s in (0, 200, 20_000, 1e6)] == ["s", "min", "h", "d"]
 
 
-def test_figure_of_accuracies():
-    assert figure("accuracy", 87.5) == "87.5"
-    assert figure("accuracy", 1.0) == "100.0 %"
-
-
-def test_size():
+def test_figure_and_size():
+    assert [figure("accuracy", n) for n in (87.5, 1.0)] == ["87.5", "100.0 %"]
     assert [size(n) for n in (0, 999, 1000, math.nan)] == ["0 B", "999 B", "1 kB", "?"]
+
+
+def test_tier_colours_go_from_fast_to_slow():
+    assert tier_colours(5) == list(TIER_RAMP)
+    assert tier_colours(1) == [TIER_RAMP[0]]
+    assert len(set(tier_colours(12))) == 12

@@ -64,17 +64,7 @@ def test_images_are_normalised_per_channel(folder):
     np.testing.assert_allclose(inputs[order], expected, atol=1e-5)
 
 
-def test_image_keeps_its_label(folder):
-    images, labels = pixels(60, 0, 3), np.arange(60) % 3
-    part = load_partition(str(folder), 1, 4, partition="dirichlet", alpha=1.0)
-    source = open_source(str(folder))
-    raw = np.rint((part.inputs.numpy() * source.std + source.mean) * 255).astype(np.uint8)
-    for image, target in zip(raw.transpose(0, 2, 3, 1), part.targets.tolist(), strict=True):
-        (row,) = np.flatnonzero((images == image).all(axis=(1, 2, 3)))
-        assert labels[row] == target
-
-
-def test_test_split_uses_training_statistics(folder):
+def test_held_back_split_uses_training_statistics(folder):
     truth = pixels(60, 0, 3).transpose(0, 3, 1, 2) / 255.0
     test = pixels(9, 1, 3).transpose(0, 3, 1, 2) / 255.0
     expected = (test - truth.mean((0, 2, 3), keepdims=True)) / truth.std((0, 2, 3), keepdims=True)
@@ -200,54 +190,54 @@ def test_held_out_examples_are_the_rest():
     assert [len(piece) for piece in smallest] == [1, 1]
 
 
-def broken(folder, kind):
-    file = folder / "train.parquet"
-    images, labels = pixels(6, 0), np.arange(6) % 2
-    if kind == "no files":
-        (folder / "notes.txt").write_text("nothing here")
-    elif kind == "only tests":
-        write(folder / "test.parquet", images, labels)
-    elif kind == "not parquet":
-        file.write_bytes(b"PAR1 or not")
-    elif kind == "empty":
-        write(file, images[:0], pa.array([], pa.int64()), image=pa.array([], pa.binary()))
-    elif kind == "no labels":
-        write(file, images, [0.5] * 6)
-    elif kind == "no images":
-        pq.write_table(pa.table({"text": ["a"], "label": [0]}), file)
-    elif kind == "two labels":
-        write(file, images, labels, ("image", "first"), second=labels)
-    elif kind == "negative":
-        write(file, images, labels - 1)
-    elif kind == "missing label":
-        write(file, images, [0, 1, None, 0, 1, 0])
-    elif kind == "broken image":
-        pq.write_table(pa.table({"image": [b"\x89PNG nonsense"] * 6, "label": labels}), file)
-    elif kind == "sizes":
-        images = [*images[:5], pixels(1, 0)[0].T.copy()]
-        write(file, images, labels)
-    return str(folder)
+IMAGES, LABELS = pixels(6, 0), np.arange(6) % 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("file", "columns", "message"),
     [
-        ("no files", "hold Parquet files to train on"),
-        ("only tests", "hold Parquet files to train on"),
-        ("not parquet", "be readable Parquet"),
-        ("empty", r"hold examples \(it is empty\)"),
-        ("no labels", r"one column of type label \(its columns: image, label\)"),
-        ("no images", r"one column of type image \(its columns: text, label\)"),
-        ("two labels", "one column of type label"),
-        ("negative", "whole numbers from 0 in its label column 'label'"),
-        ("missing label", "whole numbers from 0 in its label column 'label'"),
-        ("broken image", r"readable images \(image 0: "),
-        ("sizes", r"images of one size \(image 5 is 6x5\)"),
+        ("notes.txt", {}, "hold Parquet files to train on"),
+        ("test.parquet", {"image": IMAGES, "label": LABELS}, "hold Parquet files to train on"),
+        ("train.parquet", None, "be readable Parquet"),
+        (
+            "train.parquet",
+            {"image": IMAGES[:0], "label": LABELS[:0]},
+            r"hold examples \(it is empty",
+        ),
+        (
+            "train.parquet",
+            {"image": IMAGES, "label": [0.5] * 6},
+            r"type label \(its columns: image, l",
+        ),
+        (
+            "train.parquet",
+            {"text": ["a"], "label": [0]},
+            r"type image \(its columns: text, label\)",
+        ),
+        ("train.parquet", {"image": IMAGES, "first": LABELS, "second": LABELS}, "type label"),
+        (
+            "train.parquet",
+            {"image": IMAGES, "label": LABELS - 1},
+            "from 0 in its label column 'label'",
+        ),
+        ("train.parquet", {"image": IMAGES, "label": [0, 1, None, 0, 1, 0]}, "from 0 in its label"),
+        ("train.parquet", {"image": [b"PNG"] * 6, "label": LABELS}, r"readable images \(image 0: "),
+        (
+            "train.parquet",
+            {"image": [*IMAGES[:5], IMAGES[0].T.copy()], "label": LABELS},
+            r"images of one size \(image 5 is 6x5\)",
+        ),
     ],
 )
-def test_broken_data_set_is_one_clear_error(tmp_path, kind, message):
+def test_broken_data_set_is_one_clear_error(tmp_path, file, columns, message):
+    if columns:
+        images = [i if isinstance(i, bytes) else png(i)["bytes"] for i in columns.get("image", ())]
+        stored = {"image": pa.array(images, pa.binary())} if "image" in columns else {}
+        pq.write_table(pa.table(columns | stored), tmp_path / file)
+    else:
+        (tmp_path / file).write_bytes(b"PAR1 or not")
     with pytest.raises(ValueError, match=rf"^dataset must .*{message}"):
-        load_partition(broken(tmp_path, kind), 0, 2)
+        load_partition(str(tmp_path), 0, 2)
 
 
 @pytest.mark.parametrize("dataset", ["/no/such/folder", "./train.parquet", "a/b/c"])

