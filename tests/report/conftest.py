@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-SHARES = (4.0, 2.0, 1.0, 0.5, 0.1)
+SHARES = np.array([4.0, 2.0, 1.0, 0.5, 0.1])
 
 
 def fake_rounds(
@@ -18,53 +18,37 @@ def fake_rounds(
     mean_s = {name: 0.9 / SHARES[tier[name]] for name in names}
     profiled = {name: mean_s[name] * rng.lognormal(0, 0.05) for name in names}
     dropout = names[-1]
-    credits, probs = np.array([24.0, 18.0, 12.0, 9.0, 3.0]), np.full(5, 0.2)
-    virtual_s, wall_s, estimate_s, actual_s = 4 * max(profiled.values()), 0.8, 0.0, 0.0
-    rounds = [_round(0, virtual_s, wall_s, 0.1, rng)]
+    credits, probs = np.full(5, 24.0), np.full(5, 0.2)
+    start_s = virtual_s = 4 * max(profiled.values())
+    rounds = [_round(0, virtual_s, 0.1)]
     if tiered:
         del tier[dropout]
         rounds[0]["tifl"] = {
-            "tier": None,
-            "tier_probs": probs.tolist(),
-            "credits": credits.tolist(),
-            "tier_accuracy": [None] * 5,
-            "tiers": tier,
-            "latency": profiled | {dropout: None},
-            "dropouts": [dropout],
-            "boundaries": [0.33, 0.66, 1.4, 5.0],
-            "num_tiers": 5,
+            **{"tier": None, "tier_probs": probs.tolist(), "credits": credits.tolist()},
+            **{"tier_accuracy": [None] * 5, "tiers": tier, "num_tiers": 5},
+            **{"latency": profiled | {dropout: None}, "dropouts": [dropout]},
         }
-    accuracy = [None] * 5
     for number in range(1, num_rounds + 1):
-        credits = credits if credits.any() else np.array([24.0, 18.0, 12.0, 9.0, 3.0])
-        current = int(rng.choice(5, p=probs * (credits > 0) / probs[credits > 0].sum()))
+        current = int(rng.choice(5))
         pool = [name for name in tier if not tiered or tier[name] == current]
         selected = sorted(rng.choice(pool, size=min(4, len(pool)), replace=False).tolist())
         latency = {name: mean_s[name] * rng.lognormal(0, 0.12) for name in selected}
-        lost = selected[-1] if rng.random() < 0.08 else None
-        credits[current] = max(credits[current] - 1, 0)
-        round_s = max(latency.values())
-        virtual_s, wall_s, actual_s = virtual_s + round_s, wall_s + 0.21, actual_s + round_s
-        estimate_s += float(probs @ (0.9 / np.array(SHARES)))
+        virtual_s += max(latency.values())
         level = 0.93 - 0.83 * np.exp(-number / 14) + rng.normal(0, 0.008)
-        record = _round(number, virtual_s, wall_s, level, rng)
-        record |= {"selected": selected, "latency": {n: latency[n] for n in selected if n != lost}}
-        if lost:
+        record = _round(number, virtual_s, level) | {"selected": selected, "latency": latency}
+        if number % 11 == 4:
+            lost = selected[-1]
+            del latency[lost]
             reason = "no reply within 30 s" if number % 2 else "arrays are not finite: 'conv1'"
             record["failures"] = [{"node": lost, "reason": reason}]
         if tiered:
-            if number % 10 == 0:
-                accuracy = [round(level - 0.02 * t + rng.normal(0, 0.01), 4) for t in range(5)]
-                probs = np.argsort(np.argsort(-np.array(accuracy))) + 1.0
-                probs /= probs.sum()
+            credits[current] -= 1
             record["tifl"] = {
-                "tier": current,
-                "tier_probs": probs.tolist(),
-                "credits": credits.tolist(),
-                "tier_accuracy": accuracy,
-                "paper_estimate_s": estimate_s,
-                "exact_estimate_s": 1.08 * estimate_s,
-                "actual_s": actual_s,
+                **{"tier": current, "tier_probs": probs.tolist(), "credits": credits.tolist()},
+                "tier_accuracy": [level - 0.02 * t for t in range(5)],
+                "paper_estimate_s": number * float(probs @ (0.9 / SHARES)),
+                "exact_estimate_s": 1.08 * number * float(probs @ (0.9 / SHARES)),
+                "actual_s": virtual_s - start_s,
             }
         record["herding"] = {"herding-bound": 40 / np.sqrt(number) + rng.normal(0, 0.4)}
         record["cd-grab"] = {
@@ -76,21 +60,15 @@ def fake_rounds(
     return rounds
 
 
-def _round(number: int, virtual_s: float, wall_s: float, level: float, rng) -> dict:
-    trained = {"train-loss": 2.4 - 2.3 * level + rng.normal(0, 0.03)}
-    evaluated = {"eval-acc": level - 0.01 + rng.normal(0, 0.01), "eval-loss": 2.3 - 2.2 * level}
+def _round(number: int, virtual_s: float, level: float) -> dict:
+    evaluated = {"eval-acc": level - 0.01, "eval-loss": 2.3 - 2.2 * level}
     return {
-        "round": number,
-        "virtual_s": virtual_s,
-        "wall_s": wall_s,
-        "bytes_up": 4 * 51_200 if number else 0,
-        "bytes_down": 4 * 51_400 if number else 0,
-        "train": trained if number else {},
+        **{"round": number, "virtual_s": virtual_s, "wall_s": 0.8 + 0.21 * number},
+        **{"bytes_up": 204_800 if number else 0, "bytes_down": 205_600 if number else 0},
+        "train": {"train-loss": 2.4 - 2.3 * level} if number else {},
         "evaluate": evaluated if number else {},
         "global": {"accuracy": level, "loss": 2.35 - 2.25 * level},
-        "selected": [],
-        "latency": {},
-        "failures": [],
+        **{"selected": [], "latency": {}, "failures": []},
     }
 
 
