@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -26,13 +24,6 @@ def test_rounds_in_order_bad_lines_noted(tmp_path):
         "line 7 is no round",
         "line 8 is torn",
     ]
-
-
-def test_whole_history_has_no_notes(make_run, rounds_of):
-    rounds = rounds_of(5)
-    history = read_history(make_run(rounds=rounds))
-    assert history.notes == ()
-    assert list(history.rounds) == json.loads(json.dumps(rounds))
 
 
 def test_later_line_of_a_round_counts(tmp_path):

@@ -113,11 +113,6 @@ def test_resume_drops_a_torn_line(run, has_checkpoint):
     assert rounds_in(run.path) == [*kept, len(kept)]
 
 
-def test_resume_in_an_empty_folder(tmp_path):
-    RunDirectory(tmp_path / "new", resume=True).append_round({"round": 0})
-    assert rounds_in(tmp_path / "new") == [0]
-
-
 def test_model_comes_back(run):
     arrays = {
         "w": np.arange(6, dtype=np.float32).reshape(2, 3),
