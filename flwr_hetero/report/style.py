@@ -97,11 +97,9 @@ TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
 """From the fastest tier to the slowest."""
 
 RUN_COLOURS = (BLUE, RED, GREEN, "#cc79a7", ORANGE, SKY, GREY)
-
 RUN_STYLES = ("-", "--", "-.", ":")
 
 DPI = 144
-
 WIDTH = 10.0
 """Inches; shown across the page."""
 
@@ -155,7 +153,6 @@ class Theme(NamedTuple):
 
 
 LIGHT = Theme(paper="#ffffff", ink="#1c2430", muted="#5a6675", grid="#e3e7ec")
-
 DARK = Theme(paper="#171c23", ink="#e8ecf1", muted="#a3afbd", grid="#303843")
 
 

@@ -133,6 +133,7 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     [
         ("accuracy", [0.1, 0.5, 0.6, 0.6, 0.62, 0.99], 0.6),  # one peak at the end
         ("loss", [9, 3.0, 2.0, 2.1, 2.2, 0.1], 2.1),
+        ("accuracy", [0.1, 0.99, 0.5, 0.6, 0.62, 0.7], 0.62),  # five of six count
         ("accuracy", [0.2, None, 0.4], 0.2),  # an even number: the worse of the two
         ("loss", [0.2, 0.4, None], 0.4),
     ],

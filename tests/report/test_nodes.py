@@ -90,9 +90,9 @@ def test_failure_groups_most_frequent_first():
 
 
 def test_latest_profiling_counts():
-    again = {"round": 3, "tifl": {"tiers": {"node-1": 0}, "latency": {"node-1": 0.5}}}
-    history = History((*ROUNDS, again))
-    [node] = [node for node in node_stats(history) if node.tier is not None]
-    assert (node.identity, node.profiled_s) == ("node-1", 0.5)
+    again = {"tiers": {"node-1": 0, "node-2": 1}, "latency": {"node-1": 0.5, "node-2": 0.2}}
+    history = History((*ROUNDS, {"round": 3, "tifl": again}))
+    nodes = [(node.identity, node.tier, node.profiled_s) for node in node_stats(history)[:2]]
+    assert nodes == [("node-1", 0, 0.5), ("node-2", 1, 0.2)]  # by tier before latency
     assert num_tiers(history) == 2
     assert num_tiers(History(({"round": 0},))) == 0
