@@ -1,7 +1,7 @@
 """Over-selection: ask more nodes than are needed and take the first that answer."""
 
 from logging import INFO
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -40,11 +40,9 @@ class OverSelect(Wrapper):
 
     Notes
     -----
-    This is no :class:`~flwr_hetero.strategy.Selection`: it shortens the round of whatever selects.
-    A strategy that samples by itself (FedAvg's ``min_train_nodes``, ``min_available_nodes``) must
-    not wait for nodes that are at work: in such a round its minima are at most the nodes shown.
     The first to answer are the fast ones: on a fleet of unequal devices their data count more.
-    Within a tier of TiFL nodes are equally fast, so that it is random which are left out.
+    Within a tier of TiFL nodes are equally fast, so that it is random which are left out. While
+    nodes are at work, ``min_train_nodes`` and ``min_available_nodes`` are at most the others.
 
     References
     ----------
@@ -65,11 +63,11 @@ class OverSelect(Wrapper):
         self, strategy: Strategy | None = None, take: int = 5, *, timeout_s: float | None = None
     ) -> None:
         self.take = check_count("take", take, 1)
-        self.timeout_s = (
-            None if timeout_s is None else check_number("timeout_s", timeout_s, "(0, inf)")
-        )
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, "(0, inf)")
         super().__init__(strategy)
-        self._at_work: dict[str, _Job] = {}
+        self.timeout_s = timeout_s
+        self._at_work: dict[str, tuple[int, float]] = {}  # by message: node, until when at most
         self._left_out: list[str] = []
 
     def on_start(self, run: Run) -> None:
@@ -94,8 +92,8 @@ class OverSelect(Wrapper):
             for reply in grid.pull_messages(list(self._at_work)):
                 self._at_work.pop(reply.metadata.reply_to_message_id, None)
         now_s = self.session.clock.virtual_s
-        self._at_work = {i: job for i, job in self._at_work.items() if job.until_s > now_s}
-        busy = {job.node_id for job in self._at_work.values()}
+        self._at_work = {i: job for i, job in self._at_work.items() if job[1] > now_s}
+        busy = {node_id for node_id, _ in self._at_work.values()}
         if not busy:
             return grid
         free = [node_id for node_id in grid.get_node_ids() if node_id not in busy]
@@ -116,8 +114,8 @@ class OverSelect(Wrapper):
         done, self.session.enough = self.session.exchange, None
         until_s = self.session.clock.virtual_s - done.virtual_s + done.timeout_s
         for message in done.surplus:
-            job = _Job(message.metadata.dst_node_id, until_s)
-            self._at_work[message.metadata.message_id] = job
+            at_work = (message.metadata.dst_node_id, until_s)
+            self._at_work[message.metadata.message_id] = at_work
         self._left_out = [self.identity(m.metadata.dst_node_id) for m in done.surplus]
         if self._left_out:
             log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
@@ -132,10 +130,3 @@ class OverSelect(Wrapper):
         limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s at most"
         log(INFO, "\t├──> OverSelect: the first %d replies%s", self.take, limit)
         super().summary()
-
-
-class _Job(NamedTuple):
-    """What a node that was not waited for is assumed to work on, and until when at most."""
-
-    node_id: int
-    until_s: float

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYog
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NUMPY
+from flwr_hetero._flwr import NUMPY, settings_of
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.reply_checks import view_array, weight_of
 
@@ -33,8 +33,6 @@ def aggregate(
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
     """Let a strategy aggregate models by these weights, and metrics by its own.
 
-    Notes
-    -----
     Where only the mean matters it is made in place and goes in as a single reply. Any other
     strategy gets all replies and, where the weights are not its own, another weight key: Krum
     needs each reply, and its mean of the chosen ones is then by these weights.
@@ -68,12 +66,10 @@ def _replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
     """Give a strategy other attributes for a while."""
     before = {name: getattr(strategy, name) for name in attributes}
     try:
-        for name, value in attributes.items():
-            setattr(strategy, name, value)
+        settings_of(strategy).update(attributes)
         yield
     finally:
-        for name, value in before.items():
-            setattr(strategy, name, value)
+        settings_of(strategy).update(before)
 
 
 def mean_reply(
@@ -97,14 +93,13 @@ def mean_arrays(
     for name, array in like.items():
         dtype = np.dtype(array.dtype)
         views = [view_array(record[name]).astype(dtype, copy=False) for record in records]
-        data = _mean_npy(views, weights, dtype)
-        mean[name] = Array(str(dtype), tuple(views[0].shape), NUMPY, data)
+        mean[name] = Array(str(dtype), views[0].shape, NUMPY, _mean_npy(views, weights))
     return mean
 
 
-def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike, dtype: np.dtype[Any]) -> bytes:
+def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike) -> bytes:
     """Write the mean straight into the bytes of an npy file, so that it exists only once."""
-    stream, shape = io.BytesIO(), views[0].shape
+    stream, shape, dtype = io.BytesIO(), views[0].shape, views[0].dtype
     descr = np.lib.format.dtype_to_descr(dtype)
     header = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, header)
@@ -128,15 +123,13 @@ def weighted_mean(
 
     Notes
     -----
-    Beside the result this needs two scratch buffers of ``CHUNK`` elements. All nodes are
-    added up chunk by chunk, so that every input is read from memory once and nothing of its
-    size is written but the result. Half precision is added up in single, integers in double.
+    All nodes are added up chunk by chunk: every input is read once, and two buffers of ``CHUNK``
+    elements are needed. Half precision is added up in single, integers in double.
     """
     dtype = arrays[0].dtype.newbyteorder("=")
     mean = np.empty(arrays[0].shape, dtype) if out is None else out
-    factors = normalised(weights).astype(
-        np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.float64
-    )
+    wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.float64
+    factors = normalised(weights).astype(wide)
     flat, flat_mean = [array.reshape(-1) for array in arrays], mean.reshape(-1)
     total = np.empty(min(CHUNK, mean.size), factors.dtype)
     term = np.empty_like(total)

@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from logging import INFO
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -25,17 +25,14 @@ RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_me
 Settings = dict[str, Any]
 
 
-def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> Path:
-    """Write the state of a run; a crash while writing leaves the previous one.
-
-    ``initial`` holds what :func:`plain_settings` returned before the run.
-    """
+def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> None:
+    """Write the state of a run; ``initial`` is what :func:`plain_settings` found before it."""
     session = run.strategy.session
     arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
     strategies = []
     for number, strategy in enumerate(run.strategy.chain()):
         if isinstance(strategy, Wrapper):
-            state: dict[str, Any] = dict(strategy.state_dict())
+            state: Mapping[str, Any] = strategy.state_dict()
         else:
             state = flower_state(strategy, initial[number])
         scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
@@ -54,13 +51,12 @@ def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> 
         "strategies": strategies,
     }
     path = folder / FILE
-    draft = path.with_suffix(".draft")
+    draft = path.with_suffix(".draft")  # a crash leaves the previous checkpoint whole
     with draft.open("wb") as file:
         np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-    return path
 
 
 def load_checkpoint(folder: Path, run: Run) -> bool:
@@ -83,8 +79,8 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
     session.arrays = run.arrays
     session.clock.virtual_s, session.accepted = float(meta["virtual_s"]), meta["accepted"]
     for kind in RESULTS:
-        rounds = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
-        setattr(run.result, kind, rounds)
+        metrics = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
+        setattr(run.result, kind, metrics)
     version, state, gauss = meta["random"]
     random.setstate((version, tuple(state), gauss))
     for number, strategy in enumerate(chain):
@@ -112,16 +108,16 @@ def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
     """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
     state: dict[str, Any] = {}
     for name, value in settings_of(strategy).items():
-        if isinstance(value, np.ndarray):
-            state[f"array/{name}"] = value
-        elif isinstance(value, ArrayRecord):
+        if isinstance(value, ArrayRecord):
             state |= {f"record/{name}/{key}": array.numpy() for key, array in value.items()}
         elif isinstance(value, dict) and _are_arrays(value.values()):
             state |= {f"dict/{name}/{key}": np.asarray(v) for key, v in value.items()}
         elif isinstance(value, list) and _are_arrays(value):
             state |= {f"list/{name}/{i:06d}": np.asarray(v) for i, v in enumerate(value)}
-        elif _is_plain(value) and (name not in initial or initial[name] != value):
-            state[f"plain/{name}"] = value
+        elif isinstance(value, np.ndarray) or (
+            _is_plain(value) and (name not in initial or initial[name] != value)
+        ):
+            state[f"value/{name}"] = value
     return state
 
 
@@ -146,9 +142,8 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _are_arrays(values: Any) -> bool:
-    found = list(values)
-    return bool(found) and all(isinstance(value, (np.ndarray, np.generic)) for value in found)
+def _are_arrays(values: Collection[object]) -> bool:
+    return bool(values) and all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
 # --- the wrapper --------------------------------------------------------------------------

@@ -89,15 +89,13 @@ def online_nodes(grid: Grid) -> Set[int]:
 
 def wait_for_nodes(grid: Grid, at_least: int, wait_s: float = WAIT_S) -> Set[int]:
     """Wait until enough nodes are online, or until time is up."""
-    waited_s = 0.0
-    while len(online := online_nodes(grid)) < at_least:
-        if waited_s >= wait_s or is_simulated(grid):
-            break
+    online, waited_s = online_nodes(grid), 0
+    while len(online) < at_least and waited_s < wait_s and not is_simulated(grid):
         log(INFO, "Waiting for nodes: %d of %d", len(online), at_least)
         time.sleep(1)
-        waited_s += 1
+        online, waited_s = online_nodes(grid), waited_s + 1
     if not online:
-        raise RuntimeError(f"no node is online after {waited_s:.0f} s: start the SuperNodes.")
+        raise RuntimeError(f"no node is online after {waited_s} s: start the SuperNodes.")
     return online
 
 
@@ -115,9 +113,9 @@ def settled_nodes(
 class NodeRegistry:
     """Identities of nodes that stay the same over rounds and runs, and what devices they are.
 
-    The identity is, in this order of preference: the name given at registration, a hash of the
-    node's public key, the ``partition-id`` that the node reports, the node id. Of two nodes that
-    claim the same identity the second keeps its node id.
+    The identity is, in this order: the name given at registration, a hash of the node's public
+    key, the ``partition-id`` that the node reports, the node id. Of two nodes that claim the same
+    identity the second keeps its node id.
     """
 
     def __init__(self) -> None:
@@ -131,7 +129,7 @@ class NodeRegistry:
             return
         for info in grid.get_nodes():
             if info.name:
-                self._claim(info.node_id, f"{info.name}")
+                self._claim(info.node_id, info.name)
             elif info.public_key:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
 
@@ -162,9 +160,8 @@ class NodeRegistry:
 
     def forget(self, node_id: int) -> None:
         """Free the identity of a node that is gone, so that it can come back under a new id."""
-        identity = self._identity.pop(node_id, None)
-        if identity is not None:
-            del self._node_id[identity]
+        if node_id in self._identity:
+            del self._node_id[self._identity.pop(node_id)]
 
     def _claim(self, node_id: int, identity: str) -> None:
         if self._node_id.setdefault(identity, node_id) == node_id:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from logging import INFO
 from math import isfinite
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -21,13 +21,6 @@ MAX_ENTRIES, MAX_TEXT = 8, 80
 """Entries of a device's metadata that are kept, and characters of each."""
 
 
-class ProfilingTimes(NamedTuple):
-    """Latencies of a profiling in seconds, NaN where a node did not answer."""
-
-    node_ids: list[int]
-    rounds: NDArray[np.float64]
-
-
 def profile_nodes(
     strategy: Wrapper,
     grid: Grid,
@@ -37,9 +30,10 @@ def profile_nodes(
     sync_rounds: int,
     warmup_rounds: int,
     t_max: float,
-) -> ProfilingTimes:
+) -> tuple[list[int], NDArray[np.float64]]:
     """Measure the latency of nodes in some rounds of their own (TiFL, section 4.2).
 
+    Returns the nodes, and seconds by round and node, NaN where a node did not answer.
     The instruction has the message type ``train.profile``, which the ClientApp answers with
     the time its training takes and no arrays. A ClientApp without a handler for it is sent an
     ordinary training message instead, the result of which is dropped.
@@ -56,7 +50,7 @@ def profile_nodes(
                 wrapper.on_profile_replies(good)
             for node_id, latency in strategy.session.exchange.latency.items():
                 rounds[number - warmup_rounds, column[node_id]] = latency.seconds
-    return ProfilingTimes(nodes, rounds)
+    return nodes, rounds
 
 
 def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float) -> None:
@@ -69,8 +63,7 @@ def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float) -> None:
         log(INFO, "Asking %d nodes for their identity", len(unknown))
         kind = dict.fromkeys(unknown, keys.PROFILE_MESSAGE)
         _ask(strategy, grid, unknown, kind, t_max)
-        again = [node_id for node_id in unknown if kind[node_id] == MessageType.TRAIN]
-        if again:
+        if again := [node for node in unknown if kind[node] == MessageType.TRAIN]:
             _ask(strategy, grid, again, kind, t_max)
     session.clock.virtual_s = virtual_s
 
@@ -80,15 +73,12 @@ def profile_message(
 ) -> Message:
     """Make the instruction that asks a node for its latency."""
     session, leaf = strategy.session, strategy.leaf
-    config = ConfigRecord(dict((session.config or ConfigRecord()).items()))
+    config = ConfigRecord(dict(session.config or {}))
     config[keys.SERVER_ROUND] = server_round
     config[keys.PROFILE_ROUND] = number
-    content = RecordDict(
-        {
-            getattr(leaf, "arrayrecord_key", "arrays"): session.arrays or ArrayRecord(),
-            getattr(leaf, "configrecord_key", "config"): config,
-        }
-    )
+    content = RecordDict()
+    content[getattr(leaf, "arrayrecord_key", "arrays")] = session.arrays or ArrayRecord()
+    content[getattr(leaf, "configrecord_key", "config")] = config
     return Message(content, dst_node_id=node_id, message_type=kind)
 
 
@@ -111,11 +101,10 @@ def _ask(
     messages = [profile_message(strategy, n, kind[n], server_round, number) for n in nodes]
     session.ask(messages, grid)
     replies = session.send(grid, messages, t_max)
-    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-    for reply in replies:
-        node_id = asked.get(reply.metadata.reply_to_message_id)
-        if node_id is not None and has_raised(reply):
-            kind[node_id] = MessageType.TRAIN
+    raised = {reply.metadata.reply_to_message_id for reply in replies if has_raised(reply)}
+    for message in messages:
+        if message.metadata.message_id in raised:
+            kind[message.metadata.dst_node_id] = MessageType.TRAIN
     good = session.accept(replies, Expected(metrics=False))
     for reply in good:
         _note_device(strategy, reply)
@@ -123,7 +112,7 @@ def _ask(
 
 
 def _note_device(strategy: Wrapper, reply: Message) -> None:
-    """Keep a device's metadata for the log and the history; it decides nothing."""
+    """Keep a device's metadata for the log and the history."""
     record = reply.content.config_records.get(keys.DEVICE)
     if record is None:
         return
@@ -167,10 +156,8 @@ class SamplerFacts(Wrapper):
         """Take the records out and average them over the nodes that sent one."""
         found: dict[str, list[float]] = {}
         for reply in replies:
-            record = reply.content.config_records.get(keys.SAMPLER)
-            if record is None:
-                continue
-            del reply.content[keys.SAMPLER]
+            record = reply.content.config_records.get(keys.SAMPLER) or ConfigRecord()
+            reply.content.pop(keys.SAMPLER, None)
             for name in record:
                 if isfinite(value := read_number(record, name)):
                     found.setdefault(name, []).append(value)

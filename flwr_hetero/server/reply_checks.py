@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
@@ -41,24 +41,18 @@ def why_bad(reply: Message, expected: Expected) -> str | None:
             return f"{len(records)} ArrayRecords instead of 1"
         if reason := _why_bad_arrays(records[0], expected.arrays):
             return reason
-    if expected.metrics:
-        metrics = list(content.metric_records.values())
-        if len(metrics) != 1:
-            return f"{len(metrics)} MetricRecords instead of 1"
-        return _why_bad_weight(metrics[0], expected.weight_key)
-    return None
+    if not expected.metrics:
+        return None
+    metrics, key = list(content.metric_records.values()), expected.weight_key
+    if len(metrics) != 1:
+        return f"{len(metrics)} MetricRecords instead of 1"
+    weight = 0 if key is None else metrics[0].get(key)
+    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
+        return None
+    return f"metric {key!r} is {weight!r} instead of a number of at least 0"
 
 
 # --- metrics ---------------------------------------------------------------------------
-
-
-def _why_bad_weight(metrics: MetricRecord, weight_key: str | None) -> str | None:
-    if weight_key is None:
-        return None
-    weight = metrics.get(weight_key)
-    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
-        return None
-    return f"metric {weight_key!r} is {weight!r} instead of a number of at least 0"
 
 
 def weight_of(reply: Message, weight_key: str) -> float:
@@ -76,17 +70,14 @@ def metric_names(reply: Message) -> str:
     return json.dumps(found)
 
 
-def odd_ones_out(names: Sequence[str], accepted: Mapping[str, int]) -> list[int]:
-    """Find replies whose metrics differ in name or kind from those of the majority.
+def usual_metrics(names: Sequence[str], accepted: Mapping[str, int]) -> str:
+    """Return the names and kinds of metrics that the majority of the replies has.
 
-    Notes
-    -----
     At a tie those accepted most often so far win, then those seen first. The majority of a round
     wins over earlier rounds: else a bad node that once was alone would shut out all others.
     """
     counts = Counter(names)
-    usual = max(counts, key=lambda name: (counts[name], accepted.get(name, 0)), default=None)
-    return [i for i, name in enumerate(names) if name != usual]
+    return max(counts, key=lambda name: (counts[name], accepted.get(name, 0)))
 
 
 def drop_private_metrics(reply: Message) -> None:
@@ -143,7 +134,10 @@ def _fits(values: NDArray[Any], dtype: str) -> bool:
 
 def view_array(array: Array) -> NDArray[Any]:
     """View an array of a reply without copying its payload and without pickle."""
-    start, shape, fortran, dtype = _read_header(array.data)
+    if array.data[6:7] != b"\1":  # others are for structured types only
+        raise ValueError("not an npy file of version 1")
+    start = 10 + int.from_bytes(array.data[8:10], "little")
+    shape, fortran, dtype = _parse_header(array.data[:start])
     if dtype.hasobject:
         raise ValueError("the array holds Python objects")
     if any(length < 0 for length in shape):
@@ -152,19 +146,7 @@ def view_array(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
-    """Read where an npy file's values start, their shape, order and type."""
-    if data[6:7] == b"\1":  # the same few headers come again and again
-        start = 10 + int.from_bytes(data[8:10], "little")
-        return start, *_parse_header(data[:start])
-    stream = io.BytesIO(data)
-    if np.lib.format.read_magic(stream) != (2, 0):
-        raise ValueError("not an npy file of version 1 or 2")
-    header = np.lib.format.read_array_header_2_0(stream)
-    return stream.tell(), *header
-
-
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # the same few headers come again and again
 def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     stream = io.BytesIO(header)
     np.lib.format.read_magic(stream)
@@ -215,9 +197,9 @@ def judge_latency(
     observed = None if round_trip_s is None else Latency(round_trip_s, False, "observed")
     if reported is None:
         return observed, None
+    if reported.emulated and simulated:
+        return reported, None
     if reported.emulated:
-        if simulated:
-            return reported, None
         return observed, "claims an emulated device outside a simulation"
     if round_trip_s is not None and reported.seconds > round_trip_s:
         complaint = f"claims {reported.seconds:.3g} s, its reply was here in {round_trip_s:.3g} s"

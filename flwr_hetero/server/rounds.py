@@ -22,27 +22,16 @@ from flwr_hetero.server.session import Session
 
 Record = dict[str, Any]
 """A round's line of the history."""
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class _Hooks(Protocol):
-    """What a loop needs of each wrapper."""
+class _Wrapper(Protocol):
+    """What a loop needs of a wrapper; all but the hooks, of the outermost one only."""
 
     name: ClassVar[str]
-
-    def on_start(self, run: "Run") -> None: ...
-    def round_info(self) -> dict[str, Any]: ...
-    def on_round_end(self, run: "Run", record: Record) -> None: ...
-    def on_finish(self, run: "Run") -> None: ...
-
-
-class _Composition(Protocol):
-    """What a loop needs of the outermost wrapper."""
-
     session: Session
 
     def chain(self) -> Sequence[Strategy]: ...
-    def wrappers(self) -> Sequence[_Hooks]: ...
+    def wrappers(self) -> Sequence["_Wrapper"]: ...
     def summary(self) -> None: ...
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -56,20 +45,24 @@ class _Composition(Protocol):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None: ...
+    def on_start(self, run: "Run") -> None: ...
+    def round_info(self) -> dict[str, Any]: ...
+    def on_round_end(self, run: "Run", record: Record) -> None: ...
+    def on_finish(self, run: "Run") -> None: ...
 
 
 @dataclass
 class Run:
     """A run in progress; a resumed run begins with another model, round and result."""
 
-    strategy: _Composition
+    strategy: _Wrapper
     grid: Grid
     arrays: ArrayRecord
     num_rounds: int
     timeout_s: float
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
-    evaluate_fn: EvaluateFn | None
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
     result: Result = field(default_factory=Result)
     round: int = -1
     wall_offset_s: float = 0.0
@@ -128,9 +121,7 @@ def train(run: Run, number: int) -> Record:
     return aggregate(run, number, messages, run.send(messages))
 
 
-def aggregate(
-    run: Run, number: int, messages: Sequence[Message], replies: Sequence[Message]
-) -> Record:
+def aggregate(run: Run, number: int, messages: Sequence[Message], replies: list[Message]) -> Record:
     """Make the next global model of the replies to some instructions; return the record."""
     bytes_up = sum(payload_bytes(reply.content) for reply in replies if reply.has_content())
     arrays, metrics = run.strategy.aggregate_train(number, replies)
@@ -138,8 +129,7 @@ def aggregate(
         run.arrays = arrays
     if metrics is not None:
         run.result.train_metrics_clientapp[number] = metrics
-    record = new_record(run, number, messages)
-    return record | {"bytes_up": bytes_up, "train": dict(metrics or {})}
+    return new_record(run, number, messages) | {"bytes_up": bytes_up, "train": dict(metrics or {})}
 
 
 def evaluate(run: Run, record: Record) -> None:
@@ -195,7 +185,7 @@ def finish_round(run: Run, record: Record) -> None:
 
 
 def _log_round(record: Record) -> None:
-    figures = {**record["train"], **record["evaluate"], **record["global"]}
+    figures = record["train"] | record["evaluate"] | record["global"]
     numbers = {key: value for key, value in figures.items() if isinstance(value, (int, float))}
     log(
         INFO,

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Mapping, Set
 from logging import INFO
+from math import nan
 from typing import Any, ClassVar, NamedTuple
 
 from flwr.app import Message
@@ -12,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero._flwr import chooses_one_node, log
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.nodes import WAIT_S, GridView, wait_for_nodes
+from flwr_hetero.server.nodes import GridView, wait_for_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
@@ -86,7 +87,7 @@ class Selection(Wrapper):
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:
         """Wait for a node and show the selected ones."""
-        self.selected = self.select(server_round, grid, wait_for_nodes(grid, 1, WAIT_S))
+        self.selected = self.select(server_round, grid, wait_for_nodes(grid, 1))
         return GridView(grid, self.selected)
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
@@ -99,10 +100,9 @@ class Selection(Wrapper):
         for reply in replies:
             node_id = reply.metadata.src_node_id
             latency = self.session.exchange.latency.get(node_id)
+            seconds = latency.seconds if latency else nan
             (metrics,) = reply.content.metric_records.values()
-            self._outcomes[self.identity(node_id)] = Outcome(
-                latency.seconds if latency else float("nan"), dict(metrics)
-            )
+            self._outcomes[self.identity(node_id)] = Outcome(seconds, dict(metrics))
         return replies
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
@@ -120,10 +120,8 @@ class Selection(Wrapper):
         if not isinstance(leaf, FedAvg) or chooses_one_node(leaf):
             raise invalid("strategy", kind, "derive from FedAvg and leave the choice of nodes open")
         if leaf.fraction_train != 1.0:
-            hint = "set clients_per_round instead"
-            raise invalid(
-                f"{kind}.fraction_train", leaf.fraction_train, f"be 1.0 inside {me}", hint
-            )
+            rule, hint = f"be 1.0 inside {me}", "set clients_per_round instead"
+            raise invalid(f"{kind}.fraction_train", leaf.fraction_train, rule, hint)
         for minimum in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
             if getattr(leaf, minimum) > max(count or 0, FLOWERS_DEFAULT):
                 rule = f"be at most clients_per_round={count} inside {me}"
@@ -134,16 +132,14 @@ class Selection(Wrapper):
                 rule = f"be the size of every round, clients_per_round={count}"
                 raise invalid(f"{type(strategy).__name__}.num_sampled_clients", asked, rule)
         inner_evaluates = bool(leaf.fraction_evaluate > 0)
-        leaf.min_train_nodes = leaf.min_available_nodes = 1
-        if inner_evaluates or evaluates:
-            leaf.min_evaluate_nodes = 1
+        leaf.min_train_nodes = leaf.min_available_nodes = leaf.min_evaluate_nodes = 1
         if evaluates and not inner_evaluates:
             leaf.fraction_evaluate = 1.0
         return inner_evaluates
 
 
 class RandomSelection(Selection):
-    """Train nodes drawn uniformly without replacement each round; fewer if fewer are online.
+    """Train nodes drawn uniformly without replacement each round; they evaluate too.
 
     Parameters
     ----------
@@ -162,7 +158,7 @@ class RandomSelection(Selection):
     Notes
     -----
     Flower's ``fraction_train`` is of the nodes online, and its ``min_train_nodes`` waits for
-    them; this trains with those that are there. The same nodes evaluate as train.
+    them; this trains with those that are there, fewer if fewer are online.
 
     Examples
     --------

@@ -18,9 +18,9 @@ from flwr_hetero.server.reply_checks import (
     drop_private_metrics,
     judge_latency,
     metric_names,
-    odd_ones_out,
     reported_latency,
     reported_partition,
+    usual_metrics,
     weight_of,
     why_bad,
 )
@@ -63,10 +63,6 @@ class Exchange:
     """Nodes whose replies went to the innermost strategy."""
     failed: list[str] = field(default_factory=list)
 
-    def outcome(self) -> tuple[list[str], list[str]]:
-        """Return the nodes whose replies counted, and those that failed, each once."""
-        return self.counted, list(dict.fromkeys(self.failed))
-
 
 @dataclass
 class RoundInfo:
@@ -107,21 +103,25 @@ class Session:
 
     def send(self, grid: Grid, messages: Sequence[Message], timeout_s: float) -> list[Message]:
         """Send instructions, wait for all or enough replies, and advance the clock."""
-        now, grid = self.exchange, whole_grid(grid)
+        now = self.exchange
+        fleet: Any = whole_grid(grid)
         now.timeout_s = timeout_s
         if not messages:
             return []
         start_s = time.monotonic()
-        if hasattr(grid, "virtual_time_s"):
-            replies, now.virtual_s = _on_virtual_clock(grid, messages, timeout_s, self.enough)
-        elif is_simulated(grid):  # the first replies are those first on the devices' clock
-            replies, now.round_trip_s = _wait(grid, messages, timeout_s, None)
+        if hasattr(fleet, "virtual_time_s"):
+            began_s = fleet.virtual_time_s
+            replies = fleet.wait_for(fleet.push_messages(messages), timeout_s, self.enough)
+            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
+            now.virtual_s = round(float(fleet.virtual_time_s) - began_s, 9)
+        elif is_simulated(fleet):  # the first replies are those first on the devices' clock
+            replies, now.round_trip_s = _wait(fleet, messages, timeout_s, None)
             num_missing = 0 if _is_enough(replies, self.enough) else len(messages) - len(replies)
             replies = _first(replies, self.enough)
             emulated_s = _emulated_s(replies, num_missing, timeout_s, known=self.clock.emulated)
             now.virtual_s = time.monotonic() - start_s if emulated_s is None else emulated_s
         else:
-            replies, now.round_trip_s = _wait(grid, messages, timeout_s, self.enough)
+            replies, now.round_trip_s = _wait(fleet, messages, timeout_s, self.enough)
             now.virtual_s = time.monotonic() - start_s
         self.clock.virtual_s += now.virtual_s
         return replies
@@ -163,7 +163,8 @@ class Session:
         """Record that a node that was asked has no reply that counts."""
         self.note(node_id, f"reply dropped: {reason}", recorded=reason)
         self.exchange.latency.pop(node_id, None)
-        self.exchange.failed.append(self.registry.identity(node_id))
+        if (identity := self.registry.identity(node_id)) not in self.exchange.failed:
+            self.exchange.failed.append(identity)
 
     def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
         """Record a failure that costs no reply of a node that was asked."""
@@ -193,27 +194,18 @@ class Session:
         """Drop replies whose metrics have other names than those of the majority."""
         accepted = self.accepted.setdefault(self.exchange.messages[0].metadata.message_type, {})
         names = [metric_names(reply) for reply in good]
-        odd = odd_ones_out(names, accepted)
-        for position in odd:
-            reason = "its metrics have other names than those of the others"
-            self.fail(good[position].metadata.src_node_id, reason)
-        kept = [position for position in range(len(good)) if position not in odd]
-        for position in kept:
-            accepted[names[position]] = accepted.get(names[position], 0) + 1
-        return [good[position] for position in kept]
+        usual, kept = usual_metrics(names, accepted), []
+        for reply, name in zip(good, names, strict=True):
+            if name == usual:
+                kept.append(reply)
+            else:
+                reason = "its metrics have other names than those of the others"
+                self.fail(reply.metadata.src_node_id, reason)
+        accepted[usual] = accepted.get(usual, 0) + len(kept)
+        return kept
 
 
 # --- waiting for replies -------------------------------------------------------------------
-
-
-def _on_virtual_clock(
-    grid: Any, messages: Sequence[Message], timeout_s: float, enough: int | None
-) -> tuple[list[Message], float]:
-    """Exchange on a grid with a clock of its own, as LocalGrid has."""
-    start_s = grid.virtual_time_s
-    replies = grid.wait_for(grid.push_messages(messages), timeout_s, enough)
-    # to the nanosecond, so that a resumed run, whose clock began later, counts the same
-    return replies, round(float(grid.virtual_time_s) - start_s, 9)
 
 
 def _wait(
@@ -260,6 +252,6 @@ def _emulated_s(
     seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
     if not seconds and not known:
         return None
-    in_time = [latency_s for latency_s in seconds if latency_s <= timeout_s]
-    late = num_missing > 0 or len(in_time) < len(seconds)
-    return max([*in_time, *([timeout_s] if late else [])], default=0.0)
+    if num_missing:
+        seconds.append(timeout_s)
+    return min(max(seconds, default=0.0), timeout_s)

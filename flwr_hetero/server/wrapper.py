@@ -35,8 +35,8 @@ class Wrapper(Strategy):
     Raises
     ------
     ValueError
-        If it is not a Flower strategy, is already wrapped by another wrapper, or holds a wrapper
-        that this one does not go with.
+        If it is not a Flower strategy, is already wrapped, or holds a wrapper that this one does
+        not go with.
 
     Notes
     -----
@@ -79,9 +79,7 @@ class Wrapper(Strategy):
             raise invalid("strategy", strategy, "be a flwr.serverapp.strategy.Strategy")
         self.inner: Strategy = FedAvg() if strategy is None else strategy
         self.outer: Wrapper | None = None
-        self._chain = _chain_of(self)
-        self._wrappers = tuple(s for s in self._chain if isinstance(s, Wrapper))
-        self.leaf = self._chain[-1]
+        self.leaf = self.chain()[-1]
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
         self._check_composition()
@@ -156,11 +154,16 @@ class Wrapper(Strategy):
 
     def chain(self) -> tuple[Strategy, ...]:
         """Return this wrapper, the strategy in it, and so on to the innermost one."""
-        return self._chain
+        chain: list[Strategy] = []
+        strategy: Strategy | None = self
+        while strategy is not None:
+            chain.append(strategy)  # Flower's own wrappers call the next one ``strategy``
+            strategy = getattr(strategy, "inner", getattr(strategy, "strategy", None))
+        return tuple(chain)
 
     def wrappers(self) -> tuple["Wrapper", ...]:
         """Return this wrapper and those in it, outermost first."""
-        return self._wrappers
+        return tuple(s for s in self.chain() if isinstance(s, Wrapper))
 
     def identity(self, node_id: int) -> str:
         """Return a node's stable identity: name, key, partition or id, in that order."""
@@ -176,11 +179,7 @@ class Wrapper(Strategy):
         return getattr(self.leaf, "weighted_by_key", None)
 
     def _check_composition(self) -> None:
-        """Refuse a strategy that this wrapper does not go with.
-
-        The rules are read from ``decides``, ``outside_of`` and ``outermost``, so that they hold
-        for wrappers of other packages too.
-        """
+        """Refuse a strategy that this wrapper does not go with, by what the classes declare."""
         me = type(self).__name__
         for inner in self.wrappers()[1:]:
             name = type(inner).__name__
@@ -205,7 +204,7 @@ class Wrapper(Strategy):
         if self.outer is None:
             self.session.begin_round(arrays, config)
         view = self.before_train(server_round, grid)
-        messages: Iterable[Message] = []
+        messages: Iterable[Message] = ()
         if _has_nodes(view, grid):
             messages = self.inner.configure_train(server_round, arrays, config, view)
         own = self.on_instructions(server_round, self._with_own_records(messages), grid)
@@ -233,7 +232,9 @@ class Wrapper(Strategy):
             if arrays is not None and like is not None:
                 arrays = keep_dtypes(arrays, like)  # Flower's FedAdam and its like give float64
             for wrapper in self._of_this_session():
-                wrapper.on_train_end(server_round, *session.exchange.outcome())
+                wrapper.on_train_end(
+                    server_round, session.exchange.counted, session.exchange.failed
+                )
         return arrays, metrics
 
     def configure_evaluate(
@@ -241,7 +242,7 @@ class Wrapper(Strategy):
     ) -> list[Message]:
         """Configure a round of evaluation; see the hooks."""
         view = self.before_evaluate(server_round, grid)
-        messages: Iterable[Message] = []
+        messages: Iterable[Message] = ()
         if _has_nodes(view, grid):
             messages = self.inner.configure_evaluate(server_round, arrays, config, view)
         own = self._with_own_records(messages)
@@ -262,7 +263,9 @@ class Wrapper(Strategy):
         metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
             for wrapper in self._of_this_session():
-                wrapper.on_evaluate_end(server_round, *session.exchange.outcome())
+                wrapper.on_evaluate_end(
+                    server_round, session.exchange.counted, session.exchange.failed
+                )
         return metrics
 
     def summary(self) -> None:
@@ -281,36 +284,17 @@ class Wrapper(Strategy):
     ) -> Result:
         """Run federated learning; arguments and result as for any Flower strategy.
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, or a :class:`~flwr_hetero.fleet.LocalGrid`.
-        initial_arrays : ArrayRecord
-            The initial global model.
-        num_rounds : int
-            Rounds to run.
-        timeout : float
-            Seconds to wait for the replies of a round, by the fleet's clock.
-        train_config, evaluate_config : ConfigRecord, optional
-            Sent to the nodes.
-        evaluate_fn : callable, optional
-            Central evaluation: (round, arrays) to MetricRecord or None.
-
-        Returns
-        -------
-        Result
-            Final arrays and the metrics of all rounds.
+        ``grid`` may also be a :class:`~flwr_hetero.fleet.LocalGrid`; ``timeout`` is in seconds
+        of the fleet's clock.
         """
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        configs = (train_config, evaluate_config)
-        return run_rounds(
-            Run(self, grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn)
-        )
+        settings = (num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        return run_rounds(Run(self, grid, initial_arrays, *settings))
 
     def _of_this_session(self) -> list["Wrapper"]:
         """Return the wrappers down to Flower's first strategy, which may wrap others."""
-        return [wrapper for wrapper in self._wrappers if wrapper.session is self.session]
+        return [wrapper for wrapper in self.wrappers() if wrapper.session is self.session]
 
     def _with_own_records(self, messages: Iterable[Message]) -> list[Message]:
         """Give each message records of its own; Flower's strategies share one among all."""
@@ -325,15 +309,6 @@ class Wrapper(Strategy):
             message.content = content
             own.append(message)
         return own
-
-
-def _chain_of(strategy: Strategy | None) -> tuple[Strategy, ...]:
-    """Return a strategy and those in it; Flower's own wrappers call the next one ``strategy``."""
-    chain = []
-    while strategy is not None:
-        chain.append(strategy)
-        strategy = getattr(strategy, "inner", getattr(strategy, "strategy", None))
-    return tuple(chain)
 
 
 def _has_nodes(view: Grid, grid: Grid) -> bool:
