@@ -111,7 +111,9 @@ class Session:
         start_s = time.monotonic()
         if hasattr(fleet, "virtual_time_s"):
             began_s = fleet.virtual_time_s
-            replies = fleet.wait_for(fleet.push_messages(messages), timeout_s, self.enough)
+            replies: list[Message] = fleet.wait_for(
+                fleet.push_messages(messages), timeout_s, self.enough
+            )
             # to the nanosecond, so that a resumed run, whose clock began later, counts the same
             now.virtual_s = round(float(fleet.virtual_time_s) - began_s, 9)
         elif is_simulated(fleet):  # the first replies are those first on the devices' clock
