@@ -117,7 +117,7 @@ def one_handover(samples: int, steps: int = 20, patience_s: float = 120) -> tupl
     for _ in range(steps):
         train()
     trained_s = time.perf_counter()
-    folder = start_scoring(model, inputs, targets, "loss", limit_s=patience_s)
+    folder = start_scoring(model, inputs, targets, limit_s=patience_s)
     started_s = time.perf_counter()
     scores = Path(folder) / SCORES
     while not (scores.exists() and scores.stat().st_size == 8 * samples):

@@ -3,12 +3,16 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below, rng_from_str, rng_to_str
+
+Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Indices in the local data and, for each, the factor of its loss."""
 
 
 class BatchSampler(ABC):
@@ -57,10 +61,10 @@ class BatchSampler(ABC):
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
         self.on_pass_end: Callable[[], None] | None = None
-        self._drawn: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = deque()
+        self._drawn: deque[Batch] = deque()
 
     @abstractmethod
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Draw the next mini-batch.
 
         Returns
@@ -83,13 +87,12 @@ class BatchSampler(ABC):
         """Yield one epoch of batches as lists of indices, keeping each for ``take``."""
         self._drawn.clear()
         for _ in range(len(self)):
-            indices, weights = self.next_batch()
-            self._drawn.append((indices, weights))
-            yield indices.tolist()
+            self._drawn.append(self.next_batch())
+            yield self._drawn[-1][0].tolist()
         if self.on_pass_end is not None:
             self.on_pass_end()
 
-    def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
         if not self._drawn:
             raise IndexError("no batch to take: call take() once per batch that iteration gave.")
@@ -129,10 +132,10 @@ class BatchSampler(ABC):
         if index.size and (index.min() < 0 or index.max() >= self.num_samples):
             span = (int(index.min()), int(index.max()))
             raise invalid("indices", span, f"lie in range({self.num_samples})")
-        if not np.isfinite(score).all():
-            bad = score[~np.isfinite(score)][:3].tolist()
+        bad = score[~np.isfinite(score)]
+        if bad.size:
             hint = "the model has diverged, lower the learning rate"
-            raise invalid("scores", bad, "be finite", hint)
+            raise invalid("scores", bad[:3].tolist(), "be finite", hint)
         return index, score
 
 
@@ -158,7 +161,7 @@ class UniformSampler(BatchSampler):
         self.order = self.rng.permutation(self.num_samples)
         self.position = 0
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Take the next ``batch_size`` entries of the epoch's permutation."""
         if self.position >= self.num_samples:
             self.order, self.position = self.rng.permutation(self.num_samples), 0
@@ -189,6 +192,15 @@ def check_permutation(order: NDArray[np.generic], owner: str) -> None:
     """Refuse an order in a saved state that is no permutation."""
     if not np.array_equal(np.sort(order), np.arange(len(order))):
         raise ValueError(f"state of {owner} must hold order as a permutation.")
+
+
+def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str, float]:
+    """Summarise when each sample was scored, -1 where never: share scored and mean age."""
+    ages = now - scored_at[scored_at >= 0]
+    return {
+        "coverage": len(ages) / len(scored_at),
+        "mean-age": float(ages.mean()) if ages.size else 0.0,
+    }
 
 
 class InTurn(BatchSampler):
@@ -234,13 +246,13 @@ class InTurn(BatchSampler):
         """Batches per epoch: as many as the first sampler has alone."""
         return len(self.samplers[0])
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Let the next sampler draw."""
         self.current = self.samplers[self._turn]
         self._turn = (self._turn + 1) % len(self.samplers)
         return self.current.next_batch()
 
-    def take(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def take(self) -> Batch:
         """Collect the oldest batch that iteration yielded."""
         batches_ago = len(self._drawn)
         batch = super().take()

@@ -10,15 +10,16 @@ from flwr_hetero.errors import invalid
 
 LARGEST = float(np.finfo(np.float32).max) / 2
 """Upper bound of importance, which is kept in single precision."""
+MEMORY = 2048.0
+"""Samples after which the evidence of the moments has faded to 1/e."""
 
 
 def check_importance(importance: NDArray[np.float64]) -> None:
     """Refuse importance that is negative or not finite in single precision."""
-    if importance.size and not (importance.min() >= 0.0 and importance.max() < LARGEST):
-        good = (importance >= 0.0) & (importance < LARGEST)
+    bad = importance[~((importance >= 0.0) & (importance < LARGEST))]
+    if bad.size:
         hint = "if the model has diverged, lower the learning rate"
-        bad = importance[~good][:3].tolist()
-        raise invalid("importance", bad, "be finite and not negative", hint)
+        raise invalid("importance", bad[:3].tolist(), "be finite and not negative", hint)
 
 
 class Moments(NamedTuple):
@@ -33,10 +34,9 @@ def observe(
     scores: NDArray[np.float64],
     weights: NDArray[np.float64],
     importance_weights: NDArray[np.float64],
-    memory: float,
 ) -> Moments:
     """Update both moments from samples drawn with ``weights``, whatever their distribution."""
-    fade, squares = exp(-scores.size / memory), weights * scores**2
+    fade, squares = exp(-scores.size / MEMORY), weights * scores**2
     return Moments(
         fade * moments.uniform + float(squares.sum()),
         fade * moments.importance + float(squares @ importance_weights),

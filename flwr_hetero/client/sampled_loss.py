@@ -12,27 +12,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flwr_hetero.client.batch_sampler import BatchSampler, InTurn
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import invalid
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
 LOSS: Loss = partial(cross_entropy, reduction="none")
-KINDS = ("upper", "loss")
 
 
-def importance(
-    outputs: Tensor, targets: Tensor, kind: str = "upper", loss_fn: Loss = LOSS
-) -> NDArray[np.float64]:
-    """Score samples by their loss, or by the norm of its gradient at the outputs (``upper``)."""
-    check_choice("kind", kind, KINDS)
+def gradient_norms(outputs: Tensor, targets: Tensor, loss_fn: Loss = LOSS) -> NDArray[np.float64]:
+    """Score samples by the norm of their loss's gradient at the outputs."""
     with torch.enable_grad():
-        leaf = outputs.detach().requires_grad_(kind == "upper")
-        losses = loss_fn(leaf, targets).reshape(len(leaf), -1).sum(dim=1)
-        if kind == "upper":
-            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-            losses = gradient.reshape(len(leaf), -1).norm(dim=1)
-    return losses.detach().cpu().numpy().astype(np.float64)
+        leaf = outputs.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss_fn(leaf, targets).sum(), leaf)
+    norms = gradient.reshape(len(leaf), -1).norm(dim=1)
+    return np.asarray(norms.cpu(), dtype=np.float64)
 
 
 @contextmanager
@@ -53,15 +47,12 @@ def scoring(model: nn.Module) -> Iterator[None]:
 
 
 def score_batches(
-    model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    kind: str = "upper",
-    loss_fn: Loss = LOSS,
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> NDArray[np.float64]:
-    """Score samples with a forward pass that leaves the model as it was."""
+    """Return the cross-entropy of samples, from a forward pass that leaves the model as it was."""
     with scoring(model):
-        scores = [importance(model(inputs), targets, kind, loss_fn) for inputs, targets in batches]
-    return np.concatenate(scores) if scores else np.empty(0)
+        losses = [LOSS(model(inputs), targets) for inputs, targets in batches]
+    return torch.cat(losses).cpu().numpy().astype(np.float64)
 
 
 class SampledLoss:
@@ -113,7 +104,7 @@ class SampledLoss:
         losses = self.loss_fn(outputs, targets).reshape(len(indices), -1).sum(dim=1)
         drawn_by = self.sampler.current if isinstance(self.sampler, InTurn) else self.sampler
         if drawn_by.learns_from == "importance":
-            scores = importance(outputs, targets, loss_fn=self.loss_fn)
+            scores = gradient_norms(outputs, targets, self.loss_fn)
         else:
             scores = losses.detach().double().cpu().numpy()
         self.sampler.update(indices, scores)

@@ -1,13 +1,4 @@
-"""Mercury, Zeng et al., SenSys 2021: group-wise importance sampling on NumPy arrays.
-
-4.1  importance of a sample, from its loss           error_probability
-     groups, refreshed round-robin                   Groups, make_groups, advance
-     Eq. 7, Eq. 3: probabilities and weights         mixed_probs, inverse_probs
-     a batch from all samples (default)              draw_flat
-     Eq. 6: a batch from d groups (the paper)        choose_groups, allocate, draw_two_level
-4.3  group size from the link's idle time            group_size, resize
-3.2  Eq. 5: speed-up                                 speedup
-"""
+"""Mercury's group-wise importance sampling on NumPy arrays; the listing is the package's."""
 
 from types import EllipsisType
 from typing import NamedTuple
@@ -28,13 +19,13 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
     .. math:: I = 1 - p_y = 1 - e^{-\ell}
 
-    losses: (n,), at least 0 -> (n,), in [0, 1]. The norm of the loss's gradient at the logits
-    lies between this and sqrt(2) times this.
+    losses: (n,), at least 0 -> (n,), in [0, 1]. The gradient's norm at the logits lies between
+    this and sqrt(2) times this.
 
     >>> error_probability(np.array([0.0, np.log(2.0)]))
     array([0. , 0.5])
     """
-    return np.asarray(-np.expm1(-losses), dtype=np.float64)
+    return -np.expm1(-losses)
 
 
 # --- step 1: groups, one of which is scored at a time -------------------------------------
@@ -203,7 +194,7 @@ def choose_groups(groups: Groups, num_chosen: int, rng: np.random.Generator) -> 
     steps = np.where(turns < groups.turn, turns, turns - len(turns))
     # the largest of log r_i + Gumbel: successive draws without replacement
     keys = BETA * steps + rng.gumbel(size=len(steps))
-    return np.asarray(np.argsort(-keys, kind="stable")[:num_chosen])
+    return np.argsort(-keys, kind="stable")[:num_chosen]
 
 
 def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

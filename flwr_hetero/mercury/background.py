@@ -45,25 +45,20 @@ def start_scoring(
     model: "nn.Module",
     inputs: "Tensor",
     targets: "Tensor",
-    kind: str = "upper",
     *,
     batch_size: int = 256,
     limit_s: float = 600.0,
 ) -> str:
-    """Start a detached process that scores samples by the model as it is now; return its folder.
+    """Start a detached process that takes samples' losses by the model now; return its folder.
 
     The worker has the lowest priority, no terminal, and no open files of its parent. On the CPU
     it scores in one thread, or in as many as the environment's ``OMP_NUM_THREADS`` says. It gets
     model and samples in a file without a name: the caller goes on at once, and nothing of them
     is left when the worker ends.
     """
-    from flwr_hetero.client.sampled_loss import score_batches  # PyTorch
-
     check_count("batch_size", batch_size, 1)
     deadline_s = time.monotonic() + check_number("limit_s", limit_s, "(0, inf)")
-    device = str(next(model.parameters()).device)
-    data = inputs.cpu(), targets.cpu()
-    job = pickle.dumps((score_batches, model, data, kind, batch_size, device))
+    job = pickle.dumps((model, inputs.cpu(), targets.cpu(), batch_size))
     folder = tempfile.mkdtemp(prefix=PREFIX)
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # the worker inherits the mask: no SIGTERM before it can clean up
@@ -126,22 +121,21 @@ def _exit(*_: object) -> None:
 
 def _score(job: bytes, folder: Path, deadline_s: float) -> None:
     """Append scores to the folder until done or unwanted."""
-    score_batches, model, (inputs, targets), kind, batch_size, device = pickle.loads(job)
-    for first in range(0, len(inputs), batch_size):
+    from flwr_hetero.client.sampled_loss import score_batches  # PyTorch
+
+    model, inputs, targets, batch_size = pickle.loads(job)
+    device = next(model.parameters()).device
+    for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
         if not folder.is_dir() or time.monotonic() > deadline_s:
             return
-        start_s, part = time.monotonic(), slice(first, first + batch_size)
-        scores = score_batches(model, [(inputs[part].to(device), targets[part].to(device))], kind)
+        start_s = time.monotonic()
+        scores = score_batches(model, [(x.to(device), y.to(device))])
         try:
-            _append(folder / SCORES, scores)
-            _append(folder / SECONDS, np.array([time.monotonic() - start_s]))
+            for name, values in ((SCORES, scores), (SECONDS, time.monotonic() - start_s)):
+                with (folder / name).open("ab") as file:
+                    file.write(np.asarray(values).tobytes())
         except FileNotFoundError:  # collected just now
             return
-
-
-def _append(path: Path, values: NDArray[np.float64]) -> None:
-    with path.open("ab") as file:
-        file.write(values.tobytes())
 
 
 def _start_again_without_job() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_hetero.client.batch_sampler import Batch, coverage_and_age
 from flwr_hetero.client.gate import Moments, check_importance, observe, variance_ratio
 from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.mercury.algorithm import draw_flat, inverse_probs, mixed_probs
@@ -13,13 +14,9 @@ from flwr_hetero.state_dict import StateDict, check_state
 
 LONGEST_STRIDE, EPOCHS_PER_STRIDE = 32, 1 / 8
 """Batches in a stride, at most; and the part of an epoch that they may last."""
-MEMORY = 2048.0
-"""Scored samples after which the gate's evidence has faded to 1/e."""
 DECILES = (10, 50, 90)
 IMPORTANCE_PARTS = tuple(f"importance-with-mean-1.{share} % are below" for share in DECILES)
 """Names of the deciles in a summary; a plot's legend shows what follows the point."""
-
-Batch = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class ImportanceCache:
@@ -41,8 +38,8 @@ class ImportanceCache:
         self._num_averaged = 0  # samples whose mean the others count as
         self._drawn = np.empty((0, batch_size), dtype=np.int64)
         self._weights = np.empty((0, batch_size))
-        self._pending: list[Batch] = []
-        self._num_pending = 0
+        self._pending: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
+        self._num_pending = 0  # batches
 
     def __len__(self) -> int:
         return len(self.values)
@@ -50,7 +47,7 @@ class ImportanceCache:
     @property
     def coverage(self) -> float:
         """Share of the samples that were ever scored."""
-        return float(np.count_nonzero(self.scored_at >= 0) / len(self))
+        return float((self.scored_at >= 0).mean())
 
     @property
     def is_open(self) -> bool:
@@ -81,7 +78,8 @@ class ImportanceCache:
 
     def add_batch(self, indices: NDArray[np.int64], scores: NDArray[np.float64], step: int) -> None:
         """Keep the scores of a training batch, to be learnt at the end of the stride."""
-        self._pending.append((indices, scores))
+        old_indices, old_scores = self._pending
+        self._pending = np.concatenate([old_indices, indices]), np.append(old_scores, scores)
         self._num_pending += 1
         if self._num_pending >= self.stride:
             self.learn_pending(step)
@@ -93,15 +91,10 @@ class ImportanceCache:
 
     def learn_pending(self, step: int) -> None:
         """Learn from the batches of the stride so far."""
-        if self._pending:
-            indices, scores = self._merged_pending()
-            self._pending, self._num_pending = [], 0
+        indices, scores = self._pending
+        if len(indices):
+            self._pending, self._num_pending = (indices[:0], scores[:0]), 0
             self._learn(indices, scores, step, by_importance=self.is_open)
-
-    def _merged_pending(self) -> Batch:
-        none: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
-        indices, scores = zip(none, *self._pending, strict=True)
-        return np.concatenate(indices), np.concatenate(scores)
 
     def _learn(
         self,
@@ -112,31 +105,27 @@ class ImportanceCache:
     ) -> None:
         """Cache scores; measure what drawing by the cache as it was gains or would gain."""
         before = self.weights(indices)
-        self._store(indices, scores, step)
+        self.values[indices] = scores.astype(np.float32)
+        self.scored_at[indices] = step
+        if len(self) > np.count_nonzero(self.scored_at >= 0) >= 2 * self._num_averaged:
+            self._average_unscored()
         # old evidence must not outweigh new because scores were larger then
         relative = scores / (self.values.mean() or 1.0)
         if len(indices) == len(self) == len(np.unique(indices)):
             # all scored by one model: the gain of the new cache is known exactly
             after = self.weights(indices)
-            self.moments = observe(Moments(), relative, np.ones(len(indices)), after, MEMORY)
+            self.moments = observe(Moments(), relative, np.ones(len(indices)), after)
         else:
             drawn = before if by_importance else np.ones(len(indices))
-            self.moments = observe(self.moments, relative, drawn, before, MEMORY)
-        self._drawn, self._weights = self._drawn[:0], self._weights[:0]
-
-    def _store(self, indices: NDArray[np.int64], scores: NDArray[np.float64], step: int) -> None:
-        self.values[indices] = scores.astype(np.float32)
-        self.scored_at[indices] = step
-        num_scored = np.count_nonzero(self.scored_at >= 0)
-        if len(self) > num_scored >= 2 * self._num_averaged:
-            self._average_unscored()
+            self.moments = observe(self.moments, relative, drawn, before)
+        self._drawn = self._drawn[:0]
 
     def forget(self, indices: NDArray[np.int64], step: int) -> None:
         """Treat some samples as never scored, because other samples took their place."""
         self.learn_pending(step)
         self.scored_at[indices] = -1
         self._average_unscored()
-        self._drawn, self._weights = self._drawn[:0], self._weights[:0]
+        self._drawn = self._drawn[:0]
 
     def _average_unscored(self) -> None:
         scored = self.scored_at >= 0
@@ -148,11 +137,9 @@ class ImportanceCache:
 
     def summary(self, step: int) -> dict[str, float]:
         """Describe the state in a few figures."""
-        ages = step - self.scored_at[self.scored_at >= 0]
         deciles = np.percentile(self.values, DECILES) / (self.values.mean() or 1.0)
         return {
-            "coverage": self.coverage,
-            "mean-age": float(ages.mean()) if ages.size else 0.0,
+            **coverage_and_age(self.scored_at, step),
             "effective-share": float(1.0 / self.weights(np.arange(len(self))).mean()),
             **dict(zip(IMPORTANCE_PARTS, map(float, deciles), strict=True)),
             "variance-ratio": variance_ratio(self.moments),
@@ -161,7 +148,6 @@ class ImportanceCache:
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, flat."""
-        indices, scores = self._merged_pending()
         return {
             "importance": self.values.astype(np.float32),
             "scored_at": self.scored_at.copy(),
@@ -169,8 +155,8 @@ class ImportanceCache:
             "moment_uniform": self.moments.uniform,
             "moment_importance": self.moments.importance,
             "drawn": self._drawn,
-            "pending_indices": indices,
-            "pending_scores": scores,
+            "pending_indices": self._pending[0],
+            "pending_scores": self._pending[1],
             "num_pending": self._num_pending,
         }
 
@@ -204,4 +190,4 @@ class ImportanceCache:
         self.scored_at = state["scored_at"].astype(np.int32)
         self._num_averaged, self._num_pending = state["num_averaged"], state["num_pending"]
         self._drawn, self._weights = drawn, self.weights(drawn)
-        self._pending = [(pending, scores)] if len(pending) else []
+        self._pending = pending, scores

@@ -46,7 +46,7 @@ def offer(
     if not 0 <= num_offers <= total:
         raise invalid("num_offers", num_offers, f"lie in 0..{total}")
     exact = num_offers * groups.sizes / total
-    counts: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    counts = exact.astype(np.int64)
     if missing := num_offers - int(counts.sum()):
         probs = (exact - counts) / (exact - counts).sum()
         counts[rng.choice(len(counts), missing, replace=False, p=probs)] += 1
@@ -235,10 +235,9 @@ class NodeShard:
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         self.record, self.queue = record, list[int]()
         self._others: dict[int, tuple[int, bytes]] = {}
-        if state is not None:
-            with suppress(ValueError):  # damaged is as lost: the server sends all of it again
-                self._load(state)
-        self.fresh, self.missing = self.receive(Delivery.from_record(record))
+        with suppress(ValueError):  # damaged is as lost: the server sends all of it again
+            self._load(state or {})
+        self._receive(Delivery.from_record(record))
 
     @classmethod
     def open(cls, message: Message, context: Context) -> "NodeShard | None":
@@ -246,21 +245,21 @@ class NodeShard:
         record = message.content.config_records.get(keys.RESHARDING)
         return None if record is None else cls(record, load_state(context, "shard"))
 
-    def receive(self, delivery: Delivery) -> tuple[list[int], list[int]]:
-        """Take over what the server says we hold: slots with a new sample, slots still missing."""
+    def _receive(self, delivery: Delivery) -> None:
+        """Take over what the server says this node holds."""
         ids = dict(zip(delivery.slots, delivery.sample_ids, strict=True))
         size, rest = divmod(len(delivery.content), max(len(delivery.sent), 1))
         if rest or bool(size) != bool(delivery.sent) or set(delivery.sent) - set(ids):
             raise ValueError("the delivery's slots and content do not fit together.")
-        fresh = []
+        self.fresh = []
         for place, slot in enumerate(delivery.sent):
             new = ids[slot], delivery.content[place * size : (place + 1) * size]
             if self._others.get(slot) != new:
                 self._others[slot] = new
-                fresh.append(slot)
+                self.fresh.append(slot)
         self._others = {s: x for s, x in self._others.items() if x[0] == ids.get(s)}
         self.held = {slot: content for slot, (_, content) in self._others.items()}
-        return fresh, [slot for slot in delivery.slots if slot not in self.held]
+        self.missing = [slot for slot in delivery.slots if slot not in self.held]
 
     def offers(
         self,
@@ -287,11 +286,10 @@ class NodeShard:
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, flat."""
-        ids, contents = zip((-1, b""), *self._others.values(), strict=True)
         return {
             "slots": np.array(list(self._others), dtype=np.int64),
-            "sample_ids": np.array(ids[1:], dtype=np.int64),
-            "content": np.frombuffer(b"".join(contents), np.uint8),
+            "sample_ids": np.array([i for i, _ in self._others.values()], dtype=np.int64),
+            "content": np.frombuffer(b"".join(self.held.values()), np.uint8),
             "queue": np.array(self.queue, dtype=np.int64),
         }
 
@@ -300,7 +298,7 @@ class NodeShard:
         schema = {"slots": vector, "sample_ids": vector, "queue": vector, "content": ((-1,), "u")}
         check_state(state, schema, "NodeShard")
         slots, ids = state["slots"].tolist(), state["sample_ids"].tolist()
-        self.receive(Delivery(slots, ids, slots, state["content"].tobytes()))
+        self._receive(Delivery(slots, ids, slots, state["content"].tobytes()))
         self.queue = state["queue"].tolist()
 
 

@@ -24,12 +24,10 @@ class Resharding(Wrapper):
     **Raw samples leave the devices and pass through the server, which keeps a copy of every
     sample moved until the run ends.** Use it only where that is allowed.
 
-    Once, a node offers a share of its samples, in proportion from each of its groups and by
-    importance within them. Copies travel with its replies, at most ``budget_bytes`` each; the
-    transfer pauses between replies and resumes where the server's receipt says. The server swaps
-    offered samples of different nodes at random, so that no node's data grows or shrinks.
-    Its table alone says who holds a sample: what gets lost on the way is sent again, and no two
-    nodes train on the same sample.
+    Each node offers a share of its samples once; copies travel with its replies. The server swaps
+    offered samples of different nodes at random, so that no node's data grows or shrinks. Its
+    table alone says who holds a sample: what gets lost on the way is sent again, and no two nodes
+    train on the same sample.
 
     Parameters
     ----------
@@ -135,20 +133,17 @@ class Resharding(Wrapper):
             del reply.content[keys.RESHARDING]
             node = self.identity(reply.metadata.src_node_id)
             try:
-                self._store(node, record)
+                self.table.confirm(node, ints_in(record, keys.MISSING))
+                content = bytes_in(record, keys.CONTENT)
+                if len(content) > self.budget_bytes:
+                    raise ValueError(f"{len(content)} bytes, the budget is {self.budget_bytes}")
+                self.table.add(node, ints_in(record, keys.SLOTS), content)
+                self._info["offered_bytes"] += len(content)
             except ValueError as error:
                 log(WARNING, "%s: offered samples not taken: %s", node, error)
         self._info["swaps"] = self.table.swap(self.rng)
         self._info["waiting"] = sum(slot.offered for slot in self.table)
         return replies
-
-    def _store(self, node: str, record: ConfigRecord) -> None:
-        self.table.confirm(node, ints_in(record, keys.MISSING))
-        content = bytes_in(record, keys.CONTENT)
-        if len(content) > self.budget_bytes:
-            raise ValueError(f"{len(content)} bytes, the budget is {self.budget_bytes}")
-        self.table.add(node, ints_in(record, keys.SLOTS), content)
-        self._info["offered_bytes"] += len(content)
 
     def round_info(self) -> dict[str, Any]:
         """Return this round's swaps, waiting offers and bytes of samples."""

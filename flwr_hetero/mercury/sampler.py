@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.client.batch_sampler import Batch, UniformSampler
 from flwr_hetero.client.gate import check_importance
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.mercury.algorithm import (
@@ -17,7 +17,7 @@ from flwr_hetero.mercury.algorithm import (
     make_groups,
     resize,
 )
-from flwr_hetero.mercury.importance_cache import Batch, ImportanceCache
+from flwr_hetero.mercury.importance_cache import ImportanceCache
 from flwr_hetero.state_dict import StateDict, check_state
 
 ESTIMATORS = ("flat", "paper")
@@ -189,9 +189,8 @@ class MercurySampler(UniformSampler):
         groups = Groups(order, bounds, old["group_turn"], old["group_size"])
         check_groups(groups, self.num_samples)
         check_count("steps", old["steps"])
-        cache = ImportanceCache(
-            self.num_samples, self.batch_size, self.cache.mixing, self.cache.gate
-        )
+        mixing, gate = self.cache.mixing, self.cache.gate
+        cache = ImportanceCache(self.num_samples, self.batch_size, mixing, gate)
         cache.load_state_dict(state)
         super().load_state_dict(state)
         self.cache, self.groups = cache, groups

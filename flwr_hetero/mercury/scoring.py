@@ -50,7 +50,7 @@ def score(
     index = torch.from_numpy(indices).to(device)
     parts = index.tensor_split(-(-len(index) // SCORE_BATCH))
     batches = ((inputs[part], targets[part]) for part in parts)
-    sampler.update(indices, score_batches(model, batches, "loss"))
+    sampler.update(indices, score_batches(model, batches))
     return len(indices)
 
 
@@ -69,7 +69,7 @@ def score_hidden(
     if pace is not None and len(group):
         inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
         limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
-        folder = start_scoring(model, inputs, targets, "loss", limit_s=limit_s)
+        folder = start_scoring(model, inputs, targets, limit_s=limit_s)
         save_state(context, JOB, {"folder": folder, "indices": group})
     return 0
 

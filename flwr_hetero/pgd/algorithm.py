@@ -1,10 +1,4 @@
-r"""PGD, Zhou and Gao: Algorithms 1 and 2 on NumPy arrays.
-
-    Alg. 1   l. 4-15   S in round-robin, T by estimated priority   choose_batch, pick_top
-             l. 10, 21 u_i <- learn(u_i, p_i, it)                  learn
-             l. 13     p_i <- estimate(u_i, it)                    estimate
-    Fig. 1b  share of the loss decrease by the top examples        top_share
-    not in the paper: an unbiased draw by priority                 expected_counts, weighted_shuffle
+r"""PGD's Algorithms 1 and 2 on NumPy arrays, and an unbiased draw by priority.
 
 The priority of example i is :math:`p_i = \bar g \cdot g_i` (Eq. 8), the inner product of its
 gradient with the sum of all gradients: how much a step on it alone lowers the whole loss.
@@ -139,7 +133,7 @@ def estimate(trend: Trend, iteration: int) -> NDArray[np.float64]:
     """
     # Alg. 2, l. 6
     exponent = np.clip(trend.slope * (iteration - trend.computed_at), -MAX_EXPONENT, MAX_EXPONENT)
-    return np.asarray(trend.priority * np.exp(exponent))
+    return trend.priority * np.exp(exponent)
 
 
 def top_share(priorities: NDArray[np.float64], top_ratio: float) -> float:

@@ -6,7 +6,6 @@ are the gradients per example, which are never formed.
 """
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,10 +20,8 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flwr_hetero.client.sampled_loss import Loss, scoring
 from flwr_hetero.errors import check_choice, invalid
-
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
 Parameters: TypeAlias = Mapping[str, Tensor]
 LossesAt: TypeAlias = Callable[[Parameters], Tensor]
@@ -73,7 +70,7 @@ def double_backward(losses_at: LossesAt, point: Parameters, direction: Parameter
 
 def central_difference(losses_at: LossesAt, point: Parameters, direction: Parameters) -> Tensor:
     """Move both ways along the direction, by 1e-3 of the parameters' length: for any layer."""
-    size, length = _norm(point.values()), _norm(direction.values())
+    size, length = length_of(point), length_of(direction)
     step = 1e-3 * max(size, 1e-3) / length if length else 0.0
     with torch.no_grad():
         ahead = losses_at({name: p + step * direction[name] for name, p in point.items()})
@@ -101,8 +98,9 @@ METHODS = {
 }
 
 
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+def length_of(parts: Parameters) -> float:
+    """Return the Euclidean norm of all parts together."""
+    return float(torch.stack([p.double().square().sum() for p in parts.values()]).sum().sqrt())
 
 
 @cache
@@ -252,23 +250,18 @@ def all_priorities(
     batch_size: int = 512,
 ) -> tuple[NDArray[np.float64], dict[str, Tensor]]:
     """Compute every example's priority along the gradient of all of them (Eq. 7 and 8)."""
-    wanted = set(names) if names is not None else None
-    counted = {n: p for n, p in model.named_parameters() if wanted is None or n in wanted}
+    own = dict(model.named_parameters())
+    counted = own if names is None else {name: own[name] for name in own if name in set(names)}
     moving = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}
-    modes = [(module, module.training) for module in model.modules()]
-    spans = [slice(start, start + batch_size) for start in range(0, len(inputs), batch_size)]
-    model.eval()
-    try:
-        total = {name: torch.zeros_like(p) for name, p in counted.items()}
-        for span in spans:
-            loss = loss_fn(model(inputs[span]), targets[span]).sum()
+    total = {name: torch.zeros_like(p) for name, p in counted.items()}
+    starts = range(0, len(inputs), batch_size)
+    batches = [(inputs[i : i + batch_size], targets[i : i + batch_size]) for i in starts]
+    with scoring(model):
+        for batch, batch_targets in batches:
+            with torch.enable_grad():
+                loss = loss_fn(model(batch), batch_targets).sum()
             gradients = torch.autograd.grad(loss, list(moving.values()))
             for name, part in zip(moving, gradients, strict=True):
                 total[name] += part
-        found = [
-            sample_priorities(model, loss_fn, inputs[span], targets[span], total) for span in spans
-        ]
-    finally:
-        for module, mode in modes:
-            module.training = mode
+        found = [sample_priorities(model, loss_fn, *batch, total) for batch in batches]
     return torch.cat(found).double().cpu().numpy(), total

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_hetero.client.batch_sampler import BatchSampler
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler
+from flwr_hetero.client.sampled_loss import Loss
 from flwr_hetero.errors import check_choice, invalid
-from flwr_hetero.pgd.priorities import Loss, all_priorities
+from flwr_hetero.pgd.priorities import all_priorities, length_of
 from flwr_hetero.pgd.sampler import PGDSampler
 from flwr_hetero.state_dict import StateDict, check_state
 
@@ -163,18 +164,16 @@ class AggregatedGradient:
         is one: priorities keep their scale and their trends stay valid.
         """
         descent = {n: (start[n] - end[n]).to(part) for n, part in self.total.items()}
-        length = _length(descent)
+        length = length_of(descent)
         if length > 0.0:
-            present = _length(self.total) if self.is_known else length * self.num_samples
+            present = length_of(self.total) if self.is_known else length * self.num_samples
             self.total = {name: part * (present / length) for name, part in descent.items()}
             self.covered = self.covered or float(self.num_samples)
 
     def state_dict(self) -> StateDict:
         """Return the sum and its cover as flat arrays and scalars."""
-        arrays: StateDict = {
-            f"gradient.{name}": part.cpu().numpy().copy() for name, part in self.total.items()
-        }
-        return arrays | {"gradient_covered": self.covered}
+        arrays = {f"gradient.{n}": part.cpu().numpy().copy() for n, part in self.total.items()}
+        return {**arrays, "gradient_covered": self.covered}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken."""
@@ -190,11 +189,6 @@ class AggregatedGradient:
             for (name, part), array in zip(self.total.items(), arrays, strict=True)
         }
         self.covered = covered
-
-
-def _length(parts: Mapping[str, Tensor]) -> float:
-    squares = [part.double().square().sum() for part in parts.values()]
-    return float(torch.stack(squares).sum().sqrt())
 
 
 class PriorityFeed(BatchSampler):
@@ -260,7 +254,7 @@ class PriorityFeed(BatchSampler):
             return 1
         return EVERY_OPEN if self.sampler.is_open else EVERY_CLOSED
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Draw the next batch and, if it is to be measured, point along the present gradient."""
         indices, self._weights = self.sampler.next_batch()
         measured = self._batches % self.measure_every == 0
@@ -322,8 +316,8 @@ class PriorityFeed(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return the state of the sampler and the aggregated gradient."""
-        batches: StateDict = {"batches": self._batches}
-        return self.sampler.state_dict() | self.gradient.state_dict() | batches
+        own: StateDict = {"batches": self._batches}
+        return self.sampler.state_dict() | self.gradient.state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""

@@ -1,16 +1,15 @@
 """The unbiased rule of PGDSampler: reshuffling by priority, but only while that pays."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import BatchSampler
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
 from flwr_hetero.client.gate import Moments, check_importance, observe, variance_ratio
 from flwr_hetero.errors import invalid
 from flwr_hetero.pgd.algorithm import expected_counts, weighted_shuffle
 from flwr_hetero.state_dict import StateDict, check_state
-
-MEMORY = 2048.0
-"""Measured examples after which the gate's evidence has faded to 1/e."""
 
 HARMLESS = 0.95
 """Least ratio of second moments under the stored priorities at which the gate stays open."""
@@ -46,7 +45,7 @@ class PriorityShuffle(BatchSampler):
         pays = variance_ratio(self.fresh) >= self.gate and variance_ratio(self.moments) >= HARMLESS
         return self.gate == 0.0 or pays
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Take the next entries of the epoch with their weights :math:`1 / (N q_i)`."""
         self.steps += 1
         if self.position >= self.num_samples or (self.is_open and not self.by_priority):
@@ -54,7 +53,7 @@ class PriorityShuffle(BatchSampler):
         self.position = min(self.position + self.batch_size, self.num_samples)
         return self._last_batch()
 
-    def _last_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _last_batch(self) -> Batch:
         part = slice((self.position - 1) // self.batch_size * self.batch_size, self.position)
         return self.order[part], self.weights[part]
 
@@ -110,8 +109,8 @@ class PriorityShuffle(BatchSampler):
         known = np.ones(len(index), dtype=bool)
         fresh = expected_counts(score.astype(np.float32), known, mean, self.mixing)
         relative = norm / (mean_norm or 1.0)  # norms shrink in training
-        self.moments = observe(self.moments, relative, drawn, 1.0 / self._counts(index), MEMORY)
-        self.fresh = observe(self.fresh, relative, drawn, 1.0 / fresh, MEMORY)
+        self.moments = observe(self.moments, relative, drawn, 1.0 / self._counts(index))
+        self.fresh = observe(self.fresh, relative, drawn, 1.0 / fresh)
 
     def _weights_of(self, index: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the weights with which these were drawn; approximate for an earlier batch."""
@@ -125,11 +124,8 @@ class PriorityShuffle(BatchSampler):
 
     def summary(self) -> dict[str, float]:
         """Return coverage, mean age in batches, and the gate with its evidence."""
-        known = self.scored_at >= 0
-        ages = self.steps - self.scored_at[known]
         return {
-            "coverage": float(known.mean()),
-            "mean-age": float(ages.mean()) if ages.size else 0.0,
+            **coverage_and_age(self.scored_at, self.steps),
             "effective-share": float(1.0 / (1.0 / self._counts()).mean()),
             "variance-ratio": variance_ratio(self.moments),
             "variance-ratio-fresh": variance_ratio(self.fresh),
@@ -152,25 +148,27 @@ class PriorityShuffle(BatchSampler):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         num = self.num_samples
-        vectors = {"order": "i", "weights": "f", "importance": "f", "scored_at": "i"}
-        schema = {name: ((num,), kind) for name, kind in vectors.items()}
-        scalars = {"position": int, "by_priority": bool, "steps": int, "moments": ((4,), "f")}
-        check_state(state, schema | scalars, "PriorityShuffle")
-        order, weights, importance, scored_at, moments = (
-            np.asarray(state[name]) for name in (*vectors, "moments")
-        )
-        position, steps = int(state["position"]), int(state["steps"])
+        schema = {
+            "order": ((num,), "i"),
+            "weights": ((num,), "f"),
+            "importance": ((num,), "f"),
+            "scored_at": ((num,), "i"),
+            "moments": ((4,), "f"),
+            "position": int,
+            "steps": int,
+            "by_priority": bool,
+        }
+        check_state(state, schema, "PriorityShuffle")
+        old: dict[str, Any] = {name: state[name] for name in schema}
+        order, weights, importance, scored_at, moments, position, steps, by_priority = old.values()
         inside = order.min() >= 0 and order.max() < num and 0 <= position <= num
         light = weights.min() > 0.0 and weights.max() <= 1.0 / self.mixing * (1 + 1e-6)
         counted = steps >= 0 and moments.min() >= 0.0 and np.isfinite(moments).all()
         if not (inside and light and counted):
-            raise ValueError(
-                "state of PriorityShuffle must hold indices, weights and counts "
-                "within their bounds."
-            )
+            raise ValueError("state of PriorityShuffle must hold entries within their bounds.")
         check_importance(importance.astype(np.float64))
         super().load_state_dict(state)
         self.order, self.weights, self.position = order.astype(np.int64), weights.copy(), position
         self.importance, self.scored_at = importance.astype(np.float32), scored_at.astype(np.int32)
-        self.by_priority, self.steps = bool(state["by_priority"]), steps
+        self.by_priority, self.steps = by_priority, steps
         self.moments, self.fresh = Moments(*moments[:2].tolist()), Moments(*moments[2:].tolist())

@@ -3,7 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import BatchSampler, check_permutation
+from flwr_hetero.client.batch_sampler import (
+    Batch,
+    BatchSampler,
+    check_permutation,
+    coverage_and_age,
+)
 from flwr_hetero.errors import check_choice, check_number
 from flwr_hetero.pgd.algorithm import Trend, choose_batch, learn, start_trend
 from flwr_hetero.pgd.priority_shuffle import PriorityShuffle
@@ -100,7 +105,7 @@ class PGDSampler(BatchSampler):
         """Whether batches are drawn by priority; always, unless the gate is closed."""
         return self.draw.is_open
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Draw the next batch with its weights; at most N examples, each once with ``topk``."""
         return self.draw.next_batch()
 
@@ -144,9 +149,7 @@ class TopPriority(BatchSampler):
 
     is_open = True
 
-    def __init__(
-        self, num_samples: int, batch_size: int, *, seed: int = 0, num_renewed: int
-    ) -> None:
+    def __init__(self, num_samples: int, batch_size: int, *, seed: int, num_renewed: int) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
         self.num_renewed = num_renewed
         self.order = self.rng.permutation(self.num_samples)
@@ -158,18 +161,12 @@ class TopPriority(BatchSampler):
         """Whether some examples had neither a turn nor a priority yet."""
         return self.turns < self.num_samples and bool((self.trend.computed_at < 0).any())
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Take the next examples in turn (first) and those of highest priority (last)."""
         size = min(self.batch_size, self.num_samples)
         in_turn = size if self.is_warming_up else min(self.num_renewed, size)
-        indices = choose_batch(
-            self.trend,
-            self.order,
-            self.turns,
-            self.iteration,
-            num_renewed=in_turn,
-            num_top=size - in_turn,
-        )
+        share = {"num_renewed": in_turn, "num_top": size - in_turn}
+        indices = choose_batch(self.trend, self.order, self.turns, self.iteration, **share)
         self.turns += in_turn
         return indices, np.ones(size)
 
@@ -183,12 +180,11 @@ class TopPriority(BatchSampler):
 
     def summary(self) -> dict[str, float]:
         """Return coverage, share of negative priorities and mean age in iterations."""
-        known = self.trend.computed_at >= 0
-        ages, priority = self.iteration - self.trend.computed_at[known], self.trend.priority[known]
+        priority = self.trend.priority[self.trend.computed_at >= 0]
+        negative = float((priority < 0).mean()) if priority.size else 0.0
         return {
-            "coverage": float(known.mean()),
-            "negative-share": float((priority < 0).mean()) if priority.size else 0.0,
-            "mean-age": float(ages.mean()) if ages.size else 0.0,
+            "negative-share": negative,
+            **coverage_and_age(self.trend.computed_at, self.iteration),
         }
 
     def state_dict(self) -> StateDict:
@@ -204,10 +200,9 @@ class TopPriority(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        per_sample = (self.num_samples,)
-        vectors = {"order": "i", "priority": "f", "slope": "f", "computed_at": "i"}
-        schema = {name: (per_sample, kind) for name, kind in vectors.items()}
-        check_state(state, schema | {"turns": int, "iteration": int}, "TopPriority")
+        kinds = {"order": "i", "priority": "f", "slope": "f", "computed_at": "i"}
+        vectors = {name: ((self.num_samples,), kind) for name, kind in kinds.items()}
+        check_state(state, vectors | {"turns": int, "iteration": int}, "TopPriority")
         order, priority, slope, computed_at = (np.asarray(state[name]) for name in vectors)
         turns, iteration = int(state["turns"]), int(state["iteration"])
         check_permutation(order, "TopPriority")

@@ -13,20 +13,18 @@ def test_moments_agree_however_drawn(by_importance):
     exact = (norms**2).mean() / (norms**2 / (500 * probs)).mean()
     law = probs if by_importance else np.full(500, 1 / 500)
     drawn = rng.choice(500, size=200_000, p=law)
-    moments = observe(
-        Moments(), norms[drawn], 1 / (500 * law[drawn]), 1 / (500 * probs[drawn]), memory=1e9
-    )
+    moments = observe(Moments(), norms[drawn], 1 / (500 * law[drawn]), 1 / (500 * probs[drawn]))
     assert exact > 1.5
     assert variance_ratio(moments) == pytest.approx(exact, rel=0.02)
 
 
 def test_old_evidence_fades():
-    ones = np.ones(100)
-    moments = observe(Moments(), ones, ones, ones, memory=50.0)
-    for _ in range(10):
-        moments = observe(moments, ones, ones, ones / 2, memory=50.0)
+    ones = np.ones(2048)
+    moments = observe(Moments(), ones, ones, ones)
+    for _ in range(20):
+        moments = observe(moments, ones, ones, ones / 2)
     assert variance_ratio(moments) == pytest.approx(2.0, rel=1e-6)
-    assert moments.uniform == pytest.approx(100 / (1 - np.exp(-2)), rel=1e-6)
+    assert moments.uniform == pytest.approx(2048 / (1 - np.exp(-1)), rel=1e-6)
     assert variance_ratio(Moments()) == 1.0
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss, normalize, one_hot
+from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.client.sampled_loss import importance, score_batches, scoring
+from flwr_hetero.client.sampled_loss import gradient_norms, score_batches, scoring
 from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, SampledLoss, UniformSampler
 
 DATA = TensorDataset(torch.randn(12, 3, generator=torch.manual_seed(0)), torch.arange(12) % 3)
@@ -30,33 +30,14 @@ def images(count=20):
 # --- scores of samples -----------------------------------------------------------------
 
 
-def test_upper_is_softmax_minus_label():
+def test_gradient_norm_is_softmax_minus_label():
     torch.manual_seed(0)
     outputs, targets = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
     by_hand = (outputs.softmax(1) - one_hot(targets, 7)).norm(dim=1)
-    np.testing.assert_allclose(importance(outputs, targets), by_hand, rtol=1e-5)
+    np.testing.assert_allclose(gradient_norms(outputs, targets), by_hand, rtol=1e-5)
 
 
-def test_loss_sums_many_outputs_per_sample():
-    outputs, targets = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
-    by_hand = ((outputs - targets) ** 2).sum(dim=(1, 2))
-    found = importance(outputs, targets, "loss", partial(mse_loss, reduction="none"))
-    np.testing.assert_allclose(found, by_hand, rtol=1e-5)
-
-
-def test_upper_is_gradient_norm_of_linear_model():
-    torch.manual_seed(0)
-    model, targets = nn.Linear(6, 3, bias=False), torch.randint(0, 3, (10,))
-    inputs = normalize(torch.randn(10, 6), dim=1)
-    norms = []
-    for one, target in zip(inputs, targets, strict=True):
-        model.zero_grad()
-        cross_entropy(model(one[None]), target[None]).backward()
-        norms.append(model.weight.grad.norm().item())
-    np.testing.assert_allclose(importance(model(inputs), targets), norms, rtol=1e-5)
-
-
-def test_importance_leaves_training_graph_alone():
+def test_scores_leave_training_graph_alone():
     model, (inputs, targets) = small_model(), images()
     gradients = []
     for scored in (False, True):
@@ -64,13 +45,10 @@ def test_importance_leaves_training_graph_alone():
         model.zero_grad()
         outputs = model(inputs)
         if scored:
-            importance(outputs, targets)
+            gradient_norms(outputs, targets)
         cross_entropy(outputs, targets).backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    plain = outputs.detach()
-    importance(plain, targets)
-    assert not plain.requires_grad
 
 
 def test_scoring_leaves_model_as_it_was():
@@ -90,12 +68,8 @@ def test_score_does_not_depend_on_its_batch():
     whole = score_batches(model, [(inputs, targets)])
     parts = score_batches(model, zip(inputs.split(3), targets.split(3), strict=True))
     np.testing.assert_allclose(whole, parts, rtol=1e-5)
-    assert score_batches(model, []).shape == (0,)
-
-
-def test_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="kind must be one of"):
-        importance(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), "norm")
+    by_hand = cross_entropy(model.eval()(inputs), targets, reduction="none").detach()
+    np.testing.assert_allclose(whole, by_hand, rtol=1e-5)
 
 
 # --- the criterion ---------------------------------------------------------------------
@@ -125,7 +99,7 @@ def test_weighted_mean_and_scores(learns_from):
         loss = criterion(inputs, targets)
         indices, scores = sampler.scores_seen[-1]
         losses = cross_entropy(inputs, targets, reduction="none").detach().numpy()
-        wanted = losses if learns_from == "loss" else importance(inputs, targets)
+        wanted = losses if learns_from == "loss" else gradient_norms(inputs, targets)
         assert torch.equal(DATA.tensors[1][indices], targets)
         assert scores == pytest.approx(wanted)
         assert loss.item() == pytest.approx(np.mean((1 + indices) * losses))
@@ -141,10 +115,12 @@ def test_each_in_turn_gets_its_own_scores():
     for inputs, targets in DataLoader(DATA, batch_sampler=both):
         criterion(inputs, targets)
     assert [len(sampler.scores_seen) for sampler in samplers] == [2, 1]
-    for sampler, kind in zip(samplers, ("loss", "upper"), strict=True):
+    for sampler, score in (
+        (samplers[0], partial(cross_entropy, reduction="none")),
+        (samplers[1], gradient_norms),
+    ):
         for indices, scores in sampler.scores_seen:
-            inputs, targets = DATA.tensors[0][indices], DATA.tensors[1][indices]
-            assert scores == pytest.approx(importance(inputs, targets, kind))
+            assert scores == pytest.approx(score(*DATA[indices]))
 
 
 def test_mercury_says_what_it_learns_from():
@@ -156,7 +132,6 @@ def test_mercury_says_what_it_learns_from():
     ("sampler", "match"),
     [
         (DataLoader(DATA, batch_size=4).batch_sampler, "sampler must be a sampler of"),
-        (PGDSampler(12, 4), "sampler must learn from losses, got 'PGDSampler'"),
         (InTurn([UniformSampler(12, 4), PGDSampler(12, 4)]), "sampler must learn from losses"),
     ],
 )

@@ -47,8 +47,8 @@ def maps(pid: int, library: str) -> bool:
 @pytest.mark.deploy
 def test_scores_are_those_of_the_model_then():
     model, inputs, targets = data()
-    expected = score_batches(model, [(inputs, targets)], "loss")
-    folder = start_scoring(model, inputs, targets, "loss", batch_size=100)
+    expected = score_batches(model, [(inputs, targets)])
+    folder = start_scoring(model, inputs, targets, batch_size=100)
     with torch.no_grad():
         model.weight.zero_()  # the worker has its own copy
     (pid,) = workers_of(folder)
@@ -65,7 +65,7 @@ def test_scores_are_those_of_the_model_then():
 
 
 @pytest.mark.deploy
-def test_the_worker_outlives_its_parent():
+def test_worker_outlives_its_parent():
     code = (
         "import torch; from torch import nn\n"
         "from flwr_hetero.mercury.background import start_scoring\n"
@@ -85,7 +85,7 @@ def test_the_worker_outlives_its_parent():
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("count", [3, 10**6], ids=["waiting", "scoring"])
-def test_it_ends_when_its_time_is_up(count):
+def test_worker_ends_when_its_time_is_up(count):
     folder = start_scoring(*data(count), batch_size=1, limit_s=3.0)
     wait_until(lambda: not Path(folder).exists())
     wait_until(lambda: not workers_of(folder))
@@ -108,7 +108,7 @@ def test_sigterm_leaves_nothing_behind(when):
 
 
 @pytest.mark.deploy
-def test_a_job_that_fails_leaves_nothing_behind():
+def test_failed_job_leaves_nothing_behind():
     model, inputs, _ = data()
     folder = start_scoring(model, inputs, torch.full((600,), 99))  # no such class
     wait_until(lambda: not Path(folder).exists())
@@ -116,7 +116,7 @@ def test_a_job_that_fails_leaves_nothing_behind():
     assert collect_scores(folder) == Collected(pytest.approx(np.empty(0)), 0.0)
 
 
-def test_the_caller_goes_on_and_keeps_its_signals(monkeypatch):
+def test_caller_goes_on_and_keeps_its_signals(monkeypatch):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     monkeypatch.setattr(background, "MODULE", "timeit")  # never reads the job
     folder = start_scoring(*data(10**5))  # more than a pipe takes

@@ -32,29 +32,17 @@ CACHES: dict[str, NDArray[np.float64] | None] = {
 }
 
 
-def z_score(estimates: NDArray[np.float64]) -> float:
-    """Standard errors between the mean of the estimates and the truth."""
-    error = float(estimates.std() / np.sqrt(len(estimates)))
-    return (float(estimates.mean()) - float(GRADIENTS.mean())) / error
-
-
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("mixing", [0.1, 0.5])
 @pytest.mark.parametrize("kind", CACHES)
-def test_the_mean_gradient_is_unbiased(kind: str, mixing: float, step: int) -> None:
+def test_mean_gradient_is_unbiased(kind: str, mixing: float, step: int) -> None:
     cache, rng = cache_of(CACHES[kind], step, mixing), np.random.default_rng(2)
     batches = [cache.next_batch(rng, 2) for _ in range(DRAWS // N)]
     indices, weights = (np.concatenate(x) for x in zip(*filter(None, batches), strict=True))
-    assert abs(z_score(weights * GRADIENTS[indices])) < 4.5
+    estimates = weights * GRADIENTS[indices]
+    error = estimates.std() / np.sqrt(len(estimates))
+    assert abs(estimates.mean() - GRADIENTS.mean()) < 4.5 * error
     assert weights.max() <= 1 / mixing + 1e-9
-
-
-@pytest.mark.parametrize(("kind", "least", "most"), [("fresh", 0.0, 0.3), ("stale", 1.0, 1.7)])
-def test_variance_by_what_the_cache_holds(kind: str, least: float, most: float) -> None:
-    cache, rng = cache_of(CACHES[kind], step=1), np.random.default_rng(5)
-    batches = [cache.next_batch(rng, 2) for _ in range(DRAWS // N)]
-    indices, weights = (np.concatenate(x) for x in zip(*filter(None, batches), strict=True))
-    assert least < (weights * GRADIENTS[indices]).var() / GRADIENTS.var() < most
 
 
 def test_samples_never_scored_count_as_average() -> None:
@@ -86,11 +74,11 @@ def test_forgotten_samples_count_as_average() -> None:
 @pytest.mark.parametrize(
     ("sizes", "stride"), [((500, 32), 1), ((480, 4), 15), ((10**6, 32), 32), ((3, 8), 1)]
 )
-def test_a_stride_is_an_eighth_of_an_epoch(sizes: tuple[int, int], stride: int) -> None:
+def test_stride_is_an_eighth_of_an_epoch(sizes: tuple[int, int], stride: int) -> None:
     assert ImportanceCache(*sizes, 0.5, 0.0).stride == stride
 
 
-def test_a_stride_is_drawn_and_learnt_at_once() -> None:
+def test_stride_is_drawn_and_learnt_at_once() -> None:
     cache, rng = ImportanceCache(480, 4, 0.5, gate=0.0), np.random.default_rng(0)
     for number in range(1, 16):
         batch = cache.next_batch(rng, number)
@@ -116,7 +104,7 @@ def test_news_drop_what_was_drawn(how: str) -> None:
     assert len(cache.state_dict()["drawn"]) == 0  # type: ignore[arg-type]
 
 
-def test_the_gate_measures_the_true_ratio() -> None:
+def test_gate_measures_the_true_ratio() -> None:
     cache, rng = ImportanceCache(400, 20, 0.5, gate=1.2), np.random.default_rng(0)
     assert not cache.is_open
     assert cache.next_batch(rng, 1) is None
@@ -149,14 +137,8 @@ def test_old_evidence_does_not_outweigh_new() -> None:
 DAMAGES: list[dict[str, object]] = [
     {"importance": np.full(N, np.nan, dtype=np.float32)},
     {"importance": np.full(N, -1, dtype=np.float32)},
-    {"importance": np.ones(N, dtype=np.int32)},
-    {"importance": np.ones(N - 1, dtype=np.float32)},
-    {"scored_at": np.ones(N)},
-    {"scored_at": None},
     {"moment_uniform": float("nan")},
     {"moment_importance": -1.0},
-    {"num_averaged": float("inf")},
-    {"num_pending": None},
     {"drawn": np.full((1, N), N)},
     {"drawn": np.zeros((1, N + 1), dtype=np.int64)},
     {"pending_indices": np.array([-1])},
@@ -166,7 +148,7 @@ DAMAGES: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: "-".join(damage))
-def test_a_damaged_state_is_refused(damage: dict[str, object]) -> None:
+def test_damaged_state_is_refused(damage: dict[str, object]) -> None:
     state = cache_of(GRADIENTS).state_dict()
     cache_of(None).load_state_dict(state)
     with pytest.raises(ValueError, match="must"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.serverapp.strategy import FedAvg
 from recording import Folder, History
 from toy import toy_arrays
 
@@ -15,7 +15,7 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mercury.algorithm import make_groups
 from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
-from flwr_hetero.strategy import Recorded, Resharding, TiFL, Wrapper
+from flwr_hetero.strategy import Recorded, Resharding, Wrapper
 
 NODES, SLOTS, SIZE = 4, 10, 4 * 2 + 8
 ALL = Counter((float(node), float(slot)) for node in range(NODES) for slot in range(SLOTS))
@@ -109,21 +109,7 @@ def test_failures_lose_and_double_nothing(kind):
     assert all(slot.confirmed for slot in strategy.table if slot.exchanged)
 
 
-def test_a_node_that_lost_its_state_is_sent_all_again():
-    seen, strategy, _, grid = run(num_rounds=4)
-    node = grid.context(1000)
-    for name in list(node.state):
-        del node.state[name]
-    again = resharding()
-    again.load_state_dict(strategy.state_dict())
-    seen.clear()
-    again.start(grid, toy_arrays(), 2, timeout=100)
-    assert trained_in(seen, 1) < ALL
-    assert len(next(s for r, n, s in seen if r == 1 and n == 0)) < SLOTS
-    assert trained_in(seen, 2) == ALL
-
-
-def test_a_killed_run_resumes_on_nodes_without_state(tmp_path):
+def test_killed_run_resumes_on_nodes_without_state(tmp_path):
     def start(num_rounds, resume):
         seen: list = []
         grid = LocalGrid(app(seen), profiles=[DeviceProfile()] * NODES)
@@ -153,17 +139,6 @@ def test_after_a_resume_nodes_are_identified_in_time():
     assert names == ["id-1000", "node-1", "node-2", "node-3"]
 
 
-def test_it_goes_with_selection_and_other_strategies():
-    seen: list = []
-    grid = LocalGrid(app(seen), profiles=[DeviceProfile(f) for f in (4, 4, 1, 1)], seed=1)
-    inner = Resharding(FedAdam(fraction_evaluate=0.0), share=1.0, budget_bytes=10 * SIZE)
-    tifl = TiFL(inner, clients_per_round=2, num_tiers=2, policy="uniform", seed=1)
-    tifl.start(grid, toy_arrays(buffer=False), 8)
-    assert swapped(inner)
-    for number in range(1, 9):
-        assert trained_in(seen, number) <= ALL
-
-
 def test_important_samples_go_first():
     def moved(by_importance):
         seen = run(2, share=0.2, budget_bytes=10 * SIZE, by_importance=by_importance)[0]
@@ -178,15 +153,13 @@ SPOILT = {
     "too much": {keys.CONTENT: bytes(4 * SIZE), keys.SLOTS: np.arange(4, dtype="<i4").tobytes()},
     "no bytes": {keys.CONTENT: 3.0},
     "odd size": {keys.CONTENT: bytes(2 * SIZE + 1)},
-    "twice the same slot": {keys.SLOTS: np.zeros(3, "<i4").tobytes()},
-    "negative slots": {keys.SLOTS: np.array([-1, 0, 1], "<i4").tobytes()},
     "no list": {keys.SLOTS: b"123"},
     "missing what it never had": {keys.MISSING: np.array([99], "<i4").tobytes()},
 }
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_a_bad_offer_costs_its_node_only(kind):
+def test_bad_offer_costs_its_node_only(kind):
     def spoil(record: ConfigRecord, node: int) -> None:
         if node == 2:
             record.update(SPOILT[kind])
@@ -197,21 +170,7 @@ def test_a_bad_offer_costs_its_node_only(kind):
     assert ("node-2" in swapped(strategy)) == (kind == "missing what it never had")
 
 
-@pytest.mark.parametrize("alone_at_first", [False, True])
-def test_samples_of_another_size_keep_none_out(alone_at_first):
-    def spoil(record: ConfigRecord, node: int) -> None:
-        if node == 0:
-            record[keys.CONTENT] = bytes(2 * SIZE * (len(record[keys.SLOTS]) // 4))
-
-    faults = [Fault(i, "errs", 1, 1, message_type="train") for i in (1, 2, 3)]
-    _, strategy, rounds, _ = run(
-        8, faults if alone_at_first else (), spoil, share=0.4, budget_bytes=8 * SIZE
-    )
-    assert swapped(strategy) == {"node-1", "node-2", "node-3"}
-    assert sum(r["swaps"] for r in rounds) == 6  # all of 3 x 4 samples
-
-
-def test_the_wrapped_strategy_sees_no_samples():
+def test_wrapped_strategy_sees_no_samples():
     class Inside(Wrapper):
         seen: ClassVar[list] = []
 
@@ -235,8 +194,6 @@ def test_nodes_without_resharding_go_on():
     ("settings", "rule"),
     [
         ({"share": 0.0}, r"share must be a number in \(0, 1\]"),
-        ({"share": 1.1}, r"share must be a number in \(0, 1\]"),
-        ({"share": float("nan")}, r"share must be a number in \(0, 1\]"),
         ({"budget_bytes": 0}, "budget_bytes must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),
     ],
@@ -244,8 +201,3 @@ def test_nodes_without_resharding_go_on():
 def test_refuses_settings(settings, rule):
     with pytest.raises(ValueError, match=rule):
         Resharding(**settings)
-
-
-def test_an_older_state_is_refused():
-    with pytest.raises(ValueError, match="state of Resharding must hold received"):
-        Resharding().load_state_dict({"rng": "{}", "nodes": "a", "plan": 1})

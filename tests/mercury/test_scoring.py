@@ -33,7 +33,7 @@ def sampler_and_model() -> tuple[MercurySampler, torch.nn.Module]:
 
 
 @pytest.mark.parametrize(("idle_s", "size"), [(2.0, 150), (0.0, 0), (None, 0), (100.0, N)])
-def test_the_group_is_as_long_as_the_wait(idle_s, size):
+def test_group_is_as_long_as_the_wait(idle_s, size):
     sampler, _ = sampler_and_model()
     group = scoring.next_group(node(idle_s=idle_s), sampler)
     assert len(group) == size  # of 180, cut into equal parts
@@ -43,31 +43,31 @@ def test_samples_are_scored_by_the_model():
     sampler, model = sampler_and_model()
     indices = np.arange(0, N, 2)
     assert scoring.score(model, DATA, sampler, indices) == N // 2
-    losses = score_batches(model, [DATA], "loss")[indices]
+    losses = score_batches(model, [DATA])[indices]
     np.testing.assert_allclose(sampler.cache.values[indices], 1 - np.exp(-losses), rtol=1e-5)
     assert scoring.score(model, DATA, sampler, indices[:0]) == 0
 
 
-def test_an_emulated_node_scores_at_once():
+def test_emulated_node_scores_at_once():
     sampler, model = sampler_and_model()
     assert 0 < scoring.score_hidden(model, DATA, node(), sampler) / N == sampler.cache.coverage
 
 
-def test_a_real_node_scores_in_the_background(monkeypatch):
+def test_real_node_scores_in_the_background(monkeypatch):
     sampler, model = sampler_and_model()
     context, calls = node(emulated=False), []
 
-    def start(model, inputs, targets, kind, *, limit_s):
-        calls.append((inputs, targets, kind, limit_s))
+    def start(model, inputs, targets, *, limit_s):
+        calls.append((inputs, targets, limit_s))
         return "folder"
 
     monkeypatch.setattr(scoring, "start_scoring", start)
     assert scoring.score_hidden(model, DATA, context, sampler) == 0
-    ((inputs, targets, kind, limit_s),) = calls
+    ((inputs, targets, limit_s),) = calls
     group = load_state(context, "scoring")["indices"]
     assert torch.equal(inputs, DATA[0][group])
     assert torch.equal(targets, DATA[1][group])
-    assert (kind, limit_s) == ("loss", 70.0)
+    assert limit_s == 70.0
 
     collected = Collected(np.full(5, 9.0), 0.1)
     monkeypatch.setattr(scoring, "collect_scores", lambda folder: collected)

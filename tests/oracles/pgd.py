@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 LAMBDA = 0.8
 
@@ -39,24 +38,3 @@ def one_by_one(
         result.append(sum((p.grad * direction[n]).sum() for n, p in model.named_parameters()))
     model.zero_grad()
     return torch.stack(result)
-
-
-def per_sample_priorities(
-    model: nn.Module,
-    loss_fn: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
-    direction: dict,
-    chunk_size: int | None = None,
-) -> Tensor:
-    """Eq. 8 by a vectorised gradient per example: slow, large, independent."""
-    moving = {name: p.detach() for name, p in model.named_parameters() if name in direction}
-
-    def loss_of(parameters: dict, one: Tensor, target: Tensor) -> Tensor:
-        outputs = functional_call(model, dict(parameters), (one.unsqueeze(0),))
-        return loss_fn(outputs, target.unsqueeze(0)).squeeze(0)
-
-    gradient_of_each = vmap(grad(loss_of), in_dims=(None, 0, 0), chunk_size=chunk_size)
-    gradients = gradient_of_each(moving, inputs, targets)
-    products = [g.flatten(1) @ direction[name].flatten() for name, g in gradients.items()]
-    return torch.stack(products).sum(0)

