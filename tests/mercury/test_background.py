@@ -51,6 +51,7 @@ def test_scores_are_those_of_the_model_then():
     folder = start_scoring(model, inputs, targets, batch_size=100)
     with torch.no_grad():
         model.weight.zero_()  # the worker has its own copy
+    wait_until(lambda: workers_of(folder), step_s=0.001)
     (pid,) = workers_of(folder)
     wait_until(lambda: maps(pid, "libtorch"), step_s=0.01)
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19, "even while it imports torch"
