@@ -21,7 +21,7 @@ node visits one after the other::
        9: reorder the examples                            node_order.ServedOrder.start_pass
 
     Algorithm 4, order server, epoch t                    strategy.CDGraB
-       3: r <- 0                                          order_server.NodeState.accepts
+       3: r <- 0                                          order_server.OrderServer.receive
        5: collect g_{i,j} from all workers                wire.read_report
      6-7: average, broadcast                              (Flower's aggregation)
     8-13: for each pair of steps, for i = 1..m:           algorithm.balance_group

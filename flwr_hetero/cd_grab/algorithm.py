@@ -1,14 +1,7 @@
-"""CD-GraB, Cooper et al., NeurIPS 2023: orders from signs, signs from pairs, and Eq. 8.
-
-- Alg. 1, next order from signs: :func:`unit_signs`, :func:`reorder`
-- Alg. 2, PairBalance, signs from pair differences: :func:`pair_balance`
-- Alg. 4, l. 4-13, the pairs of all nodes in turn: :func:`balance_group`
-- partial participation, not in the paper: :func:`own_share`
-- Eq. 8, parallel herding objective: :func:`herding_bound`, :func:`relative_herding`
-"""
+"""CD-GraB, Cooper et al., NeurIPS 2023: orders from signs, signs from pairs, and Eq. 8."""
 
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from functools import reduce
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,18 +47,10 @@ def reorder(order: ArrayLike, signs: ArrayLike) -> NDArray[np.int64]:
 
 
 def check_order(order: ArrayLike) -> NDArray[np.int64]:
-    """Return an order as int64; refuse anything but a permutation.
-
-    >>> check_order([1, 1])
-    Traceback (most recent call last):
-    ...
-    ValueError: order must be a permutation of range(2), got [1, 1].
-    """
+    """Return an order as int64; refuse anything but a permutation."""
     units = np.asarray(order)
-    seen = np.zeros(units.size, np.bool_)
-    if units.ndim == 1 and units.dtype.kind in "iu":
-        seen[units[(units >= 0) & (units < units.size)]] = True
-    if units.ndim != 1 or not units.size or not seen.all():
+    whole = units.ndim == 1 and units.size and units.dtype.kind in "iu"
+    if not whole or not np.array_equal(np.sort(units), np.arange(units.size)):
         raise invalid("order", units.tolist()[:5], f"be a permutation of range({units.size})")
     return units.astype(np.int64)
 
@@ -103,14 +88,12 @@ def pair_balance(
     with np.errstate(invalid="ignore", over="ignore"):
         for pair, (diff, (own, weight)) in enumerate(zip(diffs, owners, strict=True)):
             vote = float(total @ diff)
-            if weight and own is not None:  # not in the paper: partial participation
+            if own is not None and weight:  # not in the paper: partial participation
                 vote = (1 - weight) * vote + weight * float(own @ diff)
-            add = np.add if vote <= 0 else np.subtract  # Balance: +1, also on a tie
-            add(total, diff, total)
+            add, signs[pair] = (np.add, 1) if vote <= 0 else (np.subtract, -1)  # +1 on a tie
+            add(total, diff, out=total)
             if own is not None:
-                add(own, diff, own)
-            if add is np.subtract:
-                signs[pair] = -1
+                add(own, diff, out=own)
     if not np.isfinite([total.min(initial=0), total.max(initial=0)]).all():
         raise invalid("pair_diffs", "nan or inf", "be finite")
     return total, signs
@@ -136,20 +119,13 @@ def balance_group(
         raise invalid("pair_diffs", len(pair_diffs), f"be of {len(own_sums)} nodes")
     lengths = np.array([len(diffs) for diffs in pair_diffs])
     present = np.arange(lengths.max())[:, None] < lengths  # (pairs, nodes)
-    own = list(zip(own_sums, weights, strict=True))
-    visits = [  # l. 4, 9: pair by pair, node by node
-        visit
-        for step in zip_longest(*pair_diffs)
-        for visit in zip(step, own, strict=True)
-        if visit[0] is not None
-    ]
-    total = own_sums[0].copy()
-    for own_sum in own_sums[1:]:
-        total += own_sum
-    diffs, owners = zip(*visits, strict=True)
-    running_sum, flat = pair_balance(total, diffs, own_sums=owners)  # l. 10
+    visits = np.argwhere(present).tolist()  # l. 4, 9: pair by pair, node by node
     signs = np.zeros(present.shape, np.int8)
-    signs[present] = flat
+    running_sum, signs[present] = pair_balance(  # l. 10
+        reduce(np.add, own_sums),
+        (pair_diffs[node][pair] for pair, node in visits),
+        own_sums=[(own_sums[node], weights[node]) for _, node in visits],
+    )
     return running_sum, [signs[:length, node] for node, length in enumerate(lengths)]
 
 
@@ -221,6 +197,6 @@ def relative_herding(passes: Sequence[NDArray[np.floating]]) -> float:
     steps = np.zeros((max(map(len, centred)), centred[0].shape[1]))
     for each in centred:
         steps[: len(each)] += each
-    squares = np.concatenate([np.square(each).sum(axis=1) for each in centred])
     furthest = np.linalg.norm(np.cumsum(steps, axis=0), axis=1).max()
+    squares = np.concatenate([np.square(each).sum(axis=1) for each in centred])
     return float(furthest / (np.sqrt(squares.mean()) or 1.0))

@@ -45,7 +45,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
     """Sketch gradients (num, dim) where they are, to at most ``size`` columns; whole if 0."""
     dim = gradients.shape[1]
     if size:
-        gradients = gradients * _signs_on(str(gradients.device), dim, seed)
+        gradients = gradients * random_signs(dim, seed, str(gradients.device))
     if 0 < size < dim:
         whole = dim - dim % size
         folded = gradients[:, :whole].reshape(len(gradients), -1, size).sum(dim=1)
@@ -56,14 +56,8 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
 
 
 @lru_cache(maxsize=4)
-def random_signs(dim: int, seed: int) -> NDArray[np.int8]:
+def random_signs(dim: int, seed: int, device: str = "cpu") -> Tensor:
     """Draw a sign per coordinate, the same on every machine and NumPy version."""
     words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
-    signs = 2 * np.unpackbits(words.view(np.uint8), count=dim).view(np.int8) - 1
-    signs.setflags(write=False)
-    return signs
-
-
-@lru_cache(maxsize=4)
-def _signs_on(device: str, dim: int, seed: int) -> Tensor:
-    return torch.tensor(random_signs(dim, seed), device=device)
+    bits = np.unpackbits(words.view(np.uint8), count=dim).view(np.int8)
+    return torch.tensor(2 * bits - 1, device=device)

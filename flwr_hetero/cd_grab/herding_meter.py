@@ -85,8 +85,7 @@ class HerdingMeter(Wrapper):
                     self.session.fail(reply.metadata.src_node_id, f"herding record: {error}")
                     continue
             good.append(reply)
-        whole = [each for each in passes if each is not None]
-        self._bound = None
+        self._bound, whole = None, [each for each in passes if each is not None]
         if whole and len(whole) == len(passes):
             self._bound = relative_herding(whole)
             self._seen.clear()

@@ -96,7 +96,8 @@ class OwnMean(NodeOrder):
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
-        self.mean, self.sum, self.running_sum, self.signs = *[NO_VECTOR] * 3, NO_SIGNS
+        self.mean = self.sum = self.running_sum = NO_VECTOR
+        self.signs = NO_SIGNS
 
     def observe(self, vectors: Vectors) -> None:
         """Give each unit its sign."""
@@ -112,40 +113,36 @@ class OwnMean(NodeOrder):
         if self.signs.size:
             self.order = reorder(self.order, self.signs)
             self.mean = self.sum / self.sum.dtype.type(len(self.signs))
-        self.sum, self.running_sum, self.signs = NO_VECTOR, NO_VECTOR, NO_SIGNS
+        self.sum = self.running_sum = NO_VECTOR
+        self.signs = NO_SIGNS
 
 
-class PairOrder(NodeOrder):
-    """Make differences of pairs from the vectors of units visited one after the other."""
-
-    watching = True
-    schema = NodeOrder.schema | {"half": ((-1, -1), "f")}
-
-    def __init__(self, num_units: int, seed: int = 0) -> None:
-        super().__init__(num_units, seed)
-        self.half: Vectors = NO_VECTORS
-
-    def differences(self, vectors: Vectors) -> Vectors:
-        """Return the differences of the pairs that are now complete, and keep half a pair."""
-        if len(self.half):
-            vectors = np.concatenate([self.half, vectors])
-        paired = len(vectors) // 2 * 2
-        self.half = vectors[paired:].copy()  # a caller may overwrite its buffer
-        return np.asarray(vectors[0:paired:2] - vectors[1:paired:2])
+def differences(half: Vectors, vectors: Vectors) -> tuple[Vectors, Vectors]:
+    """Return the differences of the pairs that are now complete, and half a pair if one is left."""
+    if len(half):
+        vectors = np.concatenate([half, vectors])
+    paired = len(vectors) // 2 * 2
+    left = vectors[paired:].copy()  # a caller may overwrite its buffer
+    return vectors[0:paired:2] - vectors[1:paired:2], left
 
 
-class OwnPairs(PairOrder):
+class OwnPairs(NodeOrder):
     """Balance the node's own pairs: ID-GraB(PairBal), which needs no server."""
 
-    schema = PairOrder.schema | {"running_sum": ((-1,), "f"), "signs": ((-1,), "i")}
+    watching = True
+    schema = NodeOrder.schema | {
+        "half": ((-1, -1), "f"),
+        "running_sum": ((-1,), "f"),
+        "signs": ((-1,), "i"),
+    }
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
-        self.running_sum, self.signs = NO_VECTOR, NO_SIGNS
+        self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
 
     def observe(self, vectors: Vectors) -> None:
         """Give signs to the pairs that are complete."""
-        diffs = self.differences(vectors)
+        diffs, self.half = differences(self.half, vectors)
         if len(diffs):
             start = self.running_sum if self.running_sum.size else np.zeros_like(diffs[0])
             self.running_sum, signs = pair_balance(start, diffs)
@@ -158,7 +155,7 @@ class OwnPairs(PairOrder):
         self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
 
 
-class ServedOrder(PairOrder):
+class ServedOrder(NodeOrder):
     """Visit units in the order that the order server wants (Alg. 3).
 
     A pass is watched from its first pair, unless a whole pass of the same order was watched
@@ -167,28 +164,27 @@ class ServedOrder(PairOrder):
     """
 
     _chunks: list[Vectors]
-    schema = PairOrder.schema | {
+    schema = NodeOrder.schema | {
         **dict.fromkeys(["version", "next_version", "first_pair"], int),
         **dict.fromkeys(["watching", "complete"], bool),
         "next_order": ((-1,), "i"),
-        "diffs": ((-1, -1), "f"),
+        **dict.fromkeys(["half", "diffs"], ((-1, -1), "f")),
     }
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
         self.version, self.next_version, self.next_order = 0, 0, self.order
         self.watching, self.complete, self.first_pair = True, False, 0
-        self.diffs = NO_VECTORS
+        self.half = self.diffs = NO_VECTORS
 
     @property
     def diffs(self) -> Vectors:
-        """Differences since the instruction or the start of the pass."""
-        self._chunks = [np.concatenate(self._chunks)]
-        return self._chunks[0]
+        """Differences since the instruction or the start of the pass, kept in chunks."""
+        return np.concatenate(self._chunks) if self._chunks else NO_VECTORS
 
     @diffs.setter
     def diffs(self, diffs: Vectors) -> None:
-        self._chunks, self._num_pairs = [diffs], len(diffs)
+        self._chunks, self._num_pairs = [diffs] if len(diffs) else [], len(diffs)
 
     def follow(self, answer: Answer) -> None:
         """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
@@ -209,9 +205,8 @@ class ServedOrder(PairOrder):
         """Keep the differences of the pairs that are complete (Alg. 3, l. 5)."""
         if not self.watching:
             return
-        diffs = self.differences(vectors)
+        diffs, self.half = differences(self.half, vectors)
         if len(diffs):
-            self._chunks = self._chunks if self._num_pairs else []
             self._chunks.append(diffs)
             self._num_pairs += len(diffs)
         if self.first_pair + self._num_pairs == len(self.order) // 2:

@@ -1,7 +1,7 @@
 """The order server (Alg. 4): each node's order, and the balancing of pairs that come by rounds."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -44,30 +44,6 @@ class NodeState:
     overlap: float = 1.0
     lost: bool = False
 
-    def answer(self) -> Answer:
-        """Return what the node needs for its next order: signs, or all of it if it lost track."""
-        if self.lost:
-            return Answer(self.version, order=self.order, first_pair=len(self.pass_signs))
-        return Answer(self.version, signs=self.signs)
-
-    def accepts(self, report: Report) -> bool:
-        """Return whether a report continues the pass; notice a node without the right order."""
-        one_behind = report.version == self.version - 1 and self.signs is not None
-        self.lost = report.version != self.version and (self.lost or not one_behind)
-        if report.version != self.version or not len(report.diffs):
-            return False
-        if report.first_pair == 0:  # Alg. 4, l. 3: r <- 0
-            self.pass_signs = np.zeros(0, np.int8)
-            self.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
-        return report.first_pair == len(self.pass_signs)
-
-    def join(self, group: frozenset[str], num_known: int) -> None:
-        """Track how much of its last group a node is balanced with again."""
-        if self.group is not None:
-            kept = (num_known - 1) / max(1, len(group) - 1)
-            self.overlap = MEMORY * self.overlap + (1 - MEMORY) * kept
-        self.group = group
-
     def add(self, signs: Signs) -> None:
         """Add the signs of the next pairs; after the last one make the next order."""
         self.pass_signs = np.concatenate([self.pass_signs, signs])
@@ -81,8 +57,8 @@ class NodeState:
 class Balanced(NamedTuple):
     """What the reports of a round came to."""
 
-    num_pairs: int = 0
-    num_together: int = 0
+    pairs: int = 0
+    pairs_together: int = 0
     own_share: float = 0.0
     signed_sum: float = 0.0
 
@@ -99,16 +75,20 @@ class OrderServer:
         self.states: dict[str, NodeState] = {}
 
     def answer(self, node: str) -> Answer:
-        """Return which order is next for a node (Alg. 4, l. 15)."""
+        """Return a node's next order (Alg. 4, l. 15): signs, or all of it if it lost track."""
         state = self.states.get(node)
-        return Answer() if state is None else state.answer()
+        if state is None:
+            return Answer()
+        if state.lost:
+            return Answer(state.version, order=state.order, first_pair=len(state.pass_signs))
+        return Answer(state.version, signs=state.signs)
 
     def receive(self, reports: Mapping[str, Report]) -> Balanced:
         """Balance the pairs of a round; reports by node, in the order of the nodes."""
-        accepted = {n: report for n, report in reports.items() if self._state(n, report)}
+        accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
         parts = []
         for group in side_by_side(accepted):
-            join_group([self.states[node] for node in group], frozenset(group))
+            join_group((self.states[node] for node in group), frozenset(group))
             split = [group] if self.exact else split_outliers(group)
             parts += [self._balance(part) for part in split]
         if not parts:
@@ -123,14 +103,22 @@ class OrderServer:
         if state is not None:
             self.states.setdefault(new, state)
 
-    def _state(self, node: str, report: Report) -> bool:
+    def _accepts(self, node: str, report: Report) -> bool:
+        """Return whether a report continues the pass; notice a node without the right order."""
         state = self.states.get(node)
         if state is None or len(state.order) != report.num_units:
             state = NodeState(np.arange(report.num_units))
             if report.version:  # an order from before a restart of the server is not known here
                 state.version, state.lost = report.version + 1, True
             self.states[node] = state
-        return state.accepts(report)
+        one_behind = report.version == state.version - 1 and state.signs is not None
+        state.lost = report.version != state.version and (state.lost or not one_behind)
+        if report.version != state.version or not len(report.diffs):
+            return False
+        if report.first_pair == 0:  # Alg. 4, l. 3: r <- 0
+            state.pass_signs = np.zeros(0, np.int8)
+            state.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
+        return report.first_pair == len(state.pass_signs)
 
     def _balance(self, group: Group) -> Balanced:
         states = [self.states[node] for node in group]
@@ -192,10 +180,8 @@ def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
     places = {n: (r.first_pair, r.num_units, len(r.diffs)) for n, r in reports.items()}
     leader_of, leader = {}, (-1, 0, 0)
     for place in sorted(set(places.values())):
-        near = all(
-            max(a, b) <= NEARLY * min(a, b) for a, b in zip(place[1:], leader[1:], strict=True)
-        )
-        if place[0] != leader[0] or not near:
+        lengths = zip(place[1:], leader[1:], strict=True)
+        if place[0] != leader[0] or any(max(pair) > NEARLY * min(pair) for pair in lengths):
             leader = place
         leader_of[place] = leader
     groups: dict[tuple[int, int, int], Group] = {}
@@ -204,13 +190,17 @@ def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
     return list(groups.values())
 
 
-def join_group(states: Sequence[NodeState], group: frozenset[str]) -> None:
-    """Put nodes into a group; their last groups, mostly the same, are compared once each."""
-    known: dict[frozenset[str] | None, int] = {None: 0}
+def join_group(states: Iterable[NodeState], group: frozenset[str]) -> None:
+    """Put nodes into a group; track how much of its last group each is balanced with again."""
+    num_common: dict[frozenset[str], int] = {}  # last groups are mostly the same
     for state in states:
-        if state.group not in known:
-            known[state.group] = len(group & (state.group or frozenset()))
-        state.join(group, known[state.group])
+        last, state.group = state.group, group
+        if last is None:
+            continue
+        if last not in num_common:
+            num_common[last] = len(group & last)
+        kept = (num_common[last] - 1) / max(1, len(group) - 1)
+        state.overlap = MEMORY * state.overlap + (1 - MEMORY) * kept
 
 
 def split_outliers(group: Group) -> list[Group]:

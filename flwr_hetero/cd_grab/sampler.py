@@ -22,7 +22,6 @@ METHODS: dict[str, type[NodeOrder]] = {
     "d-rr": Reshuffled,
     "shuffle-once": NodeOrder,
 }
-"""How orders are found; see :class:`OrderedSampler`."""
 
 
 class OrderedSampler(BatchSampler):
@@ -127,17 +126,10 @@ class OrderedSampler(BatchSampler):
         return self.node_order.watching
 
     def observe(self, gradients: Tensor) -> None:
-        """Learn from the gradients of the units in the batch just drawn.
+        """Learn from the gradients (num_units, dim) of the units in the batch just drawn.
 
-        Parameters
-        ----------
-        gradients : Tensor, shape (num_units, dim)
-            One per unit, in the order of the batch; copied. See ``cd_grab.gradients``.
-
-        Raises
-        ------
-        ValueError
-            If they are not one finite row per unit.
+        They are copied; ``cd_grab.gradients`` makes them. One finite row per unit, in the order
+        of the batch, else ValueError.
         """
         if not self.watching:
             return
@@ -153,13 +145,9 @@ class OrderedSampler(BatchSampler):
     # --- the order server --------------------------------------------------------------
 
     def follow(self, instruction: Mapping[str, Any]) -> None:
-        """Note what the order server wants, before training.
+        """Follow the ``ORDER`` record of a training instruction, which may be empty.
 
-        Parameters
-        ----------
-        instruction : mapping
-            The ``ORDER`` record of a training instruction; may be empty. What does not fit this
-            node's order is ignored: the next report shows it to the server.
+        What does not fit this node's order is ignored: the next report shows it to the server.
         """
         if not instruction or not isinstance(self.node_order, ServedOrder):
             return
@@ -173,13 +161,7 @@ class OrderedSampler(BatchSampler):
         self.node_order.follow(read_answer(instruction, len(self.units)))
 
     def report(self) -> dict[str, int | float | str | bytes]:
-        """Return what was seen since the instruction, after training.
-
-        Returns
-        -------
-        dict
-            For the ``ORDER`` record of the reply; empty without an order server.
-        """
+        """Return the ``ORDER`` record of the reply to it; empty for other methods."""
         if not isinstance(self.node_order, ServedOrder):
             return {}
         return write_report(self.terms, self.node_order.report())
@@ -188,10 +170,11 @@ class OrderedSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return sizes, settings, terms and the order."""
-        own: StateDict = {name: getattr(self, name) for name in _SETTINGS}
-        terms = {f"terms.{name}": value for name, value in self.terms._asdict().items()}
-        order = {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
-        return super().state_dict() | own | {"num_units": len(self.units)} | terms | order
+        own: StateDict = {"num_units": len(self.units)}
+        own |= {name: getattr(self, name) for name in _SETTINGS}
+        own |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
+        own |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
@@ -233,14 +216,14 @@ class HerdingProbe:
 
     def __init__(self, instruction: Mapping[str, Any]) -> None:
         self.on = bool(instruction)
-        self._size = int(instruction.get(keys.SKETCH_SIZE, 0))
-        self._seed = int(instruction.get(keys.SKETCH_SEED, 0))
+        self._instruction = instruction
         self._seen: list[NDArray[np.floating]] = []
 
     def see(self, gradients: Tensor) -> None:
         """Take the gradients (num_units, dim) of a batch's units, in the order of the visit."""
         if self.on:
-            self._seen.append(sketch_gradients(gradients, self._size, self._seed))
+            size, seed = (self._instruction[key] for key in (keys.SKETCH_SIZE, keys.SKETCH_SEED))
+            self._seen.append(sketch_gradients(gradients, size, seed))
 
     def report(self, num_units: int) -> dict[str, int | float | bytes]:
         """Return the ``HERDING`` record of the reply; empty if the probe is off."""

@@ -100,8 +100,6 @@ class CDGraB(Wrapper):
         self._dim = 0
         self._balanced, self._bytes = Balanced(), {"bytes-down": 0, "bytes-up": 0}
 
-    # --- instructions --------------------------------------------------------------------
-
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
@@ -120,8 +118,6 @@ class CDGraB(Wrapper):
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
 
-    # --- replies -------------------------------------------------------------------------
-
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Take the pairs out of the replies and balance them; drop replies with bad ones."""
         reports: dict[int, Report] = {}
@@ -133,23 +129,19 @@ class CDGraB(Wrapper):
                 continue
             del reply.content[keys.ORDER]
             self._bytes["bytes-up"] += payload_bytes(RecordDict({keys.ORDER: record}))
-            self._rename(node_id)
+            name, before = self.identity(node_id), self._names.get(node_id, "")
+            if name != before:  # its identity became known by this reply
+                self.server.rename(before, name)
             try:
                 reports[node_id] = read_report(record, self.terms)
             except ValueError as error:
-                bad[node_id] = f"order record: {error}"
+                bad[node_id] = str(error)
         bad |= self._of_other_lengths(reports)
         for node_id, reason in bad.items():
-            self.session.fail(node_id, reason)
+            self.session.fail(node_id, f"order record: {reason}")
         good = [reply for reply in replies if reply.metadata.src_node_id not in bad]
         self._balanced = self.server.receive(self._weighted(good, reports))
         return good
-
-    def _rename(self, node_id: int) -> None:
-        """Follow a node whose identity became known by its own reply."""
-        name, before = self.identity(node_id), self._names.get(node_id, "")
-        if name != before:
-            self.server.rename(before, name)
 
     def _of_other_lengths(self, reports: dict[int, Report]) -> dict[int, str]:
         """Find nodes whose vectors are not as long as those of the others."""
@@ -160,7 +152,7 @@ class CDGraB(Wrapper):
             self.server.states = {}
         self._dim = usual
         return {
-            node: f"order record: vectors of {length} numbers instead of {self._dim}"
+            node: f"vectors of {length} numbers instead of {self._dim}"
             for node, length in lengths.items()
             if length != self._dim
         }
@@ -172,14 +164,11 @@ class CDGraB(Wrapper):
         usual = sum(weights) / len(weights) if any(weights) else 1.0
         result = {}
         for reply, weight in zip(ordered, weights, strict=True):
-            node_id = reply.metadata.src_node_id
-            report, share = reports[node_id], weight / usual
-            if share != 1:
-                report = report._replace(diffs=share * report.diffs)
-            result[self.identity(node_id)] = report
+            report = reports[reply.metadata.src_node_id]
+            if weight != usual:
+                report = report._replace(diffs=weight / usual * report.diffs)
+            result[self.identity(reply.metadata.src_node_id)] = report
         return result
-
-    # --- the run -------------------------------------------------------------------------
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
@@ -188,13 +177,8 @@ class CDGraB(Wrapper):
 
     def round_info(self) -> dict[str, Any]:
         """Return what was balanced this round, and the bytes that it took."""
-        return {
-            "pairs": self._balanced.num_pairs,
-            "pairs-together": self._balanced.num_together,
-            "own-share": self._balanced.own_share,
-            "signed-sum": self._balanced.signed_sum,
-            **self._bytes,
-        }
+        balanced = self._balanced._asdict()
+        return {name.replace("_", "-"): value for name, value in balanced.items()} | self._bytes
 
     def state_dict(self) -> StateDict:
         """Return all orders and what was seen of them."""

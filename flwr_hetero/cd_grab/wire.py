@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors, check_order
@@ -30,6 +30,9 @@ class Terms(NamedTuple):
     num_units: int = 0
 
 
+_TERMS = (keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS)
+
+
 class Answer(NamedTuple):
     """Which version of its order a node should be at, and what it needs to get there."""
 
@@ -46,9 +49,6 @@ class Report(NamedTuple):
     num_units: int
     first_pair: int
     diffs: Vectors
-
-
-# --- records -------------------------------------------------------------------------
 
 
 def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
@@ -72,28 +72,28 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
 
 def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
     """Read what the server wants of this node; no answer if it does not fit the node's order."""
-    version = _count(record, keys.VERSION)
+    version, num_pairs = _count(record, keys.VERSION), num_units // 2
     try:
         if keys.WHOLE_ORDER in record:
-            first = min(_count(record, keys.FIRST_PAIR), num_units // 2)
-            order = unpack_order(record[keys.WHOLE_ORDER], num_units)
-            return Answer(version, order=order, first_pair=first)
-        if keys.SIGNS in record:
-            return Answer(version, signs=unpack_signs(record[keys.SIGNS], num_units // 2))
+            order = check_order(np.frombuffer(record[keys.WHOLE_ORDER], "<i4"))
+            first = min(_count(record, keys.FIRST_PAIR), num_pairs)
+            return Answer(version, None, order, first) if len(order) == num_units else Answer()
     except ValueError:
         return Answer()
-    return Answer(version)
+    signs = record.get(keys.SIGNS)
+    if signs is None or len(signs) != -(-num_pairs // 8):
+        return Answer()
+    bits = np.unpackbits(np.frombuffer(signs, np.uint8), count=num_pairs)
+    return Answer(version, signs=2 * bits.view(np.int8) - 1)
 
 
 def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | bytes]:
     """Write what a node saw."""
     dtype = "float16" if terms.sketch_size else str(report.diffs.dtype)
     data, scale = pack_vectors(report.diffs, dtype)
+    own = terms._replace(sketch_size=report.diffs.shape[1], num_units=report.num_units)
     return {
-        keys.SERVER_ROUND: terms.server_round,
-        keys.SKETCH_SIZE: report.diffs.shape[1],
-        keys.SKETCH_SEED: terms.sketch_seed,
-        keys.NUM_UNITS: report.num_units,
+        **dict(zip(_TERMS, own, strict=True)),
         keys.VERSION: report.version,
         keys.FIRST_PAIR: report.first_pair,
         keys.DTYPE: dtype,
@@ -122,12 +122,31 @@ def read_report(record: Mapping[str, Any], terms: Terms) -> Report:
 
 
 def read_vectors(record: Mapping[str, Any], dim: int, dtype: Any = "float16") -> Vectors:
-    """Read the vectors of a record and their scale."""
+    """Read the vectors of a record: (num_vectors, dim)."""
     data, scale = record.get(keys.VECTORS), record.get(keys.SCALE)
     if not isinstance(data, bytes) or not isinstance(scale, float):
         raise invalid(keys.VECTORS, (type(data), type(scale)), "be bytes, with a scale")
-    check_choice(keys.DTYPE, dtype, DTYPES)
-    return unpack_vectors(data, scale, dim=dim, dtype=dtype) if data else np.zeros((0, dim), "f4")
+    kind = np.dtype(DTYPES[check_choice(keys.DTYPE, dtype, DTYPES)])
+    if not data:
+        return np.zeros((0, dim), "f4")
+    if dim < 1 or len(data) % (dim * kind.itemsize):
+        raise invalid(keys.VECTORS, f"{len(data)} bytes", f"be whole rows of {dim} {dtype}")
+    raw = np.frombuffer(data, kind).reshape(-1, dim)
+    values: Vectors = raw.astype("f8" if dtype == "float64" else "f4")
+    with np.errstate(over="ignore", invalid="ignore"):
+        values *= scale
+        largest = float(np.abs(values).max())
+    if not (scale > 0 and largest <= MAX_VALUE):
+        rule = f"be finite and at most {MAX_VALUE:g}"
+        raise invalid(keys.VECTORS, largest, rule, "the node's training has diverged")
+    return values
+
+
+def pack_vectors(vectors: Vectors, dtype: str = "float16") -> tuple[bytes, float]:
+    """Write vectors; half precision gets a common scale so that small gradients survive it."""
+    largest = float(np.abs(vectors).max(initial=0.0)) if dtype == "float16" else 1.0
+    scale = largest or 1.0
+    return (vectors / vectors.dtype.type(scale)).astype(DTYPES[dtype]).tobytes(), scale
 
 
 def usual_length(lengths: Iterable[int], known: int) -> int:
@@ -137,55 +156,8 @@ def usual_length(lengths: Iterable[int], known: int) -> int:
     return usual if not known or votes > max(1, counts[known]) else known
 
 
-_TERMS = (keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS)
-
-
 def _count(record: Mapping[str, Any], key: str) -> int:
     value = record.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise invalid(key, value, f"be a whole number in 0..{MAX_COUNT}")
     return value
-
-
-# --- bytes ---------------------------------------------------------------------------
-
-
-def pack_vectors(vectors: ArrayLike, dtype: str = "float16") -> tuple[bytes, float]:
-    """Write vectors; half precision gets a common scale so that small gradients survive it."""
-    values = np.asarray(vectors)
-    largest = float(np.abs(values).max(initial=0.0)) if dtype == "float16" else 1.0
-    scale = largest or 1.0
-    return (values / values.dtype.type(scale)).astype(DTYPES[dtype]).tobytes(), scale
-
-
-def unpack_vectors(data: bytes, scale: float, *, dim: int, dtype: str = "float16") -> Vectors:
-    """Read vectors that a node sent: (num_vectors, dim)."""
-    row = dim * np.dtype(DTYPES[dtype]).itemsize
-    if dim < 1 or len(data) % row:
-        raise invalid("vectors", f"{len(data)} bytes", f"be whole rows of {dim} {dtype}")
-    raw = np.frombuffer(data, DTYPES[dtype]).reshape(-1, dim)
-    values: Vectors = raw.astype("f8" if dtype == "float64" else "f4")
-    with np.errstate(over="ignore", invalid="ignore"):
-        values *= scale
-        largest = np.abs(values).max(initial=0.0)
-    if not (scale > 0 and largest <= MAX_VALUE):
-        rule = f"be finite and at most {MAX_VALUE:g}"
-        raise invalid("vectors", float(largest), rule, "the node's training has diverged")
-    return values
-
-
-def unpack_signs(data: bytes, num_pairs: int) -> Signs:
-    """Read signs, a bit each."""
-    wanted = -(-num_pairs // 8)
-    if len(data) != wanted:
-        raise invalid("signs", f"{len(data)} bytes", f"be {wanted} bytes for {num_pairs} pairs")
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=num_pairs)
-    return 2 * bits.view(np.int8) - 1
-
-
-def unpack_order(data: bytes, num_units: int) -> NDArray[np.int64]:
-    """Read a whole order, 4 bytes per unit."""
-    if len(data) != 4 * num_units:
-        rule = f"be {4 * num_units} bytes for {num_units} units"
-        raise invalid("order", f"{len(data)} bytes", rule)
-    return check_order(np.frombuffer(data, "<i4"))

@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from oracles.cd_grab import MISTAKES, TwoPointers
+from oracles.cd_grab import TwoPointers
 
 from flwr_hetero.cd_grab.algorithm import (
     balance_group,
@@ -16,10 +13,6 @@ from flwr_hetero.cd_grab.algorithm import (
     reorder,
     unit_signs,
 )
-
-diffs_of_5 = arrays(
-    np.int64, st.tuples(st.integers(1, 9), st.just(5)), elements=st.integers(-64, 64)
-).map(lambda sixteenths: sixteenths / 16.0)
 
 
 def vectors_of(num_nodes, num_units, dim=16, seed=0, dtype=np.float64):
@@ -56,21 +49,16 @@ def test_pair_balance_by_hand():
     assert total.tolist() == [-1.0, 2.0]
 
 
-@given(diffs_of_5, arrays(np.float64, 5, elements=st.floats(-4, 4)))
-def test_pair_balance_takes_the_shorter_sum(diffs, start):
+@pytest.mark.parametrize("scale", [2.0**-20, 1.0, 2.0**40])
+@pytest.mark.parametrize("seed", range(5))
+def test_pair_balance_takes_the_shorter_sum(seed, scale):
+    diffs = np.random.default_rng(seed).integers(-64, 64, (9, 5)) / 16.0 * scale
+    r = start = np.arange(5) * scale
     total, signs = pair_balance(start, diffs)
-    r = start.copy()
     for sign, z in zip(signs, diffs, strict=True):
-        assert np.linalg.norm(r + sign * z) <= np.linalg.norm(r - sign * z) + 1e-9
-        r += sign * z
-    np.testing.assert_allclose(total, r, atol=1e-12)
-
-
-@given(diffs_of_5, st.sampled_from([2.0**-20, 0.5, 8.0, 2.0**40]))
-def test_pair_balance_is_free_of_scale(diffs, scale):
-    _, signs = pair_balance(np.zeros(5), diffs)
-    assert np.array_equal(signs, pair_balance(np.zeros(5), diffs * scale)[1])
-    assert np.array_equal(signs, pair_balance(np.zeros(5), -diffs)[1])  # flips the sum as well
+        assert np.linalg.norm(r + sign * z) <= np.linalg.norm(r - sign * z)
+        r = r + sign * z
+    np.testing.assert_array_equal(total, r)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -99,14 +87,6 @@ def test_orders_are_the_oracles(shape, dtype):
         assert orders.tolist() == oracle.epoch()
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_oracle_tells_mistakes_apart(mistake):
-    """A loose bound would miss the first two."""
-    vectors, orders = vectors_of(4, 64), shuffled(4, 64)
-    right, wrong = TwoPointers(vectors, orders), TwoPointers(vectors, orders, mistake)
-    assert any(right.epoch() != wrong.epoch() for _ in range(2))
-
-
 def test_bound_halves_to_a_floor():
     vectors, orders = vectors_of(16, 1024), shuffled(16, 1024)
     apart = orders.copy()
@@ -122,22 +102,12 @@ def test_bound_halves_to_a_floor():
     assert bounds[-1] < 0.45 * herding_bound(vectors, apart)
 
 
-def test_odd_number_of_units_costs_nothing():
-    bounds = []
-    for num_units in (256, 255):
-        vectors, orders = vectors_of(8, num_units), shuffled(8, num_units)
-        for _ in range(8):
-            orders = next_orders(vectors, orders)
-        bounds.append(herding_bound(vectors, orders))
-    assert bounds[1] < 1.5 * bounds[0]
-
-
 # --- groups --------------------------------------------------------------------------
 
 
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
-def test_own_weight_one_is_each_alone(num_nodes, num_pairs, seed):
-    diffs = np.random.default_rng(seed).standard_normal((num_nodes, num_pairs, 4))
+@pytest.mark.parametrize("num_nodes", [1, 5])
+def test_own_weight_one_is_each_alone(num_nodes):
+    diffs = np.random.default_rng(0).standard_normal((num_nodes, 6, 4))
     sums = np.zeros((num_nodes, 4))
     total, signs = balance_group(list(sums), list(diffs), np.ones(num_nodes))
     for i in range(num_nodes):
@@ -184,35 +154,18 @@ def test_own_share_falls_with_the_overlap():
 def test_reorder_by_hand():
     # front: 4, 1 as visited; back: 0, 3, 2 reversed
     assert reorder([4, 0, 3, 1, 2], [1, -1, -1, 1, -1]).tolist() == [4, 1, 2, 3, 0]
-
-
-@given(st.integers(1, 40), st.randoms())
-def test_reorder_is_the_two_pointer_form(num_units, random):
-    order = random.sample(range(num_units), num_units)
-    pairs = [random.choice([-1, 1]) for _ in range(num_units // 2)]
-    slots, left, right = [None] * num_units, 0, num_units - 1
-    for sign, first, second in zip(pairs, order[::2], order[1::2], strict=False):
-        slots[left], slots[right] = (first, second) if sign > 0 else (second, first)
-        left, right = left + 1, right - 1
-    if num_units % 2:
-        assert left == right
-        slots[left] = order[-1]
-    assert reorder(order, unit_signs(pairs, num_units)).tolist() == slots
+    assert reorder([0], unit_signs([], 1)).tolist() == [0]
 
 
 # --- Equation 8 ----------------------------------------------------------------------
 
 
-def test_herding_bound_by_hand():
-    vectors = np.array([[[1.0], [3.0]], [[0.0], [4.0]]])  # mean 2
-    assert herding_bound(vectors, [[0, 1], [0, 1]]) == 3.0  # (1-2) + (0-2)
-    assert herding_bound(vectors, [[0, 1], [1, 0]]) == 1.0  # (1-2) + (4-2)
-
-
-@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
-def test_herding_bound_is_equation_8(num_nodes, num_units, dim, seed):
-    vectors = np.random.default_rng(seed).standard_normal((num_nodes, num_units, dim))
-    orders = shuffled(num_nodes, num_units, seed)
+@pytest.mark.parametrize(
+    ("num_nodes", "num_units", "dim"), [(1, 1, 1), (1, 5, 2), (2, 2, 1), (4, 6, 3)]
+)
+def test_herding_bound_is_equation_8(num_nodes, num_units, dim):
+    vectors = np.random.default_rng(0).standard_normal((num_nodes, num_units, dim))
+    orders = shuffled(num_nodes, num_units)
     mean, worst = vectors.mean(axis=(0, 1)), 0.0
     for last in range(num_units):
         prefix = np.zeros(dim)

@@ -22,7 +22,7 @@ from flwr_hetero.strategy import CDGraB, HerdingMeter
         {keys.SCALE: None},
     ],
 )
-def test_a_bad_record_drops_its_reply(change):
+def test_bad_record_drops_its_reply(change):
     def lie(message, context, call_next):
         reply = call_next(message, context)
         if context.node_config["partition-id"] == 1:
@@ -36,13 +36,13 @@ def test_a_bad_record_drops_its_reply(change):
     assert all(bound > 0 for bound in rounds.of("herding", "herding-bound"))
 
 
-def test_the_bound_waits_for_whole_passes():
+def test_bound_waits_for_whole_passes():
     rounds = Rounds(HerdingMeter(CDGraB(fedavg(), mode="exact")), grid_of([12] * 2), 12)
     bounds = rounds.of("herding", "herding-bound")
     assert [bound is not None for bound in bounds] == ([False] * 5 + [True]) * 2
 
 
-def test_the_first_length_may_be_outvoted():
+def test_first_length_may_be_outvoted():
     def lie(message, context, call_next):
         reply = call_next(message, context)
         if context.node_config["partition-id"] == 0:
@@ -62,7 +62,7 @@ def test_bad_settings_are_refused(name, value):
         HerdingMeter(**{name: value})
 
 
-def test_the_last_whole_pass_counts():
+def test_last_whole_pass_counts():
     meter = HerdingMeter(sketch_size=1)
     meter._length = 1
     record = {keys.NUM_UNITS: 2, keys.SKETCH_SIZE: 1, keys.SCALE: 1.0}

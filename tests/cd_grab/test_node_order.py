@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.cd_grab.algorithm import herding_bound, pair_balance, reorder, unit_signs
+from flwr_hetero.cd_grab.algorithm import pair_balance, reorder, unit_signs
 from flwr_hetero.cd_grab.node_order import NodeOrder, OwnMean, OwnPairs, Reshuffled, ServedOrder
 from flwr_hetero.cd_grab.order_server import OrderServer
 from flwr_hetero.cd_grab.wire import (
@@ -104,26 +104,7 @@ def test_own_mean_is_grab_with_the_last_mean():
         order, mean = reorder(order, signs), moved.mean(axis=0)
 
 
-@pytest.mark.parametrize("kind", [OwnPairs, OwnMean])
-def test_own_orders_beat_random_ones(kind):
-    vectors, own = vectors_of(256), kind(256)
-    for _ in range(8):
-        visit(own, vectors, 256)
-    random = [herding_bound(vectors[None], [Reshuffled(256, s).order]) for s in range(9)]
-    own.start_pass()
-    assert herding_bound(vectors[None], [own.order]) < 0.35 * np.mean(random)
-
-
 # --- the served order ----------------------------------------------------------------
-
-
-def test_gradients_are_copied():
-    """The published code kept a reference: all differences were zero, all signs +1."""
-    vectors, order = vectors_of(6), ServedOrder(6)
-    visit(order, vectors, 6)
-    expected = vectors[0::2] - vectors[1::2]
-    assert np.array_equal(order.report().diffs, expected)
-    assert (expected != 0).all()
 
 
 @pytest.mark.parametrize("num_units", [8, 9])
@@ -152,7 +133,7 @@ def test_any_steps_per_round_reach_algorithm_4(num_units, steps):
         ]
 
 
-def test_a_pass_is_watched_once_per_instruction():
+def test_pass_is_watched_once_per_instruction():
     vectors, order = vectors_of(4), ServedOrder(4)
     visit(order, vectors, 12)
     seen = order.report()
@@ -185,7 +166,7 @@ def test_half_a_pair_ends_with_its_pass():
     assert np.array_equal(order.report().diffs, seen[0::2] - seen[1::2])
 
 
-def test_a_whole_order_is_adopted_at_once():
+def test_whole_order_is_adopted_at_once():
     order = ServedOrder(4)
     visit(order, vectors_of(4), 3)
     order.follow(Answer(9, order=np.array([3, 2, 1, 0])))
@@ -193,7 +174,7 @@ def test_a_whole_order_is_adopted_at_once():
     assert (order.version, order.report().version) == (9, 9)
 
 
-def test_a_whole_order_continues_within_a_pass():
+def test_whole_order_continues_within_a_pass():
     vectors, server, terms = vectors_of(8), OrderServer(), Terms(num_units=8)
     unbroken, restarted = ServedOrder(8), ServedOrder(8)
     visit(unbroken, vectors, 4)

@@ -93,12 +93,6 @@ def test_orders_of_all_nodes_go_together():
     assert second - first == 6 * 2  # 15 signs in 2 bytes
 
 
-def test_an_outlier_makes_it_no_worse_than_alone():
-    ours, _ = settled_herding("cd-grab", outlier=3)
-    alone, _ = settled_herding("id-grab", outlier=3)
-    assert ours < 1.02 * alone
-
-
 def test_num_units_brings_unequal_nodes_together():
     sizes = [24, 48, 96, 120]
     _, rounds = settled_herding("cd-grab", sizes, 2)
@@ -107,29 +101,21 @@ def test_num_units_brings_unequal_nodes_together():
     assert set(rounds.of("cd-grab", "pairs-together")) == {4 * 12}
 
 
-def test_a_pair_weighs_as_much_as_its_model():
-    strategy, weighted = CDGraB(fedavg(), sketch_size=DIM), {}
-    receive = strategy.server.receive
-    strategy.server.receive = lambda given: receive(weighted.update(given) or given)
-    Rounds(strategy, grid_of([24, 48, 96]), 1)
-    sampler, (inputs, targets) = OrderedSampler(24, BATCH, seed=0), examples(0, 24)
-    grads, w = [], np.zeros(DIM)
-    for _ in range(2):
-        chosen, weights = sampler.next_batch()
-        grads.append(gradient(w, inputs[chosen], targets[chosen], weights))
-        w = w - 0.02 * grads[-1]
-    length = np.linalg.norm(grads[0] - grads[1]) * 24 / np.mean([24, 48, 96])
-    assert np.linalg.norm(weighted["node-0"].diffs[0]) == pytest.approx(length, rel=1e-2)
+STEPS = {"fast_steps": 8, "min_steps": 2, "high_loss_fraction": None}
 
 
-@pytest.mark.parametrize("outside", [False, True])
-def test_pairs_are_weighted_by_steps(outside):
-    steps = {"fast_steps": 8, "min_steps": 2, "high_loss_fraction": None}
-    if outside:
-        strategy = cd_grab = CDGraB(BiasedLocalSGD(fedavg(), **steps))
-    else:
-        cd_grab = CDGraB(fedavg())
-        strategy = BiasedLocalSGD(cd_grab, **steps)
+@pytest.mark.parametrize(
+    ("make", "weights"),
+    [
+        (lambda: CDGraB(fedavg()), [16, 32, 24]),
+        (lambda: CDGraB(BiasedLocalSGD(fedavg(), **STEPS)), [8, 8, 4]),
+        (lambda: BiasedLocalSGD(CDGraB(fedavg()), **STEPS), [8, 8, 4]),
+    ],
+    ids=["by examples", "by steps, inside", "by steps, outside"],
+)
+def test_pair_weighs_as_much_as_its_model(make, weights):
+    strategy = make()
+    cd_grab = strategy if isinstance(strategy, CDGraB) else strategy.inner
     ratios, scale = [], cd_grab._weighted
 
     def spy(replies, reports):
@@ -141,9 +127,9 @@ def test_pairs_are_weighted_by_steps(outside):
     cd_grab._weighted = spy
     grid = grid_of([16, 32, 24], profiles=[DeviceProfile(s) for s in (1, 1, 0.5)])
     rounds = Rounds(strategy, grid, 2)
-    assert list(rounds.of("biased-local-sgd", "num-steps")[1].values()) == [8, 8, 4]
-    assert ratios[1] == pytest.approx([1.2, 1.2, 0.6])
-    assert rounds.lines[2]["weights"] == {"node-0": 0.4, "node-1": 0.4, "node-2": 0.2}
+    assert ratios[1] == pytest.approx(np.array(weights) / np.mean(weights))
+    shares = np.array(weights) / np.sum(weights)
+    assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
 
 
 def test_nodes_at_another_pace_are_ungrouped():
@@ -176,7 +162,7 @@ def test_compositions_balance_pairs(composition):
 # --- faults --------------------------------------------------------------------------
 
 
-def test_a_node_that_lost_its_state_gets_its_order():
+def test_node_that_lost_its_state_gets_its_order():
     grid, strategy = grid_of([20] * 3, lr=0.001), CDGraB(fedavg())
     node, orders = nodes_of(grid)[1], []
 
@@ -196,7 +182,7 @@ def test_a_node_that_lost_its_state_gets_its_order():
 
 
 @pytest.mark.parametrize("kind", ["dies", "errs", "garbage", "late"])
-def test_a_dropped_reply_costs_its_node_one_pass(kind):
+def test_dropped_reply_costs_its_node_one_pass(kind):
     fault = Fault(1, kind, 3, 4, delay_s=101.0)
     grid, strategy = grid_of([20] * 3, faults=[fault]), CDGraB(fedavg())
     rounds = Rounds(strategy, grid, 8, timeout=100.0)
@@ -208,7 +194,7 @@ def test_a_dropped_reply_costs_its_node_one_pass(kind):
         assert visited(grid, node) != states[f"node-{i}"].order.tolist()
 
 
-def test_a_joiner_and_a_node_without_orders():
+def test_joiner_and_a_node_without_orders():
     grid = grid_of(
         [20] * 4, profiles=[DeviceProfile()] * 3, ordered=lambda partition: partition != 2
     )
@@ -226,14 +212,12 @@ def test_a_joiner_and_a_node_without_orders():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({keys.SKETCH_SIZE: DIM + 1}, "sketch-size must be at most 5"),
         ({keys.SKETCH_SIZE: 2, keys.VECTORS: bytes(16)}, "vectors of 2 numbers instead of 5"),
         ({keys.VECTORS: b"\xff\x7f" * DIM}, "vectors must be finite"),
         ({keys.SERVER_ROUND: 1}, "server-round must be 2, got 1"),
-        ({keys.FIRST_PAIR: 2}, "first-pair must leave room"),
     ],
 )
-def test_a_bad_report_drops_its_reply(changes, reason):
+def test_bad_report_drops_its_reply(changes, reason):
     def lie(message, context, call_next):
         reply = call_next(message, context)
         partition = context.node_config["partition-id"]
@@ -259,7 +243,7 @@ def test_a_bad_report_drops_its_reply(changes, reason):
     ],
     ids=["no permutation", "too short", "too many signs"],
 )
-def test_an_instruction_without_an_order_is_ignored(change):
+def test_instruction_without_an_order_is_ignored(change):
     def garble(message, context, call_next):
         third = message.content["config"]["server-round"] == 3
         if third and context.node_config["partition-id"] == 1:
@@ -312,6 +296,7 @@ def test_state_of_another_version_is_refused():
     strategy = CDGraB(fedavg())
     Rounds(strategy, grid_of([16]), 1)
     state = strategy.state_dict()
-    for change in ({"dim": None}, {"groups": None}, {"node-0/order": None}):
+    damaged = {"node-0/pass_signs": 3, "groups": "[]"}
+    for change in ({"dim": None}, {"groups": None}, {"node-0/order": None}, damaged):
         with pytest.raises(ValueError, match="state of CDGraB must hold"):
             CDGraB().load_state_dict(state | change)

@@ -6,61 +6,29 @@ import numpy as np
 
 
 class TwoPointers:
-    """Algorithms 1, 2 and 4 in plain Python, by two pointers per node; mistakes on request."""
+    """Algorithms 1, 2 and 4 in plain Python, by two pointers per node."""
 
-    def __init__(self, vectors, orders, mistake=""):
+    def __init__(self, vectors, orders):
         self.vectors = [[[float(x) for x in unit] for unit in node] for node in vectors]
-        self.orders, self.mistake = [list(map(int, order)) for order in orders], mistake
-        self.total = [0.0] * vectors.shape[2]
+        self.orders = [list(map(int, order)) for order in orders]
 
     def epoch(self):
         nodes, units = range(len(self.orders)), len(self.orders[0])
-        if self.mistake != "sum kept over epochs":
-            self.total = [0.0] * len(self.total)
-        slots = [[None] * units for _ in nodes]
-        left, right = [0] * len(slots), [units - 1] * len(slots)
-        steps = [(p, i) for p in range(0, units - 1, 2) for i in nodes]
-        if self.mistake == "node by node":
-            steps.sort(key=lambda step: step[1])
-        for p, i in steps:
-            first, second = self.orders[i][p], self.orders[i][p + 1]
-            if self.sign(self.vectors[i][first], self.vectors[i][second]) < 0:
-                first, second = second, first
-            slots[i][left[i]], slots[i][right[i]] = first, second
-            left[i], right[i] = left[i] + 1, right[i] - 1
+        total, slots = [0.0] * len(self.vectors[0][0]), [[None] * units for _ in nodes]
+        for left in range(units // 2):
+            for i in nodes:
+                first, second = self.orders[i][2 * left : 2 * left + 2]
+                pair = zip(self.vectors[i][first], self.vectors[i][second], strict=True)
+                diff = [a - b for a, b in pair]
+                plus = fsum(r * z for r, z in zip(total, diff, strict=True)) <= 0
+                total = [r + z if plus else r - z for r, z in zip(total, diff, strict=True)]
+                both = (first, second) if plus else (second, first)
+                slots[i][left], slots[i][units - 1 - left] = both
         for i in nodes:
             if units % 2:
-                slots[i][left[i]] = self.orders[i][-1]
-            if self.mistake == "back half not reversed":
-                slots[i][right[i] + 1 :] = slots[i][: right[i] : -1]
-            if self.mistake == "signs on the identity":
-                place = {unit: position for position, unit in enumerate(self.orders[i])}
-                slots[i] = [place[unit] for unit in slots[i]]
+                slots[i][units // 2] = self.orders[i][-1]
         self.orders = slots
         return slots
-
-    def sign(self, first, second):
-        if self.mistake == "aliased":  # the second gradient has overwritten the first
-            first = second
-        diff = [a - b for a, b in zip(first, second, strict=True)]
-        product = fsum(r * z for r, z in zip(self.total, diff, strict=True))
-        plus = product < 0 if self.mistake == "tie is minus" else product <= 0
-        if self.mistake == "rule inverted":
-            plus = product >= 0
-        sign = 1 if plus else -1
-        self.total = [r + sign * z for r, z in zip(self.total, diff, strict=True)]
-        return sign
-
-
-MISTAKES = (
-    "back half not reversed",
-    "sum kept over epochs",
-    "node by node",
-    "signs on the identity",
-    "aliased",
-    "rule inverted",
-    "tie is minus",
-)
 
 
 def parallel_sgd(gradients, num_units, num_params, epochs, lr, dtype):
@@ -85,16 +53,6 @@ def parallel_sgd(gradients, num_units, num_params, epochs, lr, dtype):
         for i, visited in enumerate(order):
             order[i] = [visited[-1] if unit is None else unit for unit in slots[i]]
     return w, orders
-
-
-def self_balancing_walk(running_sum, pair_diffs, rng, *, c=30.0):
-    """Draw signs with P(+1) = 1/2 - <r, z> / 2c, clipped: the rule that the theory is about."""
-    total = np.array(running_sum, np.result_type(running_sum, pair_diffs, np.float32))
-    signs = np.ones(len(pair_diffs), np.int8)
-    for row, (diff, draw) in enumerate(zip(pair_diffs, rng.random(len(signs)), strict=True)):
-        signs[row] = 1 if draw < 0.5 - (total @ diff) / (2 * c) else -1
-        total += signs[row] * diff
-    return total, signs
 
 
 def sketch(vectors, size, signs):
