@@ -41,14 +41,6 @@ def next_orders(vectors, orders):
 # --- Algorithm 2 ---------------------------------------------------------------------
 
 
-def test_pair_balance_by_hand():
-    total, signs = pair_balance(np.zeros(2), np.array([[1.0, 0], [3, 0], [0, 1], [1, 1]]))
-    # 0 -> (1,0); <r,z>=3 -> minus: (-2,0); 0 -> (-2,1); <r,z>=-1 -> plus: (-1,2)
-    assert signs.tolist() == [1, -1, 1, 1]
-    assert signs.dtype == np.int8
-    assert total.tolist() == [-1.0, 2.0]
-
-
 @pytest.mark.parametrize("scale", [2.0**-20, 1.0, 2.0**40])
 @pytest.mark.parametrize("seed", range(5))
 def test_pair_balance_takes_the_shorter_sum(seed, scale):
@@ -66,8 +58,8 @@ def test_pair_balance_copies_and_keeps_dtype(dtype):
     start, diffs = np.ones(3, dtype), np.full((4, 3), 2, dtype)
     start.setflags(write=False)
     diffs.setflags(write=False)
-    total, _ = pair_balance(start, diffs)
-    assert total.dtype == dtype
+    total, signs = pair_balance(start, diffs)
+    assert (total.dtype, signs.dtype) == (dtype, np.int8)
     assert not np.shares_memory(total, start)
     assert pair_balance(np.zeros(3, np.float16), diffs.astype(np.float16))[0].dtype == np.float32
 
@@ -89,17 +81,12 @@ def test_orders_are_the_oracles(shape, dtype):
 
 def test_bound_halves_to_a_floor():
     vectors, orders = vectors_of(16, 1024), shuffled(16, 1024)
-    apart = orders.copy()
     bounds = [herding_bound(vectors, orders)]
     for _ in range(8):
         orders = next_orders(vectors, orders)
-        apart = np.concatenate(
-            [next_orders(vectors[i : i + 1], o[None]) for i, o in enumerate(apart)]
-        )
         bounds.append(herding_bound(vectors, orders))
     assert 0.4 < bounds[1] / bounds[0] < 0.6
     assert bounds[-1] < 3.0
-    assert bounds[-1] < 0.45 * herding_bound(vectors, apart)
 
 
 # --- groups --------------------------------------------------------------------------

@@ -77,28 +77,6 @@ def test_own_orders_follow_gradients(method, unit):
         assert run_pass(sampler, gradients) == np.concatenate(examples).tolist()
 
 
-def test_two_nodes_and_a_server_through_sketches():
-    size, server = Terms(sketch_size=64, sketch_seed=9), OrderServer()
-    gradients = torch.randn(2, 128, 500, generator=torch.Generator().manual_seed(0))
-    gradients -= gradients.mean(dim=(0, 1))
-    gradients[..., :4] *= 20  # most of it happens in few directions
-    nodes = [OrderedSampler(128, 1, seed=s) for s in range(2)]
-    bounds = []
-    for number in range(8):
-        terms, visited, reports = size._replace(server_round=number), [], {}
-        for i, node in enumerate(nodes):
-            node.follow(write_instruction(terms, server.answer(f"node-{i}")))
-            visited.append(run_pass(node, gradients[i]))
-            record = node.report()
-            assert len(record[keys.VECTORS]) == 64 * 64 * 2
-            reports[f"node-{i}"] = read_report(record, terms)
-        server.receive(reports)
-        both = sum(g[v] for g, v in zip(gradients, visited, strict=True))
-        bounds.append(float(torch.cumsum(both, dim=0).abs().max()))
-    assert bounds[-1] < 0.35 * bounds[0]
-    assert nodes[0].node_order.version == 7
-
-
 def test_without_a_server_the_order_stays():
     sampler, gradients = OrderedSampler(12, 2), torch.randn(12, 3)
     sampler.follow({})

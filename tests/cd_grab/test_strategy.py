@@ -22,7 +22,7 @@ from flwr_hetero.cd_grab.sampler import OrderedSampler
 from flwr_hetero.cd_grab.wire import Report, write_report
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, HerdingMeter, TiFL
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, HerdingMeter
 
 
 def nodes_of(grid):
@@ -132,33 +132,6 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
     assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
 
 
-def test_nodes_at_another_pace_are_ungrouped():
-    profiles = [DeviceProfile()] * 3 + [DeviceProfile(compute_factor=0.3)]
-    strategy = BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8, high_loss_fraction=None)
-    rounds = Rounds(strategy, grid_of([16] * 4, profiles=profiles), 6)
-    assert rounds.reasons() == []
-    assert list(strategy.round_info()["num-steps"].values()) == [8, 8, 8, 2]
-    groups = [state.group for state in strategy.inner.server.states.values()]
-    assert groups == [{"node-0", "node-1", "node-2"}] * 3 + [{"node-3"}]
-    assert sum(rounds.of("cd-grab", "pairs")) > sum(rounds.of("cd-grab", "pairs-together")) > 0
-
-
-@pytest.mark.parametrize(
-    "composition",
-    [
-        lambda: TiFL(BiasedLocalSGD(CDGraB(flower.FedAdam(**NO_EVALUATION)), 6), 2, 2, interval=3),
-        lambda: CDGraB(TiFL(flower.FedMedian(**NO_EVALUATION), 3, 2, policy="uniform")),
-    ],
-)
-def test_compositions_balance_pairs(composition):
-    profiles = [DeviceProfile(), DeviceProfile(2.0)] * 3
-    rounds = Rounds(composition(), grid_of([16] * 6, profiles=profiles), 8)
-    assert np.isfinite(rounds.result.arrays["w"].numpy()).all()
-    assert rounds.result.arrays["w"].dtype == "float32"  # FedAdam alone gives float64
-    assert sum(rounds.of("cd-grab", "pairs")) > 0
-    assert rounds.reasons() == []
-
-
 # --- faults --------------------------------------------------------------------------
 
 
@@ -234,20 +207,11 @@ def test_bad_report_drops_its_reply(changes, reason):
     assert rounds.of("cd-grab", "pairs") == [12, 8, 12, 12]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {keys.WHOLE_ORDER: bytes(4 * 8), keys.FIRST_PAIR: 0},  # 0, 0, 0, ...
-        {keys.WHOLE_ORDER: np.arange(7, dtype="<i4").tobytes(), keys.FIRST_PAIR: 0},
-        {keys.SIGNS: bytes(9)},
-    ],
-    ids=["no permutation", "too short", "too many signs"],
-)
-def test_instruction_without_an_order_is_ignored(change):
+def test_instruction_without_an_order_is_ignored():
     def garble(message, context, call_next):
         third = message.content["config"]["server-round"] == 3
         if third and context.node_config["partition-id"] == 1:
-            message.content[keys.ORDER].update(change)
+            message.content[keys.ORDER].update({keys.SIGNS: bytes(9)})
         return call_next(message, context)
 
     grid = grid_of([16] * 3, mods=[garble])
@@ -278,10 +242,8 @@ def test_records_stay_outside_the_inner_strategy():
     [
         (lambda: CDGraB(mode="fast"), "mode must be one of sketched, exact"),
         (lambda: CDGraB(sketch_size=0), "sketch_size must be a whole number of at least 1"),
-        (lambda: CDGraB(sketch_size=10.5), "sketch_size must be a whole number"),
         (lambda: CDGraB(num_units=1), "num_units must be a whole number of at least 2"),
         (lambda: CDGraB(num_units=2**20 + 1), "num_units must be at most 1048576"),
-        (lambda: CDGraB(num_units=64.5), "num_units must be a whole number"),
         (lambda: CDGraB(seed=-1), "seed must be a whole number"),
         (lambda: CDGraB(seed=2**53 + 1), "seed must be at most 9007199254740992"),
         (lambda: CDGraB(ArrayRecord()), "strategy must be a flwr"),
