@@ -158,12 +158,13 @@ def run_claim(
             scalars = {k: v for k, v in line["metrics"].items() if isinstance(v, int | float)}
             shown = ", ".join(f"{k} {v:.5g}" for k, v in list(scalars.items())[:6])
             print(f"{Run(line['case']).label}, seed {line['seed']}: {shown}", flush=True)
+    print(f"nothing left to do: {len(lines)} lines in {out}")
 
 
 def missing(runs: Iterable[Run], lines: list[Line], patterns: Sequence[str]) -> list[Run]:
     """Return the runs that are asked for and have no line, each once."""
     done = {key_of(line) for line in lines}
-    wanted = [pattern if "/" in pattern else f"{pattern}/*" for pattern in patterns]
+    wanted = [form for pattern in patterns for form in (pattern, f"{pattern}/*")]
     found = {run.key: run for run in runs if any(fnmatch(run.label, one) for one in wanted)}
     return [run for key, run in found.items() if key not in done]
 

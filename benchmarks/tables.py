@@ -79,9 +79,9 @@ def spread(values: Sequence[float], form: str = ".3g", deviation: str = ".2g") -
     return text + (f" ({missed} of {len(values)} never)" if missed else "")
 
 
-def extent(values: Sequence[float], form: str = "{:.2f}", middle: float | None = None) -> str:
-    """Write a mean (or another middle) with its extremes in brackets."""
-    text = form.format(mean(values) if middle is None else middle)
+def extent(values: Sequence[float], form: str = "{:.2f}") -> str:
+    """Write a mean with its extremes in brackets."""
+    text = form.format(mean(values))
     if len(values) == 1:
         return text
     return f"{text} ({form.format(min(values))} to {form.format(max(values))})"

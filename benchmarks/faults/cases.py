@@ -196,7 +196,7 @@ def emulated(work: float, rounds: int) -> dict[str, float]:
 
 
 def predict(folder: Path, work: float, rounds: int) -> list[Found]:
-    """Return per device what the emulated fleet foretells and what the real one takes."""
+    """Return per device what the emulated fleet predicts and what the real one takes."""
     predicted = emulated(work, 60)
     fleet = RealFleet(folder / "fleet", scenarios.QUICK)
     fleet.up([DeviceProfile(share) for share in SHARES.values()], cpu=max(SHARES.values()))

@@ -89,8 +89,8 @@ def server_app_killed(fleet: RealFleet, folder: Path, after_round: int = 2) -> d
     run.start(resume=True).wait_round(reached + 1)
     redone_s = round(time.monotonic() - start_s, 1)
     history = run.finish()
-    facts = {"killed_after": reached, "redone_s": redone_s}
-    return {"history": history, **losses(history, 6), **facts}
+    info = {"killed_after": reached, "redone_s": redone_s}
+    return {"history": history, **losses(history, 6), **info}
 
 
 def superlink_restarted(fleet: RealFleet, folder: Path) -> dict:
@@ -107,8 +107,8 @@ def superlink_restarted(fleet: RealFleet, folder: Path) -> dict:
     run.start(resume=True).wait_round(reached + 1)
     redone_s = round(time.monotonic() - start_s, 1)
     history = run.finish()
-    facts = {"killed_after": reached, "back_s": back_s, "redone_s": redone_s}
-    return {"history": history, **losses(history, 6), **facts}
+    info = {"killed_after": reached, "back_s": back_s, "redone_s": redone_s}
+    return {"history": history, **losses(history, 6), **info}
 
 
 def _send(pids: list[int], signal_number: int) -> None:

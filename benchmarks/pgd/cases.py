@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.bench import Data, Options, Run
 from benchmarks.pgd import costs, scaling, training
-from benchmarks.pgd.report import best_rate, is_unbiased
+from benchmarks.pgd.curves import best_rate, is_unbiased
 from benchmarks.tables import Case, Line, of
 
 SETTINGS = {"part": 1.0, "repeats": 5, "turns": 80, "rounds": 60}

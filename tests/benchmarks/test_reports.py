@@ -8,7 +8,7 @@ import pytest
 from benchmarks import bench
 from benchmarks.headline import report as headline
 from benchmarks.mercury import report as mercury
-from benchmarks.pgd import report as pgd
+from benchmarks.pgd import curves as pgd
 from benchmarks.tifl import report as tifl
 
 
