@@ -25,10 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fleet(words[1:], "flwr-hetero fleet")
     options = _parser().parse_args(words)
     try:
-        if options.command == "report":
-            _report(options.directories)
-        else:
-            _compare(options)
+        options.run(options)
     except (ValueError, OSError) as error:
         print(f"flwr-hetero: error: {error}", file=sys.stderr)
         return 2
@@ -48,11 +45,15 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report", help="rebuild report.html and the plots of runs", description=_report.__doc__
     )
-    report.add_argument("directories", nargs="+", metavar="DIR", help="run directory (output-dir)")
+    report.set_defaults(run=_report)
     compare = commands.add_parser(
         "compare", help="show several runs on one axis", description=_compare.__doc__
     )
-    compare.add_argument("directories", nargs="+", metavar="DIR", help="run directory (output-dir)")
+    compare.set_defaults(run=_compare)
+    for command in (report, compare):
+        command.add_argument(
+            "directories", nargs="+", metavar="DIR", help="run directory (output-dir)"
+        )
     compare.add_argument(
         "--metric",
         help="what to compare, such as accuracy or herding/herding-bound (default: "
@@ -91,11 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(directories: Sequence[str]) -> None:
+def _report(options: argparse.Namespace) -> None:
     """Rebuild report.html and the plots of one or more runs from their histories."""
     from flwr_hetero.report.page import write_report
 
-    for directory in directories:
+    for directory in options.directories:
         print(write_report(directory))
 
 

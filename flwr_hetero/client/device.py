@@ -2,7 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass, fields
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -93,38 +93,27 @@ def transfer_time_s(profile: DeviceProfile, bytes_down: float, bytes_up: float) 
     return 8e-6 * (bytes_down / profile.downlink_mbps + bytes_up / profile.uplink_mbps)
 
 
-PAPER_5_CPU_SHARES = (4.0, 2.0, 1.0, 0.5, 0.1)
-"""TiFL, section 5.1: five equal groups of clients by CPUs."""
-GPU_CPU_GAP = 32.0
-"""Biased local SGD, section 5.1: the widest gap, gamma = 1/32."""
-WIFI_MBPS = (10, 50, 100, 200)
-"""Mercury, section 6.2: the bandwidths of its test bed, both ways."""
 WIFI_SECONDS_PER_EXAMPLE = 3e-5
 """Such that the small CNN for 28x28 images (82 kB) computes and transfers in the ratio of the
 paper's ResNet-18 (45 MB; on a Jetson TX1 about half a second per batch of 32)."""
 
-NAMED_FLEETS: dict[str, tuple[DeviceProfile, ...]] = {
-    "uniform": (DeviceProfile(name="reference"),),
-    "paper-5": tuple(
-        DeviceProfile(compute_factor=share, name=f"{share:g} CPU") for share in PAPER_5_CPU_SHARES
-    ),
-    "gpu-cpu": (
-        *[DeviceProfile(compute_factor=GPU_CPU_GAP, name="GPU")] * 4,
-        DeviceProfile(name="CPU"),
-    ),
-    **{
-        f"wifi-{mbps}": (
-            DeviceProfile(
-                uplink_mbps=mbps,
-                downlink_mbps=mbps,
-                seconds_per_example=WIFI_SECONDS_PER_EXAMPLE,
-                name=f"{mbps} Mbit/s",
-            ),
-        )
-        for mbps in WIFI_MBPS
-    },
+NAMED_FLEETS: dict[str, list[tuple[DeviceProfile, float]]] = {
+    "uniform": [(DeviceProfile(name="reference"), 1)],
+    # TiFL, section 5.1: five equal groups of clients by CPUs
+    "paper-5": [
+        (DeviceProfile(cpus, name=f"{cpus:g} CPU"), 1) for cpus in (4.0, 2.0, 1.0, 0.5, 0.1)
+    ],
+    # Biased local SGD, section 5.1: the widest gap, gamma = 1/32
+    "gpu-cpu": [(DeviceProfile(32.0, name="GPU"), 4), (DeviceProfile(name="CPU"), 1)],
 }
-"""Name to equally large groups of devices."""
+for _mbps in (10, 50, 100, 200):  # Mercury, section 6.2: the bandwidths of its test bed, both ways
+    _wifi = DeviceProfile(
+        uplink_mbps=_mbps,
+        downlink_mbps=_mbps,
+        seconds_per_example=WIFI_SECONDS_PER_EXAMPLE,
+        name=f"{_mbps} Mbit/s",
+    )
+    NAMED_FLEETS[f"wifi-{_mbps}"] = [(_wifi, 1)]
 
 
 def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
@@ -155,26 +144,13 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
     [4.0, 4.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
     """
     check_count("num_nodes", num_nodes, 1)
-    if fleet in NAMED_FLEETS:
-        groups = [(device, 1.0) for device in NAMED_FLEETS[fleet]]
-    else:
-        groups = _read_fleet(fleet)
-    kinds = [
-        (kind, sum(share for _, share in same))
-        for kind, same in groupby(groups, key=lambda group: group[0])
-    ]
-    sizes = _group_sizes([share for _, share in kinds], num_nodes)
-    return [kind for (kind, _), size in zip(kinds, sizes, strict=True) for _ in range(size)]
-
-
-def _group_sizes(shares: list[float], num_nodes: int) -> list[int]:
-    """Round shares of the nodes to whole numbers; none is 0 if there are nodes enough."""
+    kinds, shares = zip(*(NAMED_FLEETS.get(fleet) or _read_fleet(fleet)), strict=True)
     ends = [round(num_nodes * end / sum(shares)) for end in accumulate(shares)]
     sizes = [end - start for start, end in pairwise([0, *ends])]
     while num_nodes >= len(sizes) and 0 in sizes:
         sizes[sizes.index(max(sizes))] -= 1
         sizes[sizes.index(0)] += 1
-    return sizes
+    return [kind for kind, size in zip(kinds, sizes, strict=True) for _ in range(size)]
 
 
 def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
@@ -194,11 +170,11 @@ def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
 
 
 def _read_device(table: dict[str, Any]) -> tuple[DeviceProfile, float]:
-    known = {field.name for field in fields(DeviceProfile)}
+    known = {"share", *(field.name for field in fields(DeviceProfile))}
     settings = {key.replace("-", "_"): value for key, value in table.items()}
     share = check_number("share", settings.pop("share", 1.0), "(0, inf)")
     for key, value in settings.items():
-        check_choice("[[device]]", key, sorted(known | {"share"}))
+        check_choice("[[device]]", key, sorted(known))
         if isinstance(value, str) != (key == "name"):
             raise invalid(key, value, "be text" if key == "name" else "be a number")
     return DeviceProfile(**settings), share

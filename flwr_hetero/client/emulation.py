@@ -39,16 +39,14 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
     partition = int(context.node_config[keys.PARTITION_ID])
     profile = _profiles(fleet, int(context.node_config["num-partitions"]))[partition]
     rng = device_rng(int(context.run_config.get("seed", 0)), partition, message)
-    if not is_available(profile, rng):
-        return unavailable(message)
+    if away := reply_if_away(message, profile, rng):
+        return away
     reply = call_next(message, context)
     stamp(message, reply, context, profile, rng)
     return reply
 
 
-@lru_cache(maxsize=8)
-def _profiles(fleet: str, num_nodes: int) -> list[DeviceProfile]:
-    return named_fleet(fleet, num_nodes)
+_profiles = lru_cache(maxsize=8)(named_fleet)
 
 
 def in_simulation() -> bool:
@@ -59,9 +57,8 @@ def in_simulation() -> bool:
 
 def is_emulated(context: Context) -> bool:
     """Return whether a node's times come from a device profile, so that it need not be timed."""
-    if context.node_config.get(keys.EMULATED) is True:
-        return True
-    return str(context.run_config.get("fleet", REAL)) != REAL and in_simulation()
+    in_emulation = str(context.run_config.get("fleet", REAL)) != REAL and in_simulation()
+    return in_emulation or context.node_config.get(keys.EMULATED) is True
 
 
 def device_rng(seed: int, partition: int, message: Message) -> np.random.Generator:
@@ -80,13 +77,12 @@ def in_config(message: Message, key: str) -> int:
     return 0
 
 
-def is_available(profile: DeviceProfile, rng: np.random.Generator) -> bool:
-    """Draw whether a device answers."""
-    return float(rng.random()) < profile.availability
-
-
-def unavailable(message: Message) -> Message:
-    """Answer for a device that is away."""
+def reply_if_away(
+    message: Message, profile: DeviceProfile, rng: np.random.Generator
+) -> Message | None:
+    """Draw whether a device is away; return the error that is its answer then."""
+    if float(rng.random()) < profile.availability:
+        return None
     return Message(Error(NODE_UNAVAILABLE, "the emulated device is away"), reply_to=message)
 
 

@@ -1,10 +1,9 @@
 """Measured time of a ClientApp, and what a node knows of its own round (Mercury, section 4.3)."""
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite, nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
@@ -67,21 +66,19 @@ def read_pace(context: Context) -> Pace | None:
 
 
 def note_pace(context: Context, idle_s: float, example_s: float) -> None:
-    """Update a node's pace by one round; NaN where nothing was observed."""
-    record = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
-    known = keys.IDLE_TIME in record
-    for key, new in ((keys.IDLE_TIME, idle_s), (keys.EXAMPLE_TIME, example_s)):
-        record[key] = smooth(read_number(record, key, 0.0) if known else None, new)
+    r"""Update a node's pace by one round; NaN where nothing was observed.
 
-
-def smooth(old: float | None, new: float) -> float:
-    r"""Update a moving average that follows a change within a few rounds; bad values are skipped.
+    A moving average that follows a change within a few rounds; bad values are skipped.
 
     .. math:: \bar x \leftarrow (\bar x + x) / 2
     """
-    if not (isfinite(new) and new >= 0.0):
-        return old or 0.0
-    return new if old is None else 0.5 * old + 0.5 * new
+    record = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
+    known = keys.IDLE_TIME in record
+    for key, new in ((keys.IDLE_TIME, idle_s), (keys.EXAMPLE_TIME, example_s)):
+        old = read_number(record, key, 0.0)
+        observed = isfinite(new) and new >= 0.0
+        average = 0.5 * old + 0.5 * new if known else new
+        record[key] = average if observed else old
 
 
 def _observe_round(context: Context, message: Message, start_s: float, end_s: float) -> None:
@@ -102,19 +99,11 @@ def device_info() -> dict[str, str | float]:
         return {}
     info: dict[str, str | float] = {}
     with suppress(Exception), jtop() as board:  # whatever fails there, training goes on
-        for name, read in _READERS.items():
-            with suppress(Exception):
-                info[name] = read(board)
+        with suppress(Exception):
+            info["model"] = str(board.board["hardware"]["Model"])
+        with suppress(Exception):
+            info["power-mode"] = str(board.nvpmodel)
+        with suppress(Exception):
+            celsius = [float(sensor["temp"]) for sensor in board.temperature.values()]
+            info["temperature-c"] = max(c for c in celsius if isfinite(c) and c > -100)  # -256: off
     return info
-
-
-def _temperature_c(board: Any) -> float:
-    sensors = [float(sensor["temp"]) for sensor in board.temperature.values()]
-    return max(celsius for celsius in sensors if isfinite(celsius) and celsius > -100)  # -256: off
-
-
-_READERS: dict[str, Callable[[Any], str | float]] = {
-    "model": lambda board: str(board.board["hardware"]["Model"]),
-    "power-mode": lambda board: str(board.nvpmodel),
-    "temperature-c": _temperature_c,
-}

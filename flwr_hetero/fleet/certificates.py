@@ -26,14 +26,14 @@ _PEM = serialization.Encoding.PEM
 _CURVE = ec.SECP384R1
 
 
-def make_authority(folder: Path, days: int = CA_DAYS) -> None:
+def make_authority(folder: Path) -> None:
     """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` to be kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_absent(folder / CA_CERTIFICATE, folder / CA_KEY)
     key = ec.generate_private_key(_CURVE())
     name = _name("flwr-hetero fleet authority")
     certificate = (
-        _builder(name, name, key.public_key(), days)
+        _builder(name, name, key.public_key(), CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA384())
@@ -49,6 +49,7 @@ def has_authority(folder: Path) -> bool:
 
 def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERVER_DAYS) -> None:
     """Make the SuperLink's key and certificate, signed by the authority in the same folder."""
+    check_count("days", days, 1)
     names = list(dict.fromkeys(hosts))
     if not names:
         raise invalid("hosts", names, "name the SuperLink", "pass the names that devices dial")
@@ -66,12 +67,10 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
         )
         .sign(issuer_key, hashes.SHA384())
     )
-    for name, content in (
-        (SERVER_KEY, _private_pem(key)),
-        (SERVER_CERTIFICATE, certificate.public_bytes(_PEM)),
-    ):
+    for name in (SERVER_KEY, SERVER_CERTIFICATE):
         (folder / name).unlink(missing_ok=True)
-        _write_new(folder / name, content, secret=name == SERVER_KEY)
+    _write_new(folder / SERVER_KEY, _private_pem(key), secret=True)
+    _write_new(folder / SERVER_CERTIFICATE, certificate.public_bytes(_PEM))
 
 
 def make_node_key(folder: Path, node: str) -> None:
@@ -94,7 +93,6 @@ def make_node_key(folder: Path, node: str) -> None:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    check_count("days", days, 1)
     start = datetime.now(UTC) - CLOCK_SKEW
     return (
         x509.CertificateBuilder()
@@ -113,8 +111,7 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
         certificate = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
         key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
     except (OSError, ValueError) as error:
-        both = f"put {CA_CERTIFICATE} and {CA_KEY} there"
-        hint = both if has_authority(folder) else "make one first"
+        hint = f"put {CA_CERTIFICATE} and {CA_KEY} there"
         raise invalid("folder", str(folder), f"hold an authority ({error})", hint) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise invalid("folder", str(folder), "hold an elliptic authority key")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import certificates
-from flwr_hetero.fleet.fleet_file import SuperNodeSpec
 from flwr_hetero.fleet.real_fleet import RealFleet
 
 DEFAULT_FOLDER = "~/flwr-hetero-fleet"
@@ -90,15 +89,10 @@ def _status(options: argparse.Namespace) -> None:
     for node in file.nodes:
         state = "ended" if not fleet.is_alive(node.pid) else "starting or cut off"
         state = "online" if node.name in online else state
-        print(f"{node.name:<10} {state:<8} {_limits(node)}")
-
-
-def _limits(node: SuperNodeSpec) -> str:
-    cpu = "no limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"
-    speeds = (("up", node.uplink_mbps), ("down", node.downlink_mbps))
-    return ", ".join(
-        [cpu, *(f"{name} {mbps:g} Mbit/s" for name, mbps in speeds if not isinf(mbps))]
-    )
+        cpu = "no limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"
+        speeds = {"up": node.uplink_mbps, "down": node.downlink_mbps}
+        links = [f", {name} {mbps:g} Mbit/s" for name, mbps in speeds.items() if not isinf(mbps)]
+        print(f"{node.name:<10} {state:<8} {cpu}{''.join(links)}")
 
 
 def _down(options: argparse.Namespace) -> None:

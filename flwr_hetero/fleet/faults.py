@@ -1,15 +1,19 @@
 """Faults to inject into an emulated fleet: what nodes do wrong, when, and which."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, RecordDict
 
 from flwr_hetero.errors import check_choice
 
 Kind = Literal["dies", "errs", "late", "garbage"]
+CORRUPTIONS = (
+    *("nan", "shape", "bytes", "missing-array", "extra-array", "no-arrays"),
+    *("no-metrics", "extra-metric", "nan-weight", "negative-weight"),
+)
+"""What :func:`corrupt` can do to a reply."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Fault:
     delay_s : float
         For "late", in seconds.
     corrupt : str
-        For "garbage": a name in ``CORRUPTIONS``.
+        For "garbage": one of ``CORRUPTIONS``.
     message_type : str
         Only messages whose type starts with this.
 
@@ -68,66 +72,33 @@ class Fault:
         )
 
 
-def _arrays(content: RecordDict) -> ArrayRecord:
-    return next(iter(content.array_records.values()))
-
-
-def _metrics(content: RecordDict) -> MetricRecord:
-    return next(iter(content.metric_records.values()))
-
-
-def _in_first_array(change: Callable[[Array], Array | None]) -> Callable[[RecordDict], None]:
-    """Replace the first array of a reply, or remove it."""
-
-    def corrupt(content: RecordDict) -> None:
-        arrays = _arrays(content)
-        key = next(iter(arrays))
-        new = change(arrays[key])
-        if new is None:
-            del arrays[key]
-        else:
-            arrays[key] = new
-
-    return corrupt
-
-
-def _with_nan(array: Array) -> Array:
-    values = array.numpy().astype(np.float32)
-    values.flat[0] = np.nan
-    return Array(values)
-
-
-def _with_array(content: RecordDict) -> None:
-    _arrays(content)["unknown"] = Array(np.zeros(1, dtype=np.float32))
-
-
-def _without_arrays(content: RecordDict) -> None:
-    del content[next(iter(content.array_records))]
-
-
-def _without_metrics(content: RecordDict) -> None:
-    del content[next(iter(content.metric_records))]
-
-
-def _with_metric(name: str, value: float) -> Callable[[RecordDict], None]:
-    def corrupt(content: RecordDict) -> None:
-        _metrics(content)[name] = value
-
-    return corrupt
-
-
-CORRUPTIONS: dict[str, Callable[[RecordDict], None]] = {
-    "nan": _in_first_array(_with_nan),
-    "shape": _in_first_array(lambda array: Array(np.zeros((2, 3, 1), dtype=np.float32))),
-    "bytes": _in_first_array(
-        lambda array: Array(array.dtype, array.shape, array.stype, b"not an array")
-    ),
-    "missing-array": _in_first_array(lambda array: None),
-    "extra-array": _with_array,
-    "no-arrays": _without_arrays,
-    "no-metrics": _without_metrics,
-    "extra-metric": _with_metric("unknown", 1.0),
-    "nan-weight": _with_metric("num-examples", float("nan")),
-    "negative-weight": _with_metric("num-examples", -1.0),
-}
-"""Name to a function that corrupts a reply in place; StopIteration: there is nothing to corrupt."""
+def corrupt(content: RecordDict, how: str) -> None:
+    """Corrupt a reply in place; without what is to be corrupted it stays, or StopIteration."""
+    for name, arrays in [*content.array_records.items()][:1]:
+        first = next(iter(arrays))
+        match how:
+            case "nan":
+                values = arrays[first].numpy().astype(np.float32)
+                values.flat[0] = np.nan
+                arrays[first] = Array(values)
+            case "shape":
+                arrays[first] = Array(np.zeros((2, 3, 1), dtype=np.float32))
+            case "bytes":
+                old = arrays[first]
+                arrays[first] = Array(old.dtype, old.shape, old.stype, b"not an array")
+            case "missing-array":
+                del arrays[first]
+            case "extra-array":
+                arrays["unknown"] = Array(np.zeros(1, dtype=np.float32))
+            case "no-arrays":
+                del content[name]
+    for name, metrics in [*content.metric_records.items()][:1]:
+        match how:
+            case "no-metrics":
+                del content[name]
+            case "extra-metric":
+                metrics["unknown"] = 1.0
+            case "nan-weight":
+                metrics["num-examples"] = float("nan")
+            case "negative-weight":
+                metrics["num-examples"] = -1.0

@@ -20,9 +20,9 @@ from flwr_hetero._flwr import (
     set_message_id,
 )
 from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.client.emulation import device_rng, in_config, is_available, stamp, unavailable
+from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
 from flwr_hetero.errors import invalid
-from flwr_hetero.fleet.faults import CORRUPTIONS, Fault
+from flwr_hetero.fleet.faults import Fault, corrupt
 
 FIRST_NODE_ID = 1_000
 POLL_S = 0.1
@@ -48,8 +48,8 @@ class LocalNode:
         faults = [fault for fault in faults if fault.hits(partition, server_round, kind)]
         if any(fault.kind == "dies" for fault in faults):
             return inf, None
-        if not is_available(self.profile, rng):
-            return now_s, unavailable(message)
+        if away := reply_if_away(message, self.profile, rng):
+            return now_s, away
         reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
         latency_s = sum(fault.delay_s for fault in faults if fault.kind == "late")
@@ -62,7 +62,9 @@ class LocalNode:
     def _run(self, message: Message, client_app: ClientApp, faults: list[Fault]) -> Message:
         if any(fault.kind == "errs" for fault in faults):
             return Message(Error(CLIENT_APP_RAISED, "injected error"), reply_to=message)
-        private = Message(_copy(message.content), metadata=message.metadata)  # type: ignore[call-overload]
+        records: dict[str, Any] = dict(message.content.items())
+        copy = RecordDict({name: type(record)(dict(record)) for name, record in records.items()})
+        private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply = client_app(private, self.context)
         except Exception as error:  # any error of a ClientApp becomes its reply, as in Flower
@@ -71,33 +73,16 @@ class LocalNode:
         for fault in faults:
             if fault.kind == "garbage" and reply.has_content():
                 with suppress(StopIteration):  # nothing to corrupt
-                    CORRUPTIONS[fault.corrupt](reply.content)
+                    corrupt(reply.content, fault.corrupt)
         return reply
-
-
-def _copy(content: RecordDict) -> RecordDict:
-    copy = RecordDict()
-    for name, record in content.items():
-        kind: Any = type(record)
-        copy[name] = kind(dict(record.items()))
-    return copy
-
-
-@dataclass
-class _Pending:
-    """A reply on its way; None if the node never answers."""
-
-    arrival_s: float
-    reply: Message | None
 
 
 @dataclass
 class _Traffic:
-    """Messages sent and replies delivered so far, and those between."""
+    """Number of messages sent so far; arrival and reply (None: never) of those not collected."""
 
     asked: int = 0
-    answered: int = 0
-    pending: dict[str, _Pending] = field(default_factory=dict)
+    pending: dict[str, tuple[float, Message | None]] = field(default_factory=dict)
 
 
 class LocalGrid(Grid):
@@ -237,7 +222,17 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send instructions to the nodes; return their message ids."""
-        return [self._push(message) for message in messages]
+        ids = []
+        for message in messages:
+            self.traffic.asked += 1
+            message_id = f"{self.traffic.asked:08d}"
+            set_message_id(message, message_id)
+            arrival_s, reply = self._answer(message)
+            if reply is not None:
+                set_message_id(reply, f"{message_id}-reply")
+            self.traffic.pending[message_id] = arrival_s, reply
+            ids.append(message_id)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``."""
@@ -273,10 +268,11 @@ class LocalGrid(Grid):
         list of Message
             In order of arrival. Replies that come later can still be pulled.
         """
-        ids, pending, now_s = set(message_ids), self.traffic.pending, self.virtual_time_s
+        now_s = self.virtual_time_s
         deadline_s = inf if timeout is None else now_s + timeout
-        arrivals = sorted(pending[i].arrival_s for i in ids)
-        good = sorted(pending[i].arrival_s for i in ids if _is_good(pending[i].reply))
+        pending = {i: self.traffic.pending[i] for i in message_ids}
+        arrivals = [arrival_s for arrival_s, _ in pending.values()]
+        good = sorted(at_s for at_s, reply in pending.values() if reply and reply.has_content())
         in_time = [arrival_s for arrival_s in arrivals if arrival_s <= deadline_s]
         if enough is not None and len(good) >= enough and good[enough - 1] <= deadline_s:
             until_s = good[enough - 1]
@@ -285,21 +281,11 @@ class LocalGrid(Grid):
         else:
             until_s = max((arrival_s for arrival_s in in_time if arrival_s < inf), default=now_s)
         self.virtual_time_s = max(now_s, until_s)
-        return self._collect(ids, min(deadline_s, self.virtual_time_s))
+        return self._collect(set(pending), min(deadline_s, self.virtual_time_s))
 
-    def _push(self, message: Message) -> str:
-        self.traffic.asked += 1
-        message_id = f"{self.traffic.asked:08d}"
-        set_message_id(message, message_id)
-        arrival_s, reply = self._answer(message, message.metadata.dst_node_id)
-        if reply is not None:
-            set_message_id(reply, f"{message_id}-reply")
-        self.traffic.pending[message_id] = _Pending(arrival_s, reply)
-        return message_id
-
-    def _answer(self, message: Message, node_id: int) -> tuple[float, Message | None]:
+    def _answer(self, message: Message) -> tuple[float, Message | None]:
         """Return when a node's reply arrives, and the reply; None if it sends none."""
-        now_s = self.virtual_time_s
+        now_s, node_id = self.virtual_time_s, message.metadata.dst_node_id
         if node_id in self._online:
             node = self._nodes[node_id]
             return node.answer(message, self.client_app, self.seed, self.faults, now_s)
@@ -308,12 +294,6 @@ class LocalGrid(Grid):
 
     def _collect(self, ids: set[str], until_s: float) -> list[Message]:
         pending = self.traffic.pending
-        arrived = sorted(
-            (p.arrival_s, i) for i in ids if (p := pending.get(i)) and p.arrival_s <= until_s
-        )
-        self.traffic.answered += len(arrived)
-        return [reply for _, i in arrived if (reply := pending.pop(i).reply) is not None]
-
-
-def _is_good(reply: Message | None) -> bool:
-    return reply is not None and reply.has_content()
+        arrived = sorted((pending[i][0], i) for i in ids & pending.keys())
+        replies = [pending.pop(i)[1] for arrival_s, i in arrived if arrival_s <= until_s]
+        return [reply for reply in replies if reply is not None]

@@ -15,16 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from urllib.request import getproxies, proxy_bypass
 
-from flwr_hetero.fleet.certificates import (
-    CA_CERTIFICATE,
-    SERVER_CERTIFICATE,
-    SERVER_KEY,
-    make_authority,
-    make_node_key,
-    make_server_certificate,
-)
+from flwr_hetero.fleet import certificates
+from flwr_hetero.fleet.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 from flwr_hetero.fleet.fleet_file import HOST, FleetFile, SuperNodeSpec
 
 TAG = "FLWR_HETERO_FLEET"
@@ -138,10 +131,10 @@ def prepare(folder: Path, fleet: FleetFile) -> None:
     for name in ("logs", "home", "homes"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     keys = folder / "keys"
-    make_authority(keys)
-    make_server_certificate(keys, [HOST, "localhost"])
+    certificates.make_authority(keys)
+    certificates.make_server_certificate(keys, [HOST, "localhost"])
     for node in fleet.nodes:
-        make_node_key(keys, node.name)
+        certificates.make_node_key(keys, node.name)
     (folder / "home" / "config.toml").write_text(
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         f'address = "{fleet.address}"\nroot-certificates = "{keys / CA_CERTIFICATE}"\n',
@@ -196,11 +189,6 @@ def no_proxy() -> dict[str, str]:
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = ",".join(filter(None, [own, HOST, "localhost"]))
     return {"NO_PROXY": hosts, "no_proxy": hosts}
-
-
-def is_behind_proxy() -> bool:
-    """Return whether programs started in this environment reach this machine through a proxy."""
-    return bool(getproxies().keys() - {"no"}) and not proxy_bypass(HOST)
 
 
 def free_ports(count: int) -> list[int]:

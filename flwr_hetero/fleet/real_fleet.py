@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from urllib.request import getproxies, proxy_bypass
 
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import invalid
 from flwr_hetero.fleet import processes
-from flwr_hetero.fleet.fleet_file import DRAFT, FILE, FleetFile, SuperNodeSpec, specs_of
+from flwr_hetero.fleet.fleet_file import DRAFT, FILE, HOST, FleetFile, SuperNodeSpec, specs_of
 
 START_S = 120.0
 """Seconds that a process may take to come up."""
@@ -117,7 +118,10 @@ class RealFleet:
             say(f"registering {len(nodes)} SuperNodes")
             self._register(nodes)
             say("starting them and waiting until they are online")
-            self._start_throttle()
+            if fleet.needs_throttle:
+                command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
+                pid = self._start("throttle", command)
+                replace(self.file, throttle_pid=pid).save(self.folder)
             for node in nodes:
                 self.start_node(node.name)
             self.wait_online([node.name for node in nodes])
@@ -180,13 +184,13 @@ class RealFleet:
             check=False,
         )
 
-    def run_line(self, app: str = "apps/tifl") -> str:
-        """Return the shell line that runs an app on this fleet."""
+    def run_line(self) -> str:
+        """Return a shell line that runs an app on this fleet."""
         settings = {"FLWR_HOME": str(self.folder / "home")}
-        if processes.is_behind_proxy():
+        if getproxies().keys() - {"no"} and not proxy_bypass(HOST):
             settings["no_proxy"] = processes.no_proxy()["no_proxy"]
         words = " ".join(f"{name}={quote(value)}" for name, value in settings.items())
-        return f"{words} flwr run {quote(app)} {processes.CONNECTION} --stream"
+        return f"{words} flwr run apps/tifl {processes.CONNECTION} --stream"
 
     def online(self) -> set[str]:
         """Ask the SuperLink which SuperNodes are online."""
@@ -246,14 +250,14 @@ class RealFleet:
                 self.folder.rmdir()
         return ended
 
-    def _register(self, nodes: Sequence[SuperNodeSpec], timeout_s: float = START_S) -> None:
+    def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
         """Register the public keys of SuperNodes, and keep the ids that the SuperLink gives."""
         ids = {}
         for node in nodes:
             key = str(self.folder / "keys" / f"{node.name}.pub")
             register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
             try:
-                done = self.flwr(*register, "--format", "json", timeout_s=timeout_s)
+                done = self.flwr(*register, "--format", "json", timeout_s=START_S)
                 ids[str(json.loads(done.stdout)["node-id"])] = node.name
             except subprocess.TimeoutExpired as error:
                 raise RuntimeError(f"{node.name} cannot be registered: {error}") from error
@@ -261,12 +265,6 @@ class RealFleet:
                 text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
                 raise RuntimeError(text) from error
         (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
-
-    def _start_throttle(self) -> None:
-        fleet = self.file
-        if fleet.needs_throttle:
-            command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
-            replace(fleet, throttle_pid=self._start("throttle", command)).save(self.folder)
 
     def _start(self, name: str, command: list[str]) -> int:
         environment = processes.environment(self.folder / "homes" / name) | self.settings

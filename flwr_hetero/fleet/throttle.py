@@ -68,10 +68,6 @@ class Throttle:
             send(pids, signal.SIGCONT if runs else signal.SIGSTOP)
         self._stopped = not runs
 
-    def release(self, supernode: int) -> None:
-        """Let the device's processes run freely again."""
-        send(descendants(supernode), signal.SIGCONT)
-
 
 def cpu_time_s(pid: int) -> float:
     """Return the CPU time that a process has used, finished threads included.
@@ -197,9 +193,9 @@ async def enforce(folder: Path) -> None:
                     throttle.poll(pid)
             await asyncio.sleep(POLL_S)
     finally:
-        for name, throttle in throttles.items():
+        for name in throttles:
             if has_tag(pid := fleet.node(name).pid, folder):
-                throttle.release(pid)
+                send(descendants(pid), signal.SIGCONT)
         for relay in relays.values():
             await relay.close()
 
