@@ -8,7 +8,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.client import timing as timing_module
-from flwr_hetero.client.timing import Pace, device_info, note_pace, read_pace, smooth
+from flwr_hetero.client.timing import Pace, device_info, note_pace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.strategy import TiFL
@@ -55,21 +55,18 @@ def test_pace_of_nothing_known(context):
     assert read_pace(context) == Pace(0.0, 0.0)
 
 
-def test_note_pace_learns_each_half(context):
-    note_pace(context, nan, 3.0)
-    note_pace(context, 4.0, nan)
-    assert read_pace(context) == Pace(2.0, 1.0)
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
+    ("rounds", "expected"),
     [
-        *[(None, 2.0, 2.0), (None, nan, 0.0), (None, -1.0, 0.0), (2.0, 1.0, 1.5)],
-        *[(2.0, nan, 2.0), (2.0, inf, 2.0), (2.0, -1.0, 2.0), (2.0, 0.0, 1.0)],
+        *[([(2.0, 3.0)], Pace(2.0, 1.0)), ([(nan, -1.0)], Pace(0.0, 0.0))],
+        *[([(2.0, 3.0), (1.0, 0.0)], Pace(1.5, 0.5)), ([(nan, 3.0), (4.0, nan)], Pace(2.0, 1.0))],
+        *[([(2.0, 3.0), bad], Pace(2.0, 1.0)) for bad in ((nan, nan), (inf, inf), (-1.0, -1.0))],
     ],
 )
-def test_smooth(old, new, expected):
-    assert smooth(old, new) == expected
+def test_note_pace_is_a_moving_average(context, rounds, expected):
+    for idle_s, example_s in rounds:
+        note_pace(context, idle_s, example_s)
+    assert read_pace(context) == expected
 
 
 class Board:
@@ -124,10 +121,9 @@ def test_device_info_is_in_the_history(jetson):
 
 def test_device_info_only_when_profiling(context, jetson):
     jetson(Board())
-    assert [keys.DEVICE in ask(context, kind).content for kind in ("train", "evaluate")] == [
-        False
-    ] * 2
-    assert keys.DEVICE in ask(context, keys.PROFILE_MESSAGE).content
+    kinds = ("train", "evaluate", keys.PROFILE_MESSAGE)
+    has_info = [keys.DEVICE in ask(context, kind).content for kind in kinds]
+    assert has_info == [False, False, True]
 
 
 def test_malformed_device_info_is_ignored():

@@ -31,19 +31,14 @@ def start(tmp_path):
 
 
 def test_end_finds_children_in_other_sessions(start, tmp_path):
-    pid = start(WITH_CHILD)
+    other = tmp_path / "other"
+    other.mkdir()
+    pid, stranger = start(WITH_CHILD), start(SLEEP, other)
     wait_until(lambda: len(processes.find(tmp_path)) >= 2, step_s=0.01)
     assert pid in processes.find(tmp_path)
     assert processes.end(tmp_path) == 2
     assert processes.find(tmp_path) == []
-
-
-def test_end_leaves_another_fleet_alone(start, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    pid = start(SLEEP, other)
-    assert processes.end(tmp_path) == 0
-    assert processes.has_tag(pid, other)
+    assert processes.has_tag(stranger, other)
     assert processes.end(other) == 1
 
 
@@ -69,12 +64,8 @@ def test_ended_process_has_no_tag(start, tmp_path):
     wait_until(lambda: not processes.has_tag(pid, tmp_path), step_s=0.01)
     gone = f"/proc/{pid}"  # without an environment even before it can be collected
     wait_until(lambda: not os.path.exists(gone), step_s=0.01, meanwhile=processes.collect)
-    processes.signal_one(pid, tmp_path, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("pid", [0, -1])
-def test_process_never_started_is_ignored(tmp_path, pid):
-    processes.signal_one(pid, tmp_path, signal.SIGKILL)
+    for none in (pid, 0, -1):  # ended, never started
+        processes.signal_one(none, tmp_path, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("state", ["loads", "hangs", "zombie"])

@@ -20,26 +20,15 @@ def fleet(tmp_path):
     return RealFleet(folder)
 
 
-def test_down_removes_its_own_files_only(fleet):
-    (fleet.folder / "results.txt").write_text("mine")
-    assert fleet.down() == 0
-    assert [path.name for path in fleet.folder.iterdir()] == ["results.txt"]
-
-
-@pytest.mark.parametrize(
-    "left", [(), ("state.db", "state.db-wal", "state.db-shm", "fleet.json.draft")]
-)
-def test_down_removes_an_empty_folder(fleet, left):
-    for name in left:  # by a hard end
+@pytest.mark.parametrize("foreign", [(), ("results.txt",)])
+def test_down_removes_its_own_files_only(fleet, foreign):
+    left = ("state.db", "state.db-wal", "state.db-shm", "fleet.json.draft")  # by a hard end
+    for name in (*left, *foreign):
         (fleet.folder / name).touch()
-    fleet.down()
-    assert not fleet.folder.exists()
-
-
-def test_down_ends_a_fleet_whose_file_is_torn(fleet):
-    (fleet.folder / "fleet.json").write_text("{")
+    (fleet.folder / "fleet.json").write_text("{")  # torn
     assert fleet.down() == 0
-    assert not fleet.folder.exists()
+    assert fleet.folder.exists() == bool(foreign)
+    assert tuple(path.name for path in fleet.folder.glob("*")) == foreign
 
 
 def test_up_that_fails_leaves_what_down_can_end(tmp_path, monkeypatch):
@@ -96,14 +85,11 @@ def test_run_line_can_be_typed(tmp_path, monkeypatch, settings, needed):
     assert words[-5:] == ["flwr", "run", "apps/tifl", "fleet", "--stream"]
 
 
-def test_no_node_is_online_before_registration(fleet):
-    assert fleet.online() == set()
-
-
-def test_no_node_is_online_if_the_superlink_hangs(fleet, monkeypatch):
+def test_online_nodes_are_those_the_superlink_names(fleet, monkeypatch):
     def hang(*_, timeout, **__):
         raise subprocess.TimeoutExpired("flwr", timeout)
 
+    assert fleet.online() == set()  # before registration
     (fleet.folder / "home" / "nodes.json").write_text("{}")
     monkeypatch.setattr(subprocess, "run", hang)
     assert fleet.online() == set()

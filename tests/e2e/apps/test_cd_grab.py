@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recording import history
 
 from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
@@ -88,52 +87,11 @@ def test_the_defaults_are_those_of_the_pyproject():
         ({"inner": "sgd"}, "inner must be one of fedavg"),
         ({"mode": "exact", "method": "d-rr"}, "mode must be sketched without cd-grab"),
         ({"fraction-train": 0.0}, r"fraction-train must lie in \(0, 1\]"),
-        ({"resume": True}, "output-dir must be given to resume"),
-    ],
-)
-def test_settings(config, named):
-    with pytest.raises(ValueError, match=named):
-        OrderSettings.from_run_config(config)
-
-
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
         ({"mode": "fast"}, "mode must be one of sketched, exact"),
         ({"sketch-size": 0}, "sketch_size must be a whole number of at least 1"),
         ({"num-units": 1}, "num_units must be a whole number of at least 2"),
     ],
 )
-def test_settings_of_the_method(config, named):
+def test_settings_refusals(config, named):
     with pytest.raises(ValueError, match=named):
         OrderSettings.from_run_config(config).strategy()
-
-
-# --- a real `flwr run` -----------------------------------------------------------------
-
-
-@pytest.mark.app
-@pytest.mark.nightly
-def test_four_nodes_leave_a_run_directory(flower, tmp_path):
-    out = tmp_path / "run"
-    log = flower("cd-grab", 4, num_server_rounds=6, batch_size=16, output_dir=out)
-    assert f"{out}/report.html" in log, log[-3000:]
-    rounds = history(out)
-    assert [record["round"] for record in rounds] == list(range(7))
-    assert rounds[-1]["cd-grab"]["pairs-together"] == 40
-    assert rounds[-1]["herding"]["herding-bound"] < rounds[1]["herding"]["herding-bound"]
-    assert not any(record["failures"] for record in rounds)
-    for name in ("config.json", "model.safetensors", "report.html", "checkpoint/state.npz"):
-        assert (out / name).stat().st_size > 0, name
-
-
-@pytest.mark.app
-@pytest.mark.nightly
-def test_resume_equals_unbroken(flower, tmp_path):
-    flower("cd-grab", 3, num_server_rounds=4, output_dir=tmp_path / "whole")
-    for rounds, resume in ((2, False), (4, True)):
-        out = tmp_path / "broken"
-        flower("cd-grab", 3, num_server_rounds=rounds, output_dir=out, resume=resume)
-    whole, broken = history(tmp_path / "whole"), history(tmp_path / "broken")
-    assert [r["global"] for r in broken] == [r["global"] for r in whole]
-    assert broken[-1]["herding"] == whole[-1]["herding"]

@@ -1,0 +1,76 @@
+"""Each app in a real `flwr run`: its run directory, a resume, the same seed again."""
+
+import pytest
+from app_run import failures
+from recording import history
+
+pytestmark = pytest.mark.app
+FILES = ("config.json", "model.safetensors", "report.html", "checkpoint/state.npz")
+
+
+def run(name, num_nodes, **settings):
+    return pytest.param(name, num_nodes, settings, marks=pytest.mark.nightly, id=name)
+
+
+@pytest.mark.parametrize(
+    ("app", "num_nodes", "settings"),
+    [
+        pytest.param("fleet", 5, {"num_server_rounds": 3, "sampler": "mercury+pgd"}, id="fleet"),
+        run("biased-local-sgd", 10, num_server_rounds=5),
+        run("cd-grab", 4, num_server_rounds=6, batch_size=16),
+        run("mercury", 4, num_server_rounds=8, resharding="importance"),
+        run("pgd", 4, num_server_rounds=6, look_every=3),
+    ],
+)
+def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
+    out = tmp_path / "run"
+    log = flower(app, num_nodes, output_dir=out, **settings)
+    assert f"{out}/report.html" in log, log[-3000:]
+    rounds = history(out)
+    assert [record["round"] for record in rounds] == list(range(settings["num_server_rounds"] + 1))
+    assert not failures(rounds)
+    for name in FILES:
+        assert (out / name).stat().st_size > 0, name
+    start, first, last = rounds[0], rounds[1], rounds[-1]
+    if app == "fleet":
+        assert {"tifl", "biased-local-sgd", "cd-grab", "sampler"} <= set(last)
+        return
+    assert last["global"]["accuracy"] > start["global"]["accuracy"]
+    if app == "biased-local-sgd":
+        assert list(last[app]["num-steps"].values()) == [32] * 8 + [1] * 2
+        assert last["global"]["accuracy"] > 0.8
+    if app == "cd-grab":
+        assert last[app]["pairs-together"] == 40
+        assert last["herding"]["herding-bound"] < first["herding"]["herding-bound"]
+    if app == "mercury":
+        assert last["sampler"]["coverage"] == 1.0
+    if app == "pgd":
+        assert last["sampler"]["coverage"] > first["sampler"]["coverage"]
+        assert "share-of-loss-decrease" in rounds[4]["sampler"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("app", "num_nodes", "same"),
+    [("biased-local-sgd", 5, ["biased-local-sgd"]), ("cd-grab", 3, ["global", "herding"])],
+)
+def test_resume_equals_unbroken(flower, tmp_path, app, num_nodes, same):
+    flower(app, num_nodes, num_server_rounds=4, output_dir=tmp_path / "whole")
+    for rounds, resume in ((2, False), (4, True)):
+        out = tmp_path / "broken"
+        flower(app, num_nodes, num_server_rounds=rounds, output_dir=out, resume=resume)
+    whole, broken = history(tmp_path / "whole"), history(tmp_path / "broken")
+    assert [record["round"] for record in broken] == [0, 1, 2, 3, 4]
+    assert [broken[-1][key] for key in same] == [whole[-1][key] for key in same]
+
+
+@pytest.mark.nightly
+def test_shared_data_same_seed_same_run(flower, tmp_path):
+    def run(name):
+        out = tmp_path / name
+        flower("biased-local-sgd", 5, num_server_rounds=3, shared_data=True, output_dir=out)
+        return [(record["virtual_s"], record["global"]) for record in history(out)]
+
+    first = run("first")
+    assert first[-1][1]["accuracy"] > 0.5
+    assert run("second") == first
