@@ -3,11 +3,11 @@
 import shutil
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from flwr_hetero.fleet import processes
 
@@ -41,11 +41,8 @@ def front(small_fleet, tmp_path):
             [nginx, "-c", str(conf), "-p", str(tmp_path)], stdout=out, stderr=out
         )
     try:
-        deadline_s = time.monotonic() + 20
-        while not processes.listens(port):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline_s, log.read_text()
-            time.sleep(0.1)
+        wait_until(lambda: processes.listens(port) or process.poll() is not None, timeout_s=20)
+        assert process.poll() is None, log.read_text()
         yield port
     finally:
         process.terminate()  # the master ends its workers
@@ -55,9 +52,7 @@ def front(small_fleet, tmp_path):
 def test_supernodes_come_through_and_runs_do_not(small_fleet, front):
     old = small_fleet.file.node("node-0")
     small_fleet.end_process(old.pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + 30
-    while small_fleet.online() != {"node-1"}:
-        assert time.monotonic() < deadline_s
+    wait_until(lambda: small_fleet.online() == {"node-1"}, timeout_s=30)
     through = replace(old, relay_port=front, pid=0)
     small_fleet.file.with_node(through).save(small_fleet.folder)
     small_fleet.start_node("node-0")

@@ -1,7 +1,7 @@
 import signal
-import time
 
 import pytest
+from waiting import wait_until
 
 from benchmarks.faults.experiment import Experiment
 from flwr_hetero.fleet import certificates, processes
@@ -19,46 +19,33 @@ def test_run_over_tls_with_registered_nodes(small_fleet, toy_app, tmp_path):
     assert all(seconds >= 0.5 for seconds in history[1]["latency"].values())
 
 
-def test_supernode_without_registered_key_is_refused(small_fleet, tmp_path):
+@pytest.mark.parametrize(
+    ("option", "file", "error"),
+    [
+        ("--auth-supernode-private-key", "stranger", "Failed to initialize the connection"),
+        ("--root-certificates", "ca.crt", "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+def test_unknown_key_or_authority_is_refused(small_fleet, tmp_path, option, file, error):
     certificates.make_node_key(tmp_path, "stranger")
-    fleet = small_fleet.file
-    command = processes.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
-    command[command.index("--auth-supernode-private-key") + 1] = str(tmp_path / "stranger")
-    command[command.index("--port") + 1] = str(processes.free_ports(1)[0])
-    assert "Failed to initialize the connection" in last_words(small_fleet, command, tmp_path)
-
-
-def test_superlink_of_another_authority_is_refused(small_fleet, tmp_path):
     certificates.make_authority(tmp_path)
     fleet = small_fleet.file
     command = processes.supernode_command(small_fleet.folder, fleet, fleet.nodes[0])
-    command[command.index("--root-certificates") + 1] = str(tmp_path / "ca.crt")
+    command[command.index(option) + 1] = str(tmp_path / file)
     command[command.index("--port") + 1] = str(processes.free_ports(1)[0])
-    words = last_words(small_fleet, [*command, "--max-retries", "0"], tmp_path)
-    assert "CERTIFICATE_VERIFY_FAILED" in words
-
-
-def last_words(fleet, command, folder) -> str:
-    """Run a SuperNode that cannot get in, as one of the fleet so that it ends with it."""
-    log = folder / "supernode.log"
-    environment = processes.environment(folder / "home")
-    pid = processes.start(command, fleet.folder, log, environment)
-    deadline_s = time.monotonic() + 60
-    while fleet.is_alive(pid):
-        assert time.monotonic() < deadline_s, log.read_text()
-        time.sleep(0.1)
-    words = log.read_text()
-    assert words, f"process {pid} said nothing before it ended"
-    return words
+    if option == "--root-certificates":
+        command += ["--max-retries", "0"]
+    log, environment = tmp_path / "supernode.log", processes.environment(tmp_path / "home")
+    pid = processes.start(command, small_fleet.folder, log, environment)  # ends with the fleet
+    wait_until(lambda: not small_fleet.is_alive(pid), timeout_s=60, step_s=0.1)
+    assert error in log.read_text()
 
 
 def test_ended_process_is_seen_and_starts_again(small_fleet):
     node = small_fleet.file.node("node-0")
     small_fleet.end_process(node.pid, signal.SIGTERM)
     assert not small_fleet.is_alive(node.pid)
-    deadline_s = time.monotonic() + 30
-    while small_fleet.online() != {"node-1"}:  # none: the SuperLink has not answered
-        assert time.monotonic() < deadline_s
+    wait_until(lambda: small_fleet.online() == {"node-1"}, timeout_s=30)  # none: no answer yet
     small_fleet.start_node("node-0")
     small_fleet.wait_online(["node-0"])
     assert small_fleet.file.node("node-0").pid != node.pid

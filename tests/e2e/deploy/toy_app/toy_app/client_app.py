@@ -22,7 +22,8 @@ def inject(message, context, call_next):
     if kind == "memory":
         return Message(RecordDict({"much": ArrayRecord([np.ones(2**50)])}), reply_to=message)
     reply = call_next(message, context)
-    CORRUPT.get(kind, lambda content: None)(reply.content)
+    if kind:
+        corrupt(reply.content, kind)
     return reply
 
 
@@ -65,52 +66,24 @@ def fault(message, context):
     return ""
 
 
-def _nan(content):
-    content["arrays"]["w"] = Array(np.full(1000, np.nan, np.float32))
-
-
-def _shape(content):
-    content["arrays"]["w"] = Array(np.zeros((2, 2), np.float32))
-
-
-def _missing(content):
-    content["arrays"] = ArrayRecord()
-
-
-def _extra(content):
-    content["arrays"]["v"] = Array(np.zeros(1, np.float32))
-
-
-def _metric(content):
-    content["metrics"]["extra"] = 1.0
-
-
-def _latency(content):
-    content[keys.TIMING] = ConfigRecord({keys.TRAIN_TIME: 1e6, keys.TRANSFER_TIME: 0.0})
-
-
-def _weight(content):
-    content["metrics"]["num-examples"] = float("inf")
-
-
-def _steps(content):
-    content["metrics"][keys.NUM_STEPS] = 2**62
-
-
-def _pickle(content):
-    content["arrays"]["w"] = Array(
-        dtype="float32", shape=(1000,), stype="numpy.ndarray", data=b"\x80\x04N."
-    )
-
-
-CORRUPT = {
-    "nan": _nan,
-    "shape": _shape,
-    "missing": _missing,
-    "extra": _extra,
-    "metric": _metric,
-    "latency": _latency,
-    "weight": _weight,
-    "steps": _steps,
-    "pickle": _pickle,
-}
+def corrupt(content, kind):
+    arrays, metrics = content["arrays"], content["metrics"]
+    match kind:
+        case "nan":
+            arrays["w"] = Array(np.full(1000, np.nan, np.float32))
+        case "shape":
+            arrays["w"] = Array(np.zeros((2, 2), np.float32))
+        case "missing":
+            content["arrays"] = ArrayRecord()
+        case "extra":
+            arrays["v"] = Array(np.zeros(1, np.float32))
+        case "pickle":
+            arrays["w"] = Array("float32", (1000,), "numpy.ndarray", b"\x80\x04N.")
+        case "metric":
+            metrics["extra"] = 1.0
+        case "weight":
+            metrics["num-examples"] = float("inf")
+        case "steps":
+            metrics[keys.NUM_STEPS] = 2**62
+        case "latency":
+            content[keys.TIMING] = ConfigRecord({keys.TRAIN_TIME: 1e6, keys.TRANSFER_TIME: 0.0})
