@@ -75,7 +75,7 @@ def test_orders_persist_and_their_loss_is_survived():
         assert local_run(2, grid=grid)[-1]["global"]["accuracy"] > 0.7
 
 
-def test_the_defaults_are_those_of_the_pyproject():
+def test_defaults_are_those_of_the_pyproject():
     assert OrderSettings.from_run_config(DEFAULTS) == OrderSettings()
 
 
