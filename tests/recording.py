@@ -28,11 +28,14 @@ def history(folder: Path) -> list[dict]:
 
 
 class Folder:
-    """The least that Recorded needs of a run directory."""
+    """The least that Recorded needs of a run directory; without a path it has no checkpoint."""
 
-    def __init__(self, path: Path):
-        path.mkdir(exist_ok=True)
-        self.checkpoint_dir = path
+    checkpoint_dir: Path | None = None
+
+    def __init__(self, path: Path | None = None):
+        if path is not None:
+            path.mkdir(exist_ok=True)
+            self.checkpoint_dir = path
         self.records, self.model = [], None
 
     def append_round(self, record):

@@ -1,10 +1,28 @@
 """A toy federated task in NumPy: nodes move the model towards their own mean."""
 
+from functools import partial
+
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
 
 from flwr_hetero.mod import timing
+
+FLOWER_STRATEGIES = {
+    "FedAvg": flower.FedAvg,
+    "FedAdagrad": flower.FedAdagrad,
+    "FedAdam": flower.FedAdam,
+    "FedYogi": flower.FedYogi,
+    "FedAvgM": partial(flower.FedAvgM, server_momentum=0.9),
+    "FedProx": partial(flower.FedProx, proximal_mu=0.1),
+    "FedMedian": flower.FedMedian,
+    "FedTrimmedAvg": flower.FedTrimmedAvg,
+    "Krum": flower.Krum,
+    "MultiKrum": partial(flower.MultiKrum, num_nodes_to_select=2),
+    "Bulyan": flower.Bulyan,
+    "QFedAvg": partial(flower.QFedAvg, 0.1, train_loss_key="train-loss"),
+}
 
 
 def toy_arrays(size: int = 4, *, buffer: bool = True) -> ArrayRecord:

@@ -29,7 +29,7 @@ def lengths(records):
     return np.diff(times).tolist()
 
 
-def test_a_round_lasts_until_the_nth_reply():
+def test_round_lasts_until_the_nth_reply():
     records = run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3), fleet([1, 2, 4, 5, 8]))
     assert lengths(records) == pytest.approx([1 / 4])  # the third of 1/8, 1/5, 1/4, 1/2, 1
     assert records[1]["failures"] == []
@@ -40,7 +40,7 @@ def test_a_round_lasts_until_the_nth_reply():
     assert sorted(records[1]["latency"]) == ["node-2", "node-3", "node-4"]
 
 
-def test_the_average_is_that_of_the_first_replies():
+def test_average_is_that_of_the_first_replies():
     strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2)
     result = strategy.start(fleet([1, 2, 4]), toy_arrays(), num_rounds=1)
     assert result.arrays["w"].numpy() == pytest.approx((1.01 + 2.04) / 2 / 2)
@@ -85,7 +85,7 @@ def test_too_few_answers_wait_for_the_time_out():
     assert records[1]["over-select"]["not_waited_for"] == []
 
 
-def test_the_time_out_comes_before_the_nth_reply():
+def test_time_out_comes_before_the_nth_reply():
     strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2, timeout_s=3.0)
     records = run(strategy, fleet([1, 0.1, 0.1]))
     assert lengths(records) == pytest.approx([3.0])

@@ -13,7 +13,7 @@ from benchmarks.tifl import report as tifl
 
 
 @pytest.mark.parametrize("claim", bench.CLAIMS)
-def test_a_committed_page_is_what_its_results_say(claim, tmp_path):
+def test_committed_page_is_what_its_results_say(claim, tmp_path):
     folder = bench.HERE / claim
     shutil.copy(folder / "results.jsonl", tmp_path)
     text = bench.make_report(claim, tmp_path)
@@ -45,7 +45,7 @@ def rising(name, seed, rise, round_s=1.0, rounds=60, most=0.8):
 # --- headline -------------------------------------------------------------------------------
 
 
-def test_a_target_is_reached_by_the_mean_of_five_rounds():
+def test_target_is_reached_by_mean_of_five_rounds():
     run = rising("FedAvg", 0, rise=0.1)
     assert headline.final(run) == pytest.approx(0.8)
     assert headline.cost_to(run, 0.6) == {
@@ -54,7 +54,7 @@ def test_a_target_is_reached_by_the_mean_of_five_rounds():
     assert headline.cost_to(run, 0.81) is None
 
 
-def test_the_page_counts_the_seeds_that_do_not_get_there(tmp_path):
+def test_page_counts_seeds_that_do_not_get_there(tmp_path):
     lines = [rising("FedAvg", seed, rise=0.02) for seed in (0, 1)]
     lines += [rising("all five", seed, rise=0.02, round_s=0.25) for seed in (0, 1)]
     lines += [rising("all but TiFL", 0, rise=0.04), rising("all but TiFL", 1, 0.04, most=0.5)]
@@ -99,7 +99,7 @@ def test_profiling_delays_the_whole_curve():
 # --- mercury --------------------------------------------------------------------------------
 
 
-def test_a_gain_is_a_ratio_of_times_to_what_uniform_holds():
+def test_gain_is_ratio_of_times_to_uniforms_end():
     uniform, faster = rising("uniform", 0, 0.01, rounds=100), rising("bacc", 0, 0.02, rounds=100)
     assert mercury.time_to(faster, 0.41, "round") == pytest.approx(20.5)
     assert mercury.end_accuracy(uniform) == pytest.approx(0.8)
@@ -110,7 +110,7 @@ def test_a_gain_is_a_ratio_of_times_to_what_uniform_holds():
     assert mercury.pooled_gain(faster, uniform) == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_target_never_reached_counts_as_reached_at_the_end():
+def test_target_never_reached_counts_at_the_end():
     never, uniform = rising("bacc", 0, 0.001, rounds=100), rising("uniform", 0, 0.01, rounds=100)
     assert mercury.gain(never, uniform, 0.04) == pytest.approx(0.76, rel=0.01)
 
@@ -118,6 +118,6 @@ def test_a_target_never_reached_counts_as_reached_at_the_end():
 # --- pgd ------------------------------------------------------------------------------------
 
 
-def test_a_fit_never_rises_and_treats_jumps_alike():
+def test_fit_never_rises_and_treats_jumps_alike():
     assert pgd.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5]
     assert pgd.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]

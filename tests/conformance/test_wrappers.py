@@ -13,39 +13,27 @@ import pytest
 from composition_toy import USUAL_STEPS, composition_app, local_model, num_examples
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
+from recording import Folder
+from toy import FLOWER_STRATEGIES
 
-from flwr_hetero import strategy
+from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import (
-    AdaComm,
-    BiasedLocalSGD,
-    CDGraB,
-    FedNova,
-    HerdingMeter,
-    LocalSteps,
-    OverSelect,
-    RandomSelection,
-    Recorded,
-    Resharding,
-    SamplerFacts,
-    TiFL,
-)
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2)]
 STEPS = {"fast_steps": 6, "min_steps": 2}
 WRAPPERS = {
-    "TiFL": lambda inner=None: TiFL(inner, 3, 2, sync_rounds=1, warmup_rounds=0, interval=2),
-    "BiasedLocalSGD": lambda inner=None: BiasedLocalSGD(inner, **STEPS),
-    "LocalSteps": lambda inner=None: LocalSteps(inner, **STEPS),
-    "FedNova": lambda inner=None: FedNova(inner, **STEPS),
-    "AdaComm": lambda inner=None: AdaComm(inner, 6, interval_s=0.0),
-    "CDGraB": lambda inner=None: CDGraB(inner, sketch_size=2),
-    "HerdingMeter": lambda inner=None: HerdingMeter(inner, sketch_size=2),
-    "Resharding": lambda inner=None: Resharding(inner, share=0.5, budget_bytes=16),
-    "SamplerFacts": lambda inner=None: SamplerFacts(inner),
-    "OverSelect": lambda inner=None: OverSelect(inner, take=2),
-    "RandomSelection": lambda inner=None: RandomSelection(inner, 3),
-    "Recorded": lambda inner=None: Recorded(inner, run_dir=Folder()),
+    "TiFL": lambda inner=None: ours.TiFL(inner, 3, 2, sync_rounds=1, warmup_rounds=0, interval=2),
+    "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, **STEPS),
+    "LocalSteps": lambda inner=None: ours.LocalSteps(inner, **STEPS),
+    "FedNova": lambda inner=None: ours.FedNova(inner, **STEPS),
+    "AdaComm": lambda inner=None: ours.AdaComm(inner, 6, interval_s=0.0),
+    "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),
+    "HerdingMeter": lambda inner=None: ours.HerdingMeter(inner, sketch_size=2),
+    "Resharding": lambda inner=None: ours.Resharding(inner, share=0.5, budget_bytes=16),
+    "SamplerFacts": lambda inner=None: ours.SamplerFacts(inner),
+    "OverSelect": lambda inner=None: ours.OverSelect(inner, take=2),
+    "RandomSelection": lambda inner=None: ours.RandomSelection(inner, 3),
+    "Recorded": lambda inner=None: ours.Recorded(inner, run_dir=Folder()),
 }
 ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerFacts", "Recorded"}
 INFO = {  # what the history must hold of a wrapper, in some round
@@ -61,20 +49,6 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "OverSelect": ("over-select", lambda f: len(f["not_waited_for"]) > 0),
     "RandomSelection": ("selected", lambda nodes: len(nodes) in (2, 3)),
     "Recorded": ("virtual_s", lambda seconds: seconds > 0),
-}
-STRATEGIES = {
-    "FedAvg": flower.FedAvg,
-    "FedAdagrad": flower.FedAdagrad,
-    "FedAdam": flower.FedAdam,
-    "FedYogi": flower.FedYogi,
-    "FedAvgM": lambda **own: flower.FedAvgM(server_momentum=0.9, **own),
-    "FedProx": lambda **own: flower.FedProx(proximal_mu=0.1, **own),
-    "FedMedian": flower.FedMedian,
-    "FedTrimmedAvg": flower.FedTrimmedAvg,
-    "Krum": flower.Krum,
-    "MultiKrum": lambda **own: flower.MultiKrum(num_nodes_to_select=2, **own),
-    "Bulyan": flower.Bulyan,
-    "QFedAvg": lambda **own: flower.QFedAvg(0.1, train_loss_key="train-loss", **own),
 }
 SELECTS = ("TiFL", "RandomSelection")
 SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "FedNova", "AdaComm")
@@ -97,27 +71,6 @@ def why_illegal(outer, inner):
 
 PAIRS = list(product(WRAPPERS, repeat=2))
 LEGAL = [pair for pair in PAIRS if why_illegal(*pair) is None]
-
-
-class Folder:
-    """The least that Recorded needs of a run directory, in memory but for the checkpoint."""
-
-    checkpoint_dir = None
-
-    def __init__(self, path=None):
-        self.checkpoint_dir, self.records = path or self.checkpoint_dir, []
-
-    def append_round(self, record):
-        self.records.append(json.loads(json.dumps(record)))
-
-    def cut_after(self, last_round):
-        assert [r["round"] for r in self.records] == list(range(last_round + 1))
-
-    def save_model(self, arrays):
-        pass
-
-    def finish(self):
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +96,7 @@ def go(names, folder, grid, stop_after=None, **recorded):
     """Run three rounds in a Recorded; return the models and the wrappers' states."""
     models = []
     inner = make([name for name in names if name != "Recorded"], flower.FedAvg())
-    whole = Recorded(inner, run_dir=folder, **recorded)
+    whole = ours.Recorded(inner, run_dir=folder, **recorded)
 
     def watch(server_round, arrays):
         models.append(arrays["w"].numpy())
@@ -207,7 +160,6 @@ def test_four_wrappers(shift, tmp_path):
 
 def whole_run(names, path):
     """Find all wrappers in the history, and the model where their information puts it."""
-    path.mkdir()
     folder = Folder(path)
     models, states = go(names, folder, LocalGrid(composition_app(), FLEET))
     for name in names:
@@ -220,7 +172,6 @@ def whole_run(names, path):
 
 
 def stop_save_load_continue(names, path, models, states, records):
-    path.mkdir()
     folder, grid = Folder(path), LocalGrid(composition_app(), FLEET)
     go(names, folder, grid, stop_after=1)
     rest, own_states = go(names, folder, grid, resume=True)
@@ -232,24 +183,30 @@ def stop_save_load_continue(names, path, models, states, records):
     assert timeless(folder.records) == timeless(records)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", FLOWER_STRATEGIES)
 def test_around_every_strategy(name, tmp_path, monkeypatch):
     """Each wrapper alone, and every twelfth pair."""
     monkeypatch.setattr(Folder, "checkpoint_dir", tmp_path)
-    first = list(STRATEGIES).index(name)
+    first = list(FLOWER_STRATEGIES).index(name)
 
     def final(names):
         random.seed(3)
-        strategy = make(names, STRATEGIES[name](fraction_evaluate=0.0))
-        return strategy.start(LocalGrid(app, FLEET[1:5]), start(), 2).arrays["w"].numpy()
+        strategy = make(names, FLOWER_STRATEGIES[name](fraction_evaluate=0.0))
+        result = strategy.start(LocalGrid(app, FLEET[1:5]), start(), 2)
+        return result.arrays["w"].numpy(), dict(result.train_metrics_clientapp.get(2, {}))
 
     app, alone = composition_app(), None
-    for names in [(), *((wrapper,) for wrapper in WRAPPERS), *LEGAL[first :: len(STRATEGIES)]]:
-        model = final(names)
+    for names in [
+        (),
+        *((wrapper,) for wrapper in WRAPPERS),
+        *LEGAL[first :: len(FLOWER_STRATEGIES)],
+    ]:
+        model, metrics = final(names)
         assert np.isfinite(model).all(), names
         if ONLY_WRAP.issuperset(names):
-            alone = model if alone is None else alone
-            assert model == pytest.approx(alone, rel=1e-6), names
+            alone = (model, metrics) if alone is None else alone
+            assert model == pytest.approx(alone[0], rel=1e-6), names
+            assert metrics == pytest.approx(alone[1]), names
         if not {*SELECTS, "OverSelect"}.intersection(names):  # two replies are too few for Bulyan
             assert model.any(), names
 
@@ -260,17 +217,26 @@ SHARED = {"shared_samples": 100}
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: TiFL(LocalSteps(TiFL())), "leave selection to TiFL, got 'TiFL'"),
-        (lambda: AdaComm(TiFL(FedNova())), "leave steps to AdaComm, got 'FedNova'"),
-        (lambda: LocalSteps(CDGraB(mode="exact")), "leave steps to LocalSteps, got 'CDGraB'"),
-        (lambda: CDGraB(AdaComm(), mode="exact"), "leave steps to CDGraB, got 'AdaComm'"),
-        (lambda: BiasedLocalSGD(CDGraB(), **SHARED), "leave orders to BiasedLocalSGD"),
-        (lambda: Resharding(BiasedLocalSGD(**SHARED)), "leave samples to Resharding"),
-        (lambda: TiFL(CDGraB(OverSelect())), "be OverSelect, whose place is outside .*selection"),
-        (lambda: TiFL(flower.FedXgbCyclic()), "derive from FedAvg and leave the choice of nodes"),
-        (lambda: CDGraB(flower.FedXgbBagging()), "train by gradient steps inside CDGraB"),
-        (lambda: TiFL(flower.FedAvg(fraction_train=0.5)), "FedAvg.fraction_train must be 1.0"),
-        (lambda: TiFL(flower.Krum(min_train_nodes=9)), "Krum.min_train_nodes must be at most"),
+        (lambda: ours.TiFL(ours.LocalSteps(ours.TiFL())), "leave selection to TiFL, got 'TiFL'"),
+        (lambda: ours.AdaComm(ours.TiFL(ours.FedNova())), "leave steps to AdaComm, got 'FedNova'"),
+        (
+            lambda: ours.LocalSteps(ours.CDGraB(mode="exact")),
+            "leave steps to LocalSteps, got 'CDGraB'",
+        ),
+        (lambda: ours.CDGraB(ours.AdaComm(), mode="exact"), "leave steps to CDGraB, got 'AdaComm'"),
+        (lambda: ours.BiasedLocalSGD(ours.CDGraB(), **SHARED), "leave orders to BiasedLocalSGD"),
+        (lambda: ours.Resharding(ours.BiasedLocalSGD(**SHARED)), "leave samples to Resharding"),
+        (
+            lambda: ours.TiFL(ours.CDGraB(ours.OverSelect())),
+            "be OverSelect, whose place is outside .*selection",
+        ),
+        (
+            lambda: ours.TiFL(flower.FedXgbCyclic()),
+            "derive from FedAvg and leave the choice of nodes",
+        ),
+        (lambda: ours.CDGraB(flower.FedXgbBagging()), "train by gradient steps inside CDGraB"),
+        (lambda: ours.TiFL(flower.FedAvg(fraction_train=0.5)), "FedAvg.fraction_train must be 1.0"),
+        (lambda: ours.TiFL(flower.Krum(min_train_nodes=9)), "Krum.min_train_nodes must be at most"),
     ],
 )
 def test_other_compositions_are_refused(build, reason):
@@ -279,13 +245,13 @@ def test_other_compositions_are_refused(build, reason):
 
 
 def test_table_has_every_wrapper():
-    assert set(WRAPPERS) == set(INFO) == set(strategy.__all__) - {"Selection", "Wrapper"}
+    assert set(WRAPPERS) == set(INFO) == set(ours.__all__) - {"Selection", "Wrapper"}
     decisions = [WRAPPERS[name]().decides for name in WRAPPERS]
     assert all(decisions)  # or a wrapper could be there twice
 
 
 def test_refused_wrapper_can_be_used_elsewhere():
-    inner = OverSelect()
+    inner = ours.OverSelect()
     with pytest.raises(ValueError, match="whose place is outside"):
-        TiFL(inner)
-    assert Recorded(inner, run_dir=Folder()).inner is inner
+        ours.TiFL(inner)
+    assert ours.Recorded(inner, run_dir=Folder()).inner is inner

@@ -8,12 +8,12 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import SamplerFacts, Wrapper
 
 
-def reporting(stats):
-    """A mod that reports ``stats`` of node i's sampler."""
+def reporting(by_node):
+    """A mod that reports statistics of each node's sampler."""
 
     def mod(message, context, call_next):
         reply = call_next(message, context)
-        reported = stats(int(context.node_config["partition-id"]))
+        reported = by_node[int(context.node_config["partition-id"])]
         if reported is not None:
             reply.content[keys.SAMPLER] = ConfigRecord(reported)
         return reply
@@ -31,33 +31,29 @@ class Inside(Wrapper):
         return replies
 
 
-def info(stats):
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("by_node", "expected"),
+    [
+        (
+            [{"mean-age": float(i), "importance.50": 0.5, "importance.90": 2.0} for i in range(3)],
+            {"mean-age": 1.0, "importance": {"50": 0.5, "90": 2.0}},
+        ),
+        ([None, {"mean-age": 4.0}, None], {"mean-age": 4.0}),
+        ([None, None, None], {}),
+        ([{"mean-age": 3.0}, {"mean-age": NAN}, {"mean-age": INF}], {"mean-age": 3.0}),
+        ([{"mean-age": 3.0}, {"mean-age": "much"}, {"mean-age": [1.0]}], {"mean-age": 3.0}),
+        # a number where others send a group
+        ([{"group.50": 1.5}, {"group": 1.0, "group.50": 0.5}, None], {"group": {"50": 1.0}}),
+    ],
+)
+def test_means_over_the_nodes_grouped_by_name(by_node, expected):
     inside = Inside()
     strategy = SamplerFacts(inside)
-    grid = LocalGrid(toy_app(mods=[reporting(stats)]), profiles=[DeviceProfile()] * 3)
+    grid = LocalGrid(toy_app(mods=[reporting(by_node)]), profiles=[DeviceProfile()] * 3)
     strategy.start(grid, toy_arrays(), 1)
-    assert not any(keys.SAMPLER in names for names in inside.records)
     assert len(inside.records) == 3
-    return strategy.round_info()
-
-
-def test_means_over_the_nodes_grouped_by_name():
-    stats = lambda node: {"mean-age": float(node), "importance.50": 0.5, "importance.90": 2.0}  # noqa: E731
-    assert info(stats) == {"mean-age": 1.0, "importance": {"50": 0.5, "90": 2.0}}
-
-
-def test_nodes_without_a_record_do_not_count():
-    assert info(lambda node: {"mean-age": 4.0} if node == 1 else None) == {"mean-age": 4.0}
-    assert info(lambda node: None) == {}
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "much", [1.0]])
-def test_no_finite_number_is_left_out(bad):
-    assert info(lambda node: {"mean-age": bad if node else 3.0}) == {"mean-age": 3.0}
-
-
-def test_number_where_others_send_a_group_is_left_out():
-    hostile = {"importance": 1.0, "importance.50": 0.5}
-    assert info(lambda node: hostile if node else {"importance.50": 1.5}) == {
-        "importance": {"50": pytest.approx(2.5 / 3)}
-    }
+    assert not any(keys.SAMPLER in names for names in inside.records)
+    assert strategy.round_info() == expected

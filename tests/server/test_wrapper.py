@@ -1,30 +1,14 @@
-import random
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 from recording import History
-from toy import toy_app, toy_arrays
+from toy import FLOWER_STRATEGIES, toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.fleet.faults import CORRUPTIONS
 from flwr_hetero.strategy import Wrapper
 
-FLOWER_STRATEGIES = {
-    "FedAvg": lambda: flower.FedAvg(),
-    "FedAdagrad": lambda: flower.FedAdagrad(),
-    "FedAdam": lambda: flower.FedAdam(),
-    "FedYogi": lambda: flower.FedYogi(),
-    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9),
-    "FedProx": lambda: flower.FedProx(proximal_mu=0.1),
-    "FedMedian": lambda: flower.FedMedian(),
-    "FedTrimmedAvg": lambda: flower.FedTrimmedAvg(),
-    "Krum": lambda: flower.Krum(),
-    "MultiKrum": lambda: flower.MultiKrum(num_nodes_to_select=3),
-    "Bulyan": lambda: flower.Bulyan(),
-    "QFedAvg": lambda: flower.QFedAvg(client_learning_rate=0.1, train_loss_key="train-loss"),
-}
 EVERY_FAULT = [
     *(Fault(i, "garbage", 2, 2, corrupt=corrupt) for i, corrupt in enumerate(sorted(CORRUPTIONS))),
     Fault(0, "dies", 3, 3),
@@ -33,34 +17,16 @@ EVERY_FAULT = [
 ]
 
 
-def arrays_for(name):
-    return toy_arrays(buffer=name != "QFedAvg")  # QFedAvg itself cannot take integers
-
-
-@pytest.mark.parametrize("name", sorted(FLOWER_STRATEGIES))
-def test_flower_strategies_give_what_they_give_alone(name):
-    def run(strategy):
-        random.seed(0)
-        grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 10)
-        return strategy.start(grid, arrays_for(name), num_rounds=3)
-
-    alone, wrapped = run(FLOWER_STRATEGIES[name]()), run(Wrapper(FLOWER_STRATEGIES[name]()))
-    for key in alone.arrays:
-        assert wrapped.arrays[key].numpy() == pytest.approx(alone.arrays[key].numpy(), rel=1e-6)
-    assert wrapped.train_metrics_clientapp[3] == pytest.approx(alone.train_metrics_clientapp[3])
-
-
-@pytest.mark.parametrize("name", sorted(FLOWER_STRATEGIES))
+@pytest.mark.parametrize("name", FLOWER_STRATEGIES)
 def test_no_fault_stops_a_run(name):
     grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 14), faults=EVERY_FAULT)
     history = History(FLOWER_STRATEGIES[name]())
-    result = history.start(grid, arrays_for(name), num_rounds=4)
+    result = history.start(grid, toy_arrays(buffer=name != "QFedAvg"), num_rounds=4)
     assert np.isfinite(result.arrays["w"].numpy()).all()
-    train_failures = [len(record["failures"]) for record in history.records]
-    assert train_failures[1] == 0
-    assert train_failures[2] >= len(CORRUPTIONS)
-    assert train_failures[3] >= 3
-    assert train_failures[4] == 0
+    assert {array.dtype for array in result.arrays.values()} <= {"float32", "int64"}
+    failures = [len(record["failures"]) for record in history.records[1:]]
+    assert failures[0] == failures[3] == 0
+    assert (failures[1] >= len(CORRUPTIONS), failures[2] >= 3) == (True, True)
 
 
 def test_bad_replies_leave_the_mean_of_the_others():
@@ -71,13 +37,6 @@ def test_bad_replies_leave_the_mean_of_the_others():
     bad = [Fault(i + 3, "garbage", corrupt=c) for i, c in enumerate(sorted(CORRUPTIONS))]
     profiles = [DeviceProfile()] * (3 + len(bad))
     assert final(bad, profiles) == pytest.approx(final([], profiles[:3]))
-
-
-def test_all_replies_bad_keeps_the_model():
-    faults = [Fault(i, "garbage", corrupt="nan") for i in range(3)]
-    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3, faults=faults)
-    result = Wrapper().start(grid, toy_arrays(), num_rounds=2)
-    assert result.arrays["w"].numpy().tolist() == [0, 0, 0, 0]
 
 
 def test_each_instruction_has_its_own_records():
@@ -114,7 +73,7 @@ class Outcomes(Wrapper):
         return [r for r in replies if self.identity(r.metadata.src_node_id) not in self.drops]
 
     def on_train_end(self, server_round, good, failed):
-        self.seen.append(("train", server_round, good, failed))
+        self.seen.append(("train", server_round, good, sorted(failed)))
 
     def on_evaluate_end(self, server_round, good, failed):
         self.seen.append(("evaluate", server_round, good, failed))
