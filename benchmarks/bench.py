@@ -118,10 +118,14 @@ def execute(claim: str, run: Run, data: Data) -> Line:
 
     cases = import_module(f"benchmarks.{claim}.cases")
     torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    start_s = time.perf_counter()
-    found = cases.run(run.case, run.seed, data, **run.given)
+    logger = logging.getLogger("flwr")
+    level, start_s = logger.level, time.perf_counter()
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            found = cases.run(run.case, run.seed, data, **run.given)
+    finally:
+        logger.setLevel(level)
     metrics = found["metrics"] | {"took_s": round(time.perf_counter() - start_s, 1)}
     line = {"case": run.case, "seed": run.seed, "metrics": metrics}
     return line | {"curve": found.get("curve", {}), "versions": versions()}
