@@ -66,6 +66,7 @@ def test_scores_are_those_of_the_model_then():
 
 
 @pytest.mark.deploy
+@pytest.mark.nightly
 def test_worker_outlives_its_parent():
     code = (
         "import torch; from torch import nn\n"
@@ -85,7 +86,10 @@ def test_worker_outlives_its_parent():
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("count", [3, 10**6], ids=["waiting", "scoring"])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(3, id="waiting"), pytest.param(10**6, id="scoring", marks=pytest.mark.nightly)],
+)
 def test_worker_ends_when_its_time_is_up(count):
     folder = start_scoring(*data(count), batch_size=1, limit_s=3.0)
     wait_until(lambda: not Path(folder).exists())
@@ -93,7 +97,15 @@ def test_worker_ends_when_its_time_is_up(count):
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("when", ["it starts", "it scores", "it starts again", "it waits"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "it starts",
+        pytest.param("it scores", marks=pytest.mark.nightly),
+        "it starts again",
+        "it waits",
+    ],
+)
 def test_sigterm_leaves_nothing_behind(when):
     folder = start_scoring(*data(10**6 if when == "it scores" else 3), batch_size=1)
     wait_until(lambda: workers_of(folder), step_s=0.001)

@@ -19,6 +19,7 @@ def test_run_over_tls_with_registered_nodes(small_fleet, toy_app, tmp_path):
     assert all(seconds >= 0.5 for seconds in history[1]["latency"].values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("option", "file", "error"),
     [
@@ -41,6 +42,7 @@ def test_unknown_key_or_authority_is_refused(small_fleet, tmp_path, option, file
     assert error in log.read_text()
 
 
+@pytest.mark.nightly
 def test_ended_process_is_seen_and_starts_again(small_fleet):
     node = small_fleet.file.node("node-0")
     small_fleet.end_process(node.pid, signal.SIGTERM)
