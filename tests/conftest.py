@@ -1,10 +1,12 @@
 """Settings of all tests: none may fail because the machine is busy."""
 
 import gc
+import os
 
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 

@@ -15,7 +15,7 @@ def run(name, num_nodes, **settings):
 @pytest.mark.parametrize(
     ("app", "num_nodes", "settings"),
     [
-        pytest.param("fleet", 5, {"num_server_rounds": 3, "sampler": "mercury+pgd"}, id="fleet"),
+        pytest.param("fleet", 2, {"num_server_rounds": 2, "sampler": "mercury+pgd"}, id="fleet"),
         run("biased-local-sgd", 10, num_server_rounds=5),
         run("cd-grab", 4, num_server_rounds=6, batch_size=16),
         run("mercury", 4, num_server_rounds=8, resharding="importance"),
