@@ -84,7 +84,7 @@ class History:
     def wrapper_sections(self) -> list[str]:
         """Return the keys under which rounds keep figures of the wrappers, TiFL's among them."""
         found = (key for record in self.rounds for key in record if isinstance(record[key], dict))
-        return [key for key in dict.fromkeys(found) if key not in (*METRICS, "latency")]
+        return [key for key in dict.fromkeys(found) if key not in (*METRICS, "latency", "weights")]
 
     def metrics(self, sections: tuple[str, ...] | None = None) -> list[str]:
         """Return the names that :meth:`metric` knows, of some sections or all.
