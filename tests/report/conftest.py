@@ -36,6 +36,7 @@ def fake_rounds(
         virtual_s += max(latency.values())
         level = 0.93 - 0.83 * np.exp(-number / 14) + rng.normal(0, 0.008)
         record = _round(number, virtual_s, level) | {"selected": selected, "latency": latency}
+        record["weights"] = dict.fromkeys(selected, 1 / len(selected))
         if number % 11 == 4:
             lost = selected[-1]
             del latency[lost]
