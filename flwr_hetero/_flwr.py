@@ -22,6 +22,7 @@ __all__ = [
     "ClientAppCallable",
     "NodeInfo",
     "Run",
+    "attributes_of",
     "be_server_task",
     "chooses_one_node",
     "is_simulation_grid",
@@ -72,6 +73,6 @@ def chooses_one_node(strategy: Strategy) -> bool:
     return type(strategy).__name__ == "FedXgbCyclic"
 
 
-def settings_of(strategy: Strategy) -> dict[str, Any]:
+def attributes_of(strategy: Strategy) -> dict[str, Any]:
     """Return all attributes of a strategy; Flower's have no other way to show their settings."""
     return vars(strategy)

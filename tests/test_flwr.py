@@ -61,7 +61,7 @@ def test_trees_are_known_by_name(name):
 
 
 def test_settings_and_array_type():
-    assert _flwr.settings_of(FedAvg(fraction_train=0.5))["fraction_train"] == 0.5
+    assert _flwr.attributes_of(FedAvg(fraction_train=0.5))["fraction_train"] == 0.5
     import numpy as np
 
     assert ArrayRecord([np.zeros(2)])["0"].stype == _flwr.NUMPY

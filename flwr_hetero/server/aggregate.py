@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYog
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NUMPY, settings_of
+from flwr_hetero._flwr import NUMPY, attributes_of
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.reply_checks import view_array, weight_of
 
@@ -66,10 +66,10 @@ def _replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
     """Give a strategy other attributes for a while."""
     before = {name: getattr(strategy, name) for name in attributes}
     try:
-        settings_of(strategy).update(attributes)
+        attributes_of(strategy).update(attributes)
         yield
     finally:
-        settings_of(strategy).update(before)
+        attributes_of(strategy).update(before)
 
 
 def mean_reply(

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from flwr_hetero._flwr import log, settings_of
+from flwr_hetero._flwr import attributes_of, log
 from flwr_hetero.errors import check_count
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -98,7 +98,7 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
 def plain_settings(strategy: Wrapper) -> dict[int, Settings]:
     """Note the settings of Flower's strategies in a composition, before the run changes them."""
     return {
-        number: {k: v for k, v in settings_of(inner).items() if _is_plain(v)}
+        number: {k: v for k, v in attributes_of(inner).items() if _is_plain(v)}
         for number, inner in enumerate(strategy.chain())
         if not isinstance(inner, Wrapper)
     }
@@ -107,7 +107,7 @@ def plain_settings(strategy: Wrapper) -> dict[int, Settings]:
 def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
     """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
     state: dict[str, Any] = {}
-    for name, value in settings_of(strategy).items():
+    for name, value in attributes_of(strategy).items():
         if isinstance(value, ArrayRecord):
             state |= {f"record/{name}/{key}": array.numpy() for key, array in value.items()}
         elif isinstance(value, dict) and _are_arrays(value.values()):

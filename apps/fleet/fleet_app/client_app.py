@@ -65,7 +65,7 @@ def train(message: Message, context: Context) -> Message:
 def open_samplers(
     node: NodeTask, settings: FleetSettings, context: Context, model: nn.Module
 ) -> Iterator[InTurn]:
-    """Take up the samplers where the last round left them; without state they start afresh."""
+    """Continue the samplers of the last round; without state they start from scratch."""
     with ExitStack() as stack:
         drawing = [make(name, node, settings, model, stack) for name in settings.samplers]
         if settings.order != RESHUFFLE:
