@@ -169,13 +169,15 @@ def draw_flat(
     array([[1, 0, 1, 1]])
     """
     num_batches, size = shape
-    num_uniform = int(mixing * size + rng.random())  # the share, rounded at random
+    # each batch's share of uniform draws, rounded at random
+    num_uniform = (mixing * size + rng.random((num_batches, 1))).astype(np.int64)
     indices = rng.integers(len(importance), size=shape)
     sums = np.cumsum(importance)
-    if num_uniform < size and sums[-1] > 0.0:
-        points = rng.random((num_batches, size - num_uniform)) * sums[-1]
+    if sums[-1] > 0.0:
+        by_importance = np.arange(size) >= num_uniform
+        points = rng.random(np.count_nonzero(by_importance)) * sums[-1]
         points = np.minimum(points, np.nextafter(sums[-1], 0.0))  # rounding may reach the end
-        indices[:, num_uniform:] = sums.searchsorted(points, side="right")
+        indices[by_importance] = sums.searchsorted(points, side="right")
     return indices
 
 

@@ -127,11 +127,14 @@ def test_draw_flat_follows_its_probabilities(zeros: int, mixing: float) -> None:
     assert np.abs(z).max() < 5.5
 
 
-def test_uniform_share_is_rounded_at_random() -> None:
+def test_uniform_share_is_rounded_at_random_for_each_batch() -> None:
     importance, rng = np.eye(1, 500, 7)[0], np.random.default_rng(6)
-    drawn = [draw_flat(importance, (1, 3), 0.5, rng)[0] == 7 for _ in range(4000)]
-    assert np.mean(drawn) == pytest.approx(0.5 + 0.5 / 500, abs=0.015)
-    assert set(np.sum(drawn, axis=1).tolist()) <= {1, 2, 3}
+    drawn = np.array([draw_flat(importance, (4, 3), 0.5, rng) == 7 for _ in range(4000)])
+    assert drawn.mean() == pytest.approx(0.5 + 0.5 / 500, abs=0.01)
+    by_importance = drawn.sum(axis=2)  # (4000, 4), mostly 1 or 2 with equal probability
+    assert set(by_importance.ravel().tolist()) <= {1, 2, 3}
+    together = np.corrcoef(by_importance, rowvar=False) - np.eye(4)
+    assert np.abs(together).max() < 4.5 / np.sqrt(4000)
 
 
 # --- the paper's two levels ----------------------------------------------------------------
