@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, vmap
 from torchvision import models
 
 from benchmarks.pgd.training import LOSS, paper_cnn
-from flwr_hetero.pgd.priority_feed import LayerPriorities
+from flwr_hetero.pgd.layer_priorities import LayerPriorities
 from flwr_hetero.sampler import sample_priorities
 from flwr_hetero.task import make_model
 
@@ -89,6 +89,7 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
 
     def listening(layers: str) -> Tensor | None:
         listener = LayerPriorities(model, layers)
+        listener.is_checked = True  # once in training, not part of a step's price
         listener.direction = direction
         training_step()
         listener.close()

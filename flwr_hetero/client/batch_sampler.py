@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,9 @@ class BatchSampler(ABC):
     @abstractmethod
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Learn from the scores of processed examples, one finite number per index."""
+
+    def watch(self, indices: NDArray[np.int64], losses: Any) -> None:  # noqa: B027
+        """Learn from the backward pass that these losses are about to go through, if at all."""
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -262,6 +265,10 @@ class InTurn(BatchSampler):
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Pass the scores on to the sampler that drew the batch."""
         self.current.update(indices, scores)
+
+    def watch(self, indices: NDArray[np.int64], losses: Any) -> None:
+        """Pass the losses on to the sampler that drew the batch."""
+        self.current.watch(indices, losses)
 
     def state_dict(self) -> StateDict:
         """Return which sampler draws next, and every sampler's own state."""

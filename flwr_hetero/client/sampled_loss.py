@@ -108,4 +108,5 @@ class SampledLoss:
         else:
             scores = losses.detach().double().cpu().numpy()
         self.sampler.update(indices, scores)
+        self.sampler.watch(indices, losses)
         return (torch.from_numpy(weights).to(losses) * losses).mean()

@@ -7,7 +7,7 @@ One iteration of a worker (Algorithm 1, with Algorithm 2 inside), and what each 
 
         4: S <- the next r|D| data points, round-robin   algorithm.choose_batch
         8: g_i <- gradient(W, d_i)  for i in S           the training step's backward pass
-        9: p_i <- gbar . g_i                             priority_feed.LayerPriorities, or
+        9: p_i <- gbar . g_i                             layer_priorities.LayerPriorities, or
                                                          priorities.sample_priorities
        10: u_i <- learn(u_i, p_i, it)                    algorithm.learn (Alg. 2, l. 1-4)
        11: G <- G + g_i                                  the training step's backward pass

@@ -178,7 +178,7 @@ def sample_priorities(
     check_choice("method", method, METHODS)
     _check_direction(model, direction)
     moving = {name: p.detach() for name, p in model.named_parameters() if name in direction}
-    with _undisturbed(model, inputs.device):
+    with undisturbed(model, inputs.device):
         seed = int(torch.randint(2**31, ()))
 
         def losses_at(parameters: Parameters) -> Tensor:
@@ -221,7 +221,7 @@ def _checked(losses: Tensor, batch: int) -> Tensor:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Switch off dropout and fused kernels; put modes and random state back afterwards."""
     random = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
     modes = [module.training for module in random]

@@ -1,115 +1,32 @@
-r"""Priorities from the training step's own backward pass, for layers linear in their parameters.
+"""PGD's sampler fed by the training step itself: the aggregated gradient and the priorities."""
 
-The output of such a layer moves by ``layer(input; gbar)`` when its parameters move along
-:math:`\bar g`, so with :math:`a` its input and :math:`\delta_i` the gradient at its output
-
-.. math:: p_i = \sum_{layers} \langle \delta_i, \mathrm{layer}(a_i; \bar g) \rangle
-
-Training computes both anyway: what is left is one more forward pass, layer by layer, or next to
-nothing for the last layer alone.
-"""
-
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial, reduce
-from typing import Any, NamedTuple, Self, cast
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.sampled_loss import Loss
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import invalid
+from flwr_hetero.pgd.layer_priorities import LayerPriorities
 from flwr_hetero.pgd.priorities import all_priorities, length_of
 from flwr_hetero.pgd.sampler import PGDSampler
 from flwr_hetero.state_dict import StateDict, check_state
 
-LINEAR_IN_PARAMETERS = (
-    nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
-)  # fmt: skip
-LAYERS = ("last", "all")
-
 EVERY_OPEN, EVERY_CLOSED = 4, 64
 """Of so many batches of the rule ``stochastic`` one is measured, by the state of the gate."""
+ROUNDING = 0.01
+"""By so much a factor of 1 may be off, in half precision."""
+MOST_AHEAD = 4096
+"""Batches drawn and not trained that are remembered."""
 
-
-class PriorityBatch(NamedTuple):
-    """What a backward pass says of each example, times the factor that its loss had in it."""
-
-    priorities: Tensor
-    norms: Tensor
-
-
-class LayerPriorities:
-    r"""Sum up each example's priority during ``backward``, by hooks on the layers.
-
-    BatchNorm in training mode couples the examples: :math:`\delta_i` then holds the effect of
-    example i's activations on the other losses too.
-    """
-
-    def __init__(self, model: nn.Module, layers: str = "last") -> None:
-        check_choice("layers", layers, LAYERS)
-        own = [(n, m) for n, m in model.named_modules() if list(m.parameters(recurse=False))]
-        if not own:
-            raise invalid("model", type(model).__name__, "have parameters")
-        hooked = own if layers == "all" else own[-1:]
-        for name, layer in hooked:
-            if not isinstance(layer, LINEAR_IN_PARAMETERS):
-                rule = "be linear in its parameters (Linear, Conv, Embedding, normalisation)"
-                hint = "take layers='last', or call sample_priorities"
-                raise invalid(f"layer {name!r}", type(layer).__name__, rule, hint)
-        names = {id(p): name for name, p in model.named_parameters()}
-        self._names = {
-            layer: {leaf: names[id(p)] for leaf, p in layer.named_parameters(recurse=False)}
-            for _, layer in hooked
-        }
-        used = {name for parts in self._names.values() for name in parts.values()}
-        self.parameters = {n: p for n, p in model.named_parameters() if n in used}
-        self.direction: Mapping[str, Tensor] = {}
-        self._sums: list[Tensor] = []
-        self._norms: Tensor | None = None
-        self._handles = [layer.register_forward_hook(self._on_forward) for layer in self._names]
-
-    def _on_forward(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad and self.direction:
-            inputs = arguments[0].detach()
-            output.register_hook(partial(self._on_backward, layer, inputs))  # type: ignore[no-untyped-call]
-
-    def _on_backward(self, layer: nn.Module, inputs: Tensor, gradient: Tensor) -> None:
-        moving = {leaf: self.direction[name] for leaf, name in self._names[layer].items()}
-        with torch.no_grad(), _parameters_of(layer, moving):
-            moved = layer.forward(inputs)
-        gradient = gradient.flatten(1)
-        self._sums.append((gradient * moved.flatten(1)).sum(1))
-        if self._norms is None:
-            self._norms = gradient.norm(dim=1)
-
-    def collect(self) -> PriorityBatch | None:
-        """Return what was measured since the last call, and clear it."""
-        sums, self._sums = self._sums, []
-        norms, self._norms = self._norms, None
-        return None if norms is None else PriorityBatch(reduce(torch.add, sums), norms)
-
-    def close(self) -> None:
-        """Take the hooks off the model."""
-        for handle in self._handles:
-            handle.remove()
-
-
-@contextmanager
-def _parameters_of(layer: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
-    """Give a layer other parameters, and copies of its buffers, for the time of a pass."""
-    own, buffers = layer._parameters, layer._buffers
-    layer._parameters = cast(Any, {name: parameters.get(name) for name in own})
-    layer._buffers = {name: None if b is None else b.clone() for name, b in buffers.items()}
-    try:
-        yield
-    finally:
-        layer._parameters, layer._buffers = own, buffers
+Gradients = Mapping[str, Tensor | None]
 
 
 class AggregatedGradient:
@@ -124,7 +41,10 @@ class AggregatedGradient:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], num_samples: int) -> None:
         self.parameters, self.num_samples = dict(parameters), num_samples
-        self.total = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.total = {
+            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for name, p in self.parameters.items()
+        }
         self.covered = 0.0
 
     @property
@@ -147,14 +67,14 @@ class AggregatedGradient:
         for name, parameter in self.parameters.items():
             self.total[name] = self.total[name].to(parameter.device)
 
-    def absorb(self, num_new: int) -> None:
-        """Add the parameters' ``.grad``, the mean gradient of a batch (Alg. 1, l. 22)."""
+    def absorb(self, num_new: int, gradients: Gradients) -> None:
+        """Add the mean gradient of a batch (Alg. 1, l. 22)."""
         num_new = min(num_new, self.num_samples)
         keep = 1 - num_new / self.num_samples
-        for name, parameter in self.parameters.items():
-            self.total[name].mul_(keep)
-            if parameter.grad is not None:
-                self.total[name].add_(parameter.grad, alpha=num_new)
+        for name, total in self.total.items():
+            total.mul_(keep)
+            if (new := gradients[name]) is not None:
+                total.add_(new, alpha=num_new)
         self.covered = keep * self.covered + num_new
 
     def follow(self, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> None:
@@ -194,8 +114,10 @@ class AggregatedGradient:
 class PriorityFeed(BatchSampler):
     """Draw PGD's batches and learn from the gradients that training computes anyway.
 
-    Used in place of the sampler; :meth:`on_batch` is called between ``backward`` and the
-    optimizer's step, as in the example, which is one iteration of Algorithm 1 per batch.
+    Used in place of the sampler. As a DataLoader's ``batch_sampler`` it learns from the loss:
+    ``SampledLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
+    between ``backward`` and the optimizer's step. Either is one iteration of Algorithm 1 per
+    batch *trained*; batches may be drawn ahead.
 
     Parameters
     ----------
@@ -219,6 +141,9 @@ class PriorityFeed(BatchSampler):
     gate is open and one in 64 while it is closed; each stands for those since the one before, so
     that the aggregate remembers an epoch.
 
+    The model's outputs have the examples in their first dimension. The layers' priorities are
+    compared with forward mode once; if they differ, forward mode takes over, with a warning.
+
     References
     ----------
     Zhou and Gao, "Distributed Framework for Accelerating Training of Deep Learning Models through
@@ -227,15 +152,16 @@ class PriorityFeed(BatchSampler):
     Examples
     --------
     >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> from flwr_hetero.sampler import SampledLoss
     >>> _ = torch.manual_seed(0)
-    >>> model, inputs, targets = nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2
-    >>> loss_fn = nn.CrossEntropyLoss(reduction="none")
-    >>> with PriorityFeed(PGDSampler(8, 4, rule="topk"), model) as feed:
-    ...     for _ in range(5):
-    ...         indices, weights = feed.next_batch()
-    ...         losses = loss_fn(model(inputs[indices]), targets[indices])
-    ...         (losses * torch.from_numpy(weights)).mean().backward()
-    ...         _ = feed.on_batch(model, indices, losses)
+    >>> data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+    >>> model = nn.Linear(3, 2)
+    >>> feed = PriorityFeed(PGDSampler(len(data), 4, rule="topk"), model)
+    >>> criterion = SampledLoss(feed)
+    >>> for epoch in range(3):
+    ...     for inputs, targets in DataLoader(data, batch_sampler=feed, num_workers=0):
+    ...         criterion(model(inputs), targets).backward()
     >>> feed.summary()["coverage"]
     1.0
     """
@@ -245,7 +171,9 @@ class PriorityFeed(BatchSampler):
         self.sampler, self.layers = sampler, layers
         self.listener = LayerPriorities(model, layers)
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
-        self._batches, self._weights, self._absorbs = 0, np.ones(0), False
+        self._trained = 0
+        self._ahead: deque[Batch] = deque(maxlen=MOST_AHEAD)
+        self._watch: RemovableHandle | None = None
 
     @property
     def measure_every(self) -> int:
@@ -254,37 +182,107 @@ class PriorityFeed(BatchSampler):
             return 1
         return EVERY_OPEN if self.sampler.is_open else EVERY_CLOSED
 
-    def next_batch(self) -> Batch:
-        """Draw the next batch and, if it is to be measured, point along the present gradient."""
-        indices, self._weights = self.sampler.next_batch()
-        measured = self._batches % self.measure_every == 0
-        self._batches += 1
+    @property
+    def _absorbs(self) -> bool:
+        """Whether the gradient of the batch to be trained next is added to the aggregate."""
+        every = self.measure_every
         # with the gate closed the batch before gives its gradient too: a fresh direction
-        before = not self.sampler.is_open and self._batches % self.measure_every == 0
-        self._absorbs = measured or before
-        if measured and self.gradient.is_known:
+        before = not self.sampler.is_open and (self._trained + 1) % every == 0
+        return before or self._trained % every == 0
+
+    def next_batch(self) -> Batch:
+        """Draw the next batch."""
+        self._ahead.append(self.sampler.next_batch())
+        self._aim()
+        return self._ahead[-1]
+
+    def _aim(self) -> None:
+        """Point along the present gradient if the batch to be trained next is to be measured."""
+        measured = self._trained % self.measure_every == 0
+        self.listener.direction = {}
+        if measured and self._ahead and self.gradient.is_known:
             self.gradient.to_device()
             self.listener.direction = self.gradient.total
-        return indices, self._weights
+
+    def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
+        """Learn from the backward pass of these losses, when it has been run.
+
+        The losses' own gradients are the factors with which they count in it, whatever scales
+        them: weights, gradient accumulation or a ``GradScaler``.
+        """
+        if self._watch is not None:
+            self._watch.remove()  # of a loss without a backward pass
+        if not losses.requires_grad:
+            return
+        weights = self._find(indices)
+        parameters = {n: p for n, p in self.gradient.parameters.items() if p.requires_grad}
+        factors: list[Tensor] = []
+
+        def end(gradients: Sequence[Tensor | None]) -> None:
+            handle.remove()
+            scale = float(factors[0].double().sum()) * len(indices) / weights.sum()
+            scale = 1.0 if abs(scale - 1.0) < ROUNDING else scale
+            found = dict.fromkeys(self.gradient.parameters) | {
+                name: None if gradient is None else gradient / scale
+                for name, gradient in zip(parameters, gradients, strict=True)
+            }
+            overflow = any(g is not None and not g.isfinite().all() for g in found.values())
+            if not (overflow and scale > 1.0):  # else a GradScaler skips this step
+                self._learn(indices, weights, scale, found)
+
+        if (self._absorbs or self.listener.direction) and parameters:
+            losses.register_hook(factors.append)  # type: ignore[no-untyped-call]
+            handle = self._watch = register_multi_grad_hook(list(parameters.values()), end)
+        else:
+            losses.register_hook(lambda _: self._count())  # type: ignore[no-untyped-call]
 
     def on_batch(self, model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> int:
         """Pass the batch's priorities to the sampler and add its gradient to the aggregate.
 
         ``model`` holds the gradient of ``(weights * losses).mean()``; ``losses`` are not used.
-        Returns how many examples went through another forward pass: the batch if the priorities
-        of all layers were measured, else none.
+        Returns how many examples went through another forward pass: the batch if priorities
+        were measured, and not by the last layer alone, else none.
         """
-        if not self._absorbs:
-            return 0
-        measured = self.listener.collect()
+        gradients = {name: p.grad for name, p in self.gradient.parameters.items()}
+        measured = self._learn(indices, self._find(indices), 1.0, gradients)
+        passes = self.layers == "all" or self.listener.by_forward_mode
+        return len(indices) if measured and passes else 0
+
+    def _find(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the weights of a batch that was drawn; those before it will not be trained."""
+        for _ in range(len(self._ahead)):
+            drawn, weights = self._ahead.popleft()
+            if np.array_equal(drawn, indices):
+                return weights
+        raise invalid("indices", list(indices), "be of a batch drawn and not yet trained")
+
+    def _learn(
+        self,
+        indices: NDArray[np.int64],
+        weights: NDArray[np.float64],
+        scale: float,
+        gradients: Gradients,
+    ) -> bool:
+        """Do Algorithm 1's lines 9 to 11 and 22; return whether priorities were measured.
+
+        gradients: of the mean of weights * losses; the losses counted ``scale`` times as much.
+        """
+        absorbs = self._absorbs
+        measured = self.listener.collect(len(indices))
         self.listener.direction = {}  # the next batch may be another sampler's
         if measured is not None:
-            # the loss of example i had the factor weight_i / batch, the direction 1 / scale
-            factors = self._weights / (self.gradient.scale * len(indices))
+            # the loss of example i had the factor scale * weight_i / batch, the direction 1 / scale
+            factors = weights * scale / (self.gradient.scale * len(indices))
             priorities, norms = torch.stack(measured).cpu().numpy() / factors
-            self.sampler.update(indices, priorities, norms)
-        self.gradient.absorb(len(indices) * self.measure_every)
-        return len(indices) if measured is not None and self.layers == "all" else 0
+            self.sampler.update(indices, priorities, norms, weights)
+        if absorbs:
+            self.gradient.absorb(len(indices) * self.measure_every, gradients)
+        self._count()
+        return measured is not None
+
+    def _count(self) -> None:
+        self._trained += 1
+        self._aim()
 
     def full_pass(
         self,
@@ -316,7 +314,7 @@ class PriorityFeed(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return the state of the sampler and the aggregated gradient."""
-        own: StateDict = {"batches": self._batches}
+        own: StateDict = {"batches": self._trained}
         return self.sampler.state_dict() | self.gradient.state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -329,7 +327,7 @@ class PriorityFeed(BatchSampler):
         except ValueError:
             self.gradient.load_state_dict(before)
             raise
-        self._batches = cast(int, state["batches"])
+        self._trained = cast(int, state["batches"])
 
     def close(self) -> None:
         """Take the hooks off the model."""

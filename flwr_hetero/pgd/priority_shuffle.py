@@ -77,6 +77,7 @@ class PriorityShuffle(BatchSampler):
         indices: NDArray[np.int64],
         scores: NDArray[np.float64],
         norms: NDArray[np.float64] | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
         """Learn importance, the root of the priority's size, and measure what it gains."""
         index, priority = self.check_scores(indices, scores)
@@ -94,7 +95,8 @@ class PriorityShuffle(BatchSampler):
             if self.is_open:
                 self.position = self.num_samples
         elif len(index):
-            self._measure(index, score, norm, self._weights_of(index))
+            drawn = self._weights_of(index) if weights is None else weights
+            self._measure(index, score, norm, drawn)
             self._store(index, score)
 
     def _measure(

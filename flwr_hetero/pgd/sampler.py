@@ -114,13 +114,15 @@ class PGDSampler(BatchSampler):
         indices: NDArray[np.int64],
         scores: NDArray[np.float64],
         norms: NDArray[np.float64] | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
         r"""Learn the signed priorities of a batch, or of all examples (the paper's first pass).
 
-        ``norms``, the gradient norms up to a common factor, are for the gate; without them it
-        takes :math:`\sqrt{|p|}`.
+        For the gate: ``norms``, the gradient norms up to a common factor, :math:`\sqrt{|p|}` if
+        left out; and the ``weights`` with which the batch was drawn, those of the last if left
+        out.
         """
-        self.draw.update(indices, scores, norms)
+        self.draw.update(indices, scores, norms, weights)
 
     def summary(self) -> dict[str, float]:
         """Describe the state of the rule for the history: coverage, mean age, ..."""
@@ -171,7 +173,7 @@ class TopPriority(BatchSampler):
         return indices, np.ones(size)
 
     def update(
-        self, indices: NDArray[np.int64], scores: NDArray[np.float64], norms: object = None
+        self, indices: NDArray[np.int64], scores: NDArray[np.float64], *for_gate: object
     ) -> None:
         """Learn the priorities of S and T (Algorithm 1, lines 10 and 21)."""
         index, priority = self.check_scores(indices, scores)

@@ -104,7 +104,7 @@ def learn(sampler: BatchSampler, indices: np.ndarray) -> None:
         losses = nn.CrossEntropyLoss(reduction="none")(
             model(vectors[:, :2]), torch.from_numpy(indices % 2)
         )
-        (losses * torch.from_numpy(sampler._weights)).mean().backward()
+        (losses * torch.from_numpy(sampler._ahead[0][1])).mean().backward()
         sampler.on_batch(model, indices, losses)
 
 

@@ -4,102 +4,14 @@ import numpy as np
 import pytest
 import torch
 from oracles.pgd import renew_sum
+from pgd.nets import LOSS, NUM, data, image_net
 from torch import nn
 
 from flwr_hetero.client.sampled_loss import gradient_norms
 from flwr_hetero.pgd import priority_feed
-from flwr_hetero.pgd.priority_feed import AggregatedGradient, LayerPriorities
+from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler, PriorityFeed, UniformSampler, sample_priorities
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
-NUM = 24
-
-
-class Tied(nn.Module):
-    """Embedding and head share one parameter; the embedding is used twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(5, 6)
-        self.head = nn.Linear(6, 5, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, words):
-        return self.head(self.embed(words[:, :2]).sum(1) + 2 * self.embed(words[:, 2:]).sum(1))
-
-
-def image_net():
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.ReLU(),
-        nn.ConvTranspose2d(4, 3, 2, bias=False),
-        nn.LayerNorm(9),
-        nn.BatchNorm2d(3),
-        nn.Flatten(),
-        nn.Linear(243, 7),
-        nn.RMSNorm(7),
-        nn.Tanh(),
-        nn.Linear(7, 5),
-    )
-
-
-def data(model):
-    targets = torch.arange(NUM) % 5
-    if isinstance(model, Tied):
-        return torch.randint(5, (NUM, 4)), targets
-    return torch.randn(NUM, 1, 8, 8), targets
-
-
-@pytest.mark.parametrize(
-    ("make", "layers"), [(image_net, "last"), (image_net, "all"), (Tied, "all")]
-)
-def test_layer_priorities_equal_forward_mode(make, layers):
-    torch.manual_seed(0)
-    model = make().eval()
-    inputs, targets = data(model)
-    everything = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-    listener = LayerPriorities(model, layers)
-    direction = {name: everything[name] for name in listener.parameters}
-    listener.direction = direction
-    LOSS(model(inputs), targets).sum().backward()
-    found = listener.collect()
-    expected = sample_priorities(model, LOSS, inputs, targets, direction)
-    torch.testing.assert_close(found.priorities, expected, rtol=1e-4, atol=1e-4)
-    outputs = model(inputs).detach().requires_grad_()
-    LOSS(outputs, targets).sum().backward()
-    torch.testing.assert_close(found.norms, outputs.grad.norm(dim=1))
-    assert (len(direction) == 2) == (layers == "last")
-    assert listener.collect() is None
-
-
-def test_hooks_change_neither_gradients_nor_buffers():
-    results = []
-    for hooked in (True, False):
-        torch.manual_seed(0)
-        model = image_net()
-        inputs, targets = data(model)
-        if hooked:
-            listener = LayerPriorities(model, "all")
-            listener.direction = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-        LOSS(model(inputs), targets).mean().backward()
-        results.append([p.grad for p in model.parameters()] + list(model.buffers()))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_nothing_is_measured_without_gradients():
-    model = image_net()
-    inputs, targets = data(model)
-    listener = LayerPriorities(model)
-    listener.direction = {n: torch.ones_like(p) for n, p in listener.parameters.items()}
-    with torch.no_grad():
-        model(inputs)
-    assert listener.collect() is None
-    listener.close()
-    LOSS(model(inputs), targets).mean().backward()
-    assert listener.collect() is None
-
 
 # --- the aggregated gradient -----------------------------------------------------------
 
@@ -111,7 +23,7 @@ def test_aggregate_follows_eq_9():
     rng, total, covered = np.random.default_rng(0), np.zeros(3), np.zeros(())
     for size in (4, 2, 10, 3, 25):
         weight.grad = torch.from_numpy(rng.normal(size=3).astype(np.float32))
-        gradient.absorb(size)
+        gradient.absorb(size, {"w": weight.grad})
         size = min(size, 10)
         total = renew_sum(total, size * weight.grad.numpy(), size, 10)
         covered = renew_sum(covered, np.array(float(size)), size, 10)
@@ -123,7 +35,7 @@ def test_follow_sets_direction_and_keeps_length():
     weight = nn.Parameter(torch.zeros(2))
     gradient = AggregatedGradient({"w": weight}, num_samples=10)
     weight.grad = torch.tensor([0.3, 0.4])
-    gradient.absorb(10)
+    gradient.absorb(10, {"w": weight.grad})
     start = {"w": torch.tensor([1.0, 1.0]), "b": torch.ones(1)}
     end = {"w": torch.tensor([1.0, -1.0])}
     for target in (end, start):  # a server that did not move changes nothing
@@ -185,7 +97,8 @@ def test_sampler_gets_the_steps_priorities(rule, layers, monkeypatch):
         optimizer.step()
         assert len(updates) == step  # the first batch has no direction
         if updates:
-            index, scores, norms = updates[-1]
+            index, scores, norms, drawn = updates[-1]
+            np.testing.assert_array_equal(drawn, weights)
             np.testing.assert_array_equal(index, indices)
             np.testing.assert_allclose(scores, expected.numpy(), rtol=1e-3, atol=1e-2)
             np.testing.assert_allclose(norms / norms[0], upper / upper[0], rtol=1e-4)
@@ -205,10 +118,12 @@ def test_which_batches_are_measured(rule, gate, measured, absorbed, monkeypatch)
     model, inputs, targets = small()
     sampler, updates, sums = PGDSampler(NUM, 4, rule=rule, gate=gate), [], []
     feed = PriorityFeed(sampler, model)
-    monkeypatch.setattr(sampler, "update", lambda *_: updates.append(feed._batches))
+    monkeypatch.setattr(sampler, "update", lambda *_: updates.append(feed._trained + 1))
     add = feed.gradient.absorb
     monkeypatch.setattr(
-        feed.gradient, "absorb", lambda num: (sums.append((feed._batches, num)), add(num))
+        feed.gradient,
+        "absorb",
+        lambda num, new: (sums.append((feed._trained + 1, num)), add(num, new)),
     )
     loop(model, feed, inputs, targets, 13)
     assert updates == measured

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero.errors import check_choice, check_count, check_number
-from flwr_hetero.pgd.priority_feed import LAYERS
+from flwr_hetero.pgd.layer_priorities import LAYERS
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler, UniformSampler
 from flwr_hetero.strategy import SamplerFacts
