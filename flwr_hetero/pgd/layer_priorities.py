@@ -144,6 +144,9 @@ class LayerPriorities:
         misfit = any(len(part) != (size or len(sums[0])) for part in sums)
         if call is not None and not self.by_forward_mode:
             self._compare(call, direction, misfit)
+        elif sums and not self.is_checked and self.layers == "all":
+            self.is_checked = True
+            _log.warning("layers='all' cannot be checked: the model is not called as a whole.")
         if self.by_forward_mode:
             found = None if call is None else measure(call, direction)
         else:

@@ -185,7 +185,7 @@ def test_batches_of_others_do_not_count():
     torch.testing.assert_close(found.priorities, expected)
 
 
-def test_a_model_called_in_parts_is_refused_if_its_layers_do_not_fit():
+def test_a_model_called_in_parts_cannot_be_checked(caplog):
     model = TimeMajor()
     words, targets = torch.randint(9, (4, 3)), torch.arange(4)
     listener = LayerPriorities(model, "all")
@@ -193,3 +193,10 @@ def test_a_model_called_in_parts_is_refused_if_its_layers_do_not_fit():
     LOSS(model.forward(words), targets).sum().backward()
     with pytest.raises(ValueError, match="model must have the 4 examples in its first dimension"):
         listener.collect(4)
+    square = torch.randint(9, (4, 4))
+    for _ in range(2):
+        LOSS(model.forward(square), targets).sum().backward()
+        assert listener.collect(4) is not None
+    assert [record.message for record in caplog.records] == [
+        "layers='all' cannot be checked: the model is not called as a whole."
+    ]

@@ -11,7 +11,13 @@ from flwr_hetero.client.sampled_loss import gradient_norms
 from flwr_hetero.pgd import priority_feed
 from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.pgd.sampler import RULES
-from flwr_hetero.sampler import PGDSampler, PriorityFeed, UniformSampler, sample_priorities
+from flwr_hetero.sampler import (
+    PGDSampler,
+    PriorityFeed,
+    SampledLoss,
+    UniformSampler,
+    sample_priorities,
+)
 
 # --- the aggregated gradient -----------------------------------------------------------
 
@@ -218,3 +224,61 @@ def test_closed_gate_trains_as_uniform_sampling():
         loop(model, feed, inputs, targets, 70)
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+# --- fed by the loss ---------------------------------------------------------------------
+
+
+def measured_by_loss(layers, dtype=None, scale=1.0, steps=8):
+    """Train on a loss that feeds; return what the sampler was told, and the aggregate."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.LayerNorm(9), nn.Linear(9, 5))
+    inputs, targets = data(model)
+    sampler = PGDSampler(NUM, 4, rule="topk")
+    feed, told = PriorityFeed(sampler, model, layers=layers), []
+    sampler.update = lambda *given: told.append(given)
+    criterion, batches = SampledLoss(feed), iter(feed)
+    for _ in range(min(steps, len(feed))):
+        indices = next(batches)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = criterion(model(inputs[indices]).float(), targets[indices])
+        (loss * scale).backward()
+    feed.close()
+    return told, feed.gradient.total
+
+
+@pytest.mark.parametrize("layers", ["last", "all"])
+@pytest.mark.parametrize(
+    ("dtype", "scale", "error"),
+    [(None, 0.25, 1e-4), (None, 2.0**16, 1e-4), (torch.bfloat16, 1.0, 0.1)],
+)
+def test_scaled_and_half_precision_losses_tell_the_same(layers, dtype, scale, error):
+    plain, total = measured_by_loss(layers)
+    told, aggregate = measured_by_loss(layers, dtype, scale)
+    assert len(told) == len(plain) == 5
+    for (indices, *found), (same, *expected) in zip(told, plain, strict=True):
+        np.testing.assert_array_equal(indices, same)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=error * np.abs(other).max())
+    for name, part in aggregate.items():
+        torch.testing.assert_close(part, total[name], rtol=error, atol=error * 10)
+
+
+def test_a_scalers_overflow_is_no_batch():
+    told, total = measured_by_loss("last", torch.float16, 2.0**24)
+    assert not told
+    assert not any(part.any() for part in total.values())
+
+
+def test_losses_without_a_backward_pass_teach_nothing():
+    model, inputs, targets = small()
+    feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model)
+    criterion = SampledLoss(feed)
+    for indices in feed:
+        with torch.no_grad():
+            criterion(model(inputs[indices]), targets[indices])
+    losses = [criterion(model(inputs[indices]), targets[indices]) for indices in feed]
+    losses[-1].backward()
+    assert feed.state_dict()["batches"] == 1
+    with pytest.raises(ValueError, match="indices must be of a batch drawn and not yet trained"):
+        feed.on_batch(model, np.arange(4), losses[0])
