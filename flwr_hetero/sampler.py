@@ -2,7 +2,8 @@
 
 from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
 from flwr_hetero.cd_grab.sampler import HerdingProbe, OrderedSampler
-from flwr_hetero.client.batch_sampler import BatchSampler, InTurn, UniformSampler
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero.client.in_turn import InTurn
 from flwr_hetero.client.sampled_loss import SampledLoss
 from flwr_hetero.mercury.sampler import MercurySampler
 from flwr_hetero.pgd.priorities import sample_priorities

@@ -58,6 +58,8 @@ class TopLossSampler(BatchSampler):
     ([1, 3, 5], [1.0, 1.0, 1.0])
     """
 
+    learns = True
+
     def __init__(
         self,
         num_samples: int,

@@ -1,15 +1,16 @@
-"""Batch samplers: the protocol that all of them follow, uniform sampling, and several in turn."""
+"""Batch samplers: the protocol that all of them follow, and uniform sampling."""
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_hetero.client.handler import current_handler, say_once
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.state_dict import StateDict, check_state, entries_below, rng_from_str, rng_to_str
+from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
 Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Indices in the local data and, for each, the factor of its loss."""
@@ -35,8 +36,14 @@ class BatchSampler(ABC):
     ----------
     learns_from : {"loss", "importance", "priority"}
         What :meth:`update` expects as scores.
+    learns : bool
+        Whether there is anything to learn. If so, iterating over the data a third time although
+        no batch was taken or updated before is an error.
+    on_missing : {"raise", "warn"}
+        What to do then.
     on_pass_end : callable or None
-        Called after each epoch of an iteration; see :func:`flwr_hetero.mod.keep`.
+        Called after each epoch of an iteration, also one that stops early, and when its last
+        batch was taken; see :func:`flwr_hetero.mod.keep`.
 
     Raises
     ------
@@ -55,13 +62,22 @@ class BatchSampler(ABC):
     """
 
     learns_from = "loss"
+    learns = False
+    cure: ClassVar[str] = """
+    from flwr_hetero.sampler import SampledLoss
+    criterion = SampledLoss(loader.batch_sampler)  # in place of the loss function"""
 
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
         self.on_pass_end: Callable[[], None] | None = None
+        self.on_missing = "raise"
+        self.continues = False
+        """Whether the next pass only prolongs the one before, whose batches are still in use."""
+        self.unhelped_passes = 0
         self._drawn: deque[Batch] = deque()
+        self._pass, self._is_helped, self._awaits_takes = 0, False, False
 
     @abstractmethod
     def next_batch(self) -> Batch:
@@ -88,18 +104,73 @@ class BatchSampler(ABC):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield one epoch of batches as lists of indices, keeping each for ``take``."""
-        self._drawn.clear()
-        for _ in range(len(self)):
-            self._drawn.append(self.next_batch())
-            yield self._drawn[-1][0].tolist()
+        if (handler := current_handler()) is not None:
+            handler.use(self)
+        if self.unhelped_passes >= 2:
+            self.check_help()
+        self.begin_pass()
+        number = self._pass
+        try:
+            for _ in range(self.batches_left()):
+                self._drawn.append(self.next_batch())
+                yield self._drawn[-1][0].tolist()
+            self.unhelped_passes = 0 if self._is_helped else self.unhelped_passes + 1
+            self._awaits_takes = bool(self._drawn)
+        finally:
+            if number == self._pass:
+                self.end_pass()
+
+    def begin_pass(self) -> None:
+        """Prepare for an iteration: what was not taken of an earlier one is dropped."""
+        if not self.continues:
+            self._drawn.clear()
+        self.continues, self._awaits_takes = False, False
+        self._pass += 1
+
+    def batches_left(self) -> int:
+        """Batches that an iteration gives: an epoch."""
+        return len(self)
+
+    def end_pass(self) -> None:
+        """Report the end of an iteration."""
         if self.on_pass_end is not None:
             self.on_pass_end()
+
+    def settle(self) -> None:
+        """End an iteration that is still open, as the loop over it has ended."""
+        self._pass += 1
 
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
         if not self._drawn:
             raise IndexError("no batch to take: call take() once per batch that iteration gave.")
-        return self._drawn.popleft()
+        self.note_help()
+        batch = self._drawn.popleft()
+        self.batch_done()
+        return batch
+
+    def batch_done(self) -> None:
+        """Report the end of a pass again if its last batch was drawn ahead and is now in use."""
+        if self._awaits_takes and not self._drawn:
+            self.end_pass()
+
+    def note_help(self) -> None:
+        """Note that the training loop does its part."""
+        self._is_helped, self.unhelped_passes = True, 0
+
+    def missing(self) -> str:
+        """Say what the training loop left out; empty if nothing."""
+        if self._is_helped or not self.learns:
+            return ""
+        name = type(self).__name__
+        return f"{name} learns nothing: no batch was taken or updated. Add:{self.cure}"
+
+    def check_help(self) -> None:
+        """Raise, or warn once, if the training loop left out what the sampler needs."""
+        if text := self.missing():
+            if self.on_missing != "warn":
+                raise RuntimeError(text)
+            say_once(text)
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""
@@ -139,6 +210,7 @@ class BatchSampler(ABC):
         if bad.size:
             hint = "the model has diverged, lower the learning rate"
             raise invalid("scores", bad[:3].tolist(), "be finite", hint)
+        self.note_help()
         return index, score
 
 
@@ -204,91 +276,3 @@ def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str
         "coverage": len(ages) / len(scored_at),
         "mean-age": float(ages.mean()) if ages.size else 0.0,
     }
-
-
-class InTurn(BatchSampler):
-    """Let samplers draw in turn: an order for one batch, importance for the next.
-
-    Each keeps its own rule, and each batch is as unbiased as the sampler that drew it.
-
-    Parameters
-    ----------
-    samplers : sequence of BatchSampler
-        At least one, all of the same number of samples.
-
-    Attributes
-    ----------
-    current : BatchSampler
-        The one that drew the batch in use: the last of :meth:`next_batch` or, where a
-        DataLoader draws ahead, of :meth:`take`. :meth:`update` goes to it.
-
-    Raises
-    ------
-    ValueError
-        If there are none or their data sets differ in size.
-
-    Examples
-    --------
-    >>> from flwr_hetero.sampler import MercurySampler, OrderedSampler
-    >>> both = InTurn([OrderedSampler(10, 5), MercurySampler(10, 5)])
-    >>> [type(both.current).__name__ for _ in both]
-    ['OrderedSampler', 'MercurySampler']
-    """
-
-    def __init__(self, samplers: Sequence[BatchSampler]) -> None:
-        sizes = sorted({sampler.num_samples for sampler in samplers})
-        if len(sizes) != 1:
-            raise invalid("samplers", sizes, "be at least one, of equally large data sets")
-        first = samplers[0]
-        super().__init__(first.num_samples, first.batch_size)
-        self.samplers = list(samplers)
-        self.current = first
-        self._turn = 0
-
-    def __len__(self) -> int:
-        """Batches per epoch: as many as the first sampler has alone."""
-        return len(self.samplers[0])
-
-    def next_batch(self) -> Batch:
-        """Let the next sampler draw."""
-        self.current = self.samplers[self._turn]
-        self._turn = (self._turn + 1) % len(self.samplers)
-        return self.current.next_batch()
-
-    def take(self) -> Batch:
-        """Collect the oldest batch that iteration yielded."""
-        batches_ago = len(self._drawn)
-        batch = super().take()
-        self.current = self.samplers[(self._turn - batches_ago) % len(self.samplers)]
-        return batch
-
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Pass the scores on to the sampler that drew the batch."""
-        self.current.update(indices, scores)
-
-    def watch(self, indices: NDArray[np.int64], losses: Any) -> None:
-        """Pass the losses on to the sampler that drew the batch."""
-        self.current.watch(indices, losses)
-
-    def state_dict(self) -> StateDict:
-        """Return which sampler draws next, and every sampler's own state."""
-        own: StateDict = {"turn": self._turn, "num_samplers": len(self.samplers)}
-        for number, sampler in enumerate(self.samplers):
-            own |= {f"{number}.{key}": value for key, value in sampler.state_dict().items()}
-        return own
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue where ``state_dict`` was taken; see the parent for errors."""
-        check_state(state, {"turn": int, "num_samplers": int}, "InTurn")
-        turn, wanted = int(state["turn"]), len(self.samplers)
-        if state["num_samplers"] != wanted or not 0 <= turn < wanted:
-            raise ValueError(f"state of InTurn must hold {wanted} samplers and a turn among them.")
-        before = [sampler.state_dict() for sampler in self.samplers]
-        try:
-            for number, sampler in enumerate(self.samplers):
-                sampler.load_state_dict(entries_below(f"{number}.", state))
-        except ValueError:
-            for sampler, own in zip(self.samplers, before, strict=True):
-                sampler.load_state_dict(own)
-            raise
-        self._turn = turn

@@ -16,7 +16,7 @@ from flwr_hetero.client.device import (
     named_fleet,
     transfer_time_s,
 )
-from flwr_hetero.client.timing import note_pace, timing, timing_record
+from flwr_hetero.client.timing import call_app, note_pace, timing, timing_record
 from flwr_hetero.records import payload_bytes, read_number
 
 
@@ -41,7 +41,7 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
     rng = device_rng(int(context.run_config.get("seed", 0)), partition, message)
     if away := reply_if_away(message, profile, rng):
         return away
-    reply = call_next(message, context)
+    reply = call_app(message, context, call_next)
     stamp(message, reply, context, profile, rng)
     return reply
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from logging import WARNING
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
+from weakref import WeakValueDictionary
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log
+from flwr_hetero.client.handler import current_handler
+from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.keys import PREFIX
+from flwr_hetero.records import read_number
 from flwr_hetero.state_dict import StateDict
 
 State = Mapping[str, NDArray[np.generic] | int | float | str | bool]
@@ -22,10 +26,13 @@ class Stateful(Protocol):
         """Continue from a state; ValueError if it is not one of its own."""
 
 
+@runtime_checkable
 class Kept(Stateful, Protocol):
     """What can be kept: every batch sampler of this package."""
 
     on_pass_end: Callable[[], None] | None
+    on_missing: str
+    unhelped_passes: int
 
     def state_dict(self) -> State:
         """Return what is needed to continue."""
@@ -56,6 +63,8 @@ def save_state(context: Context, name: str, state: State) -> None:
     scalars = {key: value for key, value in state.items() if key not in arrays}
     context.state[f"{PREFIX}{name}.arrays"] = ArrayRecord(arrays)
     context.state[f"{PREFIX}{name}.scalars"] = ConfigRecord(scalars)  # type: ignore[arg-type]
+    if (handler := current_handler()) is not None:
+        handler.has_saved = True
 
 
 def load_state(context: Context, name: str) -> StateDict | None:
@@ -102,12 +111,30 @@ def restore(sampler: Stateful, context: Context, name: str) -> bool:
     return True
 
 
-def keep(sampler: Kept, context: Context, name: str = "sampler") -> bool:
+def keep(
+    sampler: object, context: Context, name: str = "sampler", *, on_missing: str = "raise"
+) -> bool:
     """Continue a sampler as :func:`restore` does, and keep its state from now on.
 
-    Its state goes to ``context.state`` whenever a pass over the DataLoader ends. Training that
-    stops in the middle of a pass should use :func:`~flwr_hetero.mod.restore` and
-    :func:`~flwr_hetero.mod.save_state` instead.
+    With :func:`~flwr_hetero.mod.timing` or :func:`~flwr_hetero.mod.emulated_device` around the
+    ClientApp its state goes to ``context.state`` when the ClientApp's function returns, whatever
+    iterated it. Without a mod it goes there whenever a pass over the data ends or stops early.
+
+    Parameters
+    ----------
+    sampler : BatchSampler
+        One of :mod:`flwr_hetero.sampler`: the ``batch_sampler`` of the DataLoader.
+    context : Context
+        The context passed to the ClientApp.
+    name : str
+        Name of the state, if there are several.
+    on_missing : {"raise", "warn"}
+        What to do if the training loop leaves out what the sampler needs.
+
+    Raises
+    ------
+    ValueError
+        If the sampler is none of this package.
 
     Examples
     --------
@@ -120,5 +147,34 @@ def keep(sampler: Kept, context: Context, name: str = "sampler") -> bool:
     >>> keep(UniformSampler(10, 5), context)
     True
     """
-    sampler.on_pass_end = lambda: save_state(context, name, sampler.state_dict())
+    if not isinstance(sampler, Kept):
+        hint = "make the DataLoader with batch_sampler=MercurySampler(...), for instance"
+        if isinstance(getattr(sampler, "batch_sampler", None), Kept):
+            hint = "pass loader.batch_sampler"
+        kind = f"{type(sampler).__module__}.{type(sampler).__name__}"
+        raise invalid("sampler", kind, "be a sampler of flwr_hetero.sampler", hint)
+    sampler.on_missing = check_choice("on_missing", on_missing, ("raise", "warn"))
+    handler, key = current_handler(), (id(context), name)
+
+    def save() -> None:
+        state = {**sampler.state_dict(), UNHELPED: sampler.unhelped_passes}
+        save_state(context, name, state)
+
+    def save_unless_replaced() -> None:  # a pass may be closed after the next round has begun
+        if _latest.get(key) is sampler:
+            save()
+
+    if handler is not None:
+        handler.saves[id(sampler)] = save
+    else:
+        _latest[key] = sampler
+        sampler.on_pass_end = save_unless_replaced
+    state = load_state(context, name)
+    sampler.unhelped_passes = int(read_number(state or {}, UNHELPED, 0.0))
     return restore(sampler, context, name)
+
+
+UNHELPED = "unhelped-passes"
+"""Passes so far in which the training loop left out what a sampler needs."""
+_latest: WeakValueDictionary[tuple[int, str], Kept] = WeakValueDictionary()
+"""The sampler that owns a state, by context and name."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.client.batch_sampler import BatchSampler, InTurn
+from flwr_hetero.client.batch_sampler import BatchSampler
+from flwr_hetero.client.in_turn import InTurn
 from flwr_hetero.errors import invalid
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -20,13 +21,43 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 LOSS: Loss = partial(cross_entropy, reduction="none")
 
 
-def gradient_norms(outputs: Tensor, targets: Tensor, loss_fn: Loss = LOSS) -> NDArray[np.float64]:
+def gradient_norms(
+    outputs: Tensor, targets: Tensor, loss_fn: Loss = LOSS, num_examples: int | None = None
+) -> NDArray[np.float64]:
     """Score samples by the norm of their loss's gradient at the outputs."""
+    count = len(outputs) if num_examples is None else num_examples
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss_fn(leaf, targets).sum(), leaf)
-    norms = gradient.reshape(len(leaf), -1).norm(dim=1)
+        losses = example_losses(loss_fn(leaf, targets), targets, count, ignored_by(loss_fn))
+        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+    norms = at_least_single(gradient).reshape(count, -1).norm(dim=1)
     return np.asarray(norms.cpu(), dtype=np.float64)
+
+
+def example_losses(losses: Tensor, targets: Tensor, count: int, ignored: int) -> Tensor:
+    """Average element-wise losses over each example's elements whose target is not ignored."""
+    if losses.ndim == 0 or losses.numel() % count:
+        rule = f"give a loss for each of {count} examples, not of shape {tuple(losses.shape)}"
+        raise ValueError(f'loss_fn must {rule}: make it with reduction="none".')
+    losses = at_least_single(losses)
+    if losses.shape == (count,):
+        return losses
+    counted = torch.ones_like(losses)
+    if losses.numel() == targets.numel() and not targets.is_floating_point():
+        counted = (targets != ignored).reshape(losses.shape).to(losses)
+    total = losses.reshape(count, -1).sum(dim=1)
+    return total / counted.reshape(count, -1).sum(dim=1).clamp(min=1)
+
+
+def ignored_by(loss_fn: Loss) -> int:
+    """Return the target that a loss leaves out; torch's own default if it does not say."""
+    keywords = loss_fn.keywords if isinstance(loss_fn, partial) else {}
+    return int(keywords.get("ignore_index", getattr(loss_fn, "ignore_index", -100)))
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    """Return half-precision values in single precision, others as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @contextmanager
@@ -71,12 +102,17 @@ class SampledLoss:
         The DataLoader's ``batch_sampler``: one that learns from losses, as ``MercurySampler``
         and ``TopLossSampler`` do, or several of these ``InTurn``.
     loss_fn : callable
-        ``loss_fn(outputs, targets)`` with one loss per example; cross-entropy if left out.
+        ``loss_fn(outputs, targets)`` made with ``reduction="none"``; cross-entropy if left out.
+        Losses of several elements per example are averaged over those whose target is not the
+        ``ignore_index``.
 
     Raises
     ------
     ValueError
-        If the sampler is none of this package, or learns from priorities (``PGDSampler``).
+        If the sampler is none of this package, or learns from priorities (``PGDSampler``); if
+        ``loss_fn`` reduces its losses to one number.
+    RuntimeError
+        If it is used in evaluation.
 
     Examples
     --------
@@ -96,17 +132,37 @@ class SampledLoss:
             if each.learns_from == "priority":
                 hint = "priorities come from gradients, use a PriorityFeed"
                 raise invalid("sampler", type(each).__name__, "learn from losses", hint)
+        keywords = loss_fn.keywords if isinstance(loss_fn, partial) else {}
+        reduction = keywords.get("reduction", getattr(loss_fn, "reduction", "none"))
+        if reduction != "none":
+            raise invalid("loss_fn", reduction, 'be made with reduction="none"')
         self.sampler, self.loss_fn = sampler, loss_fn
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move what the loss function holds, such as class weights, as a module does."""
+        if isinstance(self.loss_fn, nn.Module):
+            self.loss_fn.to(*args, **kwargs)
+        return self
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean loss of a batch; the sampler learns from it."""
-        indices, weights = self.sampler.take()
-        losses = self.loss_fn(outputs, targets).reshape(len(indices), -1).sum(dim=1)
+        try:
+            if not torch.is_grad_enabled():
+                raise IndexError("no gradients")
+            indices, weights = self.sampler.take()
+        except IndexError as error:
+            rule = "in training only, once per batch that its DataLoader gives"
+            raise RuntimeError(f"use SampledLoss {rule}: evaluate with loss_fn ({error})") from None
+        count = len(indices)
+        losses = example_losses(
+            self.loss_fn(outputs, targets), targets, count, ignored_by(self.loss_fn)
+        )
         drawn_by = self.sampler.current if isinstance(self.sampler, InTurn) else self.sampler
         if drawn_by.learns_from == "importance":
-            scores = gradient_norms(outputs, targets, self.loss_fn)
+            scores = gradient_norms(outputs, targets, self.loss_fn, count)
         else:
-            scores = losses.detach().double().cpu().numpy()
+            scores = losses.detach().cpu().double().numpy()
         self.sampler.update(indices, scores)
         self.sampler.watch(indices, losses)
+        self.sampler.batch_done()
         return (torch.from_numpy(weights).to(losses) * losses).mean()

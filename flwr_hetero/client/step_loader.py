@@ -68,7 +68,10 @@ class StepLoader:
         if self.num_steps is None:
             yield from map(self._count, self._loader)
             return
+        before = None
         while self._steps < self.num_steps:
+            if before is not None and hasattr(sampler := self._batch_sampler, "continues"):
+                sampler.continues = True  # the last batch may be in use when the next is drawn
             before = self._steps
             for batch in self._loader:
                 yield self._count(batch)
@@ -92,6 +95,10 @@ class StepLoader:
         """Steps and examples so far."""
         found = {keys.NUM_STEPS: self._steps}
         return found | ({keys.EXAMPLES_PROCESSED: self._examples} if self._has_sizes else {})
+
+    @property
+    def _batch_sampler(self) -> Any:
+        return getattr(self._loader, "batch_sampler", None)
 
     def _count(self, batch: Any) -> Any:
         size = batch_length(batch)

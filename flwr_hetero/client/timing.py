@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client.device import FORWARD_SHARE
+from flwr_hetero.client.handler import handling
 from flwr_hetero.records import read_number
 
 
@@ -26,7 +27,7 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     >>> app = ClientApp(mods=[timing])
     """
     start_s = time.monotonic()
-    reply = call_next(message, context)
+    reply = call_app(message, context, call_next)
     end_s = time.monotonic()
     if context.node_config.get(keys.EMULATED) is not True:  # else the profile gives the pace
         _observe_round(context, message, start_s, end_s)
@@ -34,6 +35,17 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
         reply.content[keys.TIMING] = timing_record(context, end_s - start_s, 0.0, emulated=False)
         if message.metadata.message_type == keys.PROFILE_MESSAGE and (info := device_info()):
             reply.content[keys.DEVICE] = ConfigRecord(dict(info.items()))
+    return reply
+
+
+def call_app(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Call the ClientApp; then keep what is to be kept, and add its samplers' records."""
+    with handling() as handler:
+        reply = call_next(message, context)
+        trained = message.metadata.message_type == MessageType.TRAIN
+        for name, record in handler.finish(trained=trained).items():
+            if reply.has_content() and name not in reply.content:
+                reply.content[name] = ConfigRecord(dict(record))
     return reply
 
 

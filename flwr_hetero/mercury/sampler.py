@@ -85,6 +85,8 @@ class MercurySampler(UniformSampler):
     2
     """
 
+    learns = True
+
     def __init__(
         self,
         num_samples: int,

@@ -166,6 +166,8 @@ class PriorityFeed(BatchSampler):
     1.0
     """
 
+    learns = True
+
     def __init__(self, sampler: PGDSampler, model: nn.Module, *, layers: str = "last") -> None:
         super().__init__(sampler.num_samples, sampler.batch_size)
         self.sampler, self.layers = sampler, layers
@@ -253,6 +255,7 @@ class PriorityFeed(BatchSampler):
         for _ in range(len(self._ahead)):
             drawn, weights = self._ahead.popleft()
             if np.array_equal(drawn, indices):
+                self.note_help()
                 return weights
         raise invalid("indices", list(indices), "be of a batch drawn and not yet trained")
 
@@ -283,6 +286,7 @@ class PriorityFeed(BatchSampler):
     def _count(self) -> None:
         self._trained += 1
         self._aim()
+        self.batch_done()
 
     def full_pass(
         self,

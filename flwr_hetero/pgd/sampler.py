@@ -76,6 +76,11 @@ class PGDSampler(BatchSampler):
     """
 
     learns_from = "priority"
+    learns = True
+    cure = """
+    from flwr_hetero.sampler import PriorityFeed, SampledLoss
+    feed = PriorityFeed(PGDSampler(...), model)  # the batch_sampler of the DataLoader
+    criterion = SampledLoss(feed)  # in place of the loss function"""
 
     def __init__(
         self,

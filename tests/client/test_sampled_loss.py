@@ -138,3 +138,120 @@ def test_mercury_says_what_it_learns_from():
 def test_other_samplers_are_refused(sampler, match):
     with pytest.raises(ValueError, match=match):
         SampledLoss(sampler)
+
+
+# --- losses that people pass ---------------------------------------------------------------
+
+
+def one_batch(loss_fn, outputs, targets, *, sampler=None):
+    """Return a batch's loss and its scores."""
+    count = 4
+    sampler = sampler or Weighted(count, count)
+    drawn = next(iter(sampler))
+    assert len(drawn) == count
+    return SampledLoss(sampler, loss_fn)(outputs, targets), *sampler.scores_seen[-1]
+
+
+@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+def test_losses_of_many_elements_are_averaged(learns_from):
+    torch.manual_seed(3)
+    outputs, targets = torch.randn(4, 3, 5, requires_grad=True), torch.randn(4, 3, 5)
+    sampler = Weighted(4, 4, learns_from=learns_from)
+    loss, indices, scores = one_batch(
+        nn.MSELoss(reduction="none"), outputs, targets, sampler=sampler
+    )
+    each = ((outputs - targets) ** 2).detach().flatten(1).mean(1).numpy()
+    assert loss.item() == pytest.approx(np.mean((1 + indices) * each))
+    if learns_from == "importance":
+        each = (2 / 15 * (outputs - targets)).detach().flatten(1).norm(dim=1).numpy()
+    assert scores == pytest.approx(each)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("ignored", [-100, 0])
+@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+def test_masked_tokens_do_not_count(flat, ignored, learns_from):
+    torch.manual_seed(3)
+    logits, tokens = torch.randn(4, 6, 7), torch.randint(1, 7, (4, 6))
+    for example, left in enumerate([6, 3, 1, 0]):
+        tokens[example, left:] = ignored
+    loss_fn = nn.CrossEntropyLoss(reduction="none", ignore_index=ignored)
+    given = (logits.flatten(0, 1), tokens.flatten()) if flat else (logits.mT, tokens)
+    sampler = Weighted(4, 4, learns_from=learns_from)
+    loss, indices, scores = one_batch(loss_fn, *given, sampler=sampler)
+    mean = nn.CrossEntropyLoss(ignore_index=ignored)
+    each = [mean(logits[i, :left], tokens[i, :left]).item() for i, left in enumerate([6, 3, 1])]
+    assert loss.item() == pytest.approx(np.mean((1 + indices) * [*each, 0.0]))
+    if learns_from == "loss":
+        assert scores == pytest.approx([*each, 0.0])
+    else:
+        for i, left in enumerate([6, 3, 1]):
+            errors = logits[i, :left].softmax(1) - one_hot(tokens[i, :left], 7)
+            assert scores[i] == pytest.approx(errors.norm().item() / left)
+        assert scores[3] == 0.0
+
+
+def test_ignore_index_of_a_function():
+    loss_fn = partial(cross_entropy, reduction="none", ignore_index=1)
+    logits, targets = torch.zeros(4, 2, 2), torch.tensor([[0, 1]] * 4)
+    loss, *_ = one_batch(loss_fn, logits, targets)
+    assert loss.item() == pytest.approx(np.log(2) * np.mean([1, 2, 3, 4]))
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [nn.CrossEntropyLoss(), partial(cross_entropy, reduction="sum")]
+)
+def test_reduced_losses_are_refused(loss_fn):
+    with pytest.raises(ValueError, match='loss_fn must be made with reduction="none", got'):
+        SampledLoss(UniformSampler(12, 4), loss_fn)
+
+
+@pytest.mark.parametrize("loss_fn", [cross_entropy, lambda outputs, targets: outputs[:3, 0]])
+def test_losses_that_are_none_per_example_are_refused(loss_fn):
+    with pytest.raises(ValueError, match=r'loss for each of 4 examples.*reduction="none"'):
+        one_batch(loss_fn, torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision(dtype, autocast, learns_from):
+    torch.manual_seed(3)
+    layer, inputs, targets = nn.Linear(3, 5), torch.randn(4, 3), torch.arange(4)
+    wanted, _, exact = one_batch(
+        partial(cross_entropy, reduction="none"),
+        layer(inputs),
+        targets,
+        sampler=Weighted(4, 4, learns_from=learns_from),
+    )
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        outputs = layer(inputs) if autocast else layer(inputs).to(dtype)
+        assert outputs.dtype == dtype
+        loss, _, scores = one_batch(
+            nn.CrossEntropyLoss(reduction="none"),
+            outputs,
+            targets,
+            sampler=Weighted(4, 4, learns_from=learns_from),
+        )
+    loss.backward()
+    assert (loss.dtype, scores.dtype) == (torch.float32, np.float64)
+    assert loss.item() == pytest.approx(wanted.item(), rel=0.03)
+    assert scores == pytest.approx(exact, rel=0.03)
+
+
+def test_to_moves_class_weights():
+    loss_fn = nn.CrossEntropyLoss(torch.ones(3), reduction="none")
+    criterion = SampledLoss(UniformSampler(12, 4), loss_fn).to("meta")
+    assert isinstance(criterion, SampledLoss)
+    assert loss_fn.weight.device.type == "meta"
+    assert SampledLoss(UniformSampler(12, 4)).to("cpu", dtype=torch.float64).loss_fn
+
+
+def test_evaluation_is_refused():
+    sampler = UniformSampler(12, 4)
+    criterion = SampledLoss(sampler)
+    with pytest.raises(RuntimeError, match=r"use SampledLoss in training only.*loss_fn"):
+        criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+    next(iter(sampler))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="use SampledLoss in training only"):
+        criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))

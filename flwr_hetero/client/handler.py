@@ -1,0 +1,80 @@
+"""What a ClientApp's function used while it ran: our mods look at it when it returns."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+RECORDS = Callable[[], Mapping[str, Mapping[str, Any]]]
+"""Makes records for the reply, by name."""
+_said: set[str] = set()
+
+
+class Used(Protocol):
+    """A sampler, as seen from here."""
+
+    learns: bool
+
+    def settle(self) -> None:
+        """Give back what was drawn ahead."""
+
+    def check_help(self) -> None:
+        """Raise if the training loop left out what the sampler needs."""
+
+
+class Handler:
+    """One call of a ClientApp's function."""
+
+    def __init__(self) -> None:
+        self.used: list[Used] = []
+        self.saves: dict[int, Callable[[], None]] = {}
+        self.records: list[RECORDS] = []
+        self.has_saved = False
+
+    def use(self, sampler: Used) -> None:
+        """Note a sampler that was iterated."""
+        if all(sampler is not other for other in self.used):
+            self.used.append(sampler)
+
+    def finish(self, *, trained: bool) -> dict[str, Mapping[str, Any]]:
+        """Check and save the samplers; return the records for the reply."""
+        for sampler in self.used:
+            sampler.settle()
+            if trained:
+                sampler.check_help()
+        found = {name: record for make in self.records for name, record in make().items()}
+        for save in self.saves.values():
+            save()
+        for sampler in self.used:
+            if trained and sampler.learns and not (self.saves or self.has_saved):
+                say_once(
+                    f"{type(sampler).__name__} was used but not kept: what it learns is lost "
+                    "after each round. Add: keep(loader.batch_sampler, context)"
+                )
+        return found
+
+
+_current: ContextVar[Handler | None] = ContextVar("handler", default=None)
+
+
+def current_handler() -> Handler | None:
+    """Return the call in which this code runs; None without one of our mods."""
+    return _current.get()
+
+
+@contextmanager
+def handling() -> Iterator[Handler]:
+    """Run a ClientApp's function and note what it uses."""
+    token = _current.set(handler := Handler())
+    try:
+        yield handler
+    finally:
+        _current.reset(token)
+
+
+def say_once(text: str) -> None:
+    """Log a warning, once in this process."""
+    if text not in _said:
+        _said.add(text)
+        logging.getLogger("flwr").warning(text)
