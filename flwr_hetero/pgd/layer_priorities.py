@@ -167,11 +167,12 @@ class LayerPriorities:
         error = float("inf") if misfit else self._error(call, direction)
         self.by_forward_mode = not error <= TOLERANCE
         if self.by_forward_mode:
+            wrong = "other lengths than the batch" if misfit else f"an error of {error:.0%}"
             _log.warning(
-                "layers=%r does not measure this model's priorities (relative error %.2g): a layer "
-                "has the examples not in its first dimension, or its parameters are used outside "
-                "it. Forward mode takes over, at the price of a forward pass per batch measured.",
-                self.layers, error,
+                "layers=%r does not measure this model's priorities (%s): in some layer the "
+                "examples are not in the first dimension, or its parameters are used outside it. "
+                "Forward mode takes over, at the price of a forward pass per batch measured.",
+                self.layers, wrong,
             )  # fmt: skip
 
     def _error(self, call: Call, direction: Parameters) -> float:
