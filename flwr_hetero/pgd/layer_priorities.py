@@ -23,7 +23,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from flwr_hetero.client.sampled_loss import scoring
 from flwr_hetero.errors import check_choice, invalid
-from flwr_hetero.pgd.priorities import Parameters, first_possible, undisturbed
+from flwr_hetero.pgd.priorities import (
+    Method,
+    Parameters,
+    double_backward,
+    first_possible,
+    undisturbed,
+)
 
 LINEAR_IN_PARAMETERS = (
     nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
@@ -182,13 +188,17 @@ class LayerPriorities:
             self.direction = direction
             try:
                 output = call.output()
-                torch.autograd.grad(output, parameters, call.gradient.to(output), allow_unused=True)
+                product = (output * call.gradient.to(output)).sum()
+                torch.autograd.grad(product, parameters, allow_unused=True)
             except RuntimeError:  # sums of other shapes, or a pass that allows no second one
                 return float("inf")
             finally:
                 sums, self._sums, self._norms, self._call = self._sums, [], None, None
                 self.direction = {}
-            expected = derivative(call, direction)
+            try:  # forward mode costs a second when a process first uses it
+                expected = derivative(call, direction, double_backward)
+            except (NotImplementedError, RuntimeError):
+                expected = derivative(call, direction)
         if not sums or any(part.shape != expected.shape for part in sums):
             return float("inf")
         difference = reduce(torch.add, sums) - expected
@@ -208,7 +218,7 @@ def main_output(output: object) -> Tensor | None:
     return next((t for t in tensors if t.ndim and t.is_floating_point()), None)
 
 
-def derivative(call: Call, direction: Parameters) -> Tensor:
+def derivative(call: Call, direction: Parameters, method: Method = first_possible) -> Tensor:
     """Multiply each example's output gradient by its output's derivative along a direction."""
     own = dict(call.model.named_parameters())
     point = {name: own[name].detach() for name in direction}
@@ -220,7 +230,7 @@ def derivative(call: Call, direction: Parameters) -> Tensor:
         outputs = call.output({**parameters, **buffers})
         return (outputs * call.gradient.to(outputs)).flatten(1).sum(1)
 
-    return first_possible(products, point, {n: d.to(point[n]) for n, d in direction.items()})
+    return method(products, point, {n: d.to(point[n]) for n, d in direction.items()})
 
 
 def measure(call: Call, direction: Parameters) -> PriorityBatch:

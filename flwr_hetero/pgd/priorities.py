@@ -26,6 +26,8 @@ from flwr_hetero.errors import check_choice, invalid
 Parameters: TypeAlias = Mapping[str, Tensor]
 LossesAt: TypeAlias = Callable[[Parameters], Tensor]
 """Losses of a batch, shape (batch,), as a function of parameters by name."""
+Method: TypeAlias = Callable[[LossesAt, Parameters, Parameters], Tensor]
+"""Losses, point and direction: the derivative of the losses."""
 
 LAYOUT = "view size is not compatible"
 """What the forward mode of GroupNorm says of activations with channels last."""
@@ -60,8 +62,9 @@ def double_backward(losses_at: LossesAt, point: Parameters, direction: Parameter
         leaves = {name: p.detach().clone().requires_grad_() for name, p in point.items()}
         losses = losses_at(leaves)
         v = torch.zeros_like(losses, requires_grad=True)
+        product = (v * losses).sum()  # of a number, torch needs no slow import
         pulled = torch.autograd.grad(
-            losses, list(leaves.values()), v, create_graph=True, materialize_grads=True
+            product, list(leaves.values()), create_graph=True, materialize_grads=True
         )
         parts = [(g * direction[name]).sum() for name, g in zip(leaves, pulled, strict=True)]
         (derivative,) = torch.autograd.grad(torch.stack(parts).sum(), v)
