@@ -36,6 +36,9 @@ EXAMPLES_PROCESSED = "examples-processed"
 EXAMPLES_SCORED = "examples-scored"
 """Examples that only went forward, to be scored by a sampler (default: 0)."""
 
+PROTOCOL = frozenset({NUM_STEPS, EXAMPLES_PROCESSED, EXAMPLES_SCORED})
+"""Metrics that some nodes of a fleet may report and others not."""
+
 # --- keys in the ConfigRecord of an instruction ------------------------------------
 SERVER_ROUND = "server-round"
 """Flower's own: the current round, from 1."""

@@ -21,11 +21,14 @@ def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
     return w
 
 
-def steps_app(claims=None, num_examples=None, reports=True, seen=None, mods=()) -> ClientApp:
+def steps_app(
+    claims=None, num_examples=None, reports=True, seen=None, mods=(), silent=()
+) -> ClientApp:
     """Make a ClientApp that takes ``num-steps`` steps.
 
     ``claims``: partition to what it says instead of its steps; ``num_examples``: partition to
-    data size; ``reports``: whether it says how many steps it took; ``seen``: gets every config.
+    data size; ``reports``: whether it says how many steps it took, and ``silent``: partitions that
+    do not; ``seen``: gets every config.
     """
     app = ClientApp(mods=list(mods))
 
@@ -46,7 +49,7 @@ def steps_app(claims=None, num_examples=None, reports=True, seen=None, mods=()) 
                 "train-loss": float(np.mean((w - goal(partition)) ** 2)),
             }
         )
-        if reports:
+        if reports and partition not in silent:
             metrics["num-steps"] = (claims or {}).get(partition, steps)
         new = ArrayRecord({"w": Array(w), "n": Array(count)})
         return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)

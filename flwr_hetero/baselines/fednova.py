@@ -4,17 +4,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
 from flwr_hetero.errors import check_number, invalid
-from flwr_hetero.server.aggregate import normalised
-from flwr_hetero.server.reply_checks import view_array
-
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-"""How names end of arrays that are no parameters, in torch's batch normalisation."""
+from flwr_hetero.server.aggregate import BUFFERS, normalised
 
 
 def update_scales(
@@ -60,8 +56,8 @@ class FedNova(LocalSteps):
     buffers : sequence of str
         Arrays whose names end so, and integers, are averaged as they are.
     **budget
-        ``budget``, ``gamma``, ``deadline_s``, ``min_steps``, ``max_steps``: as for
-        :class:`~flwr_hetero.strategy.LocalSteps`.
+        ``budget``, ``gamma``, ``deadline_s``, ``min_steps``, ``max_steps``, ``on_missing``: as
+        for :class:`~flwr_hetero.strategy.LocalSteps`.
 
     Raises
     ------
@@ -70,8 +66,9 @@ class FedNova(LocalSteps):
 
     Notes
     -----
-    Scales follow the steps that the server *assigned*, not those that a node reports: here a
-    report of fewer steps would raise a node's influence.
+    Scales follow the reported steps, at most those assigned. A report of fewer steps raises a
+    node's influence, by no more than a larger update would. This is :class:`LocalSteps` with the
+    normalisation of the paper: by the mean of the round's nodes, and for momentum.
 
     References
     ----------
@@ -98,26 +95,9 @@ class FedNova(LocalSteps):
         if isinstance(buffers, str):
             raise invalid("buffers", buffers, "be a sequence of names")
         self.buffers = tuple(buffers)
-        super().__init__(strategy, fast_steps, **budget)
+        super().__init__(strategy, fast_steps, weighting="normalised", **budget)
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Scale each update by the mean of all steps over its own steps."""
-        good, start = super().on_replies(server_round, replies), self.session.arrays
-        weights = self.top.weights(good)
-        if start is None or not any(weights):
-            return good
-        steps = [self.assigned[reply.metadata.src_node_id] for reply in good]
-        scales = update_scales(steps, weights, self.momentum).tolist()
-        return [
-            self._scaled(reply, scale, start) for reply, scale in zip(good, scales, strict=True)
-        ]
-
-    def _scaled(self, reply: Message, scale: float, start: ArrayRecord) -> Message:
-        ((name, arrays),) = reply.content.array_records.items()
-        scaled = ArrayRecord(dict(arrays.items()))
-        for key, end in arrays.items():
-            before, after = view_array(start[key]), view_array(end)
-            if after.dtype.kind == before.dtype.kind == "f" and not key.endswith(self.buffers):
-                scaled[key] = Array(np.asarray(before + scale * (after - before), after.dtype))
-        content = RecordDict({**reply.content, name: scaled})
-        return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
+    def _scales(
+        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
+    ) -> NDArray[np.float64]:
+        return update_scales(steps, weights, self.momentum)

@@ -92,6 +92,43 @@ def deadline_steps(
     return _whole(left_s / np.asarray(step_times_s, np.float64), min_steps, max_steps)
 
 
+def slice_steps(
+    slice_s: float,
+    step_times_s: ArrayLike,
+    transfer_times_s: ArrayLike,
+    traffic: float,
+    min_steps: int,
+    max_steps: int,
+) -> Indices:
+    r"""Set the steps that fit a time slice of which transfers take a limited share.
+
+    .. math:: \tau_i = \lfloor (\max(S, c_i / \rho) - c_i) / t_i \rfloor
+
+    For nodes that are not waited for, so that a slow link lengthens its own node's slice only.
+
+    Shapes as of :func:`deadline_steps`; traffic: rho in (0, 1).
+
+    >>> slice_steps(10.0, [0.5, 0.5, 20.0], [0.0, 5.0, 0.0], 0.25, min_steps=1, max_steps=99)
+    array([20, 30,  1])
+    """
+    link_s = np.nan_to_num(np.asarray(transfer_times_s, np.float64))
+    left_s = np.maximum(slice_s, link_s / traffic) - link_s
+    return _whole(left_s / np.asarray(step_times_s, np.float64), min_steps, max_steps)
+
+
+def normalised_scales(num_steps: ArrayLike, mean_steps: float) -> NDArray[np.float64]:
+    r"""Compute the factors of updates that make every node count as if it took the mean steps.
+
+    .. math:: s_i = \bar\tau / \tau_i
+
+    FedNova's idea, for plain SGD; not in the paper, whose nodes share one data set.
+
+    >>> normalised_scales([1, 3], mean_steps=2.0)
+    array([2.        , 0.66666667])
+    """
+    return np.asarray(mean_steps / np.asarray(num_steps, np.float64))
+
+
 def _whole(steps: NDArray[np.float64], low: int, high: int) -> Indices:
     whole = np.floor(steps * (1 + 1e-9))  # so that 0.29 * 100 is 29 steps and not 28
     return np.asarray(np.clip(np.nan_to_num(whole, nan=low), low, high), np.int64)

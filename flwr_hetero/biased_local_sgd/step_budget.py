@@ -3,60 +3,48 @@
 import json
 from collections.abc import Mapping, Sequence
 from logging import INFO
-from math import inf, nan
+from math import nan
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.algorithm import (
-    class_gamma,
     deadline_steps,
     fast_class,
     gamma_steps,
+    normalised_scales,
+    slice_steps,
 )
+from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
+from flwr_hetero.server.aggregate import BUFFERS, with_update
+from flwr_hetero.server.contract import Contract, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
-LONGEST_S = 1e9
-"""Times are kept within 1/LONGEST_S and LONGEST_S: a node may report anything."""
+STEPS = Contract(
+    keys.NUM_STEPS,
+    "steps that the node took",
+    "    from flwr_hetero.mod import StepLoader\n"
+    "    loader = StepLoader(loader, msg)  # takes the steps that the server asks for\n"
+    '    metrics = MetricRecord({"num-examples": ..., **loader.metrics})',
+)
+"""What nodes must do for any budget of steps."""
+WEIGHTINGS = ("normalised", "examples", "steps")
 
 
-class NodeSpeeds:
-    """Smoothed seconds per step and per transfer of every node measured so far."""
-
-    def __init__(self, smoothing: float) -> None:
-        self.smoothing = smoothing
-        self.step_s: dict[str, float] = {}
-        self.link_s: dict[str, float] = {}
-
-    def observe(self, node: str, steps: int, compute_s: float, link_s: float) -> None:
-        """Update a node's times with those of a round."""
-        step_s = min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S)
-        for times, time_s in ((self.step_s, step_s), (self.link_s, min(link_s, LONGEST_S))):
-            if node in times:
-                time_s = self.smoothing * times[node] + (1 - self.smoothing) * time_s
-            times[node] = time_s
-
-    def classes(self) -> tuple[set[str], float]:
-        """Return the fast nodes, and gamma between the two classes."""
-        step_s = list(self.step_s.values())
-        fast = fast_class(step_s)
-        names = {node for node, is_fast in zip(self.step_s, fast, strict=True) if is_fast}
-        return names, class_gamma(step_s, fast)
-
-    def shortest_round_s(self, num_steps: int) -> float:
-        """Return the seconds that the quickest node needs, link included."""
-        return min((self.link_s[n] + num_steps * self.step_s[n] for n in self.step_s), default=inf)
+def assigned_steps(message: Message) -> int:
+    """Return the steps that an instruction asks for."""
+    return int(read_number(config_of(message), keys.NUM_STEPS, 0.0))
 
 
 class LocalSteps(Wrapper):
@@ -65,7 +53,8 @@ class LocalSteps(Wrapper):
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
     The number is ``num-steps`` in the node's own config. A node that reports ``num-steps`` in
-    its metrics may have taken fewer; a report of more counts as the number assigned.
+    its metrics may have taken fewer; a report of more counts as the number assigned, and only
+    what is reported counts.
 
     Parameters
     ----------
@@ -73,28 +62,43 @@ class LocalSteps(Wrapper):
         What aggregates; FedAvg if left out.
     fast_steps : int
         Steps tau_F of a fast node per round.
-    budget : {"two-class", "deadline"}
+    budget : {"two-class", "deadline", "slice"}
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
-        ``deadline_s``, transfers included.
+        ``deadline_s``, transfers included. ``slice``: the same, but a node whose transfers
+        would take more than ``traffic`` of it gets longer; for :class:`FedBuff`.
     gamma : float or mapping of str to float, optional
         For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
     deadline_s : float, optional
-        Seconds of a round. None: what the quickest node needs for ``fast_steps``.
+        Seconds of a round. None: what a quick node needs for ``fast_steps``, that is the
+        second quickest, or the one that 10 % are quicker than.
     min_steps, max_steps : int
-        Bounds of every node's steps; ``max_steps`` is ``fast_steps`` if left out.
+        Bounds of every node's steps; ``max_steps`` is ``fast_steps`` if left out, and four
+        times that for slices.
     smoothing : float
         Weight of the past in a node's measured times, in [0, 1).
+    traffic : float
+        For slices: largest share of transfers in a node's time, in (0, 1).
+    weighting : {"normalised", "examples", "steps"}
+        What a node's update counts: scaled to the mean number of steps, so that its data count
+        as in FedAvg; by its examples, so that they count about in proportion to its steps; or
+        models by steps, so that they count about by the square of the steps.
+    on_missing : {"raise", "warn"}
+        What to do if no node reports its steps.
 
     Raises
     ------
     ValueError
-        If a setting is out of range or does not go with the kind of budget.
+        If a setting is out of range, does not go with the kind of budget, or the wrapped
+        strategy cannot weight by steps.
+    MissingHelpError
+        In the first round, if no node reports its steps.
 
     Notes
     -----
     A node that was never measured gets ``min_steps``: the first round of a new fleet is its
-    profiling. A measured gamma trusts the fastest report; where nodes may lie about their time
-    give gamma, or use a deadline, by which a lie concerns the liar only.
+    profiling. A reply without ``num-steps`` counts least: with the fewest steps of the others,
+    or the smallest scale. A measured gamma trusts the fastest report; where nodes may lie about
+    their time give gamma or a deadline.
 
     References
     ----------
@@ -109,6 +113,8 @@ class LocalSteps(Wrapper):
 
     name: ClassVar[str] = "local-steps"
     decides = frozenset({"steps"})
+    contract = STEPS
+    buffers: tuple[str, ...] = BUFFERS
 
     def __init__(
         self,
@@ -121,34 +127,45 @@ class LocalSteps(Wrapper):
         min_steps: int = 1,
         max_steps: int | None = None,
         smoothing: float = 0.5,
+        traffic: float = 0.25,
+        weighting: str = "normalised",
+        on_missing: str = "raise",
     ) -> None:
         self.fast_steps = check_count("fast_steps", fast_steps, 1)
         self.min_steps = check_count("min_steps", min_steps, 1)
-        most = fast_steps if max_steps is None else max_steps
+        most = (4 if budget == "slice" else 1) * fast_steps if max_steps is None else max_steps
         self.max_steps = check_count("max_steps", most, self.min_steps, "that is min_steps")
-        self.budget = check_choice("budget", budget, ("two-class", "deadline"))
+        self.budget = check_choice("budget", budget, ("two-class", "deadline", "slice"))
         if gamma is not None:
             for ratio in gamma.values() if isinstance(gamma, Mapping) else [gamma]:
                 check_number("gamma", ratio, "(0, 1]")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s, "(0, inf)")
-        if budget == "deadline" and gamma is not None:
-            raise invalid("gamma", gamma, "be left out with budget='deadline'")
-        if budget != "deadline" and deadline_s is not None:
-            raise invalid("deadline_s", deadline_s, "be left out without budget='deadline'")
+        if budget != "two-class" and gamma is not None:
+            raise invalid("gamma", gamma, f"be left out with budget={budget!r}")
+        if budget == "two-class" and deadline_s is not None:
+            raise invalid("deadline_s", deadline_s, "be left out with budget='two-class'")
         self.gamma, self.deadline_s = gamma, deadline_s
+        self.traffic = check_number("traffic", traffic, "(0, 1)")
+        self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
+        self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
+        if self.weighting == "steps":
+            self._check_weights_by_steps()
         self.speeds = NodeSpeeds(check_number("smoothing", smoothing, "[0, 1)"))
-        self.assigned: dict[int, int] = {}
+        self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
+        self._assigned: dict[str, int] = {}
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node; shape (len(nodes),)."""
         bounds = self.min_steps, self.max_steps
         step_s = np.array([self.speeds.step_s.get(node, nan) for node in nodes])
-        if self.budget == "deadline":
+        if self.budget in ("deadline", "slice"):
             link_s = np.array([self.speeds.link_s.get(node, nan) for node in nodes])
-            deadline_s = self.deadline_s or self.speeds.shortest_round_s(self.fast_steps)
-            return deadline_steps(deadline_s, step_s, link_s, *bounds)
+            limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
+            if self.budget == "slice":
+                return slice_steps(limit_s, step_s, link_s, self.traffic, *bounds)
+            return deadline_steps(limit_s, step_s, link_s, *bounds)
         if isinstance(self.gamma, Mapping):
             gammas = np.array([self.gamma.get(node, nan) for node in nodes])
         elif self.gamma == 1:  # balanced: no time is needed
@@ -167,6 +184,15 @@ class LocalSteps(Wrapper):
         fast = fast_class([1 / gamma for gamma in self.gamma.values()])
         return {node for node, is_fast in zip(self.gamma, fast, strict=True) if is_fast}
 
+    def _check_weights_by_steps(self) -> None:
+        leaf = type(self.leaf).__name__
+        hint = 'or pass weighting="examples"'
+        if not isinstance(self.leaf, FedAvg):
+            raise invalid("strategy", leaf, "derive from FedAvg to weight by steps", hint)
+        if any(getattr(s, "accountant", None) for s in self.chain() if s is not self):
+            rule = "be without a privacy accountant, which asks for equal weights"
+            raise invalid("strategy", leaf, rule, hint)
+
     # --- instructions --------------------------------------------------------------------
 
     def on_instructions(
@@ -175,37 +201,73 @@ class LocalSteps(Wrapper):
         """Write each node's steps into its own config."""
         node_ids = [message.metadata.dst_node_id for message in messages]
         steps = self.num_steps([self.identity(node_id) for node_id in node_ids])
-        self.assigned = dict(zip(node_ids, steps.tolist(), strict=True))
-        for message in messages:
-            config_of(message)[keys.NUM_STEPS] = self.assigned[message.metadata.dst_node_id]
+        for message, count in zip(messages, steps.tolist(), strict=True):
+            config_of(message)[keys.NUM_STEPS] = count
         return messages
 
     # --- replies -------------------------------------------------------------------------
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Check the reported steps and learn the nodes' speeds."""
-        good = []
+        """Check the reported steps, learn the nodes' speeds and weigh the updates."""
+        good, self._assigned = [], {}
         for reply in replies:
-            node_id, steps = reply.metadata.src_node_id, self.steps_of(reply)
             (metrics,) = reply.content.metric_records.values()
-            claim, assigned = metrics.get(keys.NUM_STEPS), self.assigned[node_id]
-            if not steps:
-                self.session.fail(node_id, f"claims {claim!r} steps instead of 1 to {assigned}")
+            claim, assigned = metrics.get(keys.NUM_STEPS), self._assigned_to(reply)
+            steps = self.steps_of(reply)
+            if claim is not None and not steps:
+                self.session.drop(reply, f"claims {claim!r} steps instead of 1 to {assigned}")
                 continue
             if read_number(metrics, keys.NUM_STEPS, 0.0) > assigned:
-                self.session.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
-            metrics[keys.NUM_STEPS] = steps
-            self._measure(reply, steps)
+                claimed = f"claims {claim:g} steps, was assigned {assigned}"
+                self.session.note(reply.metadata.src_node_id, claimed)
+            self._assigned[self.identity(reply.metadata.src_node_id)] = assigned
+            if steps:
+                metrics[keys.NUM_STEPS] = steps
+                self._measure(reply, steps)
             good.append(reply)
-        return good
+        return self._normalised(good) if self.weighting == "normalised" else good
 
     def steps_of(self, reply: Message) -> int:
         """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
         (metrics,) = reply.content.metric_records.values()
-        assigned = self.assigned[reply.metadata.src_node_id]
-        if keys.NUM_STEPS not in metrics:
-            return assigned
-        return max(0, int(min(read_number(metrics, keys.NUM_STEPS, 0.0), assigned)))
+        return max(0, int(min(read_number(metrics, keys.NUM_STEPS, 0.0), self._assigned_to(reply))))
+
+    def _assigned_to(self, reply: Message) -> int:
+        return assigned_steps(self.session.instruction_of(reply))
+
+    def counted_steps(self, replies: Sequence[Message]) -> list[int]:
+        """Return the steps of each reply; those that report none have the fewest of the others."""
+        steps = [self.steps_of(reply) for reply in replies]
+        fewest = min((count for count in steps if count), default=1)
+        return [count or fewest for count in steps]
+
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Weight models by their steps (Alg. 1, l. 15, Eq. 4), if asked for."""
+        if self.weighting != "steps":
+            return super().weights(replies)
+        return [float(count) for count in self.counted_steps(replies)]
+
+    def _normalised(self, replies: list[Message]) -> list[Message]:
+        """Scale each update to the mean number of steps, so that no data count by their speed."""
+        start, weights = self.session.arrays, self.top.weights(replies)
+        if start is None or not any(weights):
+            return replies
+        steps = np.array([self.steps_of(reply) for reply in replies])
+        steps[steps == 0] = steps.max(initial=1)  # not reported: the smallest scale
+        scales = self._scales(replies, steps, weights).tolist()
+        return [
+            reply if scale == 1.0 else with_update(reply, start, start, scale, self.buffers)
+            for reply, scale in zip(replies, scales, strict=True)
+        ]
+
+    def _scales(
+        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
+    ) -> NDArray[np.float64]:
+        """Return the scale of each update: mean steps of all nodes seen, over its own."""
+        for reply, count, weight in zip(replies, steps.tolist(), weights, strict=True):
+            self.usual_steps[self.identity(reply.metadata.src_node_id)] = (count, weight)
+        known, weight_of = np.array(list(self.usual_steps.values())).T
+        return normalised_scales(steps, float(np.average(known, weights=weight_of)))
 
     def on_profile_replies(self, replies: list[Message]) -> None:
         """Learn from another wrapper's profiling how fast nodes are that report their steps."""
@@ -218,7 +280,7 @@ class LocalSteps(Wrapper):
     def _measure(self, reply: Message, steps: int) -> None:
         """Divide a node's latency into computing and transfer."""
         node_id = reply.metadata.src_node_id
-        latency = self.session.exchange.latency.get(node_id)
+        latency = self.session.latency_of(reply)
         if latency is None:
             return
         compute_s, link_s = latency.seconds, 0.0
@@ -239,22 +301,22 @@ class LocalSteps(Wrapper):
 
     def round_info(self) -> dict[str, Any]:
         """Return the steps assigned to each node and the measured gamma."""
-        in_order = sorted(self.assigned, key=self.session.registry.sort_key)
-        steps = {self.identity(node_id): self.assigned[node_id] for node_id in in_order}
-        return {"num-steps": steps, "gamma": self.speeds.classes()[1]}
+        return {"num-steps": self._assigned, "gamma": self.speeds.classes()[1]}
 
     def state_dict(self) -> StateDict:
         """Return the measured times."""
         return {
             "step_s": json.dumps(self.speeds.step_s),
             "link_s": json.dumps(self.speeds.link_s),
+            "usual_steps": json.dumps(self.usual_steps),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"step_s": str, "link_s": str}, "LocalSteps")
+        check_state(state, {"step_s": str, "link_s": str, "usual_steps": str}, "LocalSteps")
         self.speeds.step_s = json.loads(str(state["step_s"]))
         self.speeds.link_s = json.loads(str(state["link_s"]))
+        self.usual_steps = json.loads(str(state["usual_steps"]))
 
     def summary(self) -> None:
         """Log the step budget and the wrapped strategy's settings."""

@@ -4,13 +4,13 @@ from typing import Any, ClassVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.algorithm import fast_share
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
-from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
-from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.biased_local_sgd.step_budget import LocalSteps, assigned_steps
+from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
 from flwr_hetero.state_dict import StateDict, entries_below
 
@@ -18,11 +18,11 @@ from flwr_hetero.state_dict import StateDict, entries_below
 class BiasedLocalSGD(LocalSteps):
     r"""Let fast nodes take more steps, weigh more and see the harder samples.
 
-    .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i
+    .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{("steps")}
 
     Every node gets ``num-steps`` in its own config, and ``fast``, ``fast-share`` and
-    ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Models are
-    weighted by steps, metrics by examples as before. Robust strategies that do not weight
+    ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Metrics are
+    weighted by examples as before. Robust strategies that do not weight
     (median, trimmed mean, Krum) keep their rule and get the steps only.
 
     Parameters
@@ -32,8 +32,10 @@ class BiasedLocalSGD(LocalSteps):
         FedAvg if left out.
     fast_steps : int
         Steps tau_F of a fast node per round.
-    weighted_by_steps : bool
-        The bias in aggregation. False: weighted as the wrapped strategy does.
+    weighting : {"steps", "examples", "normalised"}, optional
+        ``steps`` is the paper's bias in aggregation, the default for shared data. For private
+        data it is ``normalised``, see :class:`~flwr_hetero.strategy.LocalSteps`: there the
+        paper's would weigh a node's data by about the square of its steps.
     high_loss_fraction : float, optional
         The bias in sampling: lambda in (0, 1]. None: all nodes sample uniformly.
     share : float, optional
@@ -47,8 +49,8 @@ class BiasedLocalSGD(LocalSteps):
         For shared data: examples per step; whether slow nodes get what the fast ones left
         (Table 6); of the server's generator.
     **budget
-        ``budget``, ``gamma``, ``deadline_s``, ``min_steps``, ``max_steps``: as for
-        :class:`~flwr_hetero.strategy.LocalSteps`.
+        ``budget``, ``gamma``, ``deadline_s``, ``min_steps``, ``max_steps``, ``on_missing``: as
+        for :class:`~flwr_hetero.strategy.LocalSteps`.
 
     Raises
     ------
@@ -73,7 +75,7 @@ class BiasedLocalSGD(LocalSteps):
         strategy: Strategy | None = None,
         fast_steps: int = 32,
         *,
-        weighted_by_steps: bool = True,
+        weighting: str | None = None,
         high_loss_fraction: float | None = 0.5,
         share: float | None = None,
         shared_samples: int | None = None,
@@ -84,7 +86,8 @@ class BiasedLocalSGD(LocalSteps):
     ) -> None:
         if shared_samples is not None:
             self.decides = self.decides | {"samples", "orders"}
-        super().__init__(strategy, fast_steps, **budget)
+        default = "normalised" if shared_samples is None else "steps"
+        super().__init__(strategy, fast_steps, weighting=weighting or default, **budget)
         if high_loss_fraction is not None:
             check_number("high_loss_fraction", high_loss_fraction, "(0, 1]", "None switches it off")
         if share is not None:
@@ -96,15 +99,6 @@ class BiasedLocalSGD(LocalSteps):
             self.shared = SharedSamples(
                 shared_samples, batch_size, high_loss_fraction, share, unified, seed
             )
-        self.weighted_by_steps = weighted_by_steps
-        if weighted_by_steps:
-            leaf = type(self.leaf).__name__
-            hint = "or pass weighted_by_steps=False"
-            if not isinstance(self.leaf, FedAvg):
-                raise invalid("strategy", leaf, "derive from FedAvg to weight by steps", hint)
-            if any(getattr(inner, "accountant", None) for inner in self.chain()):
-                rule = "be without a privacy accountant, which asks for equal weights"
-                raise invalid("strategy", leaf, rule, hint)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
@@ -116,7 +110,7 @@ class BiasedLocalSGD(LocalSteps):
         if self.shared is not None:  # a node that was never measured chooses its first samples
             node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
         fast_nodes = self.fast_nodes()
-        steps = [self.assigned[node_id] for node_id in node_ids]
+        steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
         fast = [self.identity(node_id) in fast_nodes for node_id in node_ids]
         if self.shared is not None:
             self.shared.assign([message_of[node_id] for node_id in node_ids], steps, fast)
@@ -138,16 +132,10 @@ class BiasedLocalSGD(LocalSteps):
             try:
                 self.shared.record(reply)
             except ValueError as error:
-                self.session.fail(reply.metadata.src_node_id, str(error))
+                self.session.drop(reply, str(error))
             else:
                 kept.append(reply)
         return kept
-
-    def weights(self, replies: list[Message]) -> list[float]:
-        """Weight models by steps if this bias is on (Alg. 1, l. 15, Eq. 4)."""
-        if not self.weighted_by_steps:
-            return super().weights(replies)
-        return [float(self.steps_of(reply)) for reply in replies]
 
     def round_info(self) -> dict[str, Any]:
         """Return steps, gamma and, with shared data, epoch and samples of known loss."""

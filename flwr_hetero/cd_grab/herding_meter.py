@@ -82,7 +82,7 @@ class HerdingMeter(Wrapper):
                 try:
                     passes.append(self._add(self.identity(reply.metadata.src_node_id), record))
                 except ValueError as error:
-                    self.session.fail(reply.metadata.src_node_id, f"herding record: {error}")
+                    self.session.drop(reply, f"herding record: {error}")
                     continue
             good.append(reply)
         self._bound, whole = None, [each for each in passes if each is not None]

@@ -137,9 +137,12 @@ class CDGraB(Wrapper):
             except ValueError as error:
                 bad[node_id] = str(error)
         bad |= self._of_other_lengths(reports)
-        for node_id, reason in bad.items():
-            self.session.fail(node_id, f"order record: {reason}")
-        good = [reply for reply in replies if reply.metadata.src_node_id not in bad]
+        good = []
+        for reply in replies:
+            if reason := bad.get(reply.metadata.src_node_id):
+                self.session.drop(reply, f"order record: {reason}")
+            else:
+                good.append(reply)
         self._balanced = self.server.receive(self._weighted(good, reports))
         return good
 

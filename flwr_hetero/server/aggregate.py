@@ -13,12 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, attributes_of
 from flwr_hetero.errors import invalid
-from flwr_hetero.server.reply_checks import view_array, weight_of
+from flwr_hetero.server.reply_checks import drop_partial_metrics, view_array, weight_of
 
 CHUNK = 65_536
 """Elements per pass: small enough that the running sum stays in the processor's cache."""
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""How names end of arrays that are no parameters, in torch's batch normalisation."""
 WEIGHT = keys.PREFIX + "weight"
 """Metric by which a strategy weights models where that is not its own key."""
 
@@ -37,6 +39,7 @@ def aggregate(
     strategy gets all replies and, where the weights are not its own, another weight key: Krum
     needs each reply, and its mean of the chosen ones is then by these weights.
     """
+    drop_partial_metrics(replies)
     if like is None or not replies or not isinstance(leaf, FedAvg):
         return inner.aggregate_train(server_round, replies)
     weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
@@ -59,6 +62,30 @@ def aggregate(
             metrics[WEIGHT] = weight
     with _replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
         return inner.aggregate_train(server_round, replies)
+
+
+def with_update(
+    reply: Message,
+    start: ArrayRecord,
+    base: ArrayRecord,
+    scale: float,
+    buffers: tuple[str, ...] = BUFFERS,
+) -> Message:
+    r"""Return a reply whose model is a base plus the node's scaled update.
+
+    .. math:: x = x_{base} + s \, (x_i - x_{start})
+
+    Integers and buffers are left as they are: they are averaged, not optimised.
+    """
+    ((name, arrays),) = reply.content.array_records.items()
+    moved = ArrayRecord(dict(arrays.items()))
+    for key, end in arrays.items():
+        before, after = view_array(start[key]), view_array(end)
+        if after.dtype.kind == before.dtype.kind == "f" and not key.endswith(buffers):
+            onto = before if base is start else view_array(base[key])
+            moved[key] = Array(np.asarray(onto + scale * (after - before), after.dtype))
+    content = RecordDict({**reply.content, name: moved})
+    return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
 
 
 @contextmanager

@@ -48,8 +48,10 @@ def profile_nodes(
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(good)
-            for node_id, latency in strategy.session.exchange.latency.items():
-                rounds[number - warmup_rounds, column[node_id]] = latency.seconds
+            for reply in good:
+                if latency := strategy.session.latency_of(reply):
+                    node_id = reply.metadata.src_node_id
+                    rounds[number - warmup_rounds, column[node_id]] = latency.seconds
     return nodes, rounds
 
 

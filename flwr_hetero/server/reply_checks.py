@@ -62,11 +62,11 @@ def weight_of(reply: Message, weight_key: str) -> float:
 
 
 def metric_names(reply: Message) -> str:
-    """Return the names and kinds of a reply's metrics as text."""
-    found = [
-        [key, sorted((name, len(v) if isinstance(v, list) else None) for name, v in record.items())]
-        for key, record in reply.content.metric_records.items()
-    ]
+    """Return the names and kinds of a reply's metrics as text, those of the protocol left out."""
+    found = []
+    for key, record in reply.content.metric_records.items():
+        own = [(name, v) for name, v in record.items() if name not in keys.PROTOCOL]
+        found.append([key, sorted((n, len(v) if isinstance(v, list) else None) for n, v in own)])
     return json.dumps(found)
 
 
@@ -85,6 +85,15 @@ def drop_private_metrics(reply: Message) -> None:
     for record in reply.content.metric_records.values():
         for key in [k for k in record if k == keys.TRAIN_TIME or k.startswith(keys.PREFIX)]:
             del record[key]
+
+
+def drop_partial_metrics(replies: Sequence[Message]) -> None:
+    """Take out metrics of the protocol that not all replies have: Flower wants equal names."""
+    records = [record for reply in replies for record in reply.content.metric_records.values()]
+    for key in keys.PROTOCOL:
+        if not all(key in record for record in records):
+            for record in records:
+                record.pop(key, None)
 
 
 # --- arrays ----------------------------------------------------------------------------

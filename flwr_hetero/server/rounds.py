@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -49,6 +49,9 @@ class _Wrapper(Protocol):
     def round_info(self) -> dict[str, Any]: ...
     def on_round_end(self, run: "Run", record: Record) -> None: ...
     def on_finish(self, run: "Run") -> None: ...
+
+
+Loop: TypeAlias = "Callable[[Run], Result]"
 
 
 @dataclass
@@ -168,7 +171,7 @@ def new_record(run: Run, number: int, messages: Sequence[Message]) -> Record:
         "global": {},
         "selected": [identity(message.metadata.dst_node_id) for message in messages],
         "weights": {node: weight / total for node, weight in session.info.weights.items()},
-        "latency": {identity(n): v.seconds for n, v in session.exchange.latency.items()},
+        "latency": session.seconds_by_node(),
         "failures": [],
     }
 

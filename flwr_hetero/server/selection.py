@@ -99,7 +99,7 @@ class Selection(Wrapper):
         self._outcomes = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
-            latency = self.session.exchange.latency.get(node_id)
+            latency = self.session.latency_of(reply)
             seconds = latency.seconds if latency else nan
             (metrics,) = reply.content.metric_records.values()
             self._outcomes[self.identity(node_id)] = Outcome(seconds, dict(metrics))
@@ -126,7 +126,7 @@ class Selection(Wrapper):
             if getattr(leaf, minimum) > max(count or 0, FLOWERS_DEFAULT):
                 rule = f"be at most clients_per_round={count} inside {me}"
                 raise invalid(f"{kind}.{minimum}", getattr(leaf, minimum), rule)
-        for strategy in self.chain():
+        for strategy in (s for s in self.chain() if not isinstance(s, Wrapper)):
             asked = getattr(strategy, "num_sampled_clients", count)
             if getattr(strategy, "accountant", None) and not (fixed_size and asked == count):
                 rule = f"be the size of every round, clients_per_round={count}"

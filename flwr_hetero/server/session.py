@@ -56,12 +56,26 @@ class Exchange:
     """How long it took by the fleet's clock."""
     round_trip_s: dict[str, float] = field(default_factory=dict)
     """By message id, as the server saw it; empty where time is emulated."""
-    latency: dict[int, Latency] = field(default_factory=dict)
+    latency: dict[str, Latency] = field(default_factory=dict)
+    """By message id."""
+    checked: set[str] = field(default_factory=set)
+    """Message ids whose replies were found good on arrival."""
     surplus: list[Message] = field(default_factory=list)
     """Instructions whose replies were not waited for."""
     counted: list[str] = field(default_factory=list)
     """Nodes whose replies went to the innermost strategy."""
     failed: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why the reply of a node, by identity, does not count."""
+
+    _by_id: dict[str, Message] = field(default_factory=dict)
+
+    @property
+    def instructions(self) -> dict[str, Message]:
+        """Instructions by message id; they have one once they are sent."""
+        if len(self._by_id) != len(self.messages):
+            self._by_id = {message.metadata.message_id: message for message in self.messages}
+        return self._by_id
 
 
 @dataclass
@@ -78,6 +92,8 @@ class Session:
 
     ``enough`` is the number of replies to wait for (None: all), ``stop_reason`` ends the run
     after the round, ``accepted`` counts the sets of metric names seen, by message type.
+    ``refused`` has the reason of every reply that has not counted since one last did, ``begun``
+    is True once one has.
     """
 
     registry: NodeRegistry = field(default_factory=NodeRegistry)
@@ -89,6 +105,8 @@ class Session:
     enough: int | None = None
     stop_reason: str | None = None
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    begun: bool = False
 
     # --- out -------------------------------------------------------------------------
 
@@ -132,41 +150,101 @@ class Session:
 
     def accept(self, replies: Sequence[Message], expected: Expected) -> list[Message]:
         """Return the good replies, sorted by node identity; record the others as failures."""
-        now = self.exchange
+        now, good = self.exchange, []
         waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in now.messages}
-        good: dict[int, Message] = {}
         for reply in replies:
             node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node_id is None:
                 self.note(reply.metadata.src_node_id, "reply to a message that is not open")
-            elif reason := why_bad(reply, expected) or self._why_late(reply, node_id):
-                self.fail(node_id, reason)
-            else:
-                good[node_id] = reply
+            elif self.is_good(reply, node_id, expected):
+                good.append(reply)
         if self.enough is not None and _is_enough(replies, self.enough):
             now.surplus = [m for m in now.messages if m.metadata.message_id in waiting]
             waiting = {}
         for node_id in waiting.values():
             self.fail(node_id, f"no reply within {now.timeout_s:g} s")
-        ordered = [good[node_id] for node_id in sorted(good, key=self.registry.sort_key)]
-        return self._same_metrics(ordered) if expected.metrics and ordered else ordered
+        good.sort(key=lambda reply: self.registry.sort_key(reply.metadata.src_node_id))
+        return self._same_metrics(good) if expected.metrics and good else good
+
+    def is_good(self, reply: Message, node_id: int, expected: Expected) -> bool:
+        """Check a reply of a node, once; learn its latency, or record it as a failure."""
+        message_id = reply.metadata.reply_to_message_id
+        if message_id in self.exchange.checked:
+            return True
+        reason = why_bad(reply, expected)
+        if not reason and reply.metadata.src_node_id != node_id:
+            reason = "it names another node as its source"
+        if reason := reason or self._why_late(reply, node_id):
+            self.fail(node_id, reason, None if reply.has_error() else message_id)
+            return False
+        self.exchange.checked.add(message_id)
+        return True
 
     def count(self, replies: list[Message], weight_key: str | None) -> list[Message]:
         """Note whose replies go to the innermost strategy; none if their weights sum to 0."""
         if weight_key and not any(weight_of(reply, weight_key) for reply in replies):
             for reply in replies:  # Flower would divide by the sum
-                self.fail(reply.metadata.src_node_id, f"{weight_key} is 0 in all replies")
+                self.drop(reply, f"{weight_key} is 0 in all replies")
             replies = []
         identity = self.registry.identity
         self.exchange.counted = [identity(reply.metadata.src_node_id) for reply in replies]
         return replies
 
-    def fail(self, node_id: int, reason: str) -> None:
-        """Record that a node that was asked has no reply that counts."""
+    def drop(self, reply: Message, reason: str) -> None:
+        """Record that a good reply does not count."""
+        self.fail(reply.metadata.src_node_id, reason, reply.metadata.reply_to_message_id)
+
+    def fail(self, node_id: int, reason: str, message_id: str | None = None) -> None:
+        """Record that a node that was asked has no reply that counts.
+
+        ``message_id`` is that of the instruction, if a model or metrics came back.
+        """
         self.note(node_id, f"reply dropped: {reason}", recorded=reason)
-        self.exchange.latency.pop(node_id, None)
-        if (identity := self.registry.identity(node_id)) not in self.exchange.failed:
+        identity = self.registry.identity(node_id)
+        if message_id is not None:
+            self.exchange.latency.pop(message_id, None)
+            self.exchange.refused[identity] = reason
+        if identity not in self.exchange.failed:
             self.exchange.failed.append(identity)
+
+    def check_progress(self) -> None:
+        """Stop a run whose replies are all dropped for the same reason.
+
+        A fault of one node costs its reply, so two nodes must have it (or the only one asked),
+        and no reply must have counted since: in the first round, later in two rounds.
+        """
+        now = self.exchange
+        if now.counted:
+            self.begun, self.refused = True, {}
+        if now.counted or not now.refused:
+            return
+        again, self.refused = bool(self.refused), self.refused | now.refused
+        reason, *others = set(self.refused.values())
+        enough = len(self.refused) > 1 or (again and len(now.messages) == 1)
+        if not others and enough and (again or not self.begun):
+            nodes = ", ".join(sorted(self.refused)[:5])
+            raise RuntimeError(
+                f"no reply to training counts, all for the same reason: {reason} ({nodes})."
+            )
+
+    # --- what is known of a reply ----------------------------------------------------
+
+    def instruction_of(self, reply: Message) -> Message:
+        """Return the instruction that a reply answers: what the node was sent, model included."""
+        return self.exchange.instructions[reply.metadata.reply_to_message_id]
+
+    def latency_of(self, reply: Message) -> Latency | None:
+        """Return how long a node took for a good reply; None if that is unknown."""
+        return self.exchange.latency.get(reply.metadata.reply_to_message_id)
+
+    def seconds_by_node(self) -> dict[str, float]:
+        """Return how long each node took in this exchange, by identity."""
+        seconds: dict[str, float] = {}
+        for message_id, message in self.exchange.instructions.items():
+            if (latency := self.exchange.latency.get(message_id)) is not None:
+                identity = self.registry.identity(message.metadata.dst_node_id)
+                seconds[identity] = seconds.get(identity, 0.0) + latency.seconds
+        return seconds
 
     def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
         """Record a failure that costs no reply of a node that was asked."""
@@ -189,7 +267,7 @@ class Session:
         self.clock.emulated |= latency.emulated
         if latency.emulated and latency.seconds > now.timeout_s:
             return f"late: {latency.seconds:.3g} s, the time-out is {now.timeout_s:g} s"
-        now.latency[node_id] = latency
+        now.latency[reply.metadata.reply_to_message_id] = latency
         return None
 
     def _same_metrics(self, good: list[Message]) -> list[Message]:
@@ -201,8 +279,7 @@ class Session:
             if name == usual:
                 kept.append(reply)
             else:
-                reason = "its metrics have other names than those of the others"
-                self.fail(reply.metadata.src_node_id, reason)
+                self.drop(reply, "its metrics have other names than those of the others")
         accepted[usual] = accepted.get(usual, 0) + len(kept)
         return kept
 

@@ -7,16 +7,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import trains_trees
+from flwr_hetero._flwr import attributes_of, trains_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes
+from flwr_hetero.server.composition import check_composition
+from flwr_hetero.server.contract import Contract, check_help, holds
 from flwr_hetero.server.reply_checks import Expected, weight_of
-from flwr_hetero.server.rounds import Run, run_rounds
+from flwr_hetero.server.rounds import Loop, Run, run_rounds
 from flwr_hetero.server.session import Session
 from flwr_hetero.state_dict import StateDict
-
-GRADIENT_ONLY = frozenset({"steps", "orders"})
-"""Decisions about gradient steps, of which boosted trees take none."""
 
 
 class Wrapper(Strategy):
@@ -70,6 +69,12 @@ class Wrapper(Strategy):
     """Decisions that must be made further in."""
     outermost: ClassVar[bool] = False
     """Whether nothing may be wrapped around this one."""
+    only_rounds: ClassVar[str] = ""
+    """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
+    contract: ClassVar[Contract | None] = None
+    """What the replies must hold for this wrapper to have an effect."""
+    on_missing = "raise"
+    """What to do if no reply of the first round holds it: "raise" or "warn"."""
 
     leaf: Strategy
     """The innermost strategy."""
@@ -80,9 +85,10 @@ class Wrapper(Strategy):
         self.inner: Strategy = FedAvg() if strategy is None else strategy
         self.outer: Wrapper | None = None
         self.leaf = self.chain()[-1]
+        self._help_checked = False
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
-        self._check_composition()
+        check_composition(self)
         self.session = Session()
         if isinstance(self.inner, Wrapper):
             self.inner.outer, self.session = self, self.inner.session
@@ -116,6 +122,10 @@ class Wrapper(Strategy):
             return self.inner.weights(replies)
         key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
+
+    def helps(self, reply: Message) -> bool:
+        """Return whether a reply holds what the contract asks for."""
+        return self.contract is None or holds(reply, self.contract.key)
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' replies counted after all wrappers, and which nodes failed."""
@@ -158,7 +168,8 @@ class Wrapper(Strategy):
         strategy: Strategy | None = self
         while strategy is not None:
             chain.append(strategy)  # Flower's own wrappers call the next one ``strategy``
-            strategy = getattr(strategy, "inner", getattr(strategy, "strategy", None))
+            own = attributes_of(strategy)
+            strategy = own.get("inner", own.get("strategy"))
         return tuple(chain)
 
     def wrappers(self) -> tuple["Wrapper", ...]:
@@ -175,25 +186,13 @@ class Wrapper(Strategy):
         return self if self.outer is None else self.outer.top
 
     @property
+    def loop(self) -> Loop:
+        """The loop that runs: rounds, unless a wrapper brings its own."""
+        return self.inner.loop if isinstance(self.inner, Wrapper) else run_rounds
+
+    @property
     def _weight_key(self) -> str | None:
         return getattr(self.leaf, "weighted_by_key", None)
-
-    def _check_composition(self) -> None:
-        """Refuse a strategy that this wrapper does not go with, by what the classes declare."""
-        me = type(self).__name__
-        for inner in self.wrappers()[1:]:
-            name = type(inner).__name__
-            if both := self.decides & inner.decides:
-                rule = f"leave {' and '.join(sorted(both))} to {me}"
-                raise invalid("strategy", name, rule, "use one of the two")
-            early = inner.outside_of & self.decides
-            if early or inner.outermost:
-                others = f"the wrapper that decides on {' and '.join(sorted(early))}"
-                rule = f"not be {name}, whose place is outside {others if early else 'all others'}"
-                raise invalid("strategy", name, rule, f"write {name}({me}(...))")
-        if trains_trees(self.leaf) and self.decides & GRADIENT_ONLY:
-            rule = f"train by gradient steps inside {me}"
-            raise invalid("strategy", type(self.leaf).__name__, rule)
 
     # --- Flower's Strategy -------------------------------------------------------------
 
@@ -220,13 +219,16 @@ class Wrapper(Strategy):
         if self.outer is None:
             sent = None if trains_trees(self.leaf) else like
             good = session.accept(good, Expected(sent, self._weight_key))
+        self._check_help(good)
         good = self.on_replies(server_round, good)
         if isinstance(self.inner, Wrapper):
             arrays, metrics = self.inner.aggregate_train(server_round, good)
         else:
             good = session.count(good, self._weight_key)
             weights = self.top.weights(good)
-            session.info.weights = dict(zip(session.exchange.counted, weights, strict=True))
+            session.info.weights = {}
+            for identity, weight in zip(session.exchange.counted, weights, strict=True):
+                session.info.weights[identity] = weight + session.info.weights.get(identity, 0.0)
             arrays, metrics = aggregate(self.inner, self.leaf, server_round, good, weights, like)
         if self.outer is None:
             if arrays is not None and like is not None:
@@ -235,6 +237,7 @@ class Wrapper(Strategy):
                 wrapper.on_train_end(
                     server_round, session.exchange.counted, session.exchange.failed
                 )
+            session.check_progress()
         return arrays, metrics
 
     def configure_evaluate(
@@ -290,7 +293,26 @@ class Wrapper(Strategy):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         settings = (num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
-        return run_rounds(Run(self, grid, initial_arrays, *settings))
+        return self.loop(Run(self, grid, initial_arrays, *settings))
+
+    def __getattr__(self, name: str) -> Any:
+        """Look further in for what this wrapper does not have."""
+        if "inner" not in attributes_of(self) or name.startswith("__"):
+            raise AttributeError(name)
+        for strategy in self.chain()[1:]:
+            if hasattr(type(strategy), name) or name in attributes_of(strategy):
+                return getattr(strategy, name)
+        names = " > ".join(type(strategy).__name__ for strategy in self.chain())
+        raise AttributeError(f"{name!r} is no attribute of any strategy in {names}")
+
+    def _check_help(self, replies: list[Message]) -> None:
+        """Check once, in the first round with replies, that nodes do their part."""
+        if self.contract is None or self._help_checked or not replies:
+            return
+        self._help_checked = True
+        node_ids = [reply.metadata.src_node_id for reply in replies if not self.helps(reply)]
+        silent = [self.identity(node_id) for node_id in node_ids]
+        check_help(type(self).__name__, self.contract, silent, len(replies), self.on_missing)
 
     def _of_this_session(self) -> list["Wrapper"]:
         """Return the wrappers down to Flower's first strategy, which may wrap others."""

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg, FedMedian
 from oracles.local_steps import fednova, momentum_distance
 from steps_toy import local_model, steps_app, steps_arrays
@@ -55,15 +54,18 @@ def test_run_equals_the_papers_formula():
 
 
 def test_integers_and_buffers_are_averaged_as_they_are():
-    nova, plain = run(FedNova(fast_steps=16)), run(LocalSteps(fast_steps=16))
+    plain = run(LocalSteps(fast_steps=16, weighting="examples"))
+    nova = run(FedNova(fast_steps=16))
     assert nova["n"].numpy() == plain["n"].numpy()
     by_name = run(FedNova(fast_steps=16, buffers=["w"]))
     np.testing.assert_array_equal(by_name["w"].numpy(), plain["w"].numpy())
 
 
-def test_report_of_fewer_steps_earns_nothing():
-    honest, claiming = run(FedNova(fast_steps=16)), run(FedNova(fast_steps=16), claims={0: 1})
-    np.testing.assert_array_equal(honest["w"].numpy(), claiming["w"].numpy())
+def test_steps_that_were_not_taken_do_not_count():
+    fewer = run(FedNova(fast_steps=16, gamma=1.0), claims={0: 4}, num_rounds=1)
+    models = [local_model(np.zeros(3), p, 16) for p in range(3)]
+    expected = fednova(np.zeros(3), models, [4, 16, 16], [1, 1, 1])
+    np.testing.assert_allclose(fewer["w"].numpy(), expected, rtol=1e-5)
 
 
 def test_follows_into_a_robust_strategy():
@@ -79,10 +81,9 @@ def test_dropped_reply_leaves_the_rest():
     np.testing.assert_allclose(arrays["w"].numpy(), w, rtol=1e-6)
 
 
-def test_replies_without_examples_do_not_stop_it():
-    start = ArrayRecord({"w": Array(np.ones(3, np.float32)), "n": Array(np.array(0))})
-    result = run(FedNova(FedAvg()), arrays=start, num_examples=dict.fromkeys(range(3), 0))
-    assert result["w"].numpy().tolist() == [1, 1, 1]
+def test_replies_without_examples_are_refused():
+    with pytest.raises(RuntimeError, match="all for the same reason: num-examples is 0 in all"):
+        run(FedNova(FedAvg()), num_examples=dict.fromkeys(range(3), 0))
 
 
 @pytest.mark.parametrize(

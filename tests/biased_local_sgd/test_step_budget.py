@@ -7,8 +7,9 @@ from flwr.serverapp.strategy import FedAvg
 from recording import History
 from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
-from flwr_hetero.biased_local_sgd.step_budget import NodeSpeeds
+from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.server.reply_checks import Latency
 from flwr_hetero.strategy import LocalSteps
 
@@ -67,6 +68,22 @@ def test_deadline_counts_the_link():
     assert records[2]["virtual_s"] - records[1]["virtual_s"] <= 2.0 + 1e-9
 
 
+def test_slice_grows_with_the_link():
+    # 0.08 s a step; some 300 bytes up at 300 byte/s: a link of about 1 s, and a slice of 4 s
+    slow_link = DeviceProfile(uplink_mbps=2400e-6)
+    strategy = LocalSteps(FedAvg(**TRAIN_ONLY), budget="slice", deadline_s=2.0, smoothing=0.0)
+    _, _, steps = run(strategy, [DeviceProfile(), slow_link], num_rounds=2)
+    link_s = strategy.speeds.link_s["node-1"]
+    assert steps[1] == [25, math.floor(3 * link_s / 0.08 + 1e-9)]
+
+
+def test_one_liar_does_not_set_the_deadline():
+    strategy = LocalSteps(budget="deadline", fast_steps=10)
+    for node, step_s in zip("abcdef", (1.0, 1.0, 1.0, 2.0, 4.0, 0.0), strict=True):
+        strategy.speeds.observe(node, steps=1, compute_s=step_s, link_s=0.0)
+    assert strategy.num_steps(list("abcdef")).tolist() == [10, 10, 10, 5, 2, 10]
+
+
 def test_deadline_of_the_quickest_node():
     strategy = LocalSteps(fast_steps=24, budget="deadline")
     _, _, steps = run(strategy, [DeviceProfile(compute_factor=f) for f in (8.0, 4.0, 1.0)], 2)
@@ -76,10 +93,34 @@ def test_deadline_of_the_quickest_node():
 # --- what nodes report -----------------------------------------------------------------------
 
 
-def test_without_a_report_the_assigned_steps_count():
-    result, records, _ = run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
-    assert records[-1]["failures"] == []
-    assert result.train_metrics_clientapp[3]["num-steps"] == pytest.approx(4.5)
+def test_without_a_report_the_run_stops():
+    with pytest.raises(MissingHelpError, match="LocalSteps: no node reports 'num-steps'"):
+        run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
+
+
+@pytest.mark.parametrize("weighting", ["examples", "steps", "normalised"])
+def test_without_a_report_and_warned_all_count_alike(weighting):
+    app = steps_app(reports=False)
+    grid = LocalGrid(app, profiles=[FAST, SLOW])
+    strategy = LocalSteps(gamma=1.0, fast_steps=2, weighting=weighting, on_missing="warn")
+    w = strategy.start(grid, steps_arrays(), num_rounds=1).arrays["w"].numpy()
+    mean = (local_model(np.zeros(3), 0, 2) + local_model(np.zeros(3), 1, 2)) / 2
+    np.testing.assert_allclose(w, mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "shares", "scales"),
+    [("steps", [2, 2, 8], [1, 1, 1]), ("normalised", [1, 1, 1], [6 / 8, 6 / 2, 6 / 8])],
+)
+def test_silent_node_counts_least(weighting, shares, scales, caplog):
+    app = steps_app(silent={0}, claims={1: 2})
+    strategy = LocalSteps(gamma=1.0, fast_steps=8, weighting=weighting)
+    w = strategy.start(LocalGrid(app, [FAST] * 3), steps_arrays(), num_rounds=1).arrays["w"]
+    updates = np.array([local_model(np.zeros(3), p, 8) for p in range(3)])
+    expected = np.average(np.array(scales)[:, None] * updates, axis=0, weights=shares)
+    np.testing.assert_allclose(w.numpy(), expected, rtol=1e-5)
+    assert "no 'num-steps' (steps that the node took) from 1 of 3 nodes" in caplog.text
+    assert "node-0" in caplog.text
 
 
 @pytest.mark.parametrize("claim", [17, 1e300])
@@ -144,7 +185,8 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
     strategy = LocalSteps()
     asked = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
-    strategy.session.exchange.latency[7] = Latency(3.0, False, source)
+    exchange = strategy.session.exchange
+    exchange.latency[reply.metadata.reply_to_message_id] = Latency(3.0, False, source)
     strategy.session.exchange.round_trip_s[reply.metadata.reply_to_message_id] = 5.0
     strategy.on_profile_replies([reply])
     assert strategy.speeds.step_s == {"id-7": 3.0 / 10}
@@ -159,11 +201,14 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
         ({"gamma": {"a": 1.0, "b": None}}, "gamma"),
         ({"gamma": 0.5, "budget": "deadline"}, "gamma must be left out with"),
         ({"budget": "best"}, "budget must be one of"),
-        ({"deadline_s": 3.0}, "deadline_s must be left out without"),
+        ({"deadline_s": 3.0}, "deadline_s must be left out with"),
         ({"budget": "deadline", "deadline_s": math.inf}, "deadline_s"),
         ({"min_steps": 0}, "min_steps"),
         ({"min_steps": 64}, "max_steps must be a whole number of at least 64"),
         ({"smoothing": 1.0}, "smoothing"),
+        ({"traffic": 1.0}, "traffic"),
+        ({"weighting": "speed"}, "weighting must be one of normalised, examples, steps"),
+        ({"on_missing": "stop"}, "on_missing must be one of raise, warn"),
     ],
 )
 def test_local_steps_refuses(settings, argument):

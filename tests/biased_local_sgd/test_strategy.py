@@ -1,4 +1,5 @@
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps, TiFL, Wrapper
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
 FLEET = [FAST, FAST, FAST, SLOW]
 STEPS = [16, 16, 16, 2]
+
+
+BY_STEPS = partial(BiasedLocalSGD, fast_steps=16, weighting="steps")
 
 
 def run(strategy, *, num_rounds=3, arrays=None, profiles=FLEET, **app):
@@ -36,7 +40,7 @@ def mean_model(steps_by_round):
 
 
 def test_equation_4_by_hand():
-    result, _ = run(BiasedLocalSGD(fast_steps=16), num_rounds=2)
+    result, _ = run(BY_STEPS(), num_rounds=2)
     expected = mean_model([[1] * 4, STEPS])
     np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-6)
     assert result.arrays["n"].dtype == "int64"
@@ -45,7 +49,7 @@ def test_equation_4_by_hand():
 
 def test_metrics_stay_weighted_by_examples():
     examples = {0: 700, 1: 100, 2: 100, 3: 100}
-    result, _ = run(BiasedLocalSGD(fast_steps=16), num_examples=examples, num_rounds=2)
+    result, _ = run(BY_STEPS(), num_examples=examples, num_rounds=2)
     metrics = result.train_metrics_clientapp[2]
     assert metrics["num-steps"] == pytest.approx(0.9 * 16 + 0.1 * 2)
     assert "num-examples" not in metrics
@@ -53,9 +57,9 @@ def test_metrics_stay_weighted_by_examples():
 
 def test_without_biases_it_is_local_steps():
     seen = []
-    off = BiasedLocalSGD(fast_steps=16, weighted_by_steps=False, high_loss_fraction=None)
+    off = BiasedLocalSGD(fast_steps=16, weighting="examples", high_loss_fraction=None)
     result, _ = run(off, seen=seen)
-    plain, _ = run(LocalSteps(fast_steps=16))
+    plain, _ = run(LocalSteps(fast_steps=16, weighting="examples"))
     np.testing.assert_array_equal(result.arrays["w"].numpy(), plain.arrays["w"].numpy())
     assert not any("fast" in config for _, _, config in seen)
 
@@ -68,9 +72,9 @@ class Spied(flower.FedAvg):
 
 
 def test_every_way_to_weight_gives_the_same():
-    in_place, _ = run(BiasedLocalSGD(flower.FedAvg(), fast_steps=16))
+    in_place, _ = run(BY_STEPS(flower.FedAvg()))
     for inner in (Spied(), Wrapper(flower.FedAvg()), flower.MultiKrum(num_nodes_to_select=4)):
-        other, _ = run(BiasedLocalSGD(inner, fast_steps=16))
+        other, _ = run(BY_STEPS(inner))
         for name in in_place.arrays:
             np.testing.assert_allclose(
                 other.arrays[name].numpy(), in_place.arrays[name].numpy(), rtol=1e-5
@@ -87,7 +91,7 @@ def test_own_metrics_function_gets_all_replies(kind):
         return MetricRecord({"seen": len(contents)})
 
     inner = kind(train_metrics_aggr_fn=collect)
-    result, _ = run(BiasedLocalSGD(inner, fast_steps=16), num_rounds=1)
+    result, _ = run(BY_STEPS(inner), num_rounds=1)
     assert result.train_metrics_clientapp[1]["seen"] == 4
     assert inner.train_metrics_aggr_fn is collect
     assert inner.weighted_by_key == "num-examples"
@@ -96,13 +100,13 @@ def test_own_metrics_function_gets_all_replies(kind):
 
 @pytest.mark.parametrize("inner", [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum])
 def test_robust_strategies_keep_their_rule(inner):
-    biased, _ = run(BiasedLocalSGD(inner(), fast_steps=16))
-    plain, _ = run(LocalSteps(inner(), fast_steps=16))
+    biased, _ = run(BY_STEPS(inner()))
+    plain, _ = run(LocalSteps(inner(), fast_steps=16, weighting="examples"))
     np.testing.assert_allclose(biased.arrays["w"].numpy(), plain.arrays["w"].numpy(), rtol=1e-6)
 
 
 def test_server_optimiser_gets_the_weighted_mean():
-    result, _ = run(BiasedLocalSGD(flower.FedAdam(eta=0.5), fast_steps=16), num_rounds=1)
+    result, _ = run(BY_STEPS(flower.FedAdam(eta=0.5)), num_rounds=1)
     mean = mean_model([[1] * 4])
     eta_norm = 0.5 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
     expected = eta_norm * 0.1 * mean / (np.sqrt(0.01 * mean**2) + 1e-3)
@@ -112,7 +116,7 @@ def test_server_optimiser_gets_the_weighted_mean():
 def test_differential_privacy_inside_clips_each_reply():
     inner = flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(), 0.0, 0.5, 4)
     arrays = ArrayRecord({"w": steps_arrays()["w"], "n": Array(np.zeros(1, np.float32))})
-    result, _ = run(BiasedLocalSGD(inner, fast_steps=16), arrays=arrays, num_rounds=1)
+    result, _ = run(BY_STEPS(inner), arrays=arrays, num_rounds=1)
     moved = np.concatenate([array.numpy() for array in result.arrays.values()])
     assert 0 < np.linalg.norm(moved) <= 0.5 + 1e-6
 
@@ -130,7 +134,7 @@ def test_profiling_by_tifl_measures_the_speeds():
 
 @pytest.mark.parametrize(("claim", "counted"), [(10**6, 4), (0, 3)])
 def test_claims_weigh_no_more_than_assigned(claim, counted):
-    result, _ = run(BiasedLocalSGD(fast_steps=16), claims={3: claim})
+    result, _ = run(BY_STEPS(), claims={3: claim})
     expected = mean_model([[1] * counted, STEPS[:counted], STEPS[:counted]])
     np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-5)
 
@@ -170,7 +174,7 @@ class OwnRule(flower.Strategy):
 
 
 def test_strategy_of_another_kind_goes_unweighted():
-    result, _ = run(BiasedLocalSGD(OwnRule(), weighted_by_steps=False), num_rounds=1)
+    result, _ = run(BiasedLocalSGD(OwnRule(), weighting="examples"), num_rounds=1)
     assert (result.arrays["w"].numpy() == 0).all()
 
 
@@ -189,9 +193,16 @@ def accounted():
         ({"shared_samples": 9, "batch_size": 0}, "batch_size"),
         ({"seed": -1}, "seed"),
         ({"fast_steps": 0}, "fast_steps"),
+        ({"weighting": "speed"}, "weighting must be one of"),
         ({"gamma": 2.0}, "gamma"),
-        ({"strategy": OwnRule()}, "strategy must derive from FedAvg to weight"),
-        ({"strategy": accounted()}, "strategy must be without a privacy accountant"),
+        (
+            {"strategy": OwnRule(), "weighting": "steps"},
+            "strategy must derive from FedAvg to weight",
+        ),
+        (
+            {"strategy": accounted(), "weighting": "steps"},
+            "strategy must be without a privacy accountant",
+        ),
     ],
 )
 def test_biased_local_sgd_refuses(settings, argument):

@@ -108,8 +108,8 @@ STEPS = {"fast_steps": 8, "min_steps": 2, "high_loss_fraction": None}
     ("make", "weights"),
     [
         (lambda: CDGraB(fedavg()), [16, 32, 24]),
-        (lambda: CDGraB(BiasedLocalSGD(fedavg(), **STEPS)), [8, 8, 4]),
-        (lambda: BiasedLocalSGD(CDGraB(fedavg()), **STEPS), [8, 8, 4]),
+        (lambda: CDGraB(BiasedLocalSGD(fedavg(), weighting="steps", **STEPS)), [8, 8, 4]),
+        (lambda: BiasedLocalSGD(CDGraB(fedavg()), weighting="steps", **STEPS), [8, 8, 4]),
     ],
     ids=["by examples", "by steps, inside", "by steps, outside"],
 )

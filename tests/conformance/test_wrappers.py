@@ -23,8 +23,8 @@ FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2
 STEPS = {"fast_steps": 6, "min_steps": 2}
 WRAPPERS = {
     "TiFL": lambda inner=None: ours.TiFL(inner, 3, 2, sync_rounds=1, warmup_rounds=0, interval=2),
-    "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, **STEPS),
-    "LocalSteps": lambda inner=None: ours.LocalSteps(inner, **STEPS),
+    "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, weighting="steps", **STEPS),
+    "LocalSteps": lambda inner=None: ours.LocalSteps(inner, weighting="examples", **STEPS),
     "FedNova": lambda inner=None: ours.FedNova(inner, **STEPS),
     "AdaComm": lambda inner=None: ours.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),

@@ -144,7 +144,7 @@ def test_late_emulated_replies_are_dropped():
 def test_failed_nodes_have_no_latency():
     class Drops(Wrapper):
         def on_replies(self, server_round, replies):
-            self.session.fail(replies[0].metadata.src_node_id, "for the test")
+            self.session.drop(replies[0], "for the test")
             return replies[1:]
 
     history = History(Drops(flower.FedAvg(fraction_evaluate=0.0)))

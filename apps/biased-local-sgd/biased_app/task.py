@@ -66,7 +66,7 @@ class BiasedSettings(Settings):
         return BiasedLocalSGD(
             self._inner(),
             steps,
-            weighted_by_steps=weights,
+            weighting="steps" if weights else "examples",
             high_loss_fraction=self.high_loss_fraction if sampling else None,
             share=self.share or None,
             shared_samples=len(all_examples(self)) if self.shared_data else None,

@@ -146,7 +146,7 @@ class FleetSettings(Settings):
         return BiasedLocalSGD(
             strategy,
             self.fast_steps,
-            weighted_by_steps=self.aggregation == "steps",
+            weighting=self.aggregation,
             high_loss_fraction=0.5 if TOP_LOSS in self.samplers else None,
             batch_size=self.batch_size,
             seed=self.seed,
