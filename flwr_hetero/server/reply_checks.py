@@ -88,10 +88,10 @@ def drop_private_metrics(reply: Message) -> None:
 
 
 def drop_partial_metrics(replies: Sequence[Message]) -> None:
-    """Take out metrics of the protocol that not all replies have: Flower wants equal names."""
+    """Take out metrics of the protocol that some reply lacks: Flower wants equal names."""
     records = [record for reply in replies for record in reply.content.metric_records.values()]
     for key in keys.PROTOCOL:
-        if not all(key in record for record in records):
+        if not all(math.isfinite(read_number(record, key)) for record in records):
             for record in records:
                 record.pop(key, None)
 

@@ -12,7 +12,7 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes
 from flwr_hetero.server.composition import check_composition
 from flwr_hetero.server.contract import Contract, check_help, holds
-from flwr_hetero.server.reply_checks import Expected, weight_of
+from flwr_hetero.server.reply_checks import Expected, drop_partial_metrics, weight_of
 from flwr_hetero.server.rounds import Loop, Run, run_rounds
 from flwr_hetero.server.session import Session
 from flwr_hetero.state_dict import StateDict
@@ -263,6 +263,7 @@ class Wrapper(Strategy):
         good = self.on_evaluate_replies(server_round, good)
         if not isinstance(self.inner, Wrapper):
             good = session.count(good, self._weight_key)
+            drop_partial_metrics(good)
         metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
             for wrapper in self._of_this_session():
