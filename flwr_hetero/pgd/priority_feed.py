@@ -198,6 +198,13 @@ class PriorityFeed(BatchSampler):
         self._aim()
         return self._ahead[-1]
 
+    def take(self) -> Batch:
+        """Collect the oldest batch that iteration yielded; nothing is learnt from that alone."""
+        noted = self._is_helped, self.unhelped_passes
+        batch = super().take()
+        self._is_helped, self.unhelped_passes = noted
+        return batch
+
     def _aim(self) -> None:
         """Point along the present gradient if the batch to be trained next is to be measured."""
         measured = self._trained % self.measure_every == 0

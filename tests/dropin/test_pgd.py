@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 import torch
 from dropin.patching import changed_lines
-from dropin.test_dropin import HERE, quickstart  # noqa: F401
+from dropin.test_dropin import FAST, HERE, quickstart  # noqa: F401
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.mod import StepLoader, keep, timing
 from flwr_hetero.sampler import PGDSampler, PriorityFeed, SampledLoss, sample_priorities
 
 NUM, BATCH, EPOCHS = 52, 4, 2
@@ -41,6 +46,40 @@ def test_pgd_in_eight_lines(quickstart, monkeypatch):  # noqa: F811
         assert counts.max() >= 2
         weights = feed.sampler.draw.weights
         assert (weights.min() < 0.8) & (weights.max() > 1.2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mods", [[], [timing]])
+def test_what_is_learnt_in_the_steps_asked_for_is_kept(mods, num_workers):
+    client, num_steps, learnt = ClientApp(mods=mods), 9, []
+
+    @client.train()
+    def train(msg, context):
+        model = nn.Linear(6, 2)
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        feed = PriorityFeed(PGDSampler(NUM, BATCH, rule="topk"), model)
+        keep(feed, context)
+        data = DataLoader(Examples(), batch_sampler=feed, num_workers=num_workers)
+        loader, criterion = StepLoader(data, msg), SampledLoss(feed)
+        for batch in loader:
+            criterion(model(batch["inputs"]), batch["labels"]).backward()
+        learnt.append((feed.state_dict()["batches"], feed.sampler.draw.iteration))
+        metrics = MetricRecord({"num-examples": NUM, **loader.metrics})
+        return Message(
+            RecordDict({"arrays": msg.content["arrays"], "metrics": metrics}), reply_to=msg
+        )
+
+    grid = LocalGrid(client, [FAST] * 2)
+    FedAvg(fraction_evaluate=0).start(
+        grid=grid,
+        initial_arrays=ArrayRecord(nn.Linear(6, 2).state_dict()),
+        train_config=ConfigRecord({"num-steps": num_steps}),
+        num_rounds=3,
+    )
+    # the very first batch has no gradient to follow
+    assert learnt[::2] == learnt[1::2] == [(9, 8), (18, 17), (27, 26)]
+    for node in grid.get_node_ids():
+        assert grid.context(node).state["flwr-hetero.sampler.scalars"]["batches"] == 27
 
 
 # --- Lightning and Hugging Face's Trainer ------------------------------------------------

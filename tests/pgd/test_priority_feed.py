@@ -281,3 +281,13 @@ def test_losses_without_a_backward_pass_teach_nothing():
     assert feed.state_dict()["batches"] == 1
     with pytest.raises(ValueError, match="indices must be of a batch drawn and not yet trained"):
         feed.on_batch(model, np.arange(4), losses[0])
+
+
+def test_batches_that_are_only_taken_are_an_error():
+    model, _, _ = small()
+    feed = PriorityFeed(PGDSampler(NUM, 4), model)
+    for _ in range(2):
+        for _ in feed:
+            feed.take()
+    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*SampledLoss"):
+        next(iter(feed))
