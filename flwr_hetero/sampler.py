@@ -1,7 +1,8 @@
 """Batch samplers for the node: which examples to train on, in which order, at which weight."""
 
 from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
-from flwr_hetero.cd_grab.sampler import HerdingProbe, OrderedSampler
+from flwr_hetero.cd_grab.herding_probe import HerdingProbe
+from flwr_hetero.cd_grab.sampler import OrderedSampler
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.in_turn import InTurn
 from flwr_hetero.client.sampled_loss import SampledLoss

@@ -7,9 +7,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.sampler import HerdingProbe, OrderedSampler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import load_state, save_state, timing
+from flwr_hetero.sampler import HerdingProbe, OrderedSampler
 
 DIM, BATCH = 5, 2
 

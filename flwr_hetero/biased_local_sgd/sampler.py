@@ -1,8 +1,12 @@
 """Biased local SGD's sampler: samples of high loss on fast nodes, uniform ones on slow nodes."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.algorithm import Indices, fast_allocation
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.errors import check_number, invalid
@@ -85,6 +89,13 @@ class TopLossSampler(BatchSampler):
         if fast != self.fast:
             self._position = len(self._allocation)
         self.fast = bool(fast)
+
+    def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the class that the server assigns; a node without one samples uniformly."""
+        role = next((record for record in records.values() if keys.FAST in record), {})
+        fraction = role.get(keys.HIGH_LOSS_FRACTION, self.high_loss_fraction)
+        self.high_loss_fraction = check_number("high_loss_fraction", fraction, "(0, 1]")
+        self.set_role(fast=bool(role.get(keys.FAST)), share=role.get(keys.FAST_SHARE, self.share))
 
     def assign(self, indices: ArrayLike) -> None:
         """Process these positions of the shared data set next; in this order, then reshuffled."""

@@ -26,6 +26,8 @@ NO_SIGNS: Signs = np.zeros(0, np.int8)
 class NodeOrder:
     """Always the same order: shuffle-once, since units are numbered at random."""
 
+    learns = False
+    """Whether it needs vectors at all."""
     watching = False
     """Whether the vectors of the units visited next are wanted."""
     schema: ClassVar[dict[str, Any]] = {"order": ((-1,), "i"), "position": int, "seed": int}
@@ -88,7 +90,7 @@ class OwnMean(NodeOrder):
     takes the mean of vectors from which the old mean was subtracted already.)
     """
 
-    watching = True
+    learns = watching = True
     schema = NodeOrder.schema | {
         **dict.fromkeys(["mean", "sum", "running_sum"], ((-1,), "f")),
         "signs": ((-1,), "i"),
@@ -129,7 +131,7 @@ def differences(half: Vectors, vectors: Vectors) -> tuple[Vectors, Vectors]:
 class OwnPairs(NodeOrder):
     """Balance the node's own pairs: ID-GraB(PairBal), which needs no server."""
 
-    watching = True
+    learns = watching = True
     schema = NodeOrder.schema | {
         "half": ((-1, -1), "f"),
         "running_sum": ((-1,), "f"),
@@ -163,6 +165,7 @@ class ServedOrder(NodeOrder):
     new order is adopted between two passes, whenever the answer comes.
     """
 
+    learns = True
     _chunks: list[Vectors]
     schema = NodeOrder.schema | {
         **dict.fromkeys(["version", "next_version", "first_pair"], int),

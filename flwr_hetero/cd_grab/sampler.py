@@ -1,17 +1,22 @@
 """Visit a node's data in an order that learns from gradients: CD-GraB and its baselines."""
 
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import sketch_gradients
+from flwr_hetero.cd_grab.herding_probe import HerdingProbe
 from flwr_hetero.cd_grab.node_order import NodeOrder, OwnMean, OwnPairs, Reshuffled, ServedOrder
-from flwr_hetero.cd_grab.wire import Terms, pack_vectors, read_answer, read_terms, write_report
+from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import BatchSampler
+from flwr_hetero.client.sampled_loss import on_backward
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
@@ -24,11 +29,26 @@ METHODS: dict[str, type[NodeOrder]] = {
 }
 
 
+MOST_AHEAD = 4096
+"""Batches drawn and not trained that are remembered."""
+
+
+class _Drawn(NamedTuple):
+    """A batch: in which pass it was drawn, and whether its gradient is wanted."""
+
+    indices: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    num_units: int
+    pass_number: int
+    watched: bool
+
+
 class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
 
     The data are split at random into units of about equal size: whole batches or single examples.
-    After each batch :meth:`observe` takes the gradients of its units.
+    The gradients of whole batches come from :class:`~flwr_hetero.sampler.SampledLoss`, after
+    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch.
 
     Parameters
     ----------
@@ -75,6 +95,12 @@ class OrderedSampler(BatchSampler):
     1.0
     """
 
+    learns = True
+    cure = (
+        "call follow(loader.batch_sampler, msg, context, model), "
+        "and take as loss: criterion = SampledLoss(loader.batch_sampler)"
+    )
+
     def __init__(
         self,
         num_samples: int,
@@ -92,6 +118,13 @@ class OrderedSampler(BatchSampler):
         if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
+        self._ahead: deque[_Drawn] = deque(maxlen=MOST_AHEAD)
+        self._is_ahead = self._is_served = self._was_watched = self._is_observed = False
+        self._finds_trained = False
+        self._num_passes = self._pass_trained = self._owed = 0
+        self._parameters: list[nn.Parameter] = []
+        self._hook: RemovableHandle | None = None
+        self.probe = HerdingProbe({})
         self._split(num_units or usual)
 
     def _split(self, num_units: int) -> None:
@@ -112,10 +145,38 @@ class OrderedSampler(BatchSampler):
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Take the next units of the order; a new pass begins where the last one ended."""
+        before = self.node_order.position
         chosen = self.node_order.next_units(self.units_per_batch)
+        self._num_passes += self.node_order.position <= before
         indices = np.concatenate([self.units[unit] for unit in chosen])
         weight = len(indices) / len(chosen) * len(self.units) / self.num_samples
-        return indices, np.full(len(indices), weight)
+        weights = np.full(len(indices), weight)
+        if not self._is_ahead:
+            self._ahead.clear()
+        drawn = _Drawn(indices, weights, len(chosen), self._num_passes, self.watching)
+        self._ahead.append(drawn)
+        self._was_watched |= drawn.watched
+        return indices, weights
+
+    def batches_left(self) -> int:
+        """Batches up to the end of the order's pass; a whole pass if it is at its end."""
+        left = len(self.units) - self.node_order.position
+        return -(-(left or len(self.units)) // self.units_per_batch)
+
+    def begin_pass(self) -> None:
+        """Prepare for an iteration, which may draw ahead."""
+        if not self.continues:
+            self._ahead.clear()
+        self._is_ahead = True
+        super().begin_pass()
+
+    def give_back(self) -> None:
+        """Visit later what was drawn ahead in this pass and not trained."""
+        left = [drawn for drawn in self._ahead if drawn.pass_number == self._num_passes]
+        known = [drawn for drawn in left if self._finds_trained or drawn.watched]
+        if self._finds_trained or self._is_observed:  # else nothing tells what was trained
+            self.node_order.position -= sum(drawn.num_units for drawn in known)
+        self._ahead.clear()
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Do nothing: orders are made from gradients, see :meth:`observe`."""
@@ -133,16 +194,105 @@ class OrderedSampler(BatchSampler):
         """
         if not self.watching:
             return
-        drawn = self.node_order.position
-        expected = (drawn - 1) % self.units_per_batch + 1 if drawn else 0
+        if self._is_ahead:
+            while self._ahead and not self._is_wanted(self._ahead[0]):
+                self._ahead.popleft()
+        drawn = self._ahead[0] if self._ahead else None
+        expected = drawn.num_units if drawn else self._units_in_last_batch()
+        self._learn(gradients, expected)
+        if drawn:
+            self._ahead.popleft()
+
+    def _is_wanted(self, drawn: "_Drawn") -> bool:
+        return drawn.watched and drawn.pass_number == self._num_passes
+
+    def _units_in_last_batch(self) -> int:
+        position = self.node_order.position
+        return (position - 1) % self.units_per_batch + 1 if position else 0
+
+    def _learn(self, gradients: Tensor, expected: int) -> None:
         if gradients.ndim != 2 or len(gradients) != expected:
             raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
         vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
         if not np.isfinite(vectors).all():
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
         self.node_order.observe(vectors)
+        self._is_observed = True
+        super().note_help()
+
+    # --- gradients by the way of the loss ----------------------------------------------
+
+    @property
+    def needs_model(self) -> bool:  # type: ignore[override]
+        """Whether the gradients of whole batches are wanted."""
+        return self.unit == "batch" and self.node_order.learns
+
+    def train_model(self, model: nn.Module | None) -> None:
+        """Name the model that is trained; without one, gradients come by :meth:`observe`."""
+        parameters = [] if model is None else model.parameters()
+        self._parameters = [p for p in parameters if p.requires_grad]
+
+    def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
+        """Observe the gradient of these losses in their backward pass."""
+        if not self._parameters or self.unit == "example":
+            return
+        if self._hook is not None:
+            self._hook.remove()  # of a loss without a backward pass
+        self._finds_trained, drawn = True, self._find(indices)
+        if drawn is None or not losses.requires_grad:
+            return
+
+        def learn(parts: list[Tensor | None] | None) -> None:
+            pairs = zip(parts or [None] * len(self._parameters), self._parameters, strict=True)
+            flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
+            gradient = torch.cat(flat)[None].detach()
+            self.probe.see(gradient)
+            if self.watching and self._is_wanted(drawn):
+                before = torch.zeros_like(gradient).expand(self._owed - 1, -1)
+                self._learn(torch.cat([before, gradient]), self._owed)
+                self._owed = 0
+
+        if self.probe.on or drawn.watched:
+            self._hook = on_backward(losses, drawn.weights, self._parameters, learn)
+
+    def _find(self, indices: NDArray[np.int64]) -> "_Drawn | None":
+        """Return a batch that was drawn; those before it are not trained and count as zero."""
+        for place, drawn in enumerate(self._ahead):
+            if np.array_equal(drawn.indices, indices):
+                passed = [self._ahead.popleft() for _ in range(place + 1)]
+                begun = drawn.pass_number != self._pass_trained
+                self._owed = 0 if begun else self._owed
+                self._pass_trained = drawn.pass_number
+                self._owed += sum(map(self._is_wanted, passed))
+                return drawn
+        return None
+
+    def note_help(self) -> None:
+        """Do nothing: a batch that was taken is no gradient."""
+
+    def missing(self) -> str:
+        """Say that gradients are missing, if any are wanted."""
+        wanted = self.node_order.learns and (self.method != "cd-grab" or self._is_served)
+        if wanted and self._was_watched and not self._is_observed:
+            return f"OrderedSampler learns nothing: no gradient was observed; {self.cure}"
+        return ""
 
     # --- the order server --------------------------------------------------------------
+
+    def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Follow the order server, and measure for it what it asks for."""
+        self._is_served = bool(records.get(keys.ORDER))
+        self.follow(records.get(keys.ORDER, {}))
+        self.probe = HerdingProbe(records.get(keys.HERDING, {}))
+
+    def reply_records(self) -> dict[str, Mapping[str, Any]]:
+        """Return what the order server and the meter asked for."""
+        report = self.report() if self._is_served else {}
+        found: dict[str, Mapping[str, Any]] = {
+            keys.ORDER: report,
+            keys.HERDING: self.probe.report(len(self.units)),
+        }
+        return {name: record for name, record in found.items() if record}
 
     def follow(self, instruction: Mapping[str, Any]) -> None:
         """Follow the ``ORDER`` record of a training instruction, which may be empty.
@@ -151,6 +301,7 @@ class OrderedSampler(BatchSampler):
         """
         if not instruction or not isinstance(self.node_order, ServedOrder):
             return
+        self._owed = 0
         terms = read_terms(instruction)
         num_units = min(terms.num_units, self.num_samples) or len(self.units)
         if self.unit == "batch" and num_units != len(self.units):
@@ -190,50 +341,7 @@ class OrderedSampler(BatchSampler):
         super().load_state_dict(state)
         self._split(num_units)
         self.node_order, self.terms = order, terms
+        self._ahead.clear()
 
 
 _SETTINGS = ("method", "unit", "seed")
-
-
-class HerdingProbe:
-    """Sketch every unit's gradient for a :class:`~flwr_hetero.strategy.HerdingMeter`.
-
-    Parameters
-    ----------
-    instruction : mapping
-        The ``HERDING`` record of a training instruction; without one the probe is off.
-
-    Examples
-    --------
-    >>> import torch
-    >>> probe = HerdingProbe({"sketch-size": 4, "sketch-seed": 0})
-    >>> probe.see(torch.ones(2, 100))
-    >>> len(probe.report(num_units=2)["vectors"])
-    16
-    >>> HerdingProbe({}).on
-    False
-    """
-
-    def __init__(self, instruction: Mapping[str, Any]) -> None:
-        self.on = bool(instruction)
-        self._instruction = instruction
-        self._seen: list[NDArray[np.floating]] = []
-
-    def see(self, gradients: Tensor) -> None:
-        """Take the gradients (num_units, dim) of a batch's units, in the order of the visit."""
-        if self.on:
-            size, seed = (self._instruction[key] for key in (keys.SKETCH_SIZE, keys.SKETCH_SEED))
-            self._seen.append(sketch_gradients(gradients, size, seed))
-
-    def report(self, num_units: int) -> dict[str, int | float | bytes]:
-        """Return the ``HERDING`` record of the reply; empty if the probe is off."""
-        if not self._seen:
-            return {}
-        vectors = np.concatenate(self._seen)
-        data, scale = pack_vectors(vectors)
-        return {
-            keys.NUM_UNITS: num_units,
-            keys.SKETCH_SIZE: vectors.shape[1],
-            keys.VECTORS: data,
-            keys.SCALE: scale,
-        }

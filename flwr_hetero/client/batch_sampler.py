@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -63,9 +63,7 @@ class BatchSampler(ABC):
 
     learns_from = "loss"
     learns = False
-    cure: ClassVar[str] = """
-    from flwr_hetero.sampler import SampledLoss
-    criterion = SampledLoss(loader.batch_sampler)  # in place of the loss function"""
+    cure: ClassVar[str] = "take as loss: criterion = SampledLoss(loader.batch_sampler)"
 
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
@@ -116,6 +114,10 @@ class BatchSampler(ABC):
                 yield self._drawn[-1][0].tolist()
             self.unhelped_passes = 0 if self._is_helped else self.unhelped_passes + 1
             self._awaits_takes = bool(self._drawn)
+        except GeneratorExit:
+            if number == self._pass:
+                self.give_back()
+            raise
         finally:
             if number == self._pass:
                 self.end_pass()
@@ -136,8 +138,12 @@ class BatchSampler(ABC):
         if self.on_pass_end is not None:
             self.on_pass_end()
 
+    def give_back(self) -> None:  # noqa: B027
+        """Put back what was drawn ahead and will not be trained, where that matters."""
+
     def settle(self) -> None:
         """End an iteration that is still open, as the loop over it has ended."""
+        self.give_back()
         self._pass += 1
 
     def take(self) -> Batch:
@@ -163,7 +169,7 @@ class BatchSampler(ABC):
         if self._is_helped or not self.learns:
             return ""
         name = type(self).__name__
-        return f"{name} learns nothing: no batch was taken or updated. Add:{self.cure}"
+        return f"{name} learns nothing: no batch was taken or updated; {self.cure}"
 
     def check_help(self) -> None:
         """Raise, or warn once, if the training loop left out what the sampler needs."""
@@ -171,6 +177,23 @@ class BatchSampler(ABC):
             if self.on_missing != "warn":
                 raise RuntimeError(text)
             say_once(text)
+
+    # --- the server ------------------------------------------------------------------------
+
+    def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:  # noqa: B027
+        """Follow the records of a training instruction, where they are of this sampler's."""
+
+    def reply_records(self) -> dict[str, Mapping[str, Any]]:
+        """Return the records that go into the reply to it."""
+        return {}
+
+    needs_model = False
+    """Whether :meth:`watch` looks at gradients of a model's parameters."""
+
+    def train_model(self, model: Any) -> None:  # noqa: B027
+        """Name the model that is trained on the batches."""
+
+    # --- state -----------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""

@@ -50,7 +50,7 @@ class Handler:
             if trained and sampler.learns and not (self.saves or self.has_saved):
                 say_once(
                     f"{type(sampler).__name__} was used but not kept: what it learns is lost "
-                    "after each round. Add: keep(loader.batch_sampler, context)"
+                    "after each round; add: keep(loader.batch_sampler, context)"
                 )
         return found
 

@@ -1,6 +1,6 @@
 """Several batch samplers in turn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,29 @@ class InTurn(BatchSampler):
             sampler.begin_pass()
         super().begin_pass()
 
-    def settle(self) -> None:
-        """End an iteration that is still open."""
+    def give_back(self) -> None:
+        """Put back what was drawn ahead and will not be trained."""
         for sampler in self.samplers:
-            sampler.settle()
-        super().settle()
+            sampler.give_back()
+
+    def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let each sampler follow what is for it."""
+        for sampler in self.samplers:
+            sampler.read_instruction(records)
+
+    def reply_records(self) -> dict[str, Mapping[str, Any]]:
+        """Return what each has to say."""
+        return {n: r for sampler in self.samplers for n, r in sampler.reply_records().items()}
+
+    @property
+    def needs_model(self) -> bool:  # type: ignore[override]
+        """Whether one of them looks at gradients."""
+        return any(sampler.needs_model for sampler in self.samplers)
+
+    def train_model(self, model: Any) -> None:
+        """Name the model to each."""
+        for sampler in self.samplers:
+            sampler.train_model(model)
 
     def note_help(self) -> None:
         """Note that the training loop does its part, for all of the samplers."""

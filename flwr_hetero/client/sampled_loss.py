@@ -1,6 +1,6 @@
 """Scores of samples from a model's outputs, and the loss whose batches a sampler draws."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeAlias
@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.functional import cross_entropy
+from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.client.in_turn import InTurn
@@ -84,6 +86,38 @@ def score_batches(
     with scoring(model):
         losses = [LOSS(model(inputs), targets) for inputs, targets in batches]
     return torch.cat(losses).cpu().numpy().astype(np.float64)
+
+
+def on_backward(
+    losses: Tensor,
+    weights: NDArray[np.float64],
+    parameters: Sequence[Tensor],
+    learn: Callable[[list[Tensor | None] | None], None],
+) -> RemovableHandle:
+    """Pass the gradients of the mean of ``weights * losses`` on, once they are computed.
+
+    The losses' own gradients tell the factor with which they count, be it of gradient
+    accumulation or of a ``GradScaler``, and it is taken out; None if the scaled gradients overflow.
+    """
+    factors: list[Tensor] = []
+
+    def end(gradients: Sequence[Tensor | None]) -> None:
+        handle.remove()
+        scale = float(factors[0].double().sum()) * len(weights) / float(weights.sum())
+        finite = all(g is None or bool(g.isfinite().all()) for g in gradients)
+        if scale > 1.0 + ROUNDING and not finite:
+            learn(None)
+            return
+        scale = 1.0 if abs(scale - 1.0) < ROUNDING else scale
+        learn([None if g is None else at_least_single(g) / scale for g in gradients])
+
+    losses.register_hook(factors.append)  # type: ignore[no-untyped-call]
+    handle = register_multi_grad_hook(parameters, end)
+    return handle
+
+
+ROUNDING = 0.01
+"""By so much a factor of 1 may be off, in half precision."""
 
 
 class SampledLoss:

@@ -77,10 +77,10 @@ class PGDSampler(BatchSampler):
 
     learns_from = "priority"
     learns = True
-    cure = """
-    from flwr_hetero.sampler import PriorityFeed, SampledLoss
-    feed = PriorityFeed(PGDSampler(...), model)  # the batch_sampler of the DataLoader
-    criterion = SampledLoss(feed)  # in place of the loss function"""
+    cure = (
+        "give the DataLoader batch_sampler=PriorityFeed(sampler, model), "
+        "and take as loss: criterion = SampledLoss(loader.batch_sampler)"
+    )
 
     def __init__(
         self,

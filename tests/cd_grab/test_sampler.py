@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
+from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.cd_grab.order_server import OrderServer
 from flwr_hetero.cd_grab.sampler import METHODS, OrderedSampler
 from flwr_hetero.cd_grab.wire import Answer, Terms, read_report, write_instruction
+from flwr_hetero.sampler import SampledLoss
 
 # --- units, batches, weights ---------------------------------------------------------
 
@@ -115,6 +120,106 @@ def test_another_sketch_restarts_the_watch(other):
     sampler.follow(write_instruction(Terms(**other), Answer()))
     run_pass(sampler, gradients)
     assert sampler.report()[keys.SKETCH_SIZE] == other["sketch_size"]
+
+
+# --- gradients by the way of the loss ---------------------------------------------------
+
+DATA = TensorDataset(torch.randn(22, 4, generator=torch.manual_seed(0)), torch.arange(22) % 3)
+
+
+def small_model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def by_hand(method, passes):
+    """Train with observe() after each backward pass."""
+    model, sampler = small_model(), OrderedSampler(22, 3, method=method)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(passes * len(sampler)):
+        indices, weights = sampler.next_batch()
+        inputs, targets = DATA[indices]
+        optimizer.zero_grad()
+        losses = cross_entropy(model(inputs), targets, reduction="none")
+        (torch.from_numpy(weights).float() * losses).mean().backward()
+        sampler.observe(batch_gradient(model))
+        optimizer.step()
+    return sampler
+
+
+@pytest.mark.parametrize("method", ["cd-grab", "id-grab", "id-grab-mean"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("factor", [1.0, 1024.0])
+def test_a_loss_shows_what_observe_is_told(method, workers, factor):
+    model, sampler = small_model(), OrderedSampler(22, 3, method=method)
+    sampler.train_model(model)
+    criterion = SampledLoss(sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / factor)
+    for _ in range(3):
+        for inputs, targets in DataLoader(DATA, batch_sampler=sampler, num_workers=workers):
+            optimizer.zero_grad()
+            (criterion(model(inputs), targets) * factor).backward()
+            optimizer.step()
+    told, wanted = sampler.node_order.state_dict(), by_hand(method, 3).node_order.state_dict()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(told[name], value, atol=1e-5)
+
+
+def observed(sampler, kind):
+    """Visit a pass in one of the ways of a training loop; return the gradients observed."""
+    model, seen = small_model(), []
+    sampler.train_model(model)
+    criterion = SampledLoss(sampler)
+    sampler.node_order.observe = lambda vectors: seen.extend(vectors)
+    loader = DataLoader(DATA, batch_sampler=sampler)
+    for number, (inputs, targets) in enumerate(loader):
+        loss = criterion(model(inputs), targets)
+        if kind == "accumulates":
+            (loss / 4).backward()
+        elif kind == "overflows" and number == 2:
+            (loss * 1e38 * 1e38).backward()
+        elif not (kind == "drops" and number == 2):
+            model.zero_grad()
+            loss.backward()
+        if kind == "stops" and number == 4:
+            break
+    return np.array(seen)
+
+
+def test_each_batch_of_a_step_has_its_own_gradient():
+    plain = observed(OrderedSampler(22, 3, method="id-grab"), "plain")
+    assert len(plain) == 7
+    accumulated = observed(OrderedSampler(22, 3, method="id-grab"), "accumulates")
+    np.testing.assert_allclose(accumulated, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["drops", "overflows"])
+def test_a_batch_without_a_step_counts_as_zero(kind):
+    plain, seen = (observed(OrderedSampler(22, 3, method="id-grab"), k) for k in ("plain", kind))
+    assert not seen[2].any()
+    np.testing.assert_allclose(np.delete(seen, 2, 0), np.delete(plain, 2, 0))
+
+
+def test_a_pass_goes_on_after_a_stop():
+    sampler = OrderedSampler(22, 3, method="id-grab")
+    plain = observed(OrderedSampler(22, 3, method="id-grab"), "plain")
+    parts = [observed(sampler, "stops"), observed(sampler, "plain")]
+    assert [len(part) for part in parts] == [5, 2]
+    np.testing.assert_allclose(np.concatenate(parts), plain)
+
+
+def test_what_workers_drew_ahead_of_a_stop_is_visited_later():
+    sampler, seen = OrderedSampler(22, 3, method="id-grab"), []
+    sampler.train_model(model := small_model())
+    criterion = SampledLoss(sampler)
+    for _ in range(4):
+        batches = iter(DataLoader(DATA, batch_sampler=sampler, num_workers=2))
+        for _, (inputs, targets) in zip(range(3), batches, strict=False):
+            criterion(model(inputs), targets).backward()
+            seen += [DATA.tensors[0].tolist().index(row) for row in inputs.tolist()]
+        sampler.settle()
+        del batches
+    assert sorted(seen[:22]) == list(range(22))
 
 
 # --- state and errors ----------------------------------------------------------------
