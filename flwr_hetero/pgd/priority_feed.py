@@ -241,13 +241,18 @@ class PriorityFeed(BatchSampler):
         return self.sampler.summary()
 
     def state_dict(self) -> StateDict:
-        """Return the state of the sampler and the aggregated gradient."""
-        own: StateDict = {"batches": self._trained}
+        """Return the state of the sampler, the aggregated gradient, and what the check found."""
+        own: StateDict = {
+            "batches": self._trained,
+            "is_checked": self.listener.is_checked,
+            "by_forward_mode": self.listener.by_forward_mode,
+        }
         return self.sampler.state_dict() | self.gradient.state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        check_state(state, {"batches": int}, "PriorityFeed")
+        schema = {"batches": int, "is_checked": bool, "by_forward_mode": bool}
+        check_state(state, schema, "PriorityFeed")
         before = self.gradient.state_dict()
         self.gradient.load_state_dict(state)
         try:
@@ -256,6 +261,8 @@ class PriorityFeed(BatchSampler):
             self.gradient.load_state_dict(before)
             raise
         self._trained = cast(int, state["batches"])
+        self.listener.is_checked = bool(state["is_checked"])
+        self.listener.by_forward_mode = bool(state["by_forward_mode"])
 
     def close(self) -> None:
         """Take the hooks off the model."""

@@ -4,9 +4,8 @@ import logging
 
 import pytest
 import torch
-from pgd.nets import LOSS, Tied, data, image_net
+from pgd.nets import LOSS, Tied, TiedByHand, data, image_net
 from torch import nn
-from torch.nn.functional import linear
 
 from flwr_hetero.pgd.layer_priorities import LayerPriorities
 from flwr_hetero.sampler import sample_priorities
@@ -81,17 +80,6 @@ class Flattened(TimeMajor):
     def forward(self, words):
         steps = self.mix(self.embed(words).flatten(0, 1)).tanh()
         return self.head(steps.unflatten(0, words.shape).mean(1))
-
-
-class TiedByHand(nn.Module):
-    """The embedding's matrix is the head's, outside any module."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.mix = nn.Embedding(9, 6), nn.Linear(6, 6)
-
-    def forward(self, words):
-        return linear(self.mix(self.embed(words).mean(1)).tanh(), self.embed.weight)
 
 
 class WithOptions(TiedByHand):

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from pgd.nets import LOSS, NUM, data, image_net
+from pgd.nets import LOSS, NUM, Tied, TiedByHand, data, image_net
 from torch import nn
 
 from flwr_hetero.client.sampled_loss import gradient_norms
 from flwr_hetero.pgd import priority_feed
+from flwr_hetero.pgd.layer_priorities import LayerPriorities
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import (
     PGDSampler,
@@ -254,3 +255,24 @@ def test_batches_that_are_only_taken_are_an_error():
             feed.take()
     with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*SampledLoss"):
         next(iter(feed))
+
+
+@pytest.mark.parametrize(("model", "by_forward_mode"), [(Tied, False), (TiedByHand, True)])
+def test_layers_are_checked_once_in_all_rounds(model, by_forward_mode, caplog, monkeypatch):
+    checks, check = [], LayerPriorities._error
+    monkeypatch.setattr(
+        LayerPriorities, "_error", lambda *given: (checks.append(1), check(*given))[1]
+    )
+    words, targets, state = torch.randint(5, (NUM, 4)), torch.arange(NUM) % 5, None
+    for _ in range(3):
+        net = model()
+        feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
+        if state is not None:
+            feed.load_state_dict(state)
+        criterion = SampledLoss(feed)
+        for indices in feed:
+            criterion(net(words[indices]), targets[indices]).backward()
+        state = feed.state_dict()
+        assert feed.listener.by_forward_mode == by_forward_mode
+    assert len(checks) == 1
+    assert len(caplog.records) == by_forward_mode
