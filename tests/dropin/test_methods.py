@@ -52,7 +52,7 @@ def test_biased_local_sgd_in_nine_lines(quickstart, records, spied):  # noqa: F8
                 node = reply.metadata.src_node_id
                 taken[server_round, node] = reply.content["metrics"]["num-steps"]
             return [model_of(reply) for reply in replies]
-        models[server_round] = [*zip(result[0], result[1], strict=True)]
+        return models.update({server_round: [*zip(*result, strict=True)]})
 
     def see_instructions(self, result, server_round, messages, grid):
         starts[server_round] = model_of(messages[0])
