@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +12,25 @@ from flwr_hetero.client.handler import current_handler, say_once
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
+if TYPE_CHECKING:
+    Sampler = object
+else:
+    try:
+        from torch.utils.data import Sampler
+    except ImportError:  # a node without torch has no DataLoader either
+        Sampler = object
+
 Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Indices in the local data and, for each, the factor of its loss."""
 
 
-class BatchSampler(ABC):
+class BatchSampler(ABC, Sampler):
     """Draw mini-batches of indices with a weight for each example's loss.
 
     Iterating yields one epoch of index lists, so an instance is a ``batch_sampler`` for
-    ``torch.utils.data.DataLoader``. Indices and weights of each batch are kept in order until
-    :meth:`take` collects them, also when a DataLoader with workers draws ahead.
+    ``torch.utils.data.DataLoader``, and a ``Sampler`` of torch. Indices and weights of each batch
+    are kept in order until :meth:`take` collects them, also when a DataLoader with workers draws
+    ahead.
 
     Parameters
     ----------
@@ -93,7 +102,7 @@ class BatchSampler(ABC):
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Learn from the scores of processed examples, one finite number per index."""
 
-    def watch(self, indices: NDArray[np.int64], losses: Any) -> None:  # noqa: B027
+    def watch(self, indices: NDArray[np.int64], losses: Any) -> None:
         """Learn from the backward pass that these losses are about to go through, if at all."""
 
     def __len__(self) -> int:
@@ -138,7 +147,7 @@ class BatchSampler(ABC):
         if self.on_pass_end is not None:
             self.on_pass_end()
 
-    def give_back(self) -> None:  # noqa: B027
+    def give_back(self) -> None:
         """Put back what was drawn ahead and will not be trained, where that matters."""
 
     def settle(self) -> None:
@@ -180,7 +189,7 @@ class BatchSampler(ABC):
 
     # --- the server ------------------------------------------------------------------------
 
-    def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:  # noqa: B027
+    def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Follow the records of a training instruction, where they are of this sampler's."""
 
     def reply_records(self) -> dict[str, Mapping[str, Any]]:
@@ -190,7 +199,7 @@ class BatchSampler(ABC):
     needs_model = False
     """Whether :meth:`watch` looks at gradients of a model's parameters."""
 
-    def train_model(self, model: Any) -> None:  # noqa: B027
+    def train_model(self, model: Any) -> None:
         """Name the model that is trained on the batches."""
 
     # --- state -----------------------------------------------------------------------------

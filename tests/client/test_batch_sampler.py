@@ -1,5 +1,9 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+import torch
 
 from flwr_hetero.sampler import (
     InTurn,
@@ -32,6 +36,25 @@ def test_uniform_epochs_are_permutations():
     orders = [np.concatenate(epoch).tolist() for epoch in epochs]
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
+
+
+def test_samplers_are_those_of_torch():
+    assert isinstance(UniformSampler(10, 4), torch.utils.data.Sampler)
+    assert not UniformSampler.__abstractmethods__
+
+
+def test_samplers_work_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.mod import StepLoader, follow, keep, timing
+print(sorted(sum(UniformSampler(5, 2), [])))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[0, 1, 2, 3, 4]\n"
 
 
 def test_pass_end_is_reported():
