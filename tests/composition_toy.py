@@ -29,12 +29,12 @@ def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
     return (goal(partition) + (start - goal(partition)) * 0.75**steps).astype(np.float32)
 
 
-def composition_app() -> ClientApp:
+def composition_app(mods=()) -> ClientApp:
     """Make a ClientApp with steps, ordered units, herding sketches, samples to swap and statistics.
 
     Its model depends on nothing but the node and its steps, so that a test can foretell it.
     """
-    app = ClientApp(mods=[timing])
+    app = ClientApp(mods=[*mods, timing])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

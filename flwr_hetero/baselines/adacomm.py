@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of, read_number
+from flwr_hetero.server.contract import STEPS, Contract, check_on_missing
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
@@ -40,13 +41,18 @@ class AdaComm(Wrapper):
         Local steps in the first interval.
     interval_s : float
         Seconds of the fleet's clock between two adaptations; 0 adapts after every round.
-    loss_key : str
-        Metric with a node's training loss.
+    loss_key : str, optional
+        Metric with a node's training loss. None: the first with "loss" in its name, those with
+        "train" before others.
+    on_missing : {"raise", "warn"}
+        What to do if no node reports its steps, or none its loss.
 
     Raises
     ------
     ValueError
         If a setting is out of range.
+    MissingHelpError
+        In the first round, if no node reports its steps, or none its loss.
 
     References
     ----------
@@ -67,12 +73,18 @@ class AdaComm(Wrapper):
         first_steps: int = 20,
         *,
         interval_s: float = 60.0,
-        loss_key: str = "train-loss",
+        loss_key: str | None = None,
+        on_missing: str = "raise",
     ) -> None:
         self.first_steps = self.num_steps = check_count("first_steps", first_steps, 1)
         self.interval_s = check_number("interval_s", interval_s, "[0, inf)")
+        self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
         self.loss_key = loss_key
+        key = loss_key or "train-loss"
+        line = f'    metrics = MetricRecord({{"num-examples": ..., "{key}": loss}})'
+        loss = Contract(key, "training loss", line, "whose loss does not count")
+        self.contracts = STEPS, loss
         self.first_loss = self.loss = nan
         self.adapted_at_s = 0.0
 
@@ -92,14 +104,25 @@ class AdaComm(Wrapper):
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Take the median of the nodes' training losses: no single node can steer it."""
-        records = [record for reply in replies for record in reply.content.metric_records.values()]
-        losses = [read_number(record, self.loss_key) for record in records]
-        known = [loss for loss in losses if isfinite(loss)]
+        known = [loss for reply in replies if isfinite(loss := self._loss_of(reply))]
         if known:
             self.loss = float(np.median(known))
             if isnan(self.first_loss):
                 self.first_loss = self.loss
         return replies
+
+    def helps(self, reply: Message, contract: Contract) -> bool:
+        """Return whether a reply holds the steps, or a loss."""
+        if contract is STEPS:
+            return super().helps(reply, contract)
+        return isfinite(self._loss_of(reply))
+
+    def _loss_of(self, reply: Message) -> float:
+        """Return a node's training loss; NaN if it reports none."""
+        (metrics,) = reply.content.metric_records.values()
+        found = sorted(metrics, key=lambda name: ("train" not in name, name))
+        names = [self.loss_key] if self.loss_key else [name for name in found if "loss" in name]
+        return read_number(metrics, names[0]) if names else nan
 
     def round_info(self) -> dict[str, Any]:
         """Return the local steps of this round."""

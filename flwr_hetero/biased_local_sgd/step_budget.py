@@ -25,20 +25,12 @@ from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.aggregate import BUFFERS, with_update
-from flwr_hetero.server.contract import Contract, check_on_missing
+from flwr_hetero.server.contract import STEPS, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
-STEPS = Contract(
-    keys.NUM_STEPS,
-    "steps that the node took",
-    "    from flwr_hetero.mod import StepLoader\n"
-    "    loader = StepLoader(loader, msg)  # takes the steps that the server asks for\n"
-    '    metrics = MetricRecord({"num-examples": ..., **loader.metrics})',
-)
-"""What nodes must do for any budget of steps."""
 WEIGHTINGS = ("normalised", "examples", "steps")
 
 
@@ -113,7 +105,7 @@ class LocalSteps(Wrapper):
 
     name: ClassVar[str] = "local-steps"
     decides = frozenset({"steps"})
-    contract = STEPS
+    contracts = (STEPS,)
     buffers: tuple[str, ...] = BUFFERS
 
     def __init__(

@@ -9,8 +9,10 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Vectors, relative_herding
+from flwr_hetero.cd_grab.contract import SKETCHES
 from flwr_hetero.cd_grab.wire import read_vectors, usual_length
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.server.contract import check_on_missing
 from flwr_hetero.server.wrapper import Wrapper
 
 
@@ -28,11 +30,15 @@ class HerdingMeter(Wrapper):
         Numbers per unit.
     seed : int
         Seed of the sketch.
+    on_missing : {"raise", "warn"}
+        What to do if no node sends sketches.
 
     Raises
     ------
     ValueError
-        If a number is out of range.
+        If a setting is out of range.
+    MissingHelpError
+        In the first round, if no node sends sketches.
 
     Notes
     -----
@@ -47,12 +53,19 @@ class HerdingMeter(Wrapper):
 
     name: ClassVar[str] = "herding"
     decides = frozenset({"herding sketches"})
+    contracts = (SKETCHES,)
 
     def __init__(
-        self, strategy: Strategy | None = None, *, sketch_size: int = 64, seed: int = 1
+        self,
+        strategy: Strategy | None = None,
+        *,
+        sketch_size: int = 64,
+        seed: int = 1,
+        on_missing: str = "raise",
     ) -> None:
         self.sketch_size = check_count("sketch_size", sketch_size, 1)
         self.seed = check_count("seed", seed)
+        self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
         self._seen: dict[str, Vectors] = {}
         self._length = 0

@@ -9,6 +9,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
+from flwr_hetero.cd_grab.contract import ORDERS
 from flwr_hetero.cd_grab.order_server import Balanced, OrderServer
 from flwr_hetero.cd_grab.wire import (
     MAX_COUNT,
@@ -21,6 +22,7 @@ from flwr_hetero.cd_grab.wire import (
 )
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes
+from flwr_hetero.server.contract import STEPS, Contract, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -50,11 +52,15 @@ class CDGraB(Wrapper):
         instead. None: each node's own choice.
     seed : int
         Seed of the sketch.
+    on_missing : {"raise", "warn"}
+        What to do if no node reports on its order.
 
     Raises
     ------
     ValueError
         If a setting is out of range.
+    MissingHelpError
+        In the first round, if no node reports on its order.
 
     Notes
     -----
@@ -75,6 +81,7 @@ class CDGraB(Wrapper):
 
     name: ClassVar[str] = "cd-grab"
     decides = frozenset({"orders"})
+    contracts: tuple[Contract, ...] = (ORDERS,)
 
     def __init__(
         self,
@@ -84,6 +91,7 @@ class CDGraB(Wrapper):
         sketch_size: int = 1024,
         num_units: int | None = None,
         seed: int = 0,
+        on_missing: str = "raise",
     ) -> None:
         self.exact = check_choice("mode", mode, ("sketched", "exact")) == "exact"
         sketch_size = check_count("sketch_size", sketch_size, 1)
@@ -93,6 +101,8 @@ class CDGraB(Wrapper):
             raise invalid("seed", seed, f"be at most {MAX_COUNT}")
         if self.exact:
             self.decides = self.decides | {"steps"}
+            self.contracts = ORDERS, STEPS
+        self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
         self.server = OrderServer(exact=self.exact)
         self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)

@@ -12,10 +12,25 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.mercury.resharding import SwapTable, bytes_in, ints_in
+from flwr_hetero.server.contract import Contract, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+
+SAMPLES = Contract(
+    keys.RESHARDING,
+    "samples offered and received",
+    "    from flwr_hetero.mercury.resharding import NodeShard, pack, unpack\n"
+    "    if shard := NodeShard.open(msg, context):  # before training: others' samples\n"
+    '        slots, content = list(shard.held), b"".join(shard.held.values())\n'
+    "        inputs[slots], targets[slots] = unpack(content, inputs.shape[1:], num_classes)\n"
+    "    if shard:  # after training: SAMPLES LEAVE THE NODE; choose as in apps/mercury\n"
+    "        slots = shard.offers(len(targets), 4 * inputs[0].size + 8, choose)\n"
+    "        shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))",
+    "which exchange none",
+)
+"""What nodes must do: see ``apps/mercury``."""
 
 
 class Resharding(Wrapper):
@@ -41,11 +56,15 @@ class Resharding(Wrapper):
         False: any samples, the importance-agnostic baseline.
     seed : int
         Of the swaps.
+    on_missing : {"raise", "warn"}
+        What to do if no node takes part in the exchange.
 
     Raises
     ------
     ValueError
         If a setting is out of range.
+    MissingHelpError
+        In the first round, if no node takes part in the exchange.
 
     Notes
     -----
@@ -69,6 +88,7 @@ class Resharding(Wrapper):
 
     name: ClassVar[str] = "resharding"
     decides = frozenset({"samples"})
+    contracts = (SAMPLES,)
 
     def __init__(
         self,
@@ -78,10 +98,12 @@ class Resharding(Wrapper):
         budget_bytes: int = 1_000_000,
         by_importance: bool = True,
         seed: int = 0,
+        on_missing: str = "raise",
     ) -> None:
         self.share = check_number("share", share, "(0, 1]")
         self.budget_bytes = check_count("budget_bytes", budget_bytes, 1)
         self.rng = np.random.default_rng(check_count("seed", seed))
+        self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
         self.by_importance, self.table = by_importance, SwapTable()
         self._asked: set[int] = set()

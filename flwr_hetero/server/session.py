@@ -1,6 +1,7 @@
 """What all wrappers around one strategy share: nodes, model, clock, and the exchange going on."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -11,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import log
-from flwr_hetero.server.nodes import NodeRegistry, is_simulated, whole_grid
+from flwr_hetero.server.nodes import NodeRegistry, is_simulated, online_nodes, whole_grid
 from flwr_hetero.server.reply_checks import (
     Expected,
     Latency,
@@ -25,6 +26,8 @@ from flwr_hetero.server.reply_checks import (
     why_bad,
 )
 
+QUORUM = 3
+"""Nodes that must have the same fault for it to be the app's: two cannot end a run."""
 POLL_S = 0.1
 """Pause between two polls for replies, in seconds."""
 
@@ -65,8 +68,10 @@ class Exchange:
     counted: list[str] = field(default_factory=list)
     """Nodes whose replies went to the innermost strategy."""
     failed: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    """Why the reply of a node, by identity, does not count."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Why the reply of a node, by id, does not count."""
+    quorum: int = QUORUM
+    """Nodes that must agree in a fault: fewer where there are no more."""
 
     _by_id: dict[str, Message] = field(default_factory=dict)
 
@@ -105,7 +110,7 @@ class Session:
     enough: int | None = None
     stop_reason: str | None = None
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
     begun: bool = False
 
     # --- out -------------------------------------------------------------------------
@@ -118,6 +123,8 @@ class Session:
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
         """Begin an exchange: only replies to these instructions are accepted."""
         self.exchange = Exchange(list(messages), is_simulated(grid))
+        if len(messages) < QUORUM:
+            self.exchange.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
 
     def send(self, grid: Grid, messages: Sequence[Message], timeout_s: float) -> list[Message]:
         """Send instructions, wait for all or enough replies, and advance the clock."""
@@ -203,15 +210,14 @@ class Session:
         identity = self.registry.identity(node_id)
         if message_id is not None:
             self.exchange.latency.pop(message_id, None)
-            self.exchange.refused[identity] = reason
+            self.exchange.refused[node_id] = reason
         if identity not in self.exchange.failed:
             self.exchange.failed.append(identity)
 
     def check_progress(self) -> None:
-        """Stop a run whose replies are all dropped for the same reason.
+        """Stop a run whose replies are dropped for the same reason, so that none counts.
 
-        A fault of one node costs its reply, so two nodes must have it (or the only one asked),
-        and no reply must have counted since: in the first round, later in two rounds.
+        In the first round; later in the second one, and in none before enough nodes have it.
         """
         now = self.exchange
         if now.counted:
@@ -219,12 +225,13 @@ class Session:
         if now.counted or not now.refused:
             return
         again, self.refused = bool(self.refused), self.refused | now.refused
-        reason, *others = set(self.refused.values())
-        enough = len(self.refused) > 1 or (again and len(now.messages) == 1)
-        if not others and enough and (again or not self.begun):
-            nodes = ", ".join(sorted(self.refused)[:5])
+        ((reason, count),) = Counter(self.refused.values()).most_common(1)
+        if count >= max(now.quorum, len(self.refused) / 2) and (again or not self.begun):
+            nodes = [self.registry.identity(n) for n, why in self.refused.items() if why == reason]
+            share = "all" if count == len(self.refused) else f"{count} of {len(self.refused)}"
             raise RuntimeError(
-                f"no reply to training counts, all for the same reason: {reason} ({nodes})."
+                f"no reply to training counts, {share} for the same reason: {reason} "
+                f"({', '.join(sorted(nodes)[:5])})."
             )
 
     # --- what is known of a reply ----------------------------------------------------

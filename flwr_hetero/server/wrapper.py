@@ -11,7 +11,7 @@ from flwr_hetero._flwr import attributes_of, trains_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes
 from flwr_hetero.server.composition import check_composition
-from flwr_hetero.server.contract import Contract, check_help, holds
+from flwr_hetero.server.contract import Contract, HelpCheck, holds
 from flwr_hetero.server.reply_checks import Expected, drop_partial_metrics, weight_of
 from flwr_hetero.server.rounds import Loop, Run, run_rounds
 from flwr_hetero.server.session import Session
@@ -71,7 +71,7 @@ class Wrapper(Strategy):
     """Whether nothing may be wrapped around this one."""
     only_rounds: ClassVar[str] = ""
     """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
-    contract: ClassVar[Contract | None] = None
+    contracts: tuple[Contract, ...] = ()
     """What the replies must hold for this wrapper to have an effect."""
     on_missing = "raise"
     """What to do if no reply of the first round holds it: "raise" or "warn"."""
@@ -85,7 +85,7 @@ class Wrapper(Strategy):
         self.inner: Strategy = FedAvg() if strategy is None else strategy
         self.outer: Wrapper | None = None
         self.leaf = self.chain()[-1]
-        self._help_checked = False
+        self._help: dict[str, HelpCheck] = {}
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
         check_composition(self)
@@ -123,9 +123,9 @@ class Wrapper(Strategy):
         key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
-    def helps(self, reply: Message) -> bool:
-        """Return whether a reply holds what the contract asks for."""
-        return self.contract is None or holds(reply, self.contract.key)
+    def helps(self, reply: Message, contract: Contract) -> bool:
+        """Return whether a reply holds what a contract asks for."""
+        return holds(reply, contract.key)
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' replies counted after all wrappers, and which nodes failed."""
@@ -307,13 +307,15 @@ class Wrapper(Strategy):
         raise AttributeError(f"{name!r} is no attribute of any strategy in {names}")
 
     def _check_help(self, replies: list[Message]) -> None:
-        """Check once, in the first round with replies, that nodes do their part."""
-        if self.contract is None or self._help_checked or not replies:
-            return
-        self._help_checked = True
-        node_ids = [reply.metadata.src_node_id for reply in replies if not self.helps(reply)]
-        silent = [self.identity(node_id) for node_id in node_ids]
-        check_help(type(self).__name__, self.contract, silent, len(replies), self.on_missing)
+        """Check in the first round with enough replies that nodes do their part."""
+        for contract in self.contracts:
+            check = self._help.setdefault(
+                contract.key, HelpCheck(type(self).__name__, contract, self.on_missing)
+            )
+            if not check.done:
+                silent = [r.metadata.src_node_id for r in replies if not self.helps(r, contract)]
+                names = {node_id: self.identity(node_id) for node_id in silent}
+                check.see(names, len(replies) - len(silent), self.session.exchange.quorum)
 
     def _of_this_session(self) -> list["Wrapper"]:
         """Return the wrappers down to Flower's first strategy, which may wrap others."""

@@ -6,7 +6,32 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero.baselines.adacomm import adaptive_steps
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mod import timing
+from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.strategy import AdaComm
+
+
+def steps_reported(message, context, call_next):
+    """Say that the node took the steps that it was asked for."""
+    reply = call_next(message, context)
+    if reply.has_content() and message.metadata.message_type == "train":
+        steps = message.content["config"]["num-steps"]
+        next(iter(reply.content.metric_records.values()))["num-steps"] = steps
+    return reply
+
+
+def renamed(name):
+    """Make a mod that gives the training loss another name; None takes it out."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        for metrics in reply.content.metric_records.values():
+            loss = metrics.pop("train-loss", None)
+            if name and loss is not None:
+                metrics[name] = loss
+        return reply
+
+    return mod
 
 
 class Losses(History):
@@ -22,9 +47,10 @@ class Losses(History):
         return replies
 
 
-def run(**settings):
+def run(mods=(steps_reported,), **settings):
     history = Losses(AdaComm(FedAvg(fraction_evaluate=0.0), **settings))
-    history.start(LocalGrid(toy_app(), [DeviceProfile()] * 3), toy_arrays(), num_rounds=6)
+    app = toy_app(mods=[*mods, timing])
+    history.start(LocalGrid(app, [DeviceProfile()] * 3), toy_arrays(), num_rounds=6)
     return [record["adacomm"]["num_steps"] for record in history.records[1:]], history.losses
 
 
@@ -69,12 +95,46 @@ def test_one_nodes_report_does_not_steer():
         return reply
 
     strategy = AdaComm(FedAvg(fraction_evaluate=0.0), 20, interval_s=0.0)
-    strategy.start(LocalGrid(toy_app(mods=[liar]), [DeviceProfile()] * 3), toy_arrays(), 3)
+    app = toy_app(mods=[steps_reported, liar])
+    strategy.start(LocalGrid(app, [DeviceProfile()] * 3), toy_arrays(), 3)
     assert strategy.loss < 100
 
 
-def test_without_losses_steps_stay():
-    assert run(first_steps=7, interval_s=0.0, loss_key="none")[0] == [7] * 6
+def test_without_losses_steps_stay(caplog):
+    settings = {"first_steps": 7, "interval_s": 0.0, "loss_key": "none", "on_missing": "warn"}
+    assert run(**settings)[0] == [7] * 6
+    assert caplog.text.count("AdaComm: no node reports 'none' (training loss)") == 1
+
+
+@pytest.mark.parametrize("name", ["train_loss", "train-loss", "local_loss"])
+def test_the_loss_is_found(name):
+    mods = steps_reported, renamed(name)
+    usual = run(first_steps=20, interval_s=0.0)[0]
+    assert run(mods, first_steps=20, interval_s=0.0)[0] == usual
+
+
+def test_a_training_loss_comes_before_others():
+    def two(message, context, call_next):
+        reply = call_next(message, context)
+        for metrics in reply.content.metric_records.values():
+            metrics["a-loss"] = 1.0
+        return reply
+
+    usual = run(first_steps=20, interval_s=0.0)[0]
+    assert run((steps_reported, two), first_steps=20, interval_s=0.0)[0] == usual
+
+
+@pytest.mark.parametrize(
+    ("mods", "settings", "missing"),
+    [
+        ([], {}, "'num-steps' .*\n.*StepLoader"),
+        ([steps_reported, renamed(None)], {}, "'train-loss' .*\n.*\"train-loss\": loss"),
+        ([steps_reported], {"loss_key": "mse"}, "'mse' .*\n.*\"mse\": loss"),
+    ],
+)
+def test_without_help_the_run_stops(mods, settings, missing):
+    with pytest.raises(MissingHelpError, match=f"AdaComm: no node reports {missing}"):
+        run(mods, **settings)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +142,7 @@ def test_without_losses_steps_stay():
     [
         ({"first_steps": 0}, "first_steps"),
         ({"interval_s": -1.0}, "interval_s"),
+        ({"on_missing": "stop"}, "on_missing"),
     ],
 )
 def test_adacomm_refuses(settings, argument):

@@ -75,7 +75,7 @@ def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
 
 
 def settled_herding(method, sizes=(60,) * 6, num_rounds=14, outlier=-1, **options):
-    strategy = HerdingMeter(CDGraB(fedavg(), **options))
+    strategy = HerdingMeter(CDGraB(fedavg(), on_missing="warn", **options))
     grid = grid_of(list(sizes), method=method, lr=0.001, outlier=outlier)
     rounds = Rounds(strategy, grid, num_rounds)
     assert rounds.reasons() == []
