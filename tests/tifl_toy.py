@@ -12,8 +12,8 @@ PROFILE = keys.PROFILE_MESSAGE
 
 
 def make_tifl(inner=None, **settings):
-    """Two tiers, two nodes a round, uniform."""
-    defaults = {"clients_per_round": 2, "num_tiers": 2, "policy": "uniform"}
+    """Two tiers, two nodes a round, uniform, with the paper's phase."""
+    defaults = {"clients_per_round": 2, "num_tiers": 2, "policy": "uniform", "profiling": "phase"}
     return TiFL(inner or FedAvg(fraction_evaluate=0.0), **(defaults | settings))
 
 

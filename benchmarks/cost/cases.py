@@ -24,6 +24,7 @@ from flwr_hetero.server.aggregate import mean_arrays
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import TierState, policy_probs, quantile_tiers
 from flwr_hetero.tifl.tiers import Tiers
+from flwr_hetero.tifl.timing import Phase
 
 SETTINGS: dict[str, Any] = {"rounds": 100, "nodes": 1000, "megabytes": 1.0, "repeats": 7}
 FAST = {"rounds": 5, "nodes": 20, "megabytes": 0.1, "repeats": 2}
@@ -77,7 +78,9 @@ class Crowd(LocalGrid):
 
 def profiled(num_nodes: int) -> TiFL:
     """Make a strategy that is where it would be after profiling, without a million messages."""
-    strategy = TiFL(FedAvg(fraction_evaluate=0.0), clients_per_round=PER_ROUND, policy="random")
+    inner = FedAvg(fraction_evaluate=0.0)
+    strategy = TiFL(inner, PER_ROUND, policy="random", profiling="phase")
+    assert isinstance(strategy.timing, Phase)
     for i in range(num_nodes):
         strategy.session.registry.set_partition_id(i, i)
     latency = np.random.default_rng(0).lognormal(size=num_nodes)
@@ -85,7 +88,7 @@ def profiled(num_nodes: int) -> TiFL:
     by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]
     strategy.tiers = Tiers(*by_name, found.boundaries)
     strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf))
-    strategy.joiners.set_known(range(num_nodes))
+    strategy.timing.joiners.set_known(range(num_nodes))
     return strategy
 
 
@@ -139,7 +142,7 @@ def overhead(case: Case) -> dict[str, Any]:
     grid = LocalGrid(echo_app(case["megabytes"]), [DeviceProfile()] * case["nodes"])
     arrays = ArrayRecord({"0": Array(np.zeros(round(case["megabytes"] * 250_000), np.float32))})
     plain = FedAvg(fraction_evaluate=0.0)
-    tifl = TiFL(FedAvg(fraction_evaluate=0.0), clients_per_round=case["nodes"], policy="vanilla")
+    tifl = TiFL(FedAvg(fraction_evaluate=0.0), case["nodes"], policy="vanilla", profiling="phase")
     both = (plain, tifl)
     for strategy in both:  # warms up; TiFL also profiles
         time_round(strategy, grid, arrays)

@@ -38,13 +38,12 @@ def stepped(cohort: int, share: float) -> Strategy:
     return BiasedLocalSGD(CDGraB(fedavg(cohort, 1.0), sketch_size=16), fast_steps=8)
 
 
+PHASE: dict[str, Any] = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
     "FedAvg": fedavg,
-    "TiFL": lambda c, share: TiFL(fedavg(c, 1.0), c, sync_rounds=1, warmup_rounds=0),
+    "TiFL": lambda c, share: TiFL(fedavg(c, 1.0), c, **PHASE),
     "BiasedLocalSGD(CDGraB)": stepped,
-    "TiFL(BiasedLocalSGD(CDGraB))": lambda c, share: TiFL(
-        stepped(c, share), c, sync_rounds=1, warmup_rounds=0
-    ),
+    "TiFL(BiasedLocalSGD(CDGraB))": lambda c, share: TiFL(stepped(c, share), c, **PHASE),
 }
 
 

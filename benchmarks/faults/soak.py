@@ -180,7 +180,14 @@ def run(rounds: int, num_nodes: int) -> dict[str, Any]:
     logging.disable()
     grid = LocalGrid(app, named_fleet("paper-5", num_nodes))
     inner = BiasedLocalSGD(CDGraB(FedAdam(eta=0.02), sketch_size=4), fast_steps=8)
-    tifl = TiFL(inner, clients_per_round=ASKED, num_tiers=5, profile_interval=250, sync_rounds=1)
+    tifl = TiFL(
+        inner,
+        clients_per_round=ASKED,
+        num_tiers=5,
+        profiling="phase",
+        profile_interval=250,
+        sync_rounds=1,
+    )
     trouble = Trouble(OverSelect(tifl, take=TAKEN), grid)
     arrays = ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
     with tempfile.TemporaryDirectory() as folder:

@@ -25,11 +25,18 @@ PLAIN = {
     "aggregation": "examples",
     "order": "reshuffle",
     "sampler": "uniform",
+    "sync-rounds": 1,  # TiFL with the paper's phase
 }
 STEPS = {"steps": "deadline", "aggregation": "steps"}
-ALL = {**STEPS, "selection": "tifl", "order": "cd-grab", "sampler": "top-loss+mercury+pgd"}
+ALL = {
+    **STEPS,
+    "selection": "tifl",
+    "sync-rounds": 1,
+    "order": "cd-grab",
+    "sampler": "top-loss+mercury+pgd",
+}
 BASE = "FedAvg"
-PARTS: dict[str, dict[str, str]] = {
+PARTS: dict[str, dict[str, str | int]] = {
     BASE: PLAIN,
     "FedProx": {**PLAIN, "inner": "fedprox"},
     "FedNova": {**PLAIN, "steps": "deadline", "aggregation": "fednova"},

@@ -107,14 +107,21 @@ def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
         fleet = [DeviceProfile(compute_factor=2.0, jitter=JITTER)] * NODES
     else:
         fleet = [replace(device, jitter=JITTER) for device in named_fleet("paper-5", NODES)]
-    return train(settings, fleet, PER_ROUND, warmup_rounds=0, **POLICIES[case["name"]])
+    return train(
+        settings, fleet, PER_ROUND, profiling="phase", warmup_rounds=0, **POLICIES[case["name"]]
+    )
 
 
 def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
     """As ``apps/tifl`` by default: 20 nodes, Dirichlet(0.5), 3 nodes a round."""
     rounds = case["rounds"] * (1 if case["name"] == VANILLA else MORE)
     fleet = named_fleet("paper-5", 20)
-    arguments = {"sync_rounds": 1, "warmup_rounds": 0, **ON_DIGITS[case["name"]]}
+    arguments = {
+        "profiling": "phase",
+        "sync_rounds": 1,
+        "warmup_rounds": 0,
+        **ON_DIGITS[case["name"]],
+    }
     config = {"num-server-rounds": rounds, "seed": seed}
     return train(config, fleet, 3, budget_s=budget_s, **arguments)
 
@@ -170,7 +177,8 @@ def idle_run(
 ) -> tuple[TiFL, list[int]]:
     """Run TiFL on the paper's fleet without training; returns it and the tier of each round."""
     tiers: list[int] = []
-    strategy = TiFL(clients_per_round=PER_ROUND, warmup_rounds=0, seed=seed, **tifl)
+    inner, phase = FedAvg(fraction_evaluate=0.0), {"profiling": "phase", "warmup_rounds": 0}
+    strategy = TiFL(inner, PER_ROUND, seed=seed, **phase, **tifl)
     grid = LocalGrid(idle_app(), fleet, seed=seed)
     strategy.start(
         grid,

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -52,7 +52,8 @@ class OverSelect(Wrapper):
     Examples
     --------
     >>> from flwr_hetero.strategy import TiFL
-    >>> strategy = OverSelect(TiFL(clients_per_round=7), take=5, timeout_s=120.0)
+    >>> tifl = TiFL(clients_per_round=7, profiling="phase")
+    >>> strategy = OverSelect(tifl, take=5, timeout_s=120.0)
     """
 
     name: ClassVar[str] = "over-select"
@@ -65,6 +66,10 @@ class OverSelect(Wrapper):
         self.take = check_count("take", take, 1)
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, "(0, inf)")
+        for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
+            if {"selection", "waiting"} <= inner.decides:
+                rule = "time nodes before the first round inside OverSelect"
+                raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
         super().__init__(strategy)
         self.timeout_s = timeout_s
         self._at_work: dict[str, tuple[int, float]] = {}  # by message: node, until when at most

@@ -289,7 +289,7 @@ class LocalSteps(Wrapper):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the measured times belong to."""
         if self.speeds.step_s:
-            identify_nodes(self, run.grid, run.timeout_s)
+            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
 
     def round_info(self) -> dict[str, Any]:
         """Return the steps assigned to each node and the measured gamma."""

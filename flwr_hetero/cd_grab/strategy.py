@@ -186,7 +186,7 @@ class CDGraB(Wrapper):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
         if self.server.states:
-            identify_nodes(self, run.grid, run.timeout_s)
+            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
 
     def round_info(self) -> dict[str, Any]:
         """Return what was balanced this round, and the bytes that it took."""

@@ -111,19 +111,20 @@ class Resharding(Wrapper):
 
     def on_start(self, run: Run) -> None:
         """After a resume, identify the nodes that the samples belong to."""
-        self._identify(run.grid, run.timeout_s)
+        self._identify(run.grid, run.timeout_s, run.round + 1)
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:
         """Identify newcomers: one that was here before may have swapped samples."""
-        self._identify(grid, self.session.exchange.timeout_s)
+        self._identify(grid, self.session.exchange.timeout_s, server_round)
         return grid
 
-    def _identify(self, grid: Grid, timeout_s: float) -> None:
+    def _identify(self, grid: Grid, timeout_s: float, server_round: int) -> None:
         registry = self.session.registry
-        unknown = {node for node in grid.get_node_ids() if not registry.knows(node)} - self._asked
+        nodes = set(grid.get_node_ids()) - registry.busy - self._asked
+        unknown = {node for node in nodes if not registry.knows(node)}
         if unknown and any(slot.exchanged for slot in self.table):
             self._asked |= unknown
-            identify_nodes(self, grid, timeout_s)
+            identify_nodes(self, grid, timeout_s, server_round)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid

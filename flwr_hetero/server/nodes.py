@@ -110,6 +110,12 @@ def settled_nodes(
     return online
 
 
+def identity_key(identity: str) -> tuple[str, int, str]:
+    """Return a key that sorts identities, trailing numbers by value."""
+    match = re.fullmatch(r"(.*?)(\d+)", identity)
+    return (match[1], int(match[2]), identity) if match else (identity, -1, identity)
+
+
 class NodeRegistry:
     """Identities of nodes that stay the same over rounds and runs, and what devices they are.
 
@@ -122,6 +128,10 @@ class NodeRegistry:
         self._identity: dict[int, str] = {}
         self._node_id: dict[str, int] = {}
         self.devices: dict[str, dict[str, str | float]] = {}
+        self.busy: set[int] = set()
+        """Nodes at work on an instruction whose reply no round waits for."""
+        self.profile_kind: str | None = None
+        """Type of the message that times a node, once it is known what the ClientApp handles."""
 
     def learn(self, grid: Grid) -> None:
         """Read names and public keys of the nodes online."""
@@ -137,6 +147,13 @@ class NodeRegistry:
         """Name a node by the partition that it reports, unless it has a better identity."""
         if node_id not in self._identity:
             self._claim(node_id, f"node-{partition_id}")
+
+    def come_back(self, node_id: int, partition_id: int, online: Set[int]) -> None:
+        """Name a node by its partition; a node that is offline loses that name to it."""
+        owner = self.find(f"node-{partition_id}")
+        if owner is not None and owner != node_id and owner not in online:
+            self.forget(owner)
+        self.set_partition_id(node_id, partition_id)
 
     def knows(self, node_id: int) -> bool:
         """Return whether a node has an identity better than its node id."""
@@ -154,9 +171,7 @@ class NodeRegistry:
 
     def sort_key(self, node_id: int) -> tuple[str, int, str]:
         """Return a key that sorts nodes by identity, trailing numbers by value."""
-        identity = self.identity(node_id)
-        match = re.fullmatch(r"(.*?)(\d+)", identity)
-        return (match[1], int(match[2]), identity) if match else (identity, -1, identity)
+        return identity_key(self.identity(node_id))
 
     def forget(self, node_id: int) -> None:
         """Free the identity of a node that is gone, so that it can come back under a new id."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.records import read_number
-from flwr_hetero.server.reply_checks import Expected
+from flwr_hetero.server.nodes import NodeRegistry
+from flwr_hetero.server.reply_checks import Expected, reported_partition
 from flwr_hetero.server.wrapper import Wrapper
 
 MAX_ENTRIES, MAX_TEXT = 8, 80
@@ -36,11 +37,11 @@ def profile_nodes(
     Returns the nodes, and seconds by round and node, NaN where a node did not answer.
     The instruction has the message type ``train.profile``, which the ClientApp answers with
     the time its training takes and no arrays. A ClientApp without a handler for it is sent an
-    ordinary training message instead, the result of which is dropped.
+    ordinary training message instead, the result of which is dropped: one node is asked first.
     """
     nodes = list(node_ids)
     column = {node_id: i for i, node_id in enumerate(nodes)}
-    kind = dict.fromkeys(nodes, keys.PROFILE_MESSAGE)
+    kind = dict.fromkeys(nodes, profile_kind(strategy, grid, nodes, t_max, server_round))
     rounds = np.full((sync_rounds, len(nodes)), np.nan)
     log(INFO, "Profiling %d nodes: %d + %d rounds", len(nodes), warmup_rounds, sync_rounds)
     for number in range(warmup_rounds + sync_rounds):
@@ -55,19 +56,54 @@ def profile_nodes(
     return nodes, rounds
 
 
-def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float) -> None:
+def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float, server_round: int = 1) -> None:
     """Find out the identities of unknown nodes; it takes no time of the fleet's clock."""
     session = strategy.session
     session.registry.learn(grid)
-    unknown = sorted(node for node in grid.get_node_ids() if not session.registry.knows(node))
     virtual_s = session.clock.virtual_s
-    if unknown:
+    if unknown := _unknown(session.registry, grid):
         log(INFO, "Asking %d nodes for their identity", len(unknown))
-        kind = dict.fromkeys(unknown, keys.PROFILE_MESSAGE)
-        _ask(strategy, grid, unknown, kind, t_max)
-        if again := [node for node in unknown if kind[node] == MessageType.TRAIN]:
-            _ask(strategy, grid, again, kind, t_max)
+        usual = profile_kind(strategy, grid, unknown, t_max, server_round)
+        unknown = _unknown(session.registry, grid)  # without the one asked first
+        kind = dict.fromkeys(unknown, usual)
+        _ask(strategy, grid, unknown, kind, t_max, server_round)
+        if again := [node for node in unknown if kind[node] != usual]:
+            _ask(strategy, grid, again, kind, t_max, server_round)
     session.clock.virtual_s = virtual_s
+
+
+def _unknown(registry: NodeRegistry, grid: Grid) -> list[int]:
+    free = set(grid.get_node_ids()) - registry.busy
+    return sorted(node for node in free if not registry.knows(node))
+
+
+def profile_kind(
+    strategy: Wrapper, grid: Grid, node_ids: Sequence[int], t_max: float, server_round: int
+) -> str:
+    """Find out once, by asking one node, which message it takes to time a node.
+
+    If it is away, the next is asked, three at most.
+    """
+    session = strategy.session
+    registry = session.registry
+    for node_id in [] if registry.profile_kind else node_ids[:3]:
+        message = profile_message(strategy, node_id, keys.PROFILE_MESSAGE, server_round, 0)
+        session.ask([message], grid)
+        replies = session.send(grid, [message], t_max)
+        if not replies:
+            break  # no second time-out for this
+        (reply,) = replies
+        if not (reply.has_content() or has_raised(reply)):
+            continue
+        registry.profile_kind = keys.PROFILE_MESSAGE
+        if reply.has_content() and (partition := reported_partition(reply)) is not None:
+            registry.set_partition_id(node_id, partition)
+        if has_raised(reply):
+            registry.profile_kind = MessageType.TRAIN
+            text = "The ClientApp has no handler for %s: ordinary training is timed instead"
+            log(INFO, text, keys.PROFILE_MESSAGE)
+        break
+    return registry.profile_kind or keys.PROFILE_MESSAGE
 
 
 def profile_message(
@@ -76,7 +112,7 @@ def profile_message(
     """Make the instruction that asks a node for its latency."""
     session, leaf = strategy.session, strategy.leaf
     config = ConfigRecord(dict(session.config or {}))
-    config[keys.SERVER_ROUND] = server_round
+    config[keys.SERVER_ROUND] = max(server_round, 1)  # the round that is about to begin
     config[keys.PROFILE_ROUND] = number
     content = RecordDict()
     content[getattr(leaf, "arrayrecord_key", "arrays")] = session.arrays or ArrayRecord()
@@ -95,7 +131,7 @@ def _ask(
     nodes: list[int],
     kind: dict[int, str],
     t_max: float,
-    server_round: int = 0,
+    server_round: int,
     number: int = 0,
 ) -> list[Message]:
     """Return the good replies; a node whose ClientApp raised gets another kind next time."""

@@ -132,6 +132,7 @@ class Selection(Wrapper):
                 rule = f"be the size of every round, clients_per_round={count}"
                 raise invalid(f"{type(strategy).__name__}.num_sampled_clients", asked, rule)
         inner_evaluates = bool(leaf.fraction_evaluate > 0)
+        self._min_evaluate_nodes = int(leaf.min_evaluate_nodes)
         leaf.min_train_nodes = leaf.min_available_nodes = leaf.min_evaluate_nodes = 1
         if evaluates and not inner_evaluates:
             leaf.fraction_evaluate = 1.0

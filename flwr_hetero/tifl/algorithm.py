@@ -1,6 +1,6 @@
 r"""TiFL (Chai et al., HPDC 2020) on NumPy arrays, in the order of the paper.
 
-    4.2      latency, dropouts <- profiling rounds     median_latency
+    4.2      latency, dropouts <- profiling rounds     latency.median_latency
              tiers <- latency                          histogram_tiers, quantile_tiers, place
     4.3      Table 1: static policies                  policy_probs, resample
     Alg. 2   l. 1     credits of each tier             start_credits
@@ -45,24 +45,6 @@ class Tiering(NamedTuple):
     def sizes(self) -> NDArray[np.int64]:
         """Nodes per tier: (num_tiers,)."""
         return np.bincount(self.tier[self.tier >= 0], minlength=self.num_tiers)
-
-
-def median_latency(rounds: Floats, t_max: float) -> tuple[Floats, Flags]:
-    r"""Return the latency of each node, and whether it missed every profiling round.
-
-    .. math:: L_i = \mathrm{median}_r \min(l_{r,i}, T_{max})
-
-    rounds: (sync_rounds, num_nodes), NaN for no answer -> (num_nodes,), (num_nodes,) of bool.
-
-    The paper drops nodes whose accumulated latency is sync_rounds times T_max, which is to time
-    out every time. The median is not moved by one slow start as the sum is.
-
-    >>> median_latency(np.array([[1, 9, np.nan], [3, np.nan, np.nan], [2, 9, 80]]), t_max=30)
-    (array([ 2.,  9., 30.]), array([False, False,  True]))
-    """
-    timed_out = np.isnan(rounds) | (rounds >= t_max)
-    latency = np.median(np.where(timed_out, t_max, rounds), axis=0)
-    return np.asarray(latency, np.float64), np.asarray(timed_out.all(axis=0))
 
 
 def histogram_tiers(latency: Floats, num_tiers: int) -> Tiering:

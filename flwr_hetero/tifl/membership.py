@@ -1,9 +1,8 @@
-"""Which nodes are in the tiers: profiled ones, late joiners, and not those that keep failing."""
+"""Nodes that come after profiling, and nodes that keep failing."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from logging import INFO, WARNING
 
-import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
@@ -12,55 +11,16 @@ from flwr_hetero._flwr import log
 from flwr_hetero.server.nodes import NodeRegistry, is_simulated
 from flwr_hetero.server.profiling import has_raised
 from flwr_hetero.server.reply_checks import judge_latency, reported_partition
-from flwr_hetero.tifl.algorithm import (
-    Floats,
-    Tiering,
-    histogram_tiers,
-    median_latency,
-    quantile_tiers,
-)
 from flwr_hetero.tifl.tiers import Tiers
 
-TIERINGS = {"quantile": quantile_tiers, "histogram": histogram_tiers}
-
-
-def tier_fleet(
-    node_ids: Sequence[int],
-    rounds: Floats,
-    registry: NodeRegistry,
-    t_max: float,
-    tiering: str,
-    num_tiers: int,
-) -> tuple[Tiers, Tiering, Floats] | None:
-    """Group profiled nodes by latency (section 4.2); None if no node answered in time.
-
-    rounds: (sync_rounds, num_nodes); ``Tiering`` and the rounds returned are sorted by identity.
-    """
-    column = sorted(range(len(node_ids)), key=lambda i: registry.sort_key(node_ids[i]))
-    rounds = rounds[:, column]
-    latency, dropout = median_latency(rounds, t_max)
-    if dropout.all():
-        return None
-    found = TIERINGS[tiering](np.where(dropout, np.nan, latency), num_tiers)
-    if found.num_tiers < num_tiers:
-        text = "TiFL: %d tiers instead of %d: the latencies allow no more"
-        log(WARNING, text, found.num_tiers, num_tiers)
-    text = "TiFL: tiers of %s nodes, fastest first; %d nodes dropped out"
-    log(INFO, text, found.sizes.tolist(), dropout.sum())
-    names = [registry.identity(node_ids[i]) for i in column]
-    tier = {n: t for n, t in zip(names, found.tier.tolist(), strict=True) if t >= 0}
-    latencies = dict(zip(names, latency.tolist(), strict=True))
-    return Tiers(latencies, tier, found.boundaries), found, rounds
-
-
 LOOK_EVERY = 10
-"""Rounds after which late joiners are looked for even if the number of nodes has not changed."""
+"""Rounds after which newcomers are looked for even if the number of nodes has not changed."""
 LARGE_FLEET = 10_000
 """Nodes from which on looking is rarer, in proportion, so that its mean cost does not grow."""
 
 
 class LateJoiners:
-    """Profile nodes that come during training, without waiting for them.
+    """Profile nodes that come after the phase, without waiting for them.
 
     A ClientApp that raises is sent an ordinary training message instead, once; a node that could
     not be reached counts as new again. ``message`` makes a profiling message, from a node, a
@@ -100,7 +60,8 @@ class LateJoiners:
             self._registry.learn(grid)
             self._known.update(joiners)
             log(INFO, "TiFL: %d new nodes are profiled alongside training", len(joiners))
-            self._ask(grid, joiners, keys.PROFILE_MESSAGE, server_round)
+            kind = self._registry.profile_kind or keys.PROFILE_MESSAGE
+            self._ask(grid, joiners, kind, server_round)
 
     def _ask(self, grid: Grid, node_ids: Sequence[int], kind: str, server_round: int) -> None:
         messages = [self._message(node_id, kind, server_round, 0) for node_id in node_ids]
@@ -132,10 +93,7 @@ class LateJoiners:
         latency, _ = judge_latency(reply, None, simulated=is_simulated(grid))
         partition = reported_partition(reply)
         if partition is not None:
-            owner = registry.find(f"node-{partition}")
-            if owner is not None and owner != node_id and owner not in online:
-                registry.forget(owner)  # it came back under another node id
-            registry.set_partition_id(node_id, partition)
+            registry.come_back(node_id, partition, online)
         identity = registry.identity(node_id)
         if latency is None or latency.seconds >= self._t_max:
             log(INFO, "TiFL: %s has no usable latency and waits for the next profiling", identity)
@@ -172,6 +130,10 @@ class FailureCounter:
     def record_evaluation(self, failed: Set[str]) -> None:
         """Count failures of nodes that only evaluated."""
         self._add(failed - self._trained)
+
+    def record_late(self, failed: Set[str]) -> None:
+        """Count failures of nodes that no round waits for."""
+        self._add(failed)
 
     def clear(self) -> None:
         """Forget all failures."""

@@ -1,8 +1,7 @@
-"""TiFL as a wrapper: profile, draw a tier and nodes of it, learn from who answered."""
+"""TiFL as a wrapper: time nodes, draw a tier and nodes of it, learn from who answered."""
 
 import json
 from collections.abc import Sequence, Set
-from functools import partial
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
@@ -11,12 +10,12 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log
+from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
-from flwr_hetero.server.profiling import identify_nodes, profile_message, profile_nodes
+from flwr_hetero.server.nodes import WAIT_S, wait_for_nodes, whole_grid
+from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.selection import Outcome, Selection
+from flwr_hetero.server.selection import Outcome
 from flwr_hetero.state_dict import StateDict, check_state, entries_below, rng_from_str, rng_to_str
 from flwr_hetero.tifl.algorithm import (
     ADAPTIVE,
@@ -28,16 +27,19 @@ from flwr_hetero.tifl.algorithm import (
     refund,
     resample,
     start_credits,
-    update_probs,
 )
-from flwr_hetero.tifl.membership import TIERINGS, FailureCounter, LateJoiners, tier_fleet
-from flwr_hetero.tifl.tiers import Available, Draw, Tiers, accuracy_per_tier, draw_nodes
+from flwr_hetero.tifl.evaluation import TierEvaluation
+from flwr_hetero.tifl.grouping import TIERINGS, Found, TierRule, say_small_tiers
+from flwr_hetero.tifl.membership import FailureCounter
+from flwr_hetero.tifl.tiers import Tiers, draw_nodes
 from flwr_hetero.tifl.time_estimate import TimeEstimate
+from flwr_hetero.tifl.timing import STATE as TIMING_STATE
+from flwr_hetero.tifl.timing import Phase, Timing
+from flwr_hetero.tifl.training_times import TrainingTimes
 
-EVALUATE_PER_TIER = 5
-"""Nodes of each tier on which its accuracy is measured."""
 STATE = {
-    **{"tiers": str, "failures": str, "last_profile": int, "rng": str},
+    **{"tiers": str, "failures": str, "rng": str},
+    **TIMING_STATE,
     **{f"state/{name}": ((-1,), "f") for name in TierState._fields},
     **{f"estimate/{name}": float for name in ("paper_s", "exact_s", "actual_s")},
     **{f"estimate/{name}": ((-1,), "f") for name in ("median_s", "slowest_s")},
@@ -45,12 +47,13 @@ STATE = {
 """Entries of a saved TiFL."""
 
 
-class TiFL(Selection):
+class TiFL(TierEvaluation):
     """Group nodes into tiers by latency and let one tier train each round.
 
-    Before the first round every node is profiled. Each round then costs the latency of one
-    tier and not that of the slowest node of the fleet. The tier is drawn from fixed
-    probabilities (static policies) or from ones that favour tiers of low accuracy (adaptive).
+    Each round costs the latency of one tier and not that of the slowest node of the fleet. The
+    tier is drawn from fixed probabilities (static policies) or from ones that favour tiers of low
+    accuracy (adaptive). Nodes are timed while they train: round 1 asks all of them, goes on with
+    the first ``clients_per_round`` replies and leaves the others to finish beside later rounds.
 
     Parameters
     ----------
@@ -66,12 +69,15 @@ class TiFL(Selection):
         ``fast1``, ``fast2``, ``fast3``, or one probability per tier, fastest first.
     tiering : {"quantile", "histogram"}
         Tiers of equal size, or the paper's bins of equal width.
-    sync_rounds, warmup_rounds : int
-        Profiling rounds that count, and those before them that do not.
+    profiling : {"training", "phase"}
+        Time nodes while they train, or as in the paper before the first round.
+    sync_rounds, warmup_rounds : int, optional
+        Profiling rounds that count (3), and those before them that do not (1): of the phase.
     t_max : float
-        Time-out of a profiling round in seconds; a node that misses all of them drops out.
+        Seconds after which a node that has not answered drops out, of a profiling round too.
     profile_interval : int, optional
-        Profile again every so many rounds; None: only once.
+        Form the tiers again every so many rounds, of the latencies measured in training (None:
+        every 10) or of a new phase (None: never); nodes that kept failing are asked again.
     interval : int
         Rounds between two evaluations of all tiers (adaptive).
     credits : int, "paced", "auto" or None
@@ -127,8 +133,9 @@ class TiFL(Selection):
         *,
         policy: str | Sequence[float] = ADAPTIVE,
         tiering: str = "quantile",
-        sync_rounds: int = 3,
-        warmup_rounds: int = 1,
+        profiling: str = "training",
+        sync_rounds: int | None = None,
+        warmup_rounds: int | None = None,
         t_max: float = 600.0,
         profile_interval: int | None = None,
         interval: int = 10,
@@ -143,13 +150,11 @@ class TiFL(Selection):
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = 1 if named == VANILLA else check_count("num_tiers", num_tiers, 1)
         policy_probs(policy, self.num_tiers)
-        self.policy, self.tiering = policy, check_choice("tiering", tiering, TIERINGS)
-        self.sync_rounds = check_count("sync_rounds", sync_rounds, 1)
-        self.warmup_rounds = check_count("warmup_rounds", warmup_rounds)
-        self.t_max = check_number("t_max", t_max, "(0, inf)")
+        self.policy = policy
+        check_choice("tiering", tiering, TIERINGS)
+        rule = TierRule(tiering, self.num_tiers, check_number("t_max", t_max, "(0, inf)"))
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
-        self.profile_interval = profile_interval
         self.interval = check_count("interval", interval, 1)
         if isinstance(credits, str):
             check_choice("credits", credits, ("auto", PACED), "or give a number, or None")
@@ -161,66 +166,63 @@ class TiFL(Selection):
         self.borrow = on_small_tier == "borrow"
         self.failures = FailureCounter(check_count("max_failures", max_failures, 1))
         self.rng = np.random.default_rng(check_count("seed", seed))
+        in_training = check_choice("profiling", profiling, ("training", "phase")) == "training"
+        phase = {"sync_rounds": sync_rounds, "warmup_rounds": warmup_rounds}
+        for option, value in phase.items():
+            if in_training and value is not None:
+                hint = "or give profiling='phase' too"
+                raise invalid(option, value, "be left out, for nodes are timed in training", hint)
+        if in_training:  # OverSelect waits by a rule of its own
+            self.decides = TierEvaluation.decides | {"waiting"}
         super().__init__(
             strategy, clients_per_round, evaluates=self.adaptive, fixed_size=self.borrow
         )
-        self.tiers = Tiers({}, {}, np.zeros(0))
-        self.state = TierState.first(np.ones(1), np.ones(1))
+        if in_training and any(getattr(s, "accountant", None) for s in self.chain()):
+            raise invalid("profiling", profiling, "be 'phase' where privacy is accounted for")
+        how = (self, rule, profile_interval, self.failures)
+        self.timing: Timing = TrainingTimes(*how) if in_training else Phase(*how, *phase.values())
         self.estimate = TimeEstimate()
-        self.joiners = LateJoiners(self.session.registry, t_max, partial(profile_message, self))
-        self.draw = Draw(None, [], np.zeros(0))
-        self._last_profile = 0
         self._new_tiers = False
+        self._enough: int | None = None
+        self._online: Set[int] = frozenset()
 
-    # --- profiling ---------------------------------------------------------------------
+    # --- tiers -------------------------------------------------------------------------
 
     def on_start(self, run: Run) -> None:
-        """Profile the fleet, or find the nodes of a checkpoint's tiers again."""
+        """Profile the fleet if asked for, or find the nodes of a checkpoint again."""
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
-        if self.tiers.latency:
-            self._find_again(run.grid, online)
+        if run.round > 0 or self.tiers.latency:
+            self._find_again(run.grid, online, run.round + 1)
         elif len(online) < self.num_tiers:
             rule = f"be at most the number of nodes, {len(online)}"
             raise invalid("num_tiers", self.num_tiers, rule)
         else:
-            self._profile(run.grid, online, server_round=0)
+            if not self.borrow:
+                say_small_tiers(len(online), self.num_tiers, self.num_selected)
+            self._set_tiers(self.timing.start(run.grid, online))
 
-    def _find_again(self, grid: Grid, online: Set[int]) -> None:
-        identify_nodes(self, grid, self.t_max)
-        self.joiners.set_known(node for node in online if self.identity(node) in self.tiers.latency)
-        if not any(self.session.registry.find(name) in online for name in self.tiers.tier):
+    def _find_again(self, grid: Grid, online: Set[int], server_round: int) -> None:
+        identify_nodes(self, grid, self.timing.rule.t_max, server_round)
+        self.timing.resume(online, self.tiers)
+        find = self.session.registry.find
+        if self.tiers.tier and not any(find(name) in online for name in self.tiers.tier):
             text = "TiFL: none of the %d nodes with a tier was found again among %d online"
             log(WARNING, text, len(self.tiers.tier), len(online))
 
-    def _profile(self, grid: Grid, online: Set[int], server_round: int) -> None:
-        """Profile all nodes and group them (section 4.2); the state of Algorithm 2 goes on."""
-        self._last_profile = server_round
-        registry = self.session.registry
-        registry.learn(grid)
-        nodes, rounds = profile_nodes(
-            self,
-            grid,
-            sorted(online),
-            server_round=server_round,
-            sync_rounds=self.sync_rounds,
-            warmup_rounds=self.warmup_rounds,
-            t_max=self.t_max,
-        )
-        found = tier_fleet(nodes, rounds, registry, self.t_max, self.tiering, self.num_tiers)
+    def _set_tiers(self, found: Found | None) -> None:
+        """Take new tiers; as many as before go on with their probabilities and accuracies.
+
+        Credits go on too, but begin again while nodes get their first tier: tiers of which no
+        node had answered have saved theirs.
+        """
         if found is None:
-            what = f"TiFL: no node answered the profiling within t_max={self.t_max:g} s"
-            if not self.tiers.latency:
-                raise RuntimeError(f"{what}: check the ClientApp's log, or raise t_max.")
-            log(WARNING, "%s: the tiers stay as they are", what)
             return
-        tiers, tiering, rounds = found
-        state = self._first_state(tiering.latency)
-        if self.tiers.latency and len(self.state.probs) == len(state.probs):
-            state = self.state._replace(full_credits=state.full_credits)
-        self.tiers, self.state, self._new_tiers = tiers, state, True
-        self.estimate.set_tiers(rounds, tiering, self.num_selected)
-        self.failures.clear()
-        self.joiners.set_known(online)
+        before, state = self.state, self._first_state(found.tiering.latency)
+        if self.tiers.latency and len(before.probs) == len(state.probs):
+            left = state.credits if found.anew else before.credits
+            state = before._replace(credits=left, full_credits=state.full_credits)
+        self.tiers, self.state, self._new_tiers = found.tiers, state, True
+        self.estimate.set_tiers(found.rounds, found.tiering, self.num_selected)
 
     def _first_state(self, latency: Floats) -> TierState:
         """Set probabilities and credits for tiers of this latency (Alg. 2, l. 1)."""
@@ -238,63 +240,58 @@ class TiFL(Selection):
     # --- selection ---------------------------------------------------------------------
 
     def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
-        """Profile if it is due, place late joiners, draw a tier and nodes of it."""
-        every = self.profile_interval or np.inf
-        if not self.tiers.latency or server_round - self._last_profile >= every:
-            self._profile(grid, online, server_round)
-        else:
-            self.joiners.update(grid, online, self.tiers, server_round)
-        available = self._available(online)
+        """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
+        self._online, timing = online, self.timing
+        self._set_tiers(timing.update(server_round, grid, online, self.tiers))
+        newcomers = timing.newcomers(grid, online, self.rng)
+        self._draw()
+        while not self.draw.nodes + newcomers and timing.wait(grid, online):
+            self._set_tiers(timing.update(server_round, grid, online, self.tiers))
+            self._draw()
+        count = len(self.draw.nodes)
+        self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
+        if self.draw.tier is not None:
+            self.estimate.expect_round(self.draw.probs)
+            log(INFO, "TiFL: tier %s, %d nodes", self.draw.tier, count)
+        if newcomers:
+            text = "TiFL: %d nodes are timed in this round, which takes the first %d replies"
+            log(INFO, text, len(newcomers), self._enough)
+        return self.draw.nodes + newcomers
+
+    def _draw(self) -> None:
         self.draw, self.state = draw_nodes(
-            self.tiers, self.state, available, self.num_selected, self.borrow, self.rng
+            self.tiers,
+            self.state,
+            self._available(self._online),
+            self.num_selected,
+            self.borrow,
+            self.rng,
         )
-        self.estimate.expect_round(self.draw.probs)
-        log(INFO, "TiFL: tier %s, %d nodes", self.draw.tier, len(self.draw.nodes))
-        return self.draw.nodes
 
-    def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
-        """Sample every tier when accuracies are due, else take the nodes just trained."""
-        if not self._is_evaluation_due(server_round):
-            return super().select_for_evaluation(server_round, grid)
-        available = self._available(online_nodes(grid))
-        return self.tiers.sample_each(EVALUATE_PER_TIER, available, self.rng)
-
-    def _available(self, online: Set[int]) -> Available:
-        blocked, find = self.failures.blocked, self.session.registry.find
-
-        def available(identity: str) -> int | None:
-            node_id = find(identity)
-            return node_id if node_id in online and identity not in blocked else None
-
-        return available
-
-    def _is_evaluation_due(self, server_round: int) -> bool:
-        return self.adaptive and server_round % self.interval == 0  # Alg. 2, l. 3
+    def on_instructions(
+        self, server_round: int, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Set how many replies are enough; Flower's simulation can only wait for all."""
+        if not is_simulation_grid(whole_grid(grid)):
+            self.session.enough = self._enough
+        return messages
 
     # --- replies -----------------------------------------------------------------------
 
+    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Learn the latencies; go on with the first replies where that is enough."""
+        counted = self.timing.take(replies, self._enough, self._online)
+        self.session.enough = self._enough = None
+        return super().on_replies(server_round, list(counted))
+
     def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
         """Count failures in a row; a tier of which no reply counts gets its credit back."""
-        self.estimate.actual_s += self.session.exchange.virtual_s
+        if self.draw.tier is not None:
+            self.estimate.actual_s += self.session.exchange.virtual_s
         self.failures.record_training(set(good), set(failed))
+        self.timing.retry(failed)
         if not good and self.draw.tier is not None:
             self.state = refund(self.state, self.draw.tier)
-
-    def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Learn the tiers' accuracies when they are due."""
-        if self._is_evaluation_due(server_round):
-            names = [self.identity(reply.metadata.src_node_id) for reply in replies]
-            metrics = [next(iter(reply.content.metric_records.values())) for reply in replies]
-            reported = dict(zip(names, metrics, strict=True))
-            weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
-            accuracy = accuracy_per_tier(reported, self.tiers, self.accuracy_key, weight_key)
-            self.state = update_probs(self.state, accuracy, self.draw.tier)
-        return replies
-
-    def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
-        """Count failures of nodes that only evaluate."""
-        if good:  # else it may be the ClientApp that cannot evaluate
-            self.failures.record_evaluation(set(failed))
 
     # --- history and state -------------------------------------------------------------
 
@@ -308,6 +305,7 @@ class TiFL(Selection):
             "tier": self.draw.tier,
             "tier_probs": self.state.probs.tolist(),
             "credits": _finite_or_none(self.state.credits),
+            "still_at_work": len(self.session.registry.busy),
             "tier_accuracy": _finite_or_none(self.state.accuracy),
             **self.estimate.info(),
         }
@@ -329,7 +327,7 @@ class TiFL(Selection):
         return {
             "tiers": json.dumps(self.tiers.info()),
             "failures": json.dumps(self.failures.failures),
-            "last_profile": self._last_profile,
+            **self.timing.state_dict(),
             "rng": rng_to_str(self.rng),
             **{f"state/{name}": row for name, row in self.state._asdict().items()},
             **{f"estimate/{name}": value for name, value in vars(self.estimate).items()},
@@ -342,7 +340,7 @@ class TiFL(Selection):
         self.state = TierState(**entries_below("state/", state))  # type: ignore[arg-type]
         self.estimate = TimeEstimate(**entries_below("estimate/", state))  # type: ignore[arg-type]
         self.failures.failures = json.loads(str(state["failures"]))
-        self._last_profile = int(state["last_profile"])
+        self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))
 
 

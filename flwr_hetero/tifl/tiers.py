@@ -1,15 +1,11 @@
-"""The nodes of each tier: sampling them, and their accuracy."""
+"""The nodes of each tier, and drawing some of them."""
 
 import json
-from collections.abc import Callable, Mapping
-from logging import WARNING
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from flwr.app import MetricRecord
 
-from flwr_hetero._flwr import log
-from flwr_hetero.records import read_number
 from flwr_hetero.tifl.algorithm import Floats, TierState, draw_tier, place
 
 Available: TypeAlias = Callable[[str], int | None]
@@ -34,6 +30,12 @@ class Tiers:
         self.latency[identity], self.tier[identity] = latency_s, tier
         self.members[tier].append(identity)
         return tier
+
+    def moved(self, before: "Tiers") -> bool:
+        """Return whether a twentieth of the nodes, or one, has another tier than before."""
+        others = sum(before.tier.get(name) != tier for name, tier in self.tier.items())
+        others += len(before.tier.keys() - self.tier.keys())
+        return others >= max(1, 0.05 * len(self.tier))
 
     def sample(
         self, tier: int, count: int, available: Available, rng: np.random.Generator
@@ -110,37 +112,3 @@ def draw_nodes(
             return Draw(tier, nodes, probs), after
         possible[tier] = False
     return Draw(None, [], np.zeros(len(possible))), state
-
-
-def accuracy_per_tier(
-    reported: Mapping[str, MetricRecord],
-    tiers: Tiers,
-    accuracy_key: str | None,
-    weight_key: str,
-) -> Floats:
-    """Average the reported accuracy of each tier, weighted by examples (Alg. 2, l. 21-23)."""
-    total, weight = np.zeros(len(tiers.members)), np.zeros(len(tiers.members))
-    for identity, metrics in reported.items():
-        accuracy, examples = accuracy_of(metrics, accuracy_key), read_number(metrics, weight_key, 1)
-        tier = tiers.tier.get(identity)
-        if tier is not None and not np.isnan(accuracy):
-            total[tier] += accuracy * examples
-            weight[tier] += examples
-    if reported and not weight.any():
-        names = sorted(next(iter(reported.values())))
-        text = "TiFL: no accuracy in the evaluation replies; set accuracy_key to one of %s"
-        log(WARNING, text, names)
-    mean = np.full(len(tiers.members), np.nan)
-    np.divide(total, weight, out=mean, where=weight > 0)
-    return mean
-
-
-def accuracy_of(metrics: MetricRecord, accuracy_key: str | None) -> float:
-    """Read a metric of which more is better; NaN if there is none."""
-    if accuracy_key is not None:
-        return read_number(metrics, accuracy_key)
-    for part, sign in (("acc", 1.0), ("loss", -1.0)):
-        for name in metrics:
-            if part in name.lower():
-                return sign * read_number(metrics, name)
-    return np.nan

@@ -100,7 +100,8 @@ def test_evaluation_waits_for_all_nodes():
 
 
 def test_left_out_nodes_have_not_failed_in_tifl():
-    tifl = TiFL(clients_per_round=4, num_tiers=1, policy="vanilla", max_failures=1, seed=1)
+    settings = {"policy": "vanilla", "profiling": "phase", "max_failures": 1, "seed": 1}
+    tifl = TiFL(clients_per_round=4, num_tiers=1, **settings)
     strategy = OverSelect(tifl, take=2)
     records = run(strategy, fleet([1, 2, 3, 4, 5, 6]), 10)
     assert all(len(record["selected"]) == 4 for record in records[1:])

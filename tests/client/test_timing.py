@@ -104,7 +104,7 @@ def test_device_info_of_a_jetson(jetson):
 
 def first_record(mods=(timing,)):
     records = []
-    tifl = TiFL(clients_per_round=2, num_tiers=1, sync_rounds=1, warmup_rounds=0)
+    tifl = TiFL(clients_per_round=2, num_tiers=1, profiling="phase", sync_rounds=1, warmup_rounds=0)
     tifl.on_round_end = lambda run, record: records.append(record)
     grid = LocalGrid(toy_app(mods=mods), [DeviceProfile()] * 2)
     tifl.start(grid, toy_arrays(), num_rounds=1)

@@ -27,7 +27,7 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 3
-PROFILE = {"sync_rounds": 1, "warmup_rounds": 0}
+PROFILE = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 
 # --- what a hostile node may write --------------------------------------------------------
 

@@ -21,8 +21,9 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2)]
 STEPS = {"fast_steps": 6, "min_steps": 2}
+PHASE = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 WRAPPERS = {
-    "TiFL": lambda inner=None: ours.TiFL(inner, 3, 2, sync_rounds=1, warmup_rounds=0, interval=2),
+    "TiFL": lambda inner=None: ours.TiFL(inner, 3, 2, interval=2, **PHASE),
     "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, weighting="steps", **STEPS),
     "LocalSteps": lambda inner=None: ours.LocalSteps(inner, weighting="examples", **STEPS),
     "FedNova": lambda inner=None: ours.FedNova(inner, **STEPS),

@@ -50,7 +50,8 @@ def go(folder: Path, calls: Calls, *, resume: bool = False) -> None:
     random.seed(99 if (folder / "checkpoint" / "state.npz").exists() else 3)
     grid = LocalGrid(toy_app(), named_fleet("paper-5", 10))
     keeper = Keeper(folder, {"seed": 3}, resume=resume)
-    inner = TiFL(FedAdam(), 2, 5, interval=2, credits=4, sync_rounds=1, warmup_rounds=0)
+    phase = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
+    inner = TiFL(FedAdam(), 2, 5, interval=2, credits=4, **phase)
     strategy = Recorded(inner, run_dir=keeper, resume=resume)
     sys.setprofile(calls)
     strategy.start(

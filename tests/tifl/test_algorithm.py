@@ -8,7 +8,6 @@ from flwr_hetero.tifl.algorithm import (
     change_probs,
     draw_tier,
     histogram_tiers,
-    median_latency,
     place,
     policy_probs,
     quantile_tiers,
@@ -31,13 +30,6 @@ def state_of(probs, credits=None, full_credits=None):
 
 
 # --- section 4.2 -----------------------------------------------------------------------
-
-
-def test_median_latency_by_hand():
-    rounds = np.array([[12, 10, 9.9, NAN, NAN], [1, 11, 9.9, NAN, 10], [2, 10, 9.8, 3, NAN]])
-    latency, dropout = median_latency(rounds, t_max=10)
-    assert latency.tolist() == [2.0, 10.0, 9.9, 10.0, 10.0]
-    assert dropout.tolist() == [False, True, False, False, True]
 
 
 def test_quantiles_find_the_papers_five_groups():

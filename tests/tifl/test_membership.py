@@ -11,7 +11,8 @@ from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.server.nodes import NodeRegistry
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.tifl.membership import FailureCounter, tier_fleet
+from flwr_hetero.tifl.grouping import TierRule, tier_fleet
+from flwr_hetero.tifl.membership import FailureCounter
 
 # --- profiling -------------------------------------------------------------------------
 
@@ -21,13 +22,14 @@ def test_tier_fleet_groups_by_median_latency(caplog):
     for node_id, partition in ((71, 10), (72, 2), (73, 1)):
         registry.set_partition_id(node_id, partition)
     rounds = np.array([[3.0, 1.0, nan], [9.0, 1.0, nan], [3.1, nan, 50.0]])
-    tiers, tiering, ordered = tier_fleet([71, 72, 73], rounds, registry, 20.0, "quantile", 3)
+    rule = TierRule("quantile", 3, 20.0)
+    tiers, tiering, ordered, _ = tier_fleet([71, 72, 73], rounds, registry, rule)
     assert list(tiers.latency.items()) == [("node-1", 20.0), ("node-2", 1.0), ("node-10", 3.1)]
     assert tiers.tier == {"node-2": 0, "node-10": 1}
     assert tiering.tier.tolist() == [-1, 0, 1]
     np.testing.assert_array_equal(ordered, rounds[:, [2, 1, 0]])
     assert "2 tiers instead of 3" in caplog.text
-    assert tier_fleet([73], rounds[:, [2]], registry, 20.0, "quantile", 1) is None
+    assert tier_fleet([73], rounds[:, [2]], registry, rule) is None
 
 
 def test_profiling_counts_as_time_without_training():
@@ -40,19 +42,19 @@ def test_profiling_counts_as_time_without_training():
 
     grid = LocalGrid(app, profiles=[DeviceProfile(1.0), DeviceProfile(0.5)])
     records = records_of(make_tifl(sync_rounds=3, warmup_rounds=2), grid, 0)
-    assert len(kinds) == 2 * 5
-    assert records[0]["virtual_s"] == pytest.approx(5 * 2.0)
+    assert len(kinds) == 1 + 2 * 5  # the first tells that there is a handler
+    assert records[0]["virtual_s"] == pytest.approx(1.0 + 5 * 2.0)
 
 
 def test_warm_up_rounds_do_not_count():
-    grid = Answers(4, lambda partition, message: profile_round(message) in ((0, 0), (0, 2)))
+    grid = Answers(4, lambda partition, message: profile_round(message) in ((1, 0), (1, 2)))
     records = records_of(make_tifl(warmup_rounds=1, sync_rounds=3), grid, 0)
     assert records[0]["tifl"]["latency"]["node-0"] == pytest.approx(1.0)
 
 
 def test_profiling_falls_back_to_plain_training():
     grid = paper_grid(10, toy_app(profile=False))
-    records = records_of(TiFL(FedAvg(fraction_evaluate=0.0), 2), grid, 1)
+    records = records_of(TiFL(FedAvg(fraction_evaluate=0.0), 2, profiling="phase"), grid, 1)
     assert records[0]["tifl"]["tiers"] == {f"node-{i}": i // 2 for i in range(10)}
 
 
@@ -74,8 +76,8 @@ def test_profiling_replies_may_hold_any_metrics():
 
 
 def test_dropout_comes_back_with_the_next_profiling():
-    grid = paper_grid(10, faults=[Fault(0, "dies", 0, 4, message_type=PROFILE)])
-    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, profile_interval=5, t_max=60)
+    grid = paper_grid(10, faults=[Fault(0, "dies", 1, 4, message_type=PROFILE)])
+    tifl = make_tifl(num_tiers=5, profile_interval=5, t_max=60)
     records = records_of(tifl, grid, 6)
     assert records[0]["tifl"]["dropouts"] == ["id-1000"]  # it never said who it is
     assert "tiers" not in records[4]["tifl"]
@@ -89,7 +91,7 @@ def profilings_die(num_nodes, server_round):
 
 def test_first_profiling_without_an_answer_is_an_error():
     with pytest.raises(RuntimeError, match="no node answered the profiling within t_max=9 s"):
-        records_of(make_tifl(t_max=9), profilings_die(3, 0))
+        records_of(make_tifl(t_max=9), profilings_die(3, 1))
 
 
 def test_tiers_stay_if_a_later_profiling_fails(caplog):
@@ -107,7 +109,7 @@ def join_after_round_1(grid, factor=2.0):
 
 
 def test_late_joiner_is_placed_alongside_training():
-    grid, tifl = paper_grid(), TiFL(FedAvg(fraction_evaluate=0.0), 4, policy=[0, 0, 1, 0, 0])
+    grid, tifl = paper_grid(), make_tifl(clients_per_round=4, num_tiers=5, policy=[0, 0, 1, 0, 0])
     records = records_of(tifl, grid, 30, evaluate_fn=join_after_round_1(grid, 1.1))
     assert tifl.tiers.tier["node-20"] == 2
     assert "node-20" in {name for record in records for name in record["selected"]}
@@ -173,11 +175,11 @@ def test_failure_counter_counts_in_a_row(caplog):
 
 def test_node_that_keeps_failing_is_not_asked():
     """Until the next profiling."""
-    faults = [Fault(0, "errs", message_type="train", first_round=1, last_round=6)]
-    settings = {"policy": "fast", "max_failures": 3, "profile_interval": 7}
-    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, **settings)
-    records = records_of(tifl, paper_grid(10, faults=faults), 7)
-    assert [len(record["selected"]) for record in records[1:]] == [2, 2, 2, 1, 1, 1, 2]
+    faults = [Fault(0, "errs", message_type="train", first_round=2, last_round=7)]
+    settings = {"policy": "fast", "max_failures": 3, "profile_interval": 8}
+    tifl = make_tifl(num_tiers=5, **settings)
+    records = records_of(tifl, paper_grid(10, faults=faults), 8)
+    assert [len(record["selected"]) for record in records[1:]] == [2, 2, 2, 2, 1, 1, 1, 2]
 
 
 def test_failures_of_a_profiling_do_not_count():
@@ -201,8 +203,13 @@ def test_failures_count_inside_flowers_own_wrapper():
 
 def test_blocked_nodes_do_not_evaluate_either():
     tifl = make_tifl(policy="adaptive", interval=1, max_failures=1)
-    grid = Answers(4, faults=[Fault(0, "dies", first_round=1)])
-    tifl.start(grid, toy_arrays(), 6, timeout=100)
+    grid = Answers(4, faults=[Fault(0, "dies", first_round=2)])
+
+    def forget_round_1(server_round, arrays):
+        if server_round == 1:
+            grid.asked.clear()
+
+    tifl.start(grid, toy_arrays(), 6, timeout=100, evaluate_fn=forget_round_1)
     assert tifl.failures.blocked == {"node-0"}
     assert grid.count(0, "train") + grid.count(0, "evaluate") == 1
 

@@ -15,7 +15,8 @@ TRAIN_ONLY = {"fraction_evaluate": 0.0}
 
 
 def training_tifl(*args, **settings):
-    return TiFL(flower.FedAvg(**TRAIN_ONLY), *args, **settings)
+    """TiFL with the paper's phase, so that rounds are alike from the first."""
+    return TiFL(flower.FedAvg(**TRAIN_ONLY), *args, profiling="phase", **settings)
 
 
 # --- static policies -------------------------------------------------------------------
@@ -104,9 +105,9 @@ def test_state_goes_on_after_a_new_profiling():
     assert before.full_credits.tolist() == [2, 1]
     for state, speed in zip(grid._nodes.values(), (4.0, 4.0, 3.9, 3.9), strict=True):
         state.profile = DeviceProfile(speed)
-    tifl._profile(grid, set(grid.get_node_ids()), 2)
+    tifl.select(2, grid, set(grid.get_node_ids()))
     assert tifl.state.full_credits.tolist() == [1, 1]
-    assert tifl.state.credits.tolist() == before.credits.tolist()
+    assert sum(tifl.state.credits) == sum(before.credits) - 1
 
 
 def test_credit_is_refunded_if_no_reply_counts():
@@ -189,7 +190,9 @@ DP = flower.DifferentialPrivacyServerSideFixedClipping
 )
 def test_wraps_flowers_own_wrappers(make):
     grid = paper_grid(faults=[Fault(4, "errs", 3, 3), Fault(5, "garbage", 2, 2)])
-    result = TiFL(make(), 3, policy="uniform").start(grid, toy_arrays(buffer=False), 5)
+    result = TiFL(make(), 3, policy="uniform", profiling="phase").start(
+        grid, toy_arrays(buffer=False), 5
+    )
     assert np.isfinite(result.arrays["w"].numpy()).all()
 
 
@@ -212,7 +215,10 @@ def test_resume_finds_nodes_by_asking_once(profile):
     grid, tifl = Answers(4, app=toy_app(profile=profile)), make_tifl()
     tifl.load_state_dict(state)
     result = tifl.start(grid, toy_arrays(), 5)
-    assert [kind for _, kind in grid.asked].count(PROFILE) == 4
+    asked = [kind for _, kind in grid.asked[:5]]
+    assert asked.count(PROFILE) == (4 if profile else 1)
+    assert asked.count("train") == (1 if profile else 4)
+    assert [kind for _, kind in grid.asked].count("train") == (10 if profile else 14)
     assert list(result.train_metrics_clientapp) == [1, 2, 3, 4, 5]
     assert tifl.failures.failures == {}
 
@@ -249,14 +255,22 @@ def accounted():
     return inner
 
 
+PHASE = {"profiling": "phase"}
+BORROW = {"clients_per_round": 3, "on_small_tier": "borrow"}
+
+
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
         ({"num_tiers": 0}, "num_tiers must be a whole number of at least 1"),
         ({"clients_per_round": None}, "clients_per_round must be a whole number of at least 1"),
         ({"interval": 0}, "interval must be a whole number of at least 1"),
-        ({"sync_rounds": 0}, "sync_rounds must be a whole number of at least 1"),
-        ({"warmup_rounds": -1}, "warmup_rounds must be a whole number of at least 0"),
+        ({**PHASE, "sync_rounds": 0}, "sync_rounds must be a whole number of at least 1"),
+        ({**PHASE, "warmup_rounds": -1}, "warmup_rounds must be a whole number of at least 0"),
+        ({"sync_rounds": 1}, "sync_rounds must be left out, .*: or give profiling='phase' too"),
+        ({"warmup_rounds": 0}, "warmup_rounds must be left out, for nodes are timed in training"),
+        ({"profiling": "never"}, "profiling must be one of training, phase, got 'never'"),
+        ({"strategy": accounted(), **BORROW}, "profiling must be 'phase' where privacy is acc"),
         ({"profile_interval": 0}, "profile_interval must be a whole number of at least 1"),
         ({"max_failures": 0}, "max_failures must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),
@@ -267,7 +281,7 @@ def accounted():
         ({"credits": "equal"}, "credits must be one of auto, paced, got 'equal'"),
         ({"tiering": "kmeans"}, "tiering must be one of quantile, histogram, got 'kmeans'"),
         ({"on_small_tier": "skip"}, "on_small_tier must be one of shrink, borrow, got 'skip'"),
-        ({"strategy": accounted(), "on_small_tier": "borrow"}, "num_sampled_clients must"),
+        ({"strategy": accounted(), "on_small_tier": "borrow", **PHASE}, "num_sampled_clients must"),
         ({"strategy": accounted(), "clients_per_round": 3}, "num_sampled_clients must"),
     ],
 )
@@ -277,7 +291,7 @@ def test_bad_settings_are_refused(settings, rule):
 
 
 def test_accounting_works_with_rounds_of_one_size():
-    assert TiFL(accounted(), 3, on_small_tier="borrow").clients_per_round == 3
+    assert TiFL(accounted(), **BORROW, **PHASE).clients_per_round == 3
 
 
 def test_more_tiers_than_nodes_are_refused():

@@ -1,6 +1,7 @@
 """Settings of this app, and the composition of strategies that they describe."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.serverapp.strategy import (
     FedAdam,
@@ -13,7 +14,7 @@ from flwr.serverapp.strategy import (
 )
 
 from flwr_hetero.cd_grab.sampler import METHODS
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
     CDGraB,
@@ -60,6 +61,7 @@ class FleetSettings(Settings):
     inner: str = "fedavg"
     clients_per_round: int = 3
     num_tiers: int = 5
+    sync_rounds: int = 0
     spare_clients: int = 2
     fast_steps: int = 8
     num_units: int = 0
@@ -82,6 +84,7 @@ class FleetSettings(Settings):
                     "be at least 1",
                     "see pyproject.toml",
                 )
+        check_count("sync-rounds", self.sync_rounds)
         if self.spare_clients < 0:
             raise invalid("spare-clients", self.spare_clients, "be at least 0", "2 is a start")
         if self.num_units < 0:
@@ -112,14 +115,11 @@ class FleetSettings(Settings):
         if self.steps != "epochs":
             strategy = self._stepped(strategy)
         if self.selection == "tifl":
-            strategy = TiFL(
-                strategy,
-                self.clients_per_round,
-                min(self.num_tiers, max(num_nodes, 1)),
-                sync_rounds=1,
-                warmup_rounds=1 if self.fleet == "real" else 0,
-                seed=self.seed,
-            )
+            num_tiers = min(self.num_tiers, max(num_nodes, 1))
+            warmup_rounds = 1 if self.fleet == "real" else 0
+            phase = {"sync_rounds": self.sync_rounds, "warmup_rounds": warmup_rounds}
+            more: dict[str, Any] = {"profiling": "phase", **phase} if self.sync_rounds else {}
+            strategy = TiFL(strategy, self.clients_per_round, num_tiers, seed=self.seed, **more)
         else:
             count = None if self.selection == "all" else self.num_wanted
             strategy = RandomSelection(strategy, count, seed=self.seed)

@@ -1,6 +1,7 @@
 """Build the strategy from the run-config and run it."""
 
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Context
 from flwr.common.logger import log
@@ -27,11 +28,17 @@ def main(grid: Grid, context: Context) -> None:
             policy=settings.policy,
             interval=settings.interval,
             credits=settings.tier_credits,
-            sync_rounds=settings.sync_rounds,
-            warmup_rounds=0 if is_simulated(grid) else 1,  # an emulated device has no cold start
+            **phase(settings.sync_rounds, is_simulated(grid)),
             seed=settings.seed,
         )
     run_app("tifl", settings, strategy, grid)
+
+
+def phase(sync_rounds: int, simulated: bool) -> dict[str, Any]:
+    """Return what the paper's profiling phase takes, if it is wanted."""
+    warmup_rounds = 0 if simulated else 1  # an emulated device has no cold start
+    phase = {"profiling": "phase", "sync_rounds": sync_rounds, "warmup_rounds": warmup_rounds}
+    return phase if sync_rounds else {}
 
 
 def tiers_for(num_tiers: int, num_nodes: int) -> int:

@@ -32,7 +32,7 @@ class TiflSettings(Settings):
     clients_per_round: int = 3
     interval: int = 10
     credits: str = "auto"
-    sync_rounds: int = 1
+    sync_rounds: int = 0
     inner: str = "fedavg"
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ def main(grid: Grid, context: Context) -> None:
         clients_per_round=config["clients-per-round"],
         num_tiers=config["num-tiers"],
         policy="uniform",
+        profiling="phase",
         sync_rounds=1,
         warmup_rounds=0,
         seed=config["seed"],

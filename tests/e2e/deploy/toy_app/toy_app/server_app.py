@@ -22,6 +22,7 @@ def strategy_for(config) -> TiFL:
         clients_per_round=config["clients-per-round"],
         num_tiers=config["num-tiers"],
         policy="vanilla" if config["num-tiers"] == 1 else "uniform",
+        profiling="phase",
         sync_rounds=1,
         warmup_rounds=0,
         max_failures=config["max-failures"],

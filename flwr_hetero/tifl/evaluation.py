@@ -1,0 +1,169 @@
+"""Federated evaluation: that of the wrapped strategy, and the accuracy of each tier."""
+
+from collections.abc import Callable, Mapping, Set
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from flwr_hetero._flwr import log
+from flwr_hetero.records import read_number
+from flwr_hetero.server.nodes import GridView, online_nodes
+from flwr_hetero.server.selection import Selection
+from flwr_hetero.tifl.algorithm import Floats, TierState, update_probs
+from flwr_hetero.tifl.membership import FailureCounter
+from flwr_hetero.tifl.tiers import Available, Draw, Tiers
+
+PER_TIER = 5
+"""Nodes of each tier that are asked for TiFL alone."""
+
+
+class TierEvaluation(Selection):
+    """Evaluate on the nodes that the wrapped strategy would ask alone, those at work left out.
+
+    The tiers' accuracies come from the same replies. Further nodes are asked where it does not
+    evaluate, or leaves out a tier, and only in the rounds whose accuracies are compared.
+    """
+
+    adaptive: bool
+    interval: int
+    accuracy_key: str | None
+    failures: FailureCounter
+    rng: np.random.Generator
+
+    def __init__(
+        self,
+        strategy: Strategy | None,
+        clients_per_round: int,
+        *,
+        evaluates: bool,
+        fixed_size: bool,
+    ) -> None:
+        super().__init__(strategy, clients_per_round, evaluates=evaluates, fixed_size=fixed_size)
+        self.tiers = Tiers({}, {}, np.zeros(0))
+        self.state = TierState.first(np.ones(1), np.ones(1))
+        self.draw = Draw(None, [], np.zeros(0))
+        self._further: Set[int] = frozenset()
+
+    def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
+        """Let the wrapped strategy ask as many nodes as it would alone, if so many are free."""
+        view = GridView(grid, self.select_for_evaluation(server_round, grid))
+        if self._inner_evaluates:
+            leaf: Any = self.leaf
+            leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(view.node_ids))
+        return view
+
+    def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
+        """Return all free nodes; where only TiFL needs figures, a sample of every tier."""
+        online, registry = online_nodes(grid), self.session.registry
+        if self._inner_evaluates:
+            blocked, identity = self.failures.blocked, registry.identity
+            free = [node for node in online if node not in registry.busy]
+            return [n for n in free if identity(n) not in blocked] if blocked else free
+        if not self._is_evaluation_due(server_round):
+            return []
+        return self.tiers.sample_each(PER_TIER, self._available(online), self.rng)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask further nodes, for TiFL alone, of tiers that would have no accuracy when due."""
+        messages = super().configure_evaluate(server_round, arrays, config, grid)
+        self._further = frozenset()
+        if self._inner_evaluates and messages and self._is_evaluation_due(server_round):
+            available = self._available(online_nodes(grid))
+            more = ask_missing_tiers(messages, self.tiers, self.identity, available, self.rng)
+            self._further = frozenset(message.metadata.dst_node_id for message in more)
+            messages += more
+            if self.outer is None:
+                self.session.ask(messages, grid)
+        return messages
+
+    def _available(self, online: Set[int]) -> Available:
+        blocked, registry = self.failures.blocked, self.session.registry
+        busy, find = registry.busy, registry.find
+
+        def available(identity: str) -> int | None:
+            node_id = find(identity)
+            free = node_id in online and node_id not in busy and identity not in blocked
+            return node_id if free else None
+
+        return available
+
+    def _is_evaluation_due(self, server_round: int) -> bool:
+        due = self.adaptive and server_round % self.interval == 0  # Alg. 2, l. 3
+        return due and bool(self.tiers.latency)
+
+    def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Learn the tiers' accuracies when they are due."""
+        if self._is_evaluation_due(server_round):
+            names = [self.identity(reply.metadata.src_node_id) for reply in replies]
+            metrics = [next(iter(reply.content.metric_records.values())) for reply in replies]
+            reported = dict(zip(names, metrics, strict=True))
+            weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
+            accuracy = accuracy_per_tier(reported, self.tiers, self.accuracy_key, weight_key)
+            self.state = update_probs(self.state, accuracy, self.draw.tier)
+        return [reply for reply in replies if reply.metadata.src_node_id not in self._further]
+
+    def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+        """Count failures of nodes that only evaluate."""
+        if good:  # else it may be the ClientApp that cannot evaluate
+            self.failures.record_evaluation(set(failed))
+
+
+def ask_missing_tiers(
+    messages: list[Message],
+    tiers: Tiers,
+    identity: Callable[[int], str],
+    available: Available,
+    rng: np.random.Generator,
+) -> list[Message]:
+    """Return instructions like these for nodes of the tiers that these leave out."""
+    there = {tiers.tier.get(identity(message.metadata.dst_node_id)) for message in messages}
+    further = []
+    for tier in sorted(set(range(len(tiers.members))) - there):
+        for node_id in tiers.sample(tier, PER_TIER, available, rng):
+            like: Any = messages[0]
+            content = {
+                n: r if n in like.content.array_records else type(r)(dict(r))
+                for n, r in like.content.items()
+            }
+            further.append(Message(RecordDict(content), node_id, like.metadata.message_type))
+    return further
+
+
+def accuracy_per_tier(
+    reported: Mapping[str, MetricRecord],
+    tiers: Tiers,
+    accuracy_key: str | None,
+    weight_key: str,
+) -> Floats:
+    """Average the reported accuracy of each tier, weighted by examples (Alg. 2, l. 21-23)."""
+    total, weight = np.zeros(len(tiers.members)), np.zeros(len(tiers.members))
+    for identity, metrics in reported.items():
+        accuracy, examples = accuracy_of(metrics, accuracy_key), read_number(metrics, weight_key, 1)
+        tier = tiers.tier.get(identity)
+        if tier is not None and not np.isnan(accuracy):
+            total[tier] += accuracy * examples
+            weight[tier] += examples
+    if reported and not weight.any():
+        names = sorted(next(iter(reported.values())))
+        text = "TiFL: no accuracy in the evaluation replies; set accuracy_key to one of %s"
+        log(WARNING, text, names)
+    mean = np.full(len(tiers.members), np.nan)
+    np.divide(total, weight, out=mean, where=weight > 0)
+    return mean
+
+
+def accuracy_of(metrics: MetricRecord, accuracy_key: str | None) -> float:
+    """Read a metric of which more is better; NaN if there is none."""
+    if accuracy_key is not None:
+        return read_number(metrics, accuracy_key)
+    for part, sign in (("acc", 1.0), ("loss", -1.0)):
+        for name in metrics:
+            if part in name.lower():
+                return sign * read_number(metrics, name)
+    return np.nan

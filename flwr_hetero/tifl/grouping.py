@@ -1,0 +1,96 @@
+"""Make tiers of a fleet, and say so where they mean little."""
+
+from collections.abc import Sequence
+from logging import INFO, WARNING
+from typing import NamedTuple
+
+import numpy as np
+
+from flwr_hetero._flwr import log
+from flwr_hetero.server.nodes import NodeRegistry
+from flwr_hetero.tifl.algorithm import Flags, Floats, Tiering, histogram_tiers, quantile_tiers
+from flwr_hetero.tifl.latency import censored_latency, median_latency, speeds_differ
+from flwr_hetero.tifl.tiers import Tiers
+
+TIERINGS = {"quantile": quantile_tiers, "histogram": histogram_tiers}
+
+
+class TierRule(NamedTuple):
+    """How tiers are made; a node that takes ``t_max`` or longer is in none."""
+
+    tiering: str
+    num_tiers: int
+    t_max: float
+
+
+class Found(NamedTuple):
+    """Tiers of a fleet, and what they were made of: tiering and seconds by node.
+
+    ``anew`` where nodes have a tier for the first time, so that credits begin again.
+    """
+
+    tiers: Tiers
+    tiering: Tiering
+    rounds: Floats
+    anew: bool = False
+
+    def log(self, num_at_work: int) -> None:
+        """Log the size of the tiers."""
+        sizes = [len(members) for members in self.tiers.members]
+        dropouts = len(self.tiers.latency) - sum(sizes)
+        text = "TiFL: tiers of %s nodes, fastest first; %d nodes dropped out%s"
+        late = f", {num_at_work} have not answered yet" if num_at_work else ""
+        log(INFO, text, sizes, dropouts, late)
+
+
+def tier_fleet(
+    node_ids: Sequence[int], rounds: Floats, registry: NodeRegistry, rule: TierRule
+) -> Found | None:
+    """Group profiled nodes by latency (section 4.2); None if no node answered in time.
+
+    rounds: (sync_rounds, num_nodes); ``Tiering`` and the rounds returned are sorted by identity.
+    """
+    column = sorted(range(len(node_ids)), key=lambda i: registry.sort_key(node_ids[i]))
+    rounds = rounds[:, column]
+    latency, dropout = median_latency(rounds, rule.t_max)
+    names = [registry.identity(node_ids[i]) for i in column]
+    return group(names, latency, dropout, rounds, rule)
+
+
+def group(
+    names: Sequence[str],
+    latency: Floats,
+    dropout: Flags,
+    rounds: Floats,
+    rule: TierRule,
+    at_work: Sequence[float] = (),
+) -> Found | None:
+    """Group nodes; ``at_work`` holds for how long others have not answered: they are slower."""
+    if dropout.all():
+        return None
+    num_tiers, count = rule.num_tiers, len(names)
+    if not at_work and num_tiers > 1 and not speeds_differ(rounds[:, ~dropout]):
+        span = latency[~dropout].min(), latency[~dropout].max()
+        log(WARNING, "TiFL: one tier: latencies (%.3g to %.3g s) differ by chance only", *span)
+        num_tiers = 1
+    known = np.where(dropout, np.nan, latency)
+    if at_work:
+        others = censored_latency(latency, np.array(at_work))[count:]
+        known = np.concatenate([known, others])
+        rounds = np.hstack([rounds, np.tile(others, (len(rounds), 1))])
+    found = TIERINGS[rule.tiering](known, num_tiers)
+    if found.num_tiers < num_tiers:
+        text = "TiFL: %d tiers instead of %d: the latencies allow no more"
+        log(WARNING, text, found.num_tiers, num_tiers)
+    own = zip(names, found.tier[:count].tolist(), strict=True)
+    latencies = dict(zip(names, latency.tolist(), strict=True))
+    tiers = Tiers(latencies, {n: t for n, t in own if t >= 0}, found.boundaries)
+    return Found(tiers, found, rounds)
+
+
+def say_small_tiers(num_nodes: int, num_tiers: int, num_selected: int) -> None:
+    """Log that rounds will train fewer nodes than asked for, if tiers of equal size are small."""
+    if num_tiers > 1 and num_nodes // num_tiers < num_selected:
+        text = "TiFL: tiers of about %d nodes are smaller than clients_per_round=%d: give %s"
+        cure = f"num_tiers={max(1, num_nodes // num_selected)} or on_small_tier='borrow'"
+        log(WARNING, text, num_nodes // num_tiers, num_selected, cure)

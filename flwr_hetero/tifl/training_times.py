@@ -1,0 +1,253 @@
+"""Timing nodes while they train: no rounds of their own, and no waiting for the slow ones.
+
+A node is sent the instruction of a round like all others. The round goes on with the first
+replies; a later one gives the node's latency and nothing else, and until it is here the node is
+not asked again.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flwr_hetero._flwr import log
+from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
+from flwr_hetero.server.reply_checks import judge_latency, reported_partition
+from flwr_hetero.server.session import POLL_S
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.tifl.grouping import Found, TierRule, group
+from flwr_hetero.tifl.membership import LARGE_FLEET, LOOK_EVERY, FailureCounter
+from flwr_hetero.tifl.tiers import Tiers
+from flwr_hetero.tifl.timing import Timing
+
+MEMORY = 5
+"""Latencies of a node that are kept; their median counts."""
+AT_ONCE = 1_000
+"""Nodes that are timed at once, beside those of the rounds; the others follow."""
+RENEW_EVERY = 10
+"""Rounds after which tiers are formed again; more on a fleet above ``LARGE_FLEET``."""
+
+
+@dataclass
+class Job:
+    """A node's first work: when it began and will be over, by the fleet's clock, and how long."""
+
+    node_id: int
+    began_s: float
+    pushed_s: float
+    over_s: float = math.inf
+    seconds: float = math.nan
+
+
+class TrainingTimes(Timing):
+    """Keep the last latencies of each node, by identity, and whom to wait for no longer."""
+
+    def __init__(
+        self, strategy: Wrapper, rule: TierRule, every: int | None, failures: FailureCounter
+    ) -> None:
+        super().__init__(strategy, rule, every, failures)
+        self._seconds: dict[str, list[float]] = {}
+        self._fresh: set[str] = set()  # timed since the tiers were formed
+        self._jobs: dict[str, Job] = {}
+        self._known: set[int] = set()
+        self._more = True
+        self._num_online = self._rounds_since = 0
+
+        self._registry = self.session.registry
+
+    # --- tiers -------------------------------------------------------------------------
+
+    def update(self, server_round: int, grid: Grid, online: Set[int], tiers: Tiers) -> Found | None:
+        """Form tiers as first latencies come in, then every so many rounds of all latencies.
+
+        While they form, a tenth more nodes make it worth while; one that has not answered is
+        slower than those that have.
+        """
+        self.failures.record_late(set(self._collect(grid, online)))
+        every = self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET)
+        due, known = server_round - self.last >= every, len(tiers.latency)
+        if due and self.every:
+            self.failures.clear()
+        last = not (self._jobs or self._more)
+        anew = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
+        found = self._form(server_round, tiers, anew) if self._seconds and (due or anew) else None
+        self.forming &= not (last and self._seconds)
+        for name in sorted(self._fresh) if known and found is None else ():
+            tiers.add(name, self._seconds[name][-1])
+        if known or found:
+            self._fresh.clear()
+        return found
+
+    def _form(self, server_round: int, before: Tiers, anew: bool) -> Found | None:
+        self.last = server_round
+        names = sorted(self._seconds, key=identity_key)
+        rows = [(self._seconds[name] + [math.nan] * MEMORY)[:MEMORY] for name in names]
+        rounds, now_s = np.array(rows).T, self.session.clock.virtual_s
+        latency = np.nanmedian(rounds, axis=0)
+        at_work = [now_s - job.began_s for job in self._jobs.values()]
+        found = group(names, latency, latency >= self.rule.t_max, rounds, self.rule, at_work)
+        if found is None or not (anew or found.tiers.moved(before)):
+            return None
+        found.log(len(at_work))
+        return found._replace(anew=anew)
+
+    def _note(self, node_id: int, seconds: float) -> None:
+        name = self._registry.identity(node_id)
+        if name not in self._seconds:
+            self._fresh.add(name)
+        self._seconds[name] = [*self._seconds.get(name, []), seconds][-MEMORY:]
+
+    # --- nodes that have not been timed --------------------------------------------------
+
+    def newcomers(self, grid: Grid, online: Set[int], rng: np.random.Generator) -> list[int]:
+        """Return nodes that have no latency and are not at work."""
+        size, self._rounds_since = 1 + len(online) // LARGE_FLEET, self._rounds_since + 1
+        changed = len(online) != self._num_online
+        if not self._more and self._rounds_since < (size if changed else LOOK_EVERY * size):
+            return []
+        self._num_online, self._rounds_since, self._more = len(online), 0, False
+        new = sorted(online - self._known)
+        if new:
+            self._registry.learn(grid)
+        name, blocked = self._registry.identity, self.failures.blocked
+        self._known.update(node for node in new if name(node) in self._seconds)
+        new = [n for n in new if n not in self._known and name(n) not in blocked]
+        room = max(0, AT_ONCE - len(self._jobs))
+        if len(new) > room:
+            new = sorted(rng.choice(new, size=room, replace=False).tolist())
+            self._more = True
+        self._known.update(new)
+        return new
+
+    def retry(self, names: Sequence[str]) -> None:
+        """Ask nodes without a latency again."""
+        for name in names:
+            if name not in self._seconds and (node_id := self._registry.find(name)) is not None:
+                self._known.discard(node_id)
+                self._more = True
+
+    # --- a round's replies -----------------------------------------------------------------
+
+    def take(self, replies: list[Message], enough: int | None, online: Set[int]) -> list[Message]:
+        """Learn from the good replies of a round; return those that count: the first ``enough``.
+
+        The others are at work until their time is over by the fleet's clock: Flower's simulation
+        waits for all, and the clock is then set back to where the round could go on.
+        """
+        session = self.session
+        now, clock, waited = session.exchange, session.clock, session.enough is None
+        began_s, pushed_s = clock.virtual_s - now.virtual_s, time.monotonic() - now.virtual_s
+        for message in now.surplus:
+            self._add(message, Job(message.metadata.dst_node_id, began_s, pushed_s))
+        seconds = {id(reply): self._latency_of(reply, online) for reply in replies}
+        first = sorted(replies, key=lambda reply: seconds[id(reply)])[:enough]
+        kept = {id(reply) for reply in first}
+        end_s = max((seconds[i] for i in kept), default=0.0)
+        early = len(replies) > len(first) and waited and clock.emulated and now.virtual_s > end_s
+        if early:
+            now.virtual_s, clock.virtual_s = end_s, began_s + end_s
+        for reply in replies:
+            node_id, took_s = reply.metadata.src_node_id, seconds[id(reply)]
+            if id(reply) not in kept:
+                now.latency.pop(node_id, None)
+            if early and took_s > end_s:
+                self._add(reply, Job(node_id, began_s, pushed_s, began_s + took_s, took_s))
+            elif math.isfinite(took_s):
+                self._note(node_id, took_s)
+        return [reply for reply in replies if id(reply) in kept]
+
+    def _latency_of(self, reply: Message, online: Set[int]) -> float:
+        """Return a reply's latency, inf if unknown; a node that is back gets its old name."""
+        node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
+        if partition is not None and not self._registry.knows(node_id):
+            self._registry.come_back(node_id, partition, online)
+        latency = self.session.exchange.latency.get(node_id)
+        return latency.seconds if latency else math.inf
+
+    def _add(self, message: Message, job: Job) -> None:
+        self._jobs[message.metadata.message_id] = job
+        self._registry.busy.add(job.node_id)
+
+    # --- late replies ------------------------------------------------------------------
+
+    def _collect(self, grid: Grid, online: Set[int]) -> list[str]:
+        """Take in the first work that is over; return the nodes that have failed at it."""
+        self._pull(grid, online, enough=None)
+        failed, now_s = [], self.session.clock.virtual_s
+        for message_id, job in list(self._jobs.items()):
+            if min(job.over_s, job.began_s + self.rule.t_max) > now_s:
+                continue
+            del self._jobs[message_id]
+            self._registry.busy.discard(job.node_id)
+            if job.over_s <= now_s and math.isfinite(job.seconds):
+                self._note(job.node_id, job.seconds)
+            else:
+                failed.append(self._registry.identity(job.node_id))
+        self.retry(failed)
+        return failed
+
+    def wait(self, grid: Grid, online: Set[int]) -> bool:
+        """Wait until some first work is over, for there is no other node to train."""
+        clock = self.session.clock
+        if not self._jobs:
+            return False
+        self._pull(grid, online, enough=1)
+        if self._jobs and not hasattr(whole_grid(grid), "virtual_time_s") and not clock.emulated:
+            time.sleep(POLL_S)
+            clock.virtual_s += POLL_S
+        else:
+            over_s = min(
+                min(job.over_s, job.began_s + self.rule.t_max) for job in self._jobs.values()
+            )
+            clock.virtual_s = max(clock.virtual_s, over_s)
+        return True
+
+    def _pull(self, grid: Grid, online: Set[int], enough: int | None) -> None:
+        """Look for replies; on an emulated fleet ``enough`` of them are waited for."""
+        waiting = [i for i, job in self._jobs.items() if job.over_s == math.inf]
+        fleet: Any = whole_grid(grid)
+        if not waiting:
+            return
+        if hasattr(fleet, "virtual_time_s"):  # its pull_messages would take time
+            replies: Sequence[Message] = fleet.wait_for(
+                waiting, 0.0 if enough is None else self.rule.t_max, enough
+            )
+        else:
+            replies = list(grid.pull_messages(waiting))
+        clock, simulated = self.session.clock, is_simulated(grid)
+        for reply in replies:
+            if (job := self._jobs.get(reply.metadata.reply_to_message_id)) is None:
+                continue
+            seen_s = time.monotonic() - job.pushed_s
+            bound_s = None if simulated else seen_s
+            latency, complaint = judge_latency(reply, bound_s, simulated=simulated)
+            if complaint:
+                name = self._registry.identity(job.node_id)
+                log(WARNING, "%s: latency not believed: %s", name, complaint)
+            partition = reported_partition(reply)
+            if partition is not None and not self._registry.knows(job.node_id):
+                self._registry.come_back(job.node_id, partition, online)
+            job.over_s = clock.virtual_s
+            if reply.has_content():
+                job.seconds = latency.seconds if latency else seen_s
+            if latency and latency.emulated:
+                job.over_s = max(clock.virtual_s, job.began_s + job.seconds)
+
+    # --- state -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, str | int]:
+        """Return the latencies; nodes at their first work are asked again after a resume."""
+        return super().state_dict() | {"times": json.dumps(self._seconds)}
+
+    def load_state_dict(self, state: Mapping[str, object], tiers: Tiers) -> None:
+        """Continue from ``state_dict``."""
+        super().load_state_dict(state, tiers)
+        self._seconds = json.loads(str(state["times"]))
+        self._fresh = set(self._seconds) - set(tiers.latency)
