@@ -12,6 +12,7 @@ from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.tifl.strategy import TiFL
 
 MINIMA = ("min_train_nodes", "min_available_nodes")
 """Settings by which Flower's strategies wait for nodes before a round of training."""
@@ -67,7 +68,7 @@ class OverSelect(Wrapper):
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, "(0, inf)")
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
-            if {"selection", "waiting"} <= inner.decides:
+            if isinstance(inner, TiFL) and inner.timing.in_training:
                 rule = "time nodes before the first round inside OverSelect"
                 raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
         super().__init__(strategy)

@@ -89,10 +89,12 @@ def profile_kind(
     for node_id in [] if registry.profile_kind else node_ids[:3]:
         message = profile_message(strategy, node_id, keys.PROFILE_MESSAGE, server_round, 0)
         session.ask([message], grid)
+        own = message.metadata
         replies = session.send(grid, [message], t_max)
-        if not replies:
+        mine = [r for r in replies if r.metadata.reply_to_message_id == own.message_id]
+        if not mine:
             break  # no second time-out for this
-        (reply,) = replies
+        reply = mine[0]
         if not (reply.has_content() or has_raised(reply)):
             continue
         registry.profile_kind = keys.PROFILE_MESSAGE

@@ -172,8 +172,6 @@ class TiFL(TierEvaluation):
             if in_training and value is not None:
                 hint = "or give profiling='phase' too"
                 raise invalid(option, value, "be left out, for nodes are timed in training", hint)
-        if in_training:  # OverSelect waits by a rule of its own
-            self.decides = TierEvaluation.decides | {"waiting"}
         super().__init__(
             strategy, clients_per_round, evaluates=self.adaptive, fixed_size=self.borrow
         )
@@ -234,7 +232,8 @@ class TiFL(TierEvaluation):
         if isinstance(credits, int):  # with fewer tiers than asked for, the same sum
             credits = -(-credits * self.num_tiers // len(latency))
         full_credits = start_credits(credits, latency)
-        log(INFO, "TiFL: credits of the tiers until they are refilled: %s", full_credits.tolist())
+        if full_credits.tolist() != self.state.full_credits.tolist():
+            log(INFO, "TiFL: credits of the tiers until refilled: %s", full_credits.tolist())
         return TierState.first(probs, full_credits)
 
     # --- selection ---------------------------------------------------------------------
@@ -259,14 +258,8 @@ class TiFL(TierEvaluation):
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
-        self.draw, self.state = draw_nodes(
-            self.tiers,
-            self.state,
-            self._available(self._online),
-            self.num_selected,
-            self.borrow,
-            self.rng,
-        )
+        how = (self._available(self._online), self.num_selected, self.borrow, self.rng)
+        self.draw, self.state = draw_nodes(self.tiers, self.state, *how)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
@@ -292,6 +285,11 @@ class TiFL(TierEvaluation):
         self.timing.retry(failed)
         if not good and self.draw.tier is not None:
             self.state = refund(self.state, self.draw.tier)
+
+    def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """Leave out of the nodes that trained those that are only timed."""
+        others = {self.identity(node_id) for node_id in self.timing.left_out}
+        record["selected"] = [node for node in record["selected"] if node not in others]
 
     # --- history and state -------------------------------------------------------------
 

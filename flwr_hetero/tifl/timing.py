@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from logging import WARNING
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Message
@@ -27,12 +28,17 @@ class Timing:
     been placed.
     """
 
+    in_training: ClassVar[bool] = False
+    """Whether rounds go on before all nodes have answered."""
+
     def __init__(
         self, strategy: Wrapper, rule: TierRule, every: int | None, failures: FailureCounter
     ) -> None:
         self.strategy, self.session = strategy, strategy.session
         self.rule, self.every, self.failures = rule, every, failures
         self.last, self.forming = 0, True
+        self.left_out: list[int] = []
+        """Nodes whose replies to the last round do not count, for it went on before."""
 
     def start(self, grid: Grid, online: Set[int]) -> Found | None:
         """Begin a run without tiers."""

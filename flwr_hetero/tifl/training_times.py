@@ -49,6 +49,8 @@ class Job:
 class TrainingTimes(Timing):
     """Keep the last latencies of each node, by identity, and whom to wait for no longer."""
 
+    in_training = True
+
     def __init__(
         self, strategy: Wrapper, rule: TierRule, every: int | None, failures: FailureCounter
     ) -> None:
@@ -144,6 +146,7 @@ class TrainingTimes(Timing):
         session = self.session
         now, clock, waited = session.exchange, session.clock, session.enough is None
         began_s, pushed_s = clock.virtual_s - now.virtual_s, time.monotonic() - now.virtual_s
+        self.left_out = [message.metadata.dst_node_id for message in now.surplus]
         for message in now.surplus:
             self._add(message, Job(message.metadata.dst_node_id, began_s, pushed_s))
         seconds = {id(reply): self._latency_of(reply, online) for reply in replies}
@@ -157,6 +160,7 @@ class TrainingTimes(Timing):
             node_id, took_s = reply.metadata.src_node_id, seconds[id(reply)]
             if id(reply) not in kept:
                 now.latency.pop(node_id, None)
+                self.left_out.append(node_id)
             if early and took_s > end_s:
                 self._add(reply, Job(node_id, began_s, pushed_s, began_s + took_s, took_s))
             elif math.isfinite(took_s):

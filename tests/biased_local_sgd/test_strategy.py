@@ -122,7 +122,7 @@ def test_differential_privacy_inside_clips_each_reply():
 
 
 def test_profiling_by_tifl_measures_the_speeds():
-    strategy = TiFL(BiasedLocalSGD(flower.FedAdam(), 8), 2, num_tiers=2, policy="uniform")
+    strategy = TiFL(BiasedLocalSGD(flower.FedAdam(), 8), 2, 2, policy="uniform", profiling="phase")
     _, records = run(strategy, profiles=[FAST] * 3 + [SLOW] * 3, num_rounds=4)
     for record in records[1:]:
         fast = int(record["selected"][0][-1]) < 3

@@ -140,6 +140,7 @@ class HostileGrid(LocalGrid):
         message_to_proto(message)  # what cannot be sent would end a real run
         arrival_s, reply = super()._answer(message)
         number = message.content["config"].get(keys.SERVER_ROUND, 0)
+        number *= message.metadata.message_type != keys.PROFILE_MESSAGE
         for what in self.plan.get((message.metadata.dst_node_id - 1000, number), []):
             if what == "error":
                 return arrival_s, Message(Error(2, None), reply_to=message)

@@ -16,7 +16,7 @@ from flwr_hetero.strategy import TiFL
 
 HERE = Path(__file__).parent
 CONFIG = {"local-epochs": 1, "learning-rate": 0.1, "batch-size": 16}
-FAST, SLOW = DeviceProfile(4.0), DeviceProfile(0.25)
+FAST, SLOW = DeviceProfile(4.0), DeviceProfile(1.0)
 
 
 @pytest.fixture
@@ -41,13 +41,19 @@ def quickstart(tmp_path, monkeypatch):
 
 def test_tifl_in_three_lines(quickstart, monkeypatch):
     assert changed_lines((HERE / "tifl.diff").read_text()) <= 3
-    records = []
-    monkeypatch.setattr(TiFL, "on_round_end", lambda self, run, record: records.append(record))
-    quickstart("tifl.diff", 5, **{"batch-size": 128})
+    records, keep = [], TiFL.on_round_end
+
+    def spy(self, run, record):
+        keep(self, run, record)
+        records.append(record)
+
+    monkeypatch.setattr(TiFL, "on_round_end", spy)
+    quickstart("tifl.diff", 12, **{"batch-size": 128})
     tiers = [{"node-0", "node-2"}, {"node-1", "node-3"}]
-    drawn = [record["tifl"]["tier"] for record in records[1:]]
+    assert set(records[1]["selected"]) == tiers[0]  # the first to answer; the others are timed
+    drawn = [record["tifl"]["tier"] for record in records[2:]]
     assert set(drawn) == {0, 1}
-    assert [set(record["selected"]) for record in records[1:]] == [tiers[tier] for tier in drawn]
+    assert [set(record["selected"]) for record in records[2:]] == [tiers[tier] for tier in drawn]
 
 
 def test_mercury_in_five_lines(quickstart, monkeypatch):

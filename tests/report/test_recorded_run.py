@@ -27,9 +27,8 @@ def train(path, num_rounds=6, *, resume=False):
     shares = (4.0, 4.0, 4.0, 1.0, 1.0, 1.0)
     profiles = [DeviceProfile(compute_factor=s, jitter=0.1, availability=0.9) for s in shares]
     run_dir = RunDirectory(path, {"num-server-rounds": 6, "seed": 0}, resume=resume)
-    strategy = Recorded(
-        TiFL(clients_per_round=2, num_tiers=2, interval=2), run_dir=run_dir, resume=resume
-    )
+    tifl = TiFL(clients_per_round=2, num_tiers=2, interval=2, profiling="phase")
+    strategy = Recorded(tifl, run_dir=run_dir, resume=resume)
     strategy.start(
         LocalGrid(toy_app(), profiles=profiles, seed=0),
         toy_arrays(),

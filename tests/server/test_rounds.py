@@ -62,7 +62,8 @@ def test_hooks_end_also_after_an_error():
 
 def test_another_loop_uses_the_pieces(tmp_path):
     """Aggregate two replies at a time, in the order in which they come, as FedBuff does."""
-    inner = TiFL(flower.FedAvg(fraction_evaluate=0.0), 4, 1, policy="vanilla")
+    fedavg = flower.FedAvg(fraction_evaluate=0.0)
+    inner = TiFL(fedavg, 4, 1, policy="vanilla", profiling="phase")
     folder, grid = Folder(tmp_path), fleet(4)
     strategy = Recorded(inner, run_dir=folder)
     run = run_of(strategy, grid)
