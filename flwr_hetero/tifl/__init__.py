@@ -1,7 +1,6 @@
 r"""TiFL: A Tier-based Federated Learning System (Chai et al., HPDC 2020).
 
-Nodes are profiled and grouped into tiers of similar latency (section 4.2); one tier trains each
-round, drawn from fixed probabilities (section 4.3) or by Algorithm 2 (section 4.4):
+Nodes are timed and grouped into tiers of similar latency (section 4.2); one tier trains each round, drawn from fixed probabilities (section 4.3) or by Algorithm 2 (section 4.4):
 
      1  NewProbs <- 1 / T; Credits_t                          algorithm.policy_probs, start_credits
      2  for each round r                                      Flower's loop
@@ -16,7 +15,7 @@ round, drawn from fixed probabilities (section 4.3) or by Algorithm 2 (section 4
     16    Credits_current <- Credits_current - 1              left out: it would be the second
     18    w_c <- TrainClient(c) for all c in C_r              the node's own training
     20    w <- sum_c w_c s_c / sum_c s_c                      the wrapped strategy
-    22    A^r_t <- Eval(w, TestData_t) for each tier t        tiers.accuracy_per_tier
+    22    A^r_t <- Eval(w, TestData_t) for each tier t        evaluation.accuracy_per_tier
 
 The training time is estimated in ``time_estimate`` (section 4.5), the sampling rates for
 differential privacy are ``algorithm.sampling_rates`` (section 4.6).
