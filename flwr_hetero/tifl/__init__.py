@@ -1,6 +1,7 @@
 r"""TiFL: A Tier-based Federated Learning System (Chai et al., HPDC 2020).
 
-Nodes are timed and grouped into tiers of similar latency (section 4.2); one tier trains each round, drawn from fixed probabilities (section 4.3) or by Algorithm 2 (section 4.4):
+Nodes are timed and grouped into tiers of similar latency (section 4.2); one tier trains each
+round, drawn from fixed probabilities (section 4.3) or by Algorithm 2 (section 4.4):
 
      1  NewProbs <- 1 / T; Credits_t                          algorithm.policy_probs, start_credits
      2  for each round r                                      Flower's loop

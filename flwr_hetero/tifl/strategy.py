@@ -219,7 +219,8 @@ class TiFL(TierEvaluation):
         if self.tiers.latency and len(before.probs) == len(state.probs):
             left = state.credits if found.anew else before.credits
             state = before._replace(credits=left, full_credits=state.full_credits)
-        self.tiers, self.state, self._new_tiers = found.tiers, state, True
+        self._new_tiers |= found.tiers is not self.tiers
+        self.tiers, self.state = found.tiers, state
         self.estimate.set_tiers(found.rounds, found.tiering, self.num_selected)
 
     def _first_state(self, latency: Floats) -> TierState:

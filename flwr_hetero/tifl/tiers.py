@@ -32,10 +32,11 @@ class Tiers:
         return tier
 
     def moved(self, before: "Tiers") -> bool:
-        """Return whether a twentieth of the nodes, or one, has another tier than before."""
+        """Return whether a twentieth of the nodes, at least one, has another tier than before."""
         others = sum(before.tier.get(name) != tier for name, tier in self.tier.items())
         others += len(before.tier.keys() - self.tier.keys())
-        return others >= max(1, 0.05 * len(self.tier))
+        fewer = len(self.members) != len(before.members)
+        return fewer or others >= max(1, 0.05 * len(self.tier))
 
     def sample(
         self, tier: int, count: int, available: Available, rng: np.random.Generator

@@ -28,7 +28,8 @@ from flwr_hetero.tifl.tiers import Tiers
 from flwr_hetero.tifl.timing import Timing
 
 MEMORY = 5
-"""Latencies of a node that are kept; their median counts."""
+"""Latencies of a node that are kept after its first, which may be a cold start and counts only
+until there is another; their median counts."""
 AT_ONCE = 1_000
 """Nodes that are timed at once, beside those of the rounds; the others follow."""
 RENEW_EVERY = 10
@@ -90,13 +91,16 @@ class TrainingTimes(Timing):
     def _form(self, server_round: int, before: Tiers, anew: bool) -> Found | None:
         self.last = server_round
         names = sorted(self._seconds, key=identity_key)
-        rows = [(self._seconds[name] + [math.nan] * MEMORY)[:MEMORY] for name in names]
-        rounds, now_s = np.array(rows).T, self.session.clock.virtual_s
+        warm = [self._seconds[name][1:] or self._seconds[name] for name in names]
+        rounds = np.array([(row + [math.nan] * MEMORY)[:MEMORY] for row in warm]).T
+        now_s = self.session.clock.virtual_s
         latency = np.nanmedian(rounds, axis=0)
         at_work = [now_s - job.began_s for job in self._jobs.values()]
         found = group(names, latency, latency >= self.rule.t_max, rounds, self.rule, at_work)
-        if found is None or not (anew or found.tiers.moved(before)):
+        if found is None:
             return None
+        if not anew and not found.tiers.moved(before):
+            return found._replace(tiers=before)
         found.log(len(at_work))
         return found._replace(anew=anew)
 
@@ -104,7 +108,10 @@ class TrainingTimes(Timing):
         name = self._registry.identity(node_id)
         if name not in self._seconds:
             self._fresh.add(name)
-        self._seconds[name] = [*self._seconds.get(name, []), seconds][-MEMORY:]
+            self._seconds[name] = [seconds]
+        else:
+            first, *later = self._seconds[name]
+            self._seconds[name] = [first, *[*later, seconds][-MEMORY:]]
 
     # --- nodes that have not been timed --------------------------------------------------
 
@@ -159,7 +166,7 @@ class TrainingTimes(Timing):
         for reply in replies:
             node_id, took_s = reply.metadata.src_node_id, seconds[id(reply)]
             if id(reply) not in kept:
-                now.latency.pop(node_id, None)
+                now.latency.pop(reply.metadata.reply_to_message_id, None)
                 self.left_out.append(node_id)
             if early and took_s > end_s:
                 self._add(reply, Job(node_id, began_s, pushed_s, began_s + took_s, took_s))
@@ -172,7 +179,7 @@ class TrainingTimes(Timing):
         node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
         if partition is not None and not self._registry.knows(node_id):
             self._registry.come_back(node_id, partition, online)
-        latency = self.session.exchange.latency.get(node_id)
+        latency = self.session.latency_of(reply)
         return latency.seconds if latency else math.inf
 
     def _add(self, message: Message, job: Job) -> None:

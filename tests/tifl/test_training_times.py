@@ -215,7 +215,7 @@ def test_nodes_are_timed_at_the_work_of_the_composition():
         return call_next(message, context)
 
     asked = []
-    strategy = BiasedLocalSGD(make(), fast_steps=6, gamma=1.0)
+    strategy = BiasedLocalSGD(make(), fast_steps=6, gamma=1.0, on_missing="warn")
     strategy.start(paper_grid(app=toy_app(mods=[sees])), toy_arrays(), 1)
     assert asked == [6] * 20
 
