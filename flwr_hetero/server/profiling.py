@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from logging import INFO
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +16,11 @@ from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.records import read_number
 from flwr_hetero.server.nodes import NodeRegistry
 from flwr_hetero.server.reply_checks import Expected, reported_partition
+from flwr_hetero.server.session import Session
 from flwr_hetero.server.wrapper import Wrapper
 
+EQUAL_S = 1.0
+"""Latency of simulated nodes that report none."""
 MAX_ENTRIES, MAX_TEXT = 8, 80
 """Entries of a device's metadata that are kept, and characters of each."""
 
@@ -50,10 +53,22 @@ def profile_nodes(
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(good)
             for reply in good:
-                if latency := strategy.session.latency_of(reply):
-                    node_id = reply.metadata.src_node_id
-                    rounds[number - warmup_rounds, column[node_id]] = latency.seconds
+                node_id, row = reply.metadata.src_node_id, number - warmup_rounds
+                rounds[row, column[node_id]] = comparable_s(strategy.session, reply)
     return nodes, rounds
+
+
+def comparable_s(session: Session, reply: Message) -> float:
+    """Return how long a node took, NaN if unknown, so that nodes can be compared by it.
+
+    In a simulation the server also sees how long a node waited for a free worker: all nodes are
+    equally fast, ``EQUAL_S``, that do not report their time.
+    """
+    latency = session.latency_of(reply)
+    if latency is None:
+        return nan
+    seen_only = latency.source == "observed" and session.exchange.simulated
+    return EQUAL_S if seen_only else latency.seconds
 
 
 def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float, server_round: int = 1) -> None:

@@ -8,10 +8,12 @@ import numpy as np
 
 from flwr_hetero._flwr import log
 from flwr_hetero.server.nodes import NodeRegistry
+from flwr_hetero.server.profiling import EQUAL_S
 from flwr_hetero.tifl.algorithm import Flags, Floats, Tiering, histogram_tiers, quantile_tiers
 from flwr_hetero.tifl.latency import censored_latency, median_latency, speeds_differ
 from flwr_hetero.tifl.tiers import Tiers
 
+MODS = "the mod emulated_device, or timing"
 TIERINGS = {"quantile": quantile_tiers, "histogram": histogram_tiers}
 
 
@@ -32,10 +34,13 @@ class Found(NamedTuple):
     tiers: Tiers
     tiering: Tiering
     rounds: Floats
+    remark: str = ""
     anew: bool = False
 
     def log(self, num_at_work: int) -> None:
-        """Log the size of the tiers."""
+        """Log the size of the tiers, and why there are so few."""
+        if self.remark:
+            log(WARNING, "TiFL: %s", self.remark)
         sizes = [len(members) for members in self.tiers.members]
         dropouts = len(self.tiers.latency) - sum(sizes)
         text = "TiFL: tiers of %s nodes, fastest first; %d nodes dropped out%s"
@@ -69,23 +74,24 @@ def group(
     if dropout.all():
         return None
     num_tiers, count = rule.num_tiers, len(names)
+    known, remark = np.where(dropout, np.nan, latency), ""
     if not at_work and num_tiers > 1 and not speeds_differ(rounds[:, ~dropout]):
-        span = latency[~dropout].min(), latency[~dropout].max()
-        log(WARNING, "TiFL: one tier: latencies (%.3g to %.3g s) differ by chance only", *span)
         num_tiers = 1
-    known = np.where(dropout, np.nan, latency)
+        fastest, slowest = np.nanmin(known), np.nanmax(known)
+        remark = f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by chance only"
+        if fastest == slowest == EQUAL_S:
+            remark = "one tier: in a simulation nodes must report their time, add " + MODS
     if at_work:
         others = censored_latency(latency, np.array(at_work))[count:]
         known = np.concatenate([known, others])
         rounds = np.hstack([rounds, np.tile(others, (len(rounds), 1))])
     found = TIERINGS[rule.tiering](known, num_tiers)
     if found.num_tiers < num_tiers:
-        text = "TiFL: %d tiers instead of %d: the latencies allow no more"
-        log(WARNING, text, found.num_tiers, num_tiers)
+        remark = f"{found.num_tiers} tiers instead of {num_tiers}: the latencies allow no more"
     own = zip(names, found.tier[:count].tolist(), strict=True)
     latencies = dict(zip(names, latency.tolist(), strict=True))
     tiers = Tiers(latencies, {n: t for n, t in own if t >= 0}, found.boundaries)
-    return Found(tiers, found, rounds)
+    return Found(tiers, found, rounds, remark)
 
 
 def say_small_tiers(num_nodes: int, num_tiers: int, num_selected: int) -> None:

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import log
 from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
+from flwr_hetero.server.profiling import comparable_s
 from flwr_hetero.server.reply_checks import judge_latency, reported_partition
 from flwr_hetero.server.session import POLL_S
 from flwr_hetero.server.wrapper import Wrapper
@@ -179,8 +180,8 @@ class TrainingTimes(Timing):
         node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
         if partition is not None and not self._registry.knows(node_id):
             self._registry.come_back(node_id, partition, online)
-        latency = self.session.latency_of(reply)
-        return latency.seconds if latency else math.inf
+        seconds = comparable_s(self.session, reply)
+        return math.inf if math.isnan(seconds) else seconds
 
     def _add(self, message: Message, job: Job) -> None:
         self._jobs[message.metadata.message_id] = job

@@ -299,3 +299,47 @@ def test_a_tier_without_figures_is_asked_for_tifl_alone():
     assert asked == 20 + 4 * 4  # all four nodes of the four other tiers
     assert None not in records[20]["tifl"]["tier_accuracy"]
     assert records[19]["tifl"]["tier_accuracy"] == [None] * 5
+
+
+# --- Flower's simulation, which waits for all replies --------------------------------------
+
+
+class InMemoryGrid:
+    """Flower's simulation, as a strategy sees it; nodes report their time, or do not."""
+
+    def __init__(self, grid, report=True):
+        self.grid, self.report = grid, report
+
+    def __getattr__(self, name):
+        if name == "virtual_time_s":
+            raise AttributeError(name)
+        return getattr(self.grid, name)
+
+    def pull_messages(self, message_ids):
+        replies = self.grid.wait_for(message_ids)
+        for reply in replies if not self.report else ():
+            del reply.content[keys.TIMING]
+        return replies
+
+
+def test_simulation_of_emulated_devices_goes_as_local_grid_does():
+    def run(wrap):
+        fleet = [DeviceProfile(speed, jitter=0.1) for speed in (8, 4, 2, 1, 0.5, 0.25)]
+        records = records_of(make(clients_per_round=2), wrap(LocalGrid(toy_app(), fleet)), 25)
+        return [(r["latency"], r["weights"], r["tifl"].get("tiers")) for r in records], [
+            record["virtual_s"] for record in records
+        ]
+
+    rounds, times = run(InMemoryGrid)
+    expected, expected_times = run(lambda grid: grid)
+    assert rounds == expected
+    assert times == pytest.approx(expected_times, abs=1e-7)
+
+
+@pytest.mark.parametrize("profiling", ["training", "phase"])
+def test_simulated_nodes_that_report_no_time_are_one_tier(profiling, caplog):
+    tifl = make(profiling=profiling, clients_per_round=2)
+    tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 12)
+    assert set(tifl.tiers.tier.values()) == {0}
+    assert len(tifl.tiers.tier) == 10
+    assert caplog.text.count("one tier: in a simulation nodes must report their time") == 1
