@@ -1,7 +1,7 @@
 """Visit a node's data in an order that learns from gradients: CD-GraB and its baselines."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,7 +242,7 @@ class OrderedSampler(BatchSampler):
         if drawn is None or not losses.requires_grad:
             return
 
-        def learn(parts: list[Tensor | None] | None) -> None:
+        def learn(parts: Sequence[Tensor | None] | None, _: float) -> None:
             pairs = zip(parts or [None] * len(self._parameters), self._parameters, strict=True)
             flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
             gradient = torch.cat(flat)[None].detach()

@@ -92,12 +92,13 @@ def on_backward(
     losses: Tensor,
     weights: NDArray[np.float64],
     parameters: Sequence[Tensor],
-    learn: Callable[[list[Tensor | None] | None], None],
+    learn: Callable[[Sequence[Tensor | None] | None, float], None],
 ) -> RemovableHandle:
     """Pass the gradients of the mean of ``weights * losses`` on, once they are computed.
 
     The losses' own gradients tell the factor with which they count, be it of gradient
-    accumulation or of a ``GradScaler``, and it is taken out; None if the scaled gradients overflow.
+    accumulation or of a ``GradScaler``. It is taken out of the gradients and passed along; they
+    are None if they overflow for it.
     """
     factors: list[Tensor] = []
 
@@ -106,10 +107,10 @@ def on_backward(
         scale = float(factors[0].double().sum()) * len(weights) / float(weights.sum())
         finite = all(g is None or bool(g.isfinite().all()) for g in gradients)
         if scale > 1.0 + ROUNDING and not finite:
-            learn(None)
+            learn(None, scale)
             return
         scale = 1.0 if abs(scale - 1.0) < ROUNDING else scale
-        learn([None if g is None else at_least_single(g) / scale for g in gradients])
+        learn([None if g is None else at_least_single(g) / scale for g in gradients], scale)
 
     losses.register_hook(factors.append)  # type: ignore[no-untyped-call]
     handle = register_multi_grad_hook(parameters, end)

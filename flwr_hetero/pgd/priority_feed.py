@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
-from flwr_hetero.client.sampled_loss import Loss
+from flwr_hetero.client.sampled_loss import Loss, on_backward
 from flwr_hetero.errors import invalid
 from flwr_hetero.pgd.aggregated_gradient import AggregatedGradient, Gradients
 from flwr_hetero.pgd.layer_priorities import LayerPriorities
@@ -22,8 +21,6 @@ from flwr_hetero.state_dict import StateDict, check_state
 
 EVERY_OPEN, EVERY_CLOSED = 4, 64
 """Of so many batches of the rule ``stochastic`` one is measured, by the state of the gate."""
-ROUNDING = 0.01
-"""By so much a factor of 1 may be off, in half precision."""
 MOST_AHEAD = 4096
 """Batches drawn and not trained that are remembered."""
 
@@ -142,23 +139,15 @@ class PriorityFeed(BatchSampler):
             return
         weights = self._find(indices)
         parameters = {n: p for n, p in self.gradient.parameters.items() if p.requires_grad}
-        factors: list[Tensor] = []
 
-        def end(gradients: Sequence[Tensor | None]) -> None:
-            handle.remove()
-            scale = float(factors[0].double().sum()) * len(indices) / weights.sum()
-            scale = 1.0 if abs(scale - 1.0) < ROUNDING else scale
-            found = dict.fromkeys(self.gradient.parameters) | {
-                name: None if gradient is None else gradient / scale
-                for name, gradient in zip(parameters, gradients, strict=True)
-            }
-            overflow = any(g is not None and not g.isfinite().all() for g in found.values())
-            if not (overflow and scale > 1.0):  # else a GradScaler skips this step
+        def end(gradients: Sequence[Tensor | None] | None, scale: float) -> None:
+            if gradients is not None:  # else a GradScaler skips this step
+                found = dict.fromkeys(self.gradient.parameters)
+                found |= dict(zip(parameters, gradients, strict=True))
                 self._learn(indices, weights, scale, found)
 
         if (self._absorbs or self.listener.direction) and parameters:
-            losses.register_hook(factors.append)  # type: ignore[no-untyped-call]
-            handle = self._watch = register_multi_grad_hook(list(parameters.values()), end)
+            self._watch = on_backward(losses, weights, list(parameters.values()), end)
         else:
             losses.register_hook(lambda _: self._count())  # type: ignore[no-untyped-call]
 
