@@ -1,6 +1,8 @@
 """Over-selection: ask more nodes than are needed and take the first that answer."""
 
-from logging import INFO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -14,16 +16,16 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.tifl.strategy import TiFL
 
-MINIMA = ("min_train_nodes", "min_available_nodes")
-"""Settings by which Flower's strategies wait for nodes before a round of training."""
+MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+"""Settings by which Flower's strategies wait for nodes before a round."""
 
 
 class OverSelect(Wrapper):
     """End a round of training when enough nodes have answered; it goes outside a selection.
 
     To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
-    node that is not waited for has not failed; it is left out of later rounds until it has
-    answered, or until the time-out of its round is over, so that no node has two jobs.
+    node that is not waited for has not failed; it is left out of training and evaluation until
+    it has answered, or until the time-out of its round is over, so that no node has two jobs.
 
     Parameters
     ----------
@@ -42,8 +44,10 @@ class OverSelect(Wrapper):
     Notes
     -----
     The first to answer are the fast ones: on a fleet of unequal devices their data count more.
-    Within a tier of TiFL nodes are equally fast, so that it is random which are left out. While
-    nodes are at work, ``min_train_nodes`` and ``min_available_nodes`` are at most the others.
+    Within a tier of TiFL nodes are equally fast, so that it is random which are left out. Nodes
+    that are mostly at work are hardly ever evaluated: evaluate on the server where that matters.
+    While nodes are at work, Flower's minima (``min_available_nodes``, ...) are at most the others.
+    After a resume all nodes count as free: it goes on, but not with the same numbers.
 
     References
     ----------
@@ -75,6 +79,7 @@ class OverSelect(Wrapper):
         self.timeout_s = timeout_s
         self._at_work: dict[str, tuple[int, float]] = {}  # by message: node, until when at most
         self._left_out: list[str] = []
+        self._told = False
 
     def on_start(self, run: Run) -> None:
         """Set the time-out of the run's rounds."""
@@ -85,9 +90,21 @@ class OverSelect(Wrapper):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Configure a round of training; afterwards the strategy's minima are as before."""
+        with self._same_minima():
+            return super().configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Configure a round of evaluation; afterwards the strategy's minima are as before."""
+        with self._same_minima():
+            return super().configure_evaluate(server_round, arrays, config, grid)
+
+    @contextmanager
+    def _same_minima(self) -> Iterator[None]:
         before = {name: getattr(self.leaf, name) for name in MINIMA if hasattr(self.leaf, name)}
         try:
-            return super().configure_train(server_round, arrays, config, grid)
+            yield
         finally:
             for name, minimum in before.items():
                 setattr(self.leaf, name, minimum)
@@ -97,6 +114,13 @@ class OverSelect(Wrapper):
         if self._at_work:
             for reply in grid.pull_messages(list(self._at_work)):
                 self._at_work.pop(reply.metadata.reply_to_message_id, None)
+        return self._free(grid)
+
+    def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
+        """Hide nodes that are still at work on this round or an earlier one."""
+        return self._free(grid)
+
+    def _free(self, grid: Grid) -> Grid:
         now_s = self.session.clock.virtual_s
         self._at_work = {i: job for i, job in self._at_work.items() if job[1] > now_s}
         busy = {node_id for node_id, _ in self._at_work.values()}
@@ -113,10 +137,14 @@ class OverSelect(Wrapper):
     ) -> list[Message]:
         """Set how many replies are enough."""
         self.session.enough = self.take
+        if 0 < len(messages) <= self.take and not (self._at_work or self._told):
+            self._told = True
+            text = "OverSelect: take=%d of %d nodes asked: every node is waited for"
+            log(WARNING, text, self.take, len(messages))
         return messages
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Note which nodes are still at work; evaluation waits for all nodes."""
+        """Note which nodes are still at work; evaluation waits for all that are asked."""
         done, self.session.enough = self.session.exchange, None
         until_s = self.session.clock.virtual_s - done.virtual_s + done.timeout_s
         for message in done.surplus:

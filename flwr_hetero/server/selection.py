@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero._flwr import chooses_one_node, log
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.nodes import GridView, wait_for_nodes
+from flwr_hetero.server.nodes import GridView, online_nodes, wait_for_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
@@ -91,8 +91,9 @@ class Selection(Wrapper):
         return GridView(grid, self.selected)
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
-        """Show the nodes that evaluate."""
-        return GridView(grid, self.select_for_evaluation(server_round, grid))
+        """Show the nodes that evaluate, of those that are shown to this wrapper."""
+        selected, online = self.select_for_evaluation(server_round, grid), online_nodes(grid)
+        return GridView(grid, [node_id for node_id in selected if node_id in online])
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Note latency and metrics; wrapped strategies may still drop replies."""

@@ -9,7 +9,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.session import Session
-from flwr_hetero.strategy import OverSelect, TiFL
+from flwr_hetero.strategy import OverSelect, RandomSelection, TiFL
 
 
 def fleet(speeds, **settings):
@@ -92,11 +92,50 @@ def test_time_out_comes_before_the_nth_reply():
     assert len(records[1]["failures"]) == 2
 
 
-def test_evaluation_waits_for_all_nodes():
+def test_evaluation_leaves_nodes_at_work_alone():
     grid = fleet([1, 2, 4])
-    records = run(OverSelect(flower.FedAvg(), take=1), grid)
-    assert len(records[1]["over-select"]["not_waited_for"]) == 2
-    assert records[1]["evaluate"]["eval-acc"] == pytest.approx(0.51)
+    records = run(OverSelect(flower.FedAvg(), take=2), grid)
+    assert len(records[1]["over-select"]["not_waited_for"]) == 1
+    assert records[1]["evaluate"]["eval-acc"] == pytest.approx((0.51 + 0.52) / 2)
+
+
+@pytest.mark.parametrize("outside", [lambda s: s, lambda s: RandomSelection(s, 3)])
+def test_evaluation_does_not_wait_for_nodes_at_work(outside):
+    inner = outside(flower.FedAvg(fraction_evaluate=1.0))
+    records = run(OverSelect(inner, take=2), fleet([0.01, 1, 1]), 4)
+    # training takes 1 s, evaluating ten examples a thirtieth; node-0 needs 100 s
+    assert lengths(records) == pytest.approx([1 + 1 / 30] * 4)
+    assert not any(record["failures"] for record in records)
+    assert all(record["evaluate"]["eval-acc"] == pytest.approx(0.515) for record in records[1:])
+
+
+def test_round_without_a_free_node_evaluates_none(monkeypatch):
+    def sleep(seconds):
+        raise AssertionError("waits for nodes that it is not shown")
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", sleep)
+    grid = fleet([1, 1.1, 8])
+
+    def leave(server_round, arrays):
+        if server_round == 1:
+            grid.leave(1002)  # the only one that is not at work
+
+    inner = flower.FedAvg()
+    before = {**vars(inner)}
+    records = run(OverSelect(inner, take=1), grid, 3, evaluate_fn=leave)
+    assert [bool(record["evaluate"]) for record in records] == [False, True, False, False]
+    assert {**vars(inner)} == before
+
+
+@pytest.mark.parametrize(("take", "lines"), [(2, 0), (3, 1), (20, 1)])
+def test_take_of_all_nodes_is_said_once(take, lines, caplog):
+    run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=take), fleet([0.1, 1, 1]), 3)
+    text = f"OverSelect: take={take} of 3 nodes asked: every node is waited for"
+    assert caplog.text.count(text) == lines
+    assert caplog.text.count("is waited for") == lines
+
+
+ALL_SIX = [f"node-{i}" for i in range(6)]
 
 
 def test_left_out_nodes_have_not_failed_in_tifl():
@@ -104,7 +143,8 @@ def test_left_out_nodes_have_not_failed_in_tifl():
     tifl = TiFL(clients_per_round=4, num_tiers=1, **settings)
     strategy = OverSelect(tifl, take=2)
     records = run(strategy, fleet([1, 2, 3, 4, 5, 6]), 10)
-    assert all(len(record["selected"]) == 4 for record in records[1:])
+    assert not any(record["failures"] for record in records)
+    assert {node for record in records[6:] for node in record["selected"]} == set(ALL_SIX)
     assert sum(len(r["over-select"]["not_waited_for"]) for r in records[1:]) > 5
     assert all(record["train"] for record in records[1:])
 
