@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader
+from flwr_hetero.sampler import UniformSampler
 
 DATA = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
 
@@ -101,6 +102,19 @@ def test_an_iterator_is_an_error(ask):
     assert [next(batches), next(batches)] == [1, 2]
     with pytest.raises(ValueError, match="not an iterator"):
         next(batches)
+
+
+def test_a_batch_in_use_is_not_lost_where_passes_meet(ask):
+    sampler = UniformSampler(10, 4)
+    plain = DataLoader(DATA, batch_sampler=sampler)
+    batches = iter(StepLoader(plain, ask(**{"num-steps": 8})))
+    ahead, taken = next(batches), 0
+    while ahead is not None:
+        batch, ahead = ahead, next(batches, None)  # a consumer that looks one batch ahead
+        indices, _ = sampler.take()
+        assert indices.tolist() == batch[1].tolist()
+        taken += 1
+    assert taken == 8
 
 
 @pytest.mark.parametrize("num_steps", [0, -1, 2.5, "many"])
