@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
 from flwr_hetero.server.profiling import profile_message, profile_nodes
-from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.grouping import Found, TierRule, tier_fleet
 from flwr_hetero.tifl.membership import FailureCounter, LateJoiners
 from flwr_hetero.tifl.tiers import Tiers
@@ -32,7 +32,7 @@ class Timing:
     """Whether rounds go on before all nodes have answered."""
 
     def __init__(
-        self, strategy: Wrapper, rule: TierRule, every: int | None, failures: FailureCounter
+        self, strategy: Selection, rule: TierRule, every: int | None, failures: FailureCounter
     ) -> None:
         self.strategy, self.session = strategy, strategy.session
         self.rule, self.every, self.failures = rule, every, failures
@@ -81,7 +81,7 @@ class Phase(Timing):
 
     def __init__(
         self,
-        strategy: Wrapper,
+        strategy: Selection,
         rule: TierRule,
         every: int | None,
         failures: FailureCounter,

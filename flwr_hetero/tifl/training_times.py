@@ -21,8 +21,8 @@ from flwr_hetero._flwr import log
 from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
 from flwr_hetero.server.profiling import comparable_s
 from flwr_hetero.server.reply_checks import judge_latency, reported_partition
+from flwr_hetero.server.selection import Selection
 from flwr_hetero.server.session import POLL_S
-from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.tifl.grouping import Found, TierRule, group
 from flwr_hetero.tifl.membership import LARGE_FLEET, LOOK_EVERY, FailureCounter
 from flwr_hetero.tifl.tiers import Tiers
@@ -54,7 +54,7 @@ class TrainingTimes(Timing):
     in_training = True
 
     def __init__(
-        self, strategy: Wrapper, rule: TierRule, every: int | None, failures: FailureCounter
+        self, strategy: Selection, rule: TierRule, every: int | None, failures: FailureCounter
     ) -> None:
         super().__init__(strategy, rule, every, failures)
         self._seconds: dict[str, list[float]] = {}
@@ -63,7 +63,6 @@ class TrainingTimes(Timing):
         self._known: set[int] = set()
         self._more = True
         self._num_online = self._rounds_since = 0
-
         self._registry = self.session.registry
 
     # --- tiers -------------------------------------------------------------------------
@@ -78,16 +77,26 @@ class TrainingTimes(Timing):
         every = self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET)
         due, known = server_round - self.last >= every, len(tiers.latency)
         if due and self.every:
-            self.failures.clear()
+            self._begin_again(tiers)
         last = not (self._jobs or self._more)
         anew = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
         found = self._form(server_round, tiers, anew) if self._seconds and (due or anew) else None
         self.forming &= not (last and self._seconds)
-        for name in sorted(self._fresh) if known and found is None else ():
-            tiers.add(name, self._seconds[name][-1])
+        if known and (found is None or found.tiers is tiers):
+            for name in sorted(self._fresh):
+                if self._seconds[name][-1] < self.rule.t_max:
+                    tiers.add(name, self._seconds[name][-1])
         if known or found:
             self._fresh.clear()
         return found
+
+    def _begin_again(self, tiers: Tiers) -> None:
+        """Ask nodes again that kept failing or were too slow for any tier."""
+        self.failures.clear()
+        dropouts = tiers.latency.keys() - tiers.tier.keys()
+        for name in dropouts:
+            self._seconds.pop(name, None)
+        self.retry(sorted(dropouts))
 
     def _form(self, server_round: int, before: Tiers, anew: bool) -> Found | None:
         self.last = server_round
@@ -129,7 +138,8 @@ class TrainingTimes(Timing):
         name, blocked = self._registry.identity, self.failures.blocked
         self._known.update(node for node in new if name(node) in self._seconds)
         new = [n for n in new if n not in self._known and name(n) not in blocked]
-        room = max(0, AT_ONCE - len(self._jobs))
+        at_once = max(AT_ONCE, self.strategy.clients_per_round or 0)
+        room = max(0, at_once - len(self._jobs))
         if len(new) > room:
             new = sorted(rng.choice(new, size=room, replace=False).tolist())
             self._more = True
@@ -251,6 +261,10 @@ class TrainingTimes(Timing):
                 job.seconds = latency.seconds if latency else seen_s
             if latency and latency.emulated:
                 job.over_s = max(clock.virtual_s, job.began_s + job.seconds)
+            if latency:
+                self.session.exchange.latency[reply.metadata.reply_to_message_id] = latency
+                for wrapper in self.strategy.top.wrappers():
+                    wrapper.on_profile_replies([reply])
 
     # --- state -------------------------------------------------------------------------
 

@@ -188,6 +188,48 @@ def test_slower_than_t_max_is_a_dropout():
     assert len(told[-1]["tiers"]) == 16
 
 
+def test_dropouts_are_timed_again_with_an_interval():
+    grid = paper_grid(10)
+
+    def faster(server_round, arrays):
+        if server_round == 10:
+            grid.set_profile(1008, DeviceProfile(1.0))
+
+    tifl = make(clients_per_round=2, t_max=5.0, profile_interval=20)
+    records_of(tifl, grid, 60, evaluate_fn=faster)
+    assert tifl.tiers.tier["node-8"] == 2
+    assert "node-9" not in tifl.tiers.tier
+
+
+def test_a_newcomer_to_a_large_fleet_has_its_tier_at_once():
+    """One in 40 is too few for new tiers."""
+    grid, tifl = paper_grid(40), make()
+
+    def come(server_round, arrays):
+        if server_round == 59:
+            grid.join(DeviceProfile(4.0))
+
+    records = records_of(tifl, grid, 75, evaluate_fn=come)
+    assert tifl.tiers.tier["node-40"] == 0
+    assert not any("tiers" in record["tifl"] for record in records[60:])
+
+
+def test_late_replies_teach_the_steps_too():
+    seen = []
+
+    class Learns(Wrapper):
+        def on_profile_replies(self, replies):
+            for reply in replies:
+                seen.append((self.identity(reply.metadata.src_node_id), self.seconds(reply)))
+
+        def seconds(self, reply):
+            return self.session.latency_of(reply).seconds
+
+    make(Learns(flower.FedAvg(fraction_evaluate=0.0))).start(paper_grid(10), toy_arrays(), 40)
+    assert len(seen) == 10 - 3 - 1  # but those that counted in round 1, and one as fast
+    assert ("node-9", 10.0) in seen
+
+
 def test_equal_nodes_are_one_tier_and_said_so(caplog):
     fleet = [DeviceProfile(jitter=0.2)] * 10
     tifl = make(clients_per_round=2)
