@@ -3,6 +3,9 @@
 Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file is what to look at.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import Message
@@ -28,6 +31,7 @@ __all__ = [
     "is_simulation_grid",
     "log",
     "new_run",
+    "quiet_strategies",
     "set_message_id",
     "trains_trees",
 ]
@@ -38,6 +42,8 @@ CLIENT_APP_RAISED = 2
 """Code of the error reply when a ClientApp raised, also for want of a handler."""
 NODE_UNAVAILABLE = 5
 """Code of the error reply for a node that went away."""
+_CHATTY = {"fedavg", "strategy", "strategy_utils"}
+"""Modules of Flower that log every round."""
 NUMPY = SType.NUMPY
 """Serialisation of an Array: npy without pickle."""
 
@@ -71,6 +77,21 @@ def trains_trees(strategy: Strategy) -> bool:
 def chooses_one_node(strategy: Strategy) -> bool:
     """Return whether a strategy has a selection of its own that no view can replace."""
     return type(strategy).__name__ == "FedXgbCyclic"
+
+
+@contextmanager
+def quiet_strategies() -> Iterator[None]:
+    """Keep Flower's strategies from logging each configuration and aggregation."""
+
+    def says_more(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or record.module not in _CHATTY
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(says_more)
+    try:
+        yield
+    finally:
+        logger.removeFilter(says_more)
 
 
 def attributes_of(strategy: Strategy) -> dict[str, Any]:

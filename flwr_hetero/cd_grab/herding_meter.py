@@ -54,6 +54,7 @@ class HerdingMeter(Wrapper):
     name: ClassVar[str] = "herding"
     decides = frozenset({"herding sketches"})
     contracts = (SKETCHES,)
+    only_rounds = "it measures passes of all nodes over one model"
 
     def __init__(
         self,

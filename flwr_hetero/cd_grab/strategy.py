@@ -82,6 +82,7 @@ class CDGraB(Wrapper):
     name: ClassVar[str] = "cd-grab"
     decides = frozenset({"orders"})
     contracts: tuple[Contract, ...] = (ORDERS,)
+    only_rounds = "nodes balance pairs on their own there: OrderedSampler(method='id-grab')"
 
     def __init__(
         self,

@@ -283,6 +283,15 @@ class LocalGrid(Grid):
         self.virtual_time_s = max(now_s, until_s)
         return self._collect(set(pending), min(deadline_s, self.virtual_time_s))
 
+    def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
+        """Wait for the next reply, or until a virtual time; return what has arrived by then."""
+        ids = set(message_ids)
+        arrivals = [arrival_s for i, (arrival_s, _) in self.traffic.pending.items() if i in ids]
+        next_s = min(arrivals, default=inf)
+        if min(next_s, until_s) < inf:
+            self.virtual_time_s = max(self.virtual_time_s, min(next_s, until_s))
+        return self._collect(ids, self.virtual_time_s)
+
     def _answer(self, message: Message) -> tuple[float, Message | None]:
         """Return when a node's reply arrives, and the reply; None if it sends none."""
         now_s, node_id = self.virtual_time_s, message.metadata.dst_node_id

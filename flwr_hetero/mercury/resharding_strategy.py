@@ -89,6 +89,7 @@ class Resharding(Wrapper):
     name: ClassVar[str] = "resharding"
     decides = frozenset({"samples"})
     contracts = (SAMPLES,)
+    only_rounds = "samples move between rounds, when no node is at work"
 
     def __init__(
         self,

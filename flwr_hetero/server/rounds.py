@@ -85,19 +85,24 @@ def run_rounds(run: Run) -> Result:
     """Train and evaluate in synchronous rounds; round 0 evaluates the initial model only."""
     with opened(run):
         if run.round < 0:
-            record = new_record(run, 0, [])
-            record["global"] = evaluate_centrally(run, 0)
-            finish_round(run, record)
+            record_start(run)
         while run.round < run.num_rounds and run.strategy.session.stop_reason is None:
             number = run.round + 1
             log(INFO, "")
             log(INFO, "[ROUND %s/%s]", number, run.num_rounds)
             record = train(run, number)
             evaluate(run, record)
-            _log_round(record)
+            log_round(record)
             finish_round(run, record)
     run.result.arrays = run.arrays
     return run.result
+
+
+def record_start(run: Run) -> None:
+    """Record round 0: the initial model, evaluated on the server."""
+    record = new_record(run, 0, [])
+    record["global"] = evaluate_centrally(run, 0)
+    finish_round(run, record)
 
 
 @contextmanager
@@ -187,12 +192,14 @@ def finish_round(run: Run, record: Record) -> None:
         wrapper.on_round_end(run, record)
 
 
-def _log_round(record: Record) -> None:
+def log_round(record: Record, merge: str = "") -> None:
+    """Log a round's figures; ``merge`` counts the merges of a run without rounds."""
     figures = record["train"] | record["evaluate"] | record["global"]
     numbers = {key: value for key, value in figures.items() if isinstance(value, (int, float))}
     log(
         INFO,
-        "\t└──> %.1f s on the fleet's clock, %d nodes, %d failures: %s",
+        "%s%.1f s on the fleet's clock, %d nodes, %d failures: %s",
+        f"[MERGE {merge}] " if merge else "\t└──> ",
         record["virtual_s"],
         len(record["selected"]),
         len(record["failures"]),

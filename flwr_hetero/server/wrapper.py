@@ -69,7 +69,7 @@ class Wrapper(Strategy):
     """Decisions that must be made further in."""
     outermost: ClassVar[bool] = False
     """Whether nothing may be wrapped around this one."""
-    only_rounds: ClassVar[str] = ""
+    only_rounds = ""
     """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
     contracts: tuple[Contract, ...] = ()
     """What the replies must hold for this wrapper to have an effect."""

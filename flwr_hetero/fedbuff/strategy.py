@@ -1,0 +1,283 @@
+"""FedBuff as a wrapper: who starts, when replies are merged, and what each counts."""
+
+import json
+from collections.abc import Set
+from logging import INFO
+from math import inf
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from flwr_hetero._flwr import log, trains_trees
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.fedbuff.algorithm import (
+    Weights,
+    default_buffer,
+    interval_weights,
+    staleness_weights,
+)
+from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.asynchronous import Arrival, run_asynchronously
+from flwr_hetero.server.nodes import online_nodes
+from flwr_hetero.server.rounds import Loop
+from flwr_hetero.server.selection import Selection
+from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+
+STALENESS = {"sqrt": 0.5, "none": 0.0}
+WEIGHTINGS = ("fair", "examples", "equal")
+MEMORY = 100
+"""Merges over which the mean weight is taken."""
+SMOOTHING = 0.9
+"""Weight of the past in a node's usual staleness weight."""
+
+
+class FedBuff(Selection):
+    r"""Keep nodes at work all the time and merge their updates as they come.
+
+    .. math:: w \leftarrow w + \frac{1}{K} \sum_{i \in buffer} \frac{v_i}{\bar v} \,
+              \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
+
+    No round waits for its slowest node, and no profiling is needed. ``num_rounds`` of ``start``
+    counts merges. Put what sets steps inside: with
+    ``FedBuff(LocalSteps(budget="slice"))`` each node gets the steps that fit a time slice, so
+    that slow nodes answer about as often as quick ones.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What merges the updates, as it would those of a round: any Flower strategy that derives
+        from FedAvg, or a wrapper; FedAvg if left out.
+    concurrency : int, optional
+        Nodes at work at the same time, drawn uniformly from the idle ones; None: all online.
+    buffer_size : int, optional
+        Updates K in a merge; None: half of the nodes at work, at least 3.
+    staleness : {"sqrt", "none"} or float
+        Weight of an update that started s merges ago: 1 / sqrt(1 + s), 1, or with the exponent
+        of 1 / (1 + s).
+    weighting : {"fair", "examples", "equal"}
+        ``fair``: as the wrapped strategy weights (by examples), times the seconds since the
+        node's last reply, so that nodes do not count more because they answer more often, nor
+        less because they are always stale.
+        ``examples``: as the wrapped strategy weights. ``equal``: all alike, the paper's rule.
+    max_weight : float
+        For ``fair``: largest weight of an update, in means; what it cuts off is in the history.
+    seed : int
+        Of the draw of nodes.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range, the wrapped strategy has a selection of its own or trains
+        trees, or a wrapper works in rounds only.
+
+    Notes
+    -----
+    The update is the difference to the model that the node started from. The wrapped strategy
+    sees it added to the present model, as if all nodes of a buffer had just trained on that.
+    Sums are divided by K and not by the weights, as in the paper, so that stale updates make the
+    step smaller. A node whose reply is bad or does not come is left alone for 10 s, and twice as
+    long each time. Nodes evaluate when they are idle next, in a tenth of the time at most. A
+    resumed run asks again for what was under way: it loses no merge, but is not equal to an
+    unbroken one to the bit.
+
+    References
+    ----------
+    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
+
+    Examples
+    --------
+    >>> from flwr_hetero.strategy import LocalSteps
+    >>> strategy = FedBuff(LocalSteps(fast_steps=20, budget="slice"), concurrency=10)
+    >>> paper = FedBuff(concurrency=100, buffer_size=10, weighting="equal")
+    """
+
+    name: ClassVar[str] = "fedbuff"
+    decides = frozenset({"selection", "loop", "waiting"})
+    outside_of = frozenset({"steps"})
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        concurrency: int | None = None,
+        buffer_size: int | None = None,
+        staleness: str | float = "sqrt",
+        weighting: str = "fair",
+        max_weight: float = 4.0,
+        seed: int = 0,
+    ) -> None:
+        if concurrency is not None:
+            check_count("concurrency", concurrency, 1)
+        if buffer_size is not None:
+            check_count("buffer_size", buffer_size, 1)
+        if isinstance(staleness, str):
+            check_choice("staleness", staleness, tuple(STALENESS), "or give an exponent")
+            self.exponent = STALENESS[staleness]
+        else:
+            self.exponent = check_number("staleness", staleness, "[0, inf)")
+        self.rng = np.random.default_rng(check_count("seed", seed))
+        super().__init__(strategy)
+        if trains_trees(self.leaf):
+            rule = "average models: updates of trees cannot be added to a newer model"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
+        self.concurrency, self.buffer_size = concurrency, buffer_size
+        self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
+        self.max_weight = check_number("max_weight", max_weight, "[1, inf)")
+        self.last_reply_s: dict[str, float] = {}
+        self.usual_discount: dict[str, float] = {}
+        self.mean_weight = 0.0
+        self.num_merges = 0
+        self._starting: list[int] = []
+        self._arrivals: dict[str, Arrival] = {}
+        self._staleness: dict[str, int] = {}
+        self._intervals_s: dict[str, float] = {}
+        self._factors: dict[str, float] = {}
+        self._info: dict[str, Any] = {}
+
+    # --- the loop -----------------------------------------------------------------------
+
+    @property
+    def loop(self) -> Loop:
+        """Without rounds."""
+        return lambda run: run_asynchronously(run, self)
+
+    def next_nodes(self, idle: list[int], at_work: int) -> list[int]:
+        """Draw the nodes that start now (Alg. 1, l. 1 and 5)."""
+        room = len(idle) if self.concurrency is None else max(0, self.concurrency - at_work)
+        if room < len(idle):
+            chosen = self.rng.choice(len(idle), room, replace=False).tolist()
+            idle = [idle[i] for i in sorted(chosen)]
+        self._starting = idle
+        return idle
+
+    def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
+        """Return the first K updates when there are as many (Alg. 1, l. 6)."""
+        size = self.buffer_size or default_buffer(self.concurrency or team)
+        return buffer[:size] if len(buffer) >= size else []
+
+    def merging(self, arrivals: list[Arrival], version: int) -> None:
+        """Note each update's staleness (l. 3), and the time since its node's last reply."""
+        self._arrivals = {a.sent.instruction.metadata.message_id: a for a in arrivals}
+        self._staleness, self._intervals_s = {}, {}
+        for message_id, arrival in self._arrivals.items():
+            node = self.identity(arrival.sent.node_id)
+            before_s = min(self.last_reply_s.get(node, arrival.sent.sent_s), arrival.arrived_s)
+            self._staleness[message_id] = version - arrival.version
+            self._intervals_s[message_id] = arrival.arrived_s - before_s
+            self.last_reply_s[node] = arrival.arrived_s
+
+    # --- hooks ----------------------------------------------------------------------------
+
+    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+        """Return the nodes that were drawn."""
+        return [node for node in self._starting if node in online]
+
+    def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
+        """Show all nodes: they evaluate when they are idle next."""
+        return sorted(online_nodes(grid)) if self._inner_evaluates else []
+
+    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Add each update to the present model, scaled by its staleness and the merge's step."""
+        if not replies:
+            return replies
+        found = self._weigh(replies)
+        stale = [self._staleness[reply.metadata.reply_to_message_id] for reply in replies]
+        scales = found.step * self._discounts(replies, stale)
+        moved = [self._rebased(*pair) for pair in zip(replies, scales.tolist(), strict=True)]
+        self._note(replies, stale, found)
+        return super().on_replies(server_round, moved)
+
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Weigh the updates, by default so that no node counts by its speed."""
+        if self.weighting == "equal":
+            return [1.0] * len(replies)
+        factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
+        return [w * f for w, f in zip(super().weights(replies), factors, strict=True)]
+
+    def _weigh(self, replies: list[Message]) -> Weights:
+        """Set the factors of this merge's weights, and continue their long-run mean."""
+        ids = [reply.metadata.reply_to_message_id for reply in replies]
+        self.num_merges += 1
+        if self.weighting == "equal":
+            return Weights(np.ones(len(ids)), 1.0, 0.0, 0.0)
+        fair, weights = self.weighting == "fair", super().weights(replies)
+        intervals_s = [self._intervals_s[i] if fair else 1.0 for i in ids]
+        limit, rate = self.max_weight if fair else inf, 1 / min(self.num_merges, MEMORY)
+        found = interval_weights(weights, intervals_s, self.mean_weight, rate, limit)
+        self.mean_weight = found.mean
+        factors = found.weights / np.where(weights, weights, 1.0)
+        self._factors = dict(zip(ids, factors.tolist(), strict=True))
+        return found
+
+    def _discounts(self, replies: list[Message], stale: list[int]) -> NDArray[np.float64]:
+        """Weigh stale updates down (l. 4); if fair, those staler than is usual for their node."""
+        weights = staleness_weights(stale, self.exponent)
+        if self.weighting != "fair":
+            return weights
+        usual = []
+        for reply, weight in zip(replies, weights.tolist(), strict=True):
+            node = self.identity(reply.metadata.src_node_id)
+            before = self.usual_discount.get(node, weight)
+            self.usual_discount[node] = SMOOTHING * before + (1 - SMOOTHING) * weight
+            usual.append(self.usual_discount[node])
+        return np.asarray(weights.mean() * weights / usual)
+
+    def _rebased(self, reply: Message, scale: float) -> Message:
+        """Add a node's update to the present model (Alg. 1, l. 7)."""
+        message_id, now = reply.metadata.reply_to_message_id, self.session.arrays
+        start = next(iter(self.session.instruction_of(reply).content.array_records.values()))
+        if now is None or (scale == 1.0 and not self._staleness[message_id]):
+            return reply
+        return with_update(reply, start, now, scale)
+
+    def _note(self, replies: list[Message], stale: list[int], found: Weights) -> None:
+        """Keep what the history says of this merge."""
+        nodes = [self.identity(reply.metadata.src_node_id) for reply in replies]
+        arrivals = [self._arrivals[reply.metadata.reply_to_message_id] for reply in replies]
+        self._info = {
+            "nodes": nodes,
+            "staleness": stale,
+            "age_s": [a.arrived_s - a.sent.sent_s for a in arrivals],
+            "step": found.step,
+            "clipped_share": found.clipped_share,
+        }
+
+    # --- history and state -------------------------------------------------------------
+
+    def round_info(self) -> dict[str, Any]:
+        """Return the merged replies in order of arrival, with staleness and age."""
+        return self._info
+
+    def state_dict(self) -> StateDict:
+        """Return the generator, when each node replied last, and the mean weight."""
+        return {
+            "rng": rng_to_str(self.rng),
+            "last_reply_s": json.dumps(self.last_reply_s),
+            "usual_discount": json.dumps(self.usual_discount),
+            "mean_weight": self.mean_weight,
+            "num_merges": self.num_merges,
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        tables = {"last_reply_s": str, "usual_discount": str}
+        check_state(
+            state, {"rng": str, **tables, "mean_weight": float, "num_merges": int}, "FedBuff"
+        )
+        self.rng = rng_from_str(str(state["rng"]))
+        self.last_reply_s = json.loads(str(state["last_reply_s"]))
+        self.usual_discount = json.loads(str(state["usual_discount"]))
+        self.mean_weight = float(state["mean_weight"])
+        self.num_merges = int(state["num_merges"])
+
+    def summary(self) -> None:
+        """Log the settings, then those of the wrapped strategy."""
+        nodes = "all nodes" if self.concurrency is None else f"{self.concurrency} nodes"
+        size = self.buffer_size or "half of them"
+        text = "\t├──> FedBuff: %s at work, %s in a merge, weighted %s"
+        log(INFO, text, nodes, size, self.weighting)
+        super().summary()

@@ -1,0 +1,311 @@
+"""A run without rounds: nodes stay at work, and their replies are folded in as they come."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple, Protocol
+
+from flwr.app import Message, MessageType
+from flwr.serverapp.strategy import Result
+
+from flwr_hetero._flwr import quiet_strategies
+from flwr_hetero.records import payload_bytes
+from flwr_hetero.server.mail import Mail, Sent
+from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
+from flwr_hetero.server.reply_checks import Expected
+from flwr_hetero.server.rounds import (
+    Record,
+    Run,
+    aggregate,
+    evaluate_centrally,
+    finish_round,
+    log_round,
+    opened,
+    record_start,
+)
+from flwr_hetero.server.session import Exchange, RoundInfo
+
+REST_S = 10.0
+"""Seconds that a node is left alone after a failure, doubled with each one in a row."""
+MAX_FAILURES = 6
+"""Failures in a row of every node that end a run."""
+EVALUATION_SHARE = 0.1
+"""Part of the time in which nodes are asked to evaluate."""
+
+
+class Arrival(NamedTuple):
+    """A good reply to training: the instruction with the model it started from, and when."""
+
+    sent: Sent
+    reply: Message
+    version: int
+    """Merges made when the instruction was sent."""
+    arrived_s: float
+
+
+class Rule(Protocol):
+    """What decides which nodes start and which replies are merged."""
+
+    def next_nodes(self, idle: list[int], at_work: int) -> list[int]:
+        """Choose which of the idle nodes start now."""
+
+    def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
+        """Return what is merged now, of nodes that are so many at a time; empty: nothing yet."""
+
+    def merging(self, arrivals: list[Arrival], version: int) -> None:
+        """Learn what is about to be merged, and into which version of the model."""
+
+
+def run_asynchronously(run: Run, rule: Rule) -> Result:
+    """Keep nodes at work and merge until ``num_rounds`` merges are made."""
+    with opened(run):
+        if run.round < 0:
+            record_start(run)
+        work = Work(run, rule)
+        while run.round < run.num_rounds and run.strategy.session.stop_reason is None:
+            record = work.merge(work.collect())
+            log_round(record, f"{record['round']}/{run.num_rounds}")
+            finish_round(run, record)
+    run.result.arrays = run.arrays
+    return run.result
+
+
+class Work:
+    """Nodes at work, replies that wait to be merged, and an evaluation beside them."""
+
+    def __init__(self, run: Run, rule: Rule) -> None:
+        self.run, self.rule, self.session = run, rule, run.strategy.session
+        self.mail = Mail(run.grid, self.session.clock, run.timeout_s)
+        self.busy: dict[int, int] = {}  # node at work: version that it started from
+        self.team = 0  # nodes at work once all that are to start have started
+        self.buffer: list[Arrival] = []
+        self.failures: dict[int, int] = {}
+        self.rests_until_s: dict[int, float] = {}
+        self.evaluation = Evaluation(run)
+        self.exchange = self._new_exchange([])
+        self.bytes_down = self.bytes_up = 0
+        self.busy_s, self.counted_s, self.merged_s = 0.0, self.now_s, self.now_s
+
+    @property
+    def now_s(self) -> float:
+        """Seconds on the fleet's clock."""
+        return self.session.clock.virtual_s
+
+    # --- nodes start and answer ------------------------------------------------------------
+
+    def collect(self) -> list[Arrival]:
+        """Keep nodes at work until replies are due to be merged; return these."""
+        while not (due := self.rule.due(self.buffer, self.team)):
+            self._start()
+            for sent, reply in self._next():
+                self._receive(sent, reply)
+        return due
+
+    def _start(self) -> None:
+        """Send instructions to idle nodes: first to those that are asked to evaluate."""
+        idle = self._idle()
+        messages = self.evaluation.messages_for(idle)
+        evaluating = {message.metadata.dst_node_id for message in messages}
+        free = [node for node in idle if node not in evaluating]
+        if free and self.rule.next_nodes(free, len(self.busy) + len(messages)):
+            messages += self._instructions()
+        if messages:
+            self._send(messages)
+        elif not self.mail.open and not self.rests_until_s:
+            wait_for_nodes(self.run.grid, 1, WAIT_S)
+            if idle:
+                raise RuntimeError(f"none of the {len(idle)} idle nodes is asked to train.")
+        self.team = len(self.busy)
+
+    def _idle(self) -> list[int]:
+        """Return the nodes online that are not at work and may be asked, sorted by identity."""
+        now_s, busy = self.now_s, self.busy
+        self.rests_until_s = {n: s for n, s in self.rests_until_s.items() if s > now_s}
+        online = online_nodes(self.run.grid)
+        idle = [n for n in online if n not in busy and n not in self.rests_until_s]
+        return sorted(idle, key=self.session.registry.sort_key)
+
+    def _instructions(self) -> list[Message]:
+        run, info = self.run, self.session.info
+        with quiet_strategies():
+            messages = run.strategy.configure_train(
+                run.round + 1, run.arrays, run.train_config, run.grid
+            )
+        self.session.info = info  # a round would begin with this
+        return messages
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        self._count_busy()
+        self.mail.send(messages)
+        for message in messages:
+            self.bytes_down += payload_bytes(message.content)
+            self.busy[message.metadata.dst_node_id] = self.run.round
+
+    def _next(self) -> list[tuple[Sent, Message | None]]:
+        """Wait for replies, or until a node has rested."""
+        arrived = self.mail.next(min(self.rests_until_s.values(), default=inf))
+        self._count_busy()
+        return arrived
+
+    def _receive(self, sent: Sent, reply: Message | None) -> None:
+        """Check a reply when it arrives: a bad one fills no place in the buffer."""
+        node_id = sent.node_id
+        version = self.busy.pop(node_id)
+        self.session.exchange = now = self.exchange
+        if reply is not None and reply.has_content():
+            self.bytes_up += payload_bytes(reply.content)
+        if self.evaluation.receive(sent, reply):
+            return None
+        if reply is None:
+            self.session.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
+            return self._rest(node_id)
+        message_id = sent.instruction.metadata.message_id
+        if not self.mail.is_local and not self.session.clock.emulated:
+            now.round_trip_s[message_id] = self.now_s - sent.sent_s
+        if not self.session.is_good(reply, node_id, self._expected()):
+            return self._rest(node_id)
+        self.failures.pop(node_id, None)
+        now.messages.append(sent.instruction)
+        self.buffer.append(Arrival(sent, reply, version, self.now_s))
+        return None
+
+    def _expected(self) -> Expected:
+        weight_key = getattr(self.run.strategy.chain()[-1], "weighted_by_key", None)
+        return Expected(self.run.arrays, weight_key)
+
+    def _rest(self, node_id: int) -> None:
+        """Leave a node alone after a failure; give up if no node answers any more."""
+        count = self.failures[node_id] = self.failures.get(node_id, 0) + 1
+        self.rests_until_s[node_id] = self.now_s + REST_S * 2 ** (min(count, MAX_FAILURES) - 1)
+        if self.busy or self.buffer:
+            return
+        refused = self.exchange.refused
+        if not self.session.begun and len(refused) == len(self.failures):
+            self.session.check_progress()
+        online = online_nodes(self.run.grid)
+        if all(self.failures.get(node, 0) >= MAX_FAILURES for node in online):
+            reasons = sorted({failure.reason for failure in self.session.info.failures})
+            raise RuntimeError(
+                f"every node has failed {MAX_FAILURES} times in a row: {'; '.join(reasons[:3])}."
+            )
+
+    def _count_busy(self) -> None:
+        self.busy_s += len(self.busy) * (self.now_s - self.counted_s)
+        self.counted_s = self.now_s
+
+    # --- merging -------------------------------------------------------------------------
+
+    def merge(self, due: list[Arrival]) -> Record:
+        """Make the next version of the model; return the line for the history."""
+        run, session, number = self.run, self.session, self.run.round + 1
+        due.sort(key=lambda arrival: arrival.arrived_s)
+        messages = [arrival.sent.instruction for arrival in due]
+        merged = {message.metadata.message_id for message in messages}
+        rest = [a for a in self.buffer if a.sent.instruction.metadata.message_id not in merged]
+        now, self.buffer = self.exchange, rest
+        now.messages, now.virtual_s = messages, self.now_s - self.merged_s
+        self.exchange = self._new_exchange([a.sent.instruction for a in rest])
+        self.exchange.latency, self.exchange.checked = now.latency, now.checked - merged
+        now.latency = {i: latency for i, latency in now.latency.items() if i in merged}
+        session.exchange, session.arrays = now, run.arrays
+        self.rule.merging(due, run.round)
+        with quiet_strategies():
+            record = aggregate(run, number, messages, [arrival.reply for arrival in due])
+        record["global"] = evaluate_centrally(run, number)
+        record["evaluate"] = self._evaluated(number)
+        record |= {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
+        record |= {"device_s": self.busy_s, "virtual_s": session.clock.virtual_s}
+        record["failures"] = [failure._asdict() for failure in session.info.failures]
+        self.bytes_down = self.bytes_up = 0
+        self.busy_s, self.merged_s = 0.0, self.now_s
+        session.info = RoundInfo()
+        return record
+
+    def _new_exchange(self, messages: list[Message]) -> Exchange:
+        run = self.run
+        return Exchange(messages, self.mail.is_simulated, run.timeout_s)
+
+    def _evaluated(self, number: int) -> dict[str, Any]:
+        """Return what an evaluation has found that is over now, and begin one if it is time."""
+        found = self.evaluation.result()
+        if number == self.run.num_rounds:  # nodes evaluate the last model as they come back
+            self.evaluation.begin(number)
+            while not self.evaluation.is_over():
+                self._evaluate_when_idle()
+            found = self.evaluation.result() or found
+        elif self.evaluation.is_due():
+            self.evaluation.begin(number)
+        return found
+
+    def _evaluate_when_idle(self) -> None:
+        if messages := self.evaluation.messages_for(self._idle()):
+            self._send(messages)
+        if not self.mail.open and not self.rests_until_s:
+            self.evaluation.waiting.clear()  # those nodes are gone
+        for sent, reply in self._next():
+            self.busy.pop(sent.node_id)
+            self.evaluation.receive(sent, reply)
+
+
+class Evaluation:
+    """Nodes evaluate a version of the model when they are idle next, while training goes on."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.session = run, run.strategy.session
+        self.number = 0
+        self.waiting: dict[int, Message] = {}
+        self.sent: list[Message] = []
+        self.num_open = 0
+        self.replies: list[Message] = []
+        self.began_s = self.ended_s = self.session.clock.virtual_s
+
+    def is_over(self) -> bool:
+        """Return whether no node has to answer any more."""
+        return not self.waiting and not self.num_open
+
+    def is_due(self) -> bool:
+        """Return whether the last one is over and was long enough ago."""
+        pause_s = (self.ended_s - self.began_s) * (1 / EVALUATION_SHARE - 1)
+        return self.is_over() and self.session.clock.virtual_s >= self.ended_s + pause_s
+
+    def begin(self, number: int) -> None:
+        """Ask the strategy which nodes evaluate the model of a merge."""
+        run, exchange = self.run, self.session.exchange
+        with quiet_strategies():
+            messages = run.strategy.configure_evaluate(
+                number, run.arrays, run.evaluate_config, run.grid
+            )
+        self.session.exchange = exchange
+        self.number, self.began_s = number, self.session.clock.virtual_s
+        self.sent, self.replies = [], []
+        self.waiting = {message.metadata.dst_node_id: message for message in messages}
+
+    def messages_for(self, idle: Sequence[int]) -> list[Message]:
+        """Return the instructions for idle nodes, which are then under way."""
+        messages = [self.waiting.pop(node) for node in idle if node in self.waiting]
+        self.sent += messages
+        self.num_open += len(messages)
+        return messages
+
+    def receive(self, sent: Sent, reply: Message | None) -> bool:
+        """Take a reply, or the lack of one, if it is to an evaluation; return whether it was."""
+        if sent.instruction.metadata.message_type != MessageType.EVALUATE:
+            return False
+        self.num_open -= 1
+        if reply is not None:
+            self.replies.append(reply)
+        self.ended_s = self.session.clock.virtual_s
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """Return the figures of an evaluation that is over, once."""
+        if not self.sent or not self.is_over():
+            return {}
+        run, exchange = self.run, self.session.exchange
+        self.session.exchange = Exchange(self.sent, exchange.simulated, exchange.timeout_s)
+        with quiet_strategies():
+            metrics = run.strategy.aggregate_evaluate(self.number, self.replies)
+        self.session.exchange, self.sent = exchange, []
+        if metrics is None:
+            return {}
+        run.result.evaluate_metrics_clientapp[self.number] = metrics
+        return {**metrics, "evaluated-round": self.number}

@@ -1,0 +1,134 @@
+"""Instructions under way, on the fleet's clock: virtual where devices are emulated."""
+
+import time
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flwr_hetero.server.nodes import is_simulated, whole_grid
+from flwr_hetero.server.reply_checks import reported_latency
+from flwr_hetero.server.session import POLL_S, Clock
+
+REAL_POLL_S = 0.5
+"""Pause between two polls of a real fleet: each costs a request."""
+
+
+class Sent(NamedTuple):
+    """An instruction under way: when it was sent, and when it is given up."""
+
+    instruction: Message
+    sent_s: float
+    until_s: float
+
+    @property
+    def node_id(self) -> int:
+        """The node that it was sent to."""
+        return self.instruction.metadata.dst_node_id
+
+
+class Mail:
+    """Send instructions at any time and get the replies one after the other.
+
+    A ``LocalGrid`` has the clock. In Flower's simulation with emulated devices the order is that
+    of the devices' clock, so the next reply is known only when all open ones have come. Elsewhere
+    time is the server's own.
+    """
+
+    def __init__(self, grid: Grid, clock: Clock, timeout_s: float) -> None:
+        self.fleet: Any = whole_grid(grid)
+        self.clock, self.timeout_s = clock, timeout_s
+        self.is_local = hasattr(self.fleet, "virtual_time_s")
+        self.is_simulated = is_simulated(grid)
+        self.open: dict[str, Sent] = {}
+        self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
+        self._zero_s = clock.virtual_s - self._fleet_s()
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send instructions; those that cannot be sent come back as given up at once."""
+        self._tick()
+        if not self.is_simulated:
+            for message in messages:
+                message.metadata.ttl = self.timeout_s
+        list(self.fleet.push_messages(messages))
+        now_s = self.clock.virtual_s
+        for message in messages:
+            message_id = message.metadata.message_id
+            self.open[message_id] = Sent(message, now_s, now_s + self.timeout_s)
+
+    def next(self, wake_s: float = inf) -> list[tuple[Sent, Message | None]]:
+        """Wait for the next reply, or until a time; None for an instruction given up."""
+        wake_s = min([wake_s, *(sent.until_s for sent in self.open.values())])
+        if self.is_local:
+            replies = self.fleet.wait_for_next(self.open, wake_s - self._zero_s)
+            self._tick()
+        elif self.is_simulated and self._wait_for_emulated():
+            replies = self._next_held(wake_s)
+        else:
+            replies = self._wait(wake_s)
+        now_s = self.clock.virtual_s
+        answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        over = [i for i, sent in self.open.items() if i in answered or sent.until_s <= now_s]
+        return [(self.open.pop(i), answered.get(i)) for i in over]
+
+    def _fleet_s(self) -> float:
+        return float(self.fleet.virtual_time_s) if self.is_local else time.monotonic()
+
+    def _tick(self) -> None:
+        """Set the run's clock, unless replies of emulated devices drive it."""
+        if self.is_local or not self.clock.emulated:
+            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
+            now_s = round(self._zero_s + self._fleet_s(), 9)
+            self.clock.virtual_s = max(self.clock.virtual_s, now_s)
+
+    # --- a clock that others drive -------------------------------------------------------
+
+    def _wait(self, wake_s: float) -> list[Message]:
+        """Poll a fleet in real time."""
+        while True:
+            replies = [*self._drop_held(), *self.fleet.pull_messages(list(self.open))]
+            self._tick()
+            if replies or self.clock.virtual_s >= wake_s:
+                return replies
+            time.sleep(POLL_S if self.is_simulated else REAL_POLL_S)
+
+    def _wait_for_emulated(self) -> bool:
+        """Wait until all open replies of a simulation are here, if devices are emulated.
+
+        Nothing is known before the first reply. A ClientApp that hangs is waited for as long as
+        the time-out allows, on the server's clock.
+        """
+        start_s = time.monotonic()
+        while missing := self.open.keys() - self._held.keys():
+            for reply in self.fleet.pull_messages(list(missing)):
+                self._hold(reply)
+            if self._held and not self.clock.emulated:
+                return False
+            if time.monotonic() - start_s > self.timeout_s:
+                break
+            if missing - self._held.keys():
+                time.sleep(POLL_S)
+        return self.clock.emulated
+
+    def _hold(self, reply: Message) -> None:
+        message_id = reply.metadata.reply_to_message_id
+        latency = reported_latency(reply) if reply.has_content() else None
+        emulated = latency is not None and latency.emulated
+        self.clock.emulated |= emulated
+        took_s = latency.seconds if latency is not None and emulated else 0.0
+        self._held[message_id] = self.open[message_id].sent_s + took_s, reply
+
+    def _next_held(self, wake_s: float) -> list[Message]:
+        """Advance the clock to the next arrival on the devices' own clock."""
+        now_s = max(self.clock.virtual_s, min([wake_s, *(at_s for at_s, _ in self._held.values())]))
+        if now_s < inf:
+            self.clock.virtual_s = now_s
+        arrived = sorted((at_s, i) for i, (at_s, _) in self._held.items() if at_s <= now_s)
+        return [self._held.pop(i)[1] for _, i in arrived]
+
+    def _drop_held(self) -> list[Message]:
+        replies = [reply for _, reply in self._held.values()]
+        self._held.clear()
+        return replies
