@@ -10,10 +10,8 @@ def test_staleness_weights(exponent, weights):
 
 
 def test_nodes_count_by_their_weight_whatever_their_pace():
-    weight, interval_s, time_s = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 8.0]), 8000.0
-    arrivals = sorted(
-        (t, node) for node in range(3) for t in np.arange(interval_s[node], time_s, interval_s[node])
-    )
+    weight, interval_s = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 8.0])
+    arrivals = sorted((t, i) for i, s in enumerate(interval_s) for t in np.arange(s, 8000.0, s))
     total, mean = np.zeros(3), 0.0
     for number, start in enumerate(range(0, len(arrivals) - 3, 4), 1):
         nodes = [node for _, node in arrivals[start : start + 4]]
