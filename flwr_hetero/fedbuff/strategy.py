@@ -20,8 +20,8 @@ from flwr_hetero.fedbuff.algorithm import (
     interval_weights,
     staleness_weights,
 )
+from flwr_hetero.fedbuff.engine import Arrival, run_asynchronously
 from flwr_hetero.server.aggregate import with_update
-from flwr_hetero.server.asynchronous import Arrival, run_asynchronously
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Loop
 from flwr_hetero.server.selection import Selection

@@ -51,7 +51,8 @@ class _Wrapper(Protocol):
     def on_finish(self, run: "Run") -> None: ...
 
 
-Loop: TypeAlias = "Callable[[Run], Result]"
+Loop: TypeAlias = Callable[["Run"], Result]
+"""What runs a run."""
 
 
 @dataclass
