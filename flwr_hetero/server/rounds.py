@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -51,10 +51,6 @@ class _Wrapper(Protocol):
     def on_finish(self, run: "Run") -> None: ...
 
 
-Loop: TypeAlias = Callable[["Run"], Result]
-"""What runs a run."""
-
-
 @dataclass
 class Run:
     """A run in progress; a resumed run begins with another model, round and result."""
@@ -80,6 +76,13 @@ class Run:
     def send(self, messages: Sequence[Message]) -> list[Message]:
         """Send instructions and wait for the replies."""
         return self.strategy.session.send(self.grid, messages, self.timeout_s)
+
+
+class Loop(Protocol):
+    """What takes a run from its first to its last round, or merge."""
+
+    def __call__(self, run: Run) -> Result:
+        """Run it."""
 
 
 def run_rounds(run: Run) -> Result:
