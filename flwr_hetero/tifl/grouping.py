@@ -37,6 +37,11 @@ class Found(NamedTuple):
     remark: str = ""
     anew: bool = False
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether any latency is known, that is no simulation without reports."""
+        return bool((self.rounds[~np.isnan(self.rounds)] != EQUAL_S).any())
+
     def log(self, num_at_work: int) -> None:
         """Log the size of the tiers, and why there are so few."""
         if self.remark:

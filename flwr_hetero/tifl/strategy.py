@@ -221,7 +221,8 @@ class TiFL(TierEvaluation):
             state = before._replace(credits=left, full_credits=state.full_credits)
         self._new_tiers |= found.tiers is not self.tiers
         self.tiers, self.state = found.tiers, state
-        self.estimate.set_tiers(found.rounds, found.tiering, self.num_selected)
+        if found.is_timed:
+            self.estimate.set_tiers(found.rounds, found.tiering, self.num_selected)
 
     def _first_state(self, latency: Floats) -> TierState:
         """Set probabilities and credits for tiers of this latency (Alg. 2, l. 1)."""

@@ -77,12 +77,13 @@ class TimeEstimate:
 
     def expect_round(self, tier_probs: Floats) -> None:
         """Add a round whose tier was drawn with these probabilities."""
-        self.paper_s += paper_estimate(self.median_s, tier_probs, 1)
-        self.exact_s += paper_estimate(self.slowest_s, tier_probs, 1)
+        if len(self.median_s):  # else no latency is known
+            self.paper_s += paper_estimate(self.median_s, tier_probs, 1)
+            self.exact_s += paper_estimate(self.slowest_s, tier_probs, 1)
 
     def log_summary(self) -> None:
         """Log both estimates against the actual time, if there is one."""
-        if self.actual_s > 0:
+        if self.actual_s > 0 and len(self.median_s):
             for label, estimate_s in (("Eq. 6", self.paper_s), ("exact", self.exact_s)):
                 error = mape(estimate_s, self.actual_s)
                 text = "TiFL: %s estimate %.1f s, actual %.1f s, MAPE %.1f %%"

@@ -385,3 +385,4 @@ def test_simulated_nodes_that_report_no_time_are_one_tier(profiling, caplog):
     assert set(tifl.tiers.tier.values()) == {0}
     assert len(tifl.tiers.tier) == 10
     assert caplog.text.count("one tier: in a simulation nodes must report their time") == 1
+    assert "estimate" not in caplog.text
