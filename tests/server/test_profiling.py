@@ -1,10 +1,11 @@
 import pytest
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
+from tifl_toy import PROFILE, Answers, make_tifl
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.strategy import SamplerFacts, Wrapper
 
 
@@ -57,3 +58,46 @@ def test_means_over_the_nodes_grouped_by_name(by_node, expected):
     assert len(inside.records) == 3
     assert not any(keys.SAMPLER in names for names in inside.records)
     assert strategy.round_info() == expected
+
+
+# --- profiling without a handler ---------------------------------------------------------
+
+
+def test_one_node_is_asked_whether_there_is_a_handler(caplog):
+    rounds = []
+
+    def watch(partition, message):
+        rounds.append(message.content["config"][keys.SERVER_ROUND])
+        return False
+
+    def join(server_round, arrays):
+        if server_round == 1:
+            grid.join(DeviceProfile(5.0))
+
+    grid = Answers(4, watch, app=toy_app(profile=False))
+    tifl = make_tifl(sync_rounds=1, warmup_rounds=0)
+    tifl.start(grid, toy_arrays(), 6, evaluate_fn=join)
+    assert [asked for asked in grid.asked if asked[1] == PROFILE] == [(0, PROFILE)]
+    assert sorted(tifl.tiers.tier) == [f"node-{i}" for i in range(5)]
+    assert min(rounds) == 1
+    assert "reply dropped" not in caplog.text
+    assert caplog.text.count("The ClientApp has no handler for train.profile") == 1
+
+
+@pytest.mark.parametrize("app", [{}, {"profile": False}])
+def test_the_next_is_asked_where_the_first_is_away(app):
+    grid = Answers(4, lambda partition, message: partition == 0, app=toy_app(**app))
+    tifl = make_tifl(sync_rounds=1, warmup_rounds=0)
+    tifl.start(grid, toy_arrays(), 0)
+    assert grid.asked[:2] == [(0, PROFILE), (1, PROFILE)]
+    assert tifl.session.registry.profile_kind == ("train" if app else PROFILE)
+    assert len(tifl.tiers.tier) == 3
+
+
+def test_a_silent_node_costs_one_time_out():
+    grid = Answers(4, faults=[Fault(0, "dies")])
+    tifl = make_tifl(sync_rounds=1, warmup_rounds=0, t_max=7.0)
+    tifl.start(grid, toy_arrays(), 0)
+    assert tifl.session.clock.virtual_s == pytest.approx(7.0 + 7.0)
+    assert tifl.session.registry.profile_kind is None
+    assert len(tifl.tiers.tier) == 3
