@@ -4,10 +4,10 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import trains_trees
+from flwr_hetero._flwr import chooses_one_node, trains_trees
 from flwr_hetero.errors import invalid
 
-GRADIENT_ONLY = frozenset({"steps", "orders"})
+GRADIENT_ONLY = frozenset({"steps", "orders", "herding sketches"})
 """Decisions about gradient steps, of which boosted trees take none."""
 
 
@@ -31,8 +31,13 @@ def check_composition(wrapper: Any) -> None:
     if trains_trees(leaf) and wrapper.decides & GRADIENT_ONLY:
         rule = f"train by gradient steps inside {me}"
         raise invalid("strategy", type(leaf).__name__, rule)
+    if chooses_one_node(leaf) and "waiting" in wrapper.decides:
+        raise invalid("strategy", type(leaf).__name__, f"ask several nodes at once inside {me}")
     for strategy in wrapper.chain():
         if not hasattr(strategy, "wrappers") and type(strategy).start is not Strategy.start:
             rule = "leave start to the wrapper"
-            hint = "move what it does into aggregate_train or evaluate_fn, or behind start"
+            hint = (
+                "give it another name and call the wrapper's start in it; "
+                "what it does each round fits into evaluate_fn or aggregate_train"
+            )
             raise invalid("strategy", f"{type(strategy).__name__}.start", rule, hint)

@@ -49,8 +49,8 @@ class Wrapper(Strategy):
       their own, and a node that is still at work must not get any.
     - ``Recorded`` goes outside all others: it restores them before they begin.
     - A selection and weighting by steps ask for a strategy that derives from FedAvg, a selection
-      for one that leaves the choice of nodes open; steps and orders for one that trains by
-      gradients.
+      for one that leaves the choice of nodes open; steps, orders and herding bounds for one that
+      trains by gradients; ``OverSelect`` for one that asks several nodes at once.
     - All else goes, in any order.
 
     Examples
@@ -169,7 +169,8 @@ class Wrapper(Strategy):
         while strategy is not None:
             chain.append(strategy)  # Flower's own wrappers call the next one ``strategy``
             own = attributes_of(strategy)
-            strategy = own.get("inner", own.get("strategy"))
+            following = own.get("inner", own.get("strategy"))
+            strategy = following if isinstance(following, Strategy) else None
         return tuple(chain)
 
     def wrappers(self) -> tuple["Wrapper", ...]:

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
@@ -7,7 +10,7 @@ from toy import FLOWER_STRATEGIES, toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.fleet.faults import CORRUPTIONS
-from flwr_hetero.strategy import Wrapper
+from flwr_hetero.strategy import LocalSteps, Wrapper
 
 EVERY_FAULT = [
     *(Fault(i, "garbage", 2, 2, corrupt=corrupt) for i, corrupt in enumerate(sorted(CORRUPTIONS))),
@@ -116,3 +119,120 @@ def test_outermost_weights_are_the_ones(inner, outside):
         assert result.arrays["w"].numpy() == pytest.approx((0 * 1 + 1.01 * 2 + 2.04 * 3) / 6 / 2)
         assert result.train_metrics_clientapp[1]["train-loss"] == pytest.approx(5.1817 / 3)
     assert set(result.train_metrics_clientapp[1]) == {"train-loss"}
+
+
+# --- a wrapped strategy's own methods and attributes -----------------------------------------
+
+
+class WithFolder(flower.FedAvg):
+    """A strategy of a user's own."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.folder = None
+
+    def set_folder(self, folder):
+        self.folder = folder
+        return self
+
+
+def private(strategy):
+    return flower.DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 1.0, 3)
+
+
+NESTS = {
+    "alone": lambda own: Wrapper(own),
+    "in others": lambda own: Wrapper(LocalSteps(own)),
+    "with privacy": lambda own: LocalSteps(private(own)),
+}
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_methods_and_attributes_of_the_wrapped_strategy(nest):
+    own = WithFolder(fraction_train=0.5)
+    strategy = nest(own)
+    assert strategy.set_folder("results") is own
+    assert (strategy.folder, own.folder) == ("results", "results")
+    assert strategy.fraction_train == 0.5
+
+
+def test_attribute_that_is_called_strategy():
+    own = WithFolder()
+    own.strategy = "mine"
+    assert Wrapper(LocalSteps(own)).leaf is own
+    assert Wrapper(own).strategy == "mine"
+
+
+def test_those_further_out_come_first():
+    strategy = Wrapper(LocalSteps(private(WithFolder()), fast_steps=7))
+    assert strategy.fast_steps == 7
+    assert strategy.num_sampled_clients == 3
+    assert strategy.name == "wrapper"
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_what_nobody_has_is_named_with_the_nest(nest):
+    strategy = nest(WithFolder())
+    names = " > ".join(type(each).__name__ for each in strategy.chain())
+    with pytest.raises(AttributeError, match=f"'set_foldr' is no attribute .* in {names}$"):
+        strategy.set_foldr("results")
+    assert not hasattr(strategy, "set_foldr")
+    assert getattr(strategy, "set_foldr", 3) == 3
+    assert not hasattr(strategy, "__len__")
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_copies_work(nest, way):
+    strategy = way(nest(WithFolder()))
+    assert strategy.set_folder("results").folder == "results"
+    with pytest.raises(AttributeError, match="'set_foldr' is no attribute"):
+        strategy.set_foldr("results")
+
+
+def test_copy_runs_by_itself():
+    first = Wrapper(LocalSteps(WithFolder(), fast_steps=4, on_missing="warn"))
+    second = copy.deepcopy(first)
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3)
+    assert second.start(grid, toy_arrays(), num_rounds=1).arrays["w"].numpy().any()
+    assert (first.session.arrays, first.inner.session) == (None, first.session)
+    assert second.inner.session is second.session
+
+
+# --- a start of its own ----------------------------------------------------------------------
+
+
+class WithStart(flower.FedAvg):
+    def start(self, *args, **kwargs):
+        return super().start(*args, **kwargs)
+
+
+class Derived(WithStart):
+    """Inherits it."""
+
+
+@pytest.mark.parametrize("own", [WithStart, Derived])
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_a_start_of_its_own_is_refused(nest, own):
+    rule = f"strategy must leave start to the wrapper, got '{own.__name__}.start': .*evaluate_fn"
+    with pytest.raises(ValueError, match=rule):
+        nest(own())
+
+
+def test_none_of_flowers_strategies_is_refused():
+    kinds = [kind for kind in vars(flower).values() if isinstance(kind, type)]
+    strategies = [kind for kind in kinds if issubclass(kind, flower.Strategy)]
+    assert len(strategies) > 10
+    assert all(kind.start is flower.Strategy.start for kind in strategies)
+
+
+def test_the_hint_for_a_start_of_its_own_works():
+    class Renamed(flower.FedAvg):
+        def start_and_save(self, strategy, *args, **kwargs):
+            self.result = strategy.start(*args, **kwargs)
+            return self.result
+
+    strategy = Wrapper(Renamed())
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3)
+    result = strategy.start_and_save(strategy, grid, toy_arrays(), num_rounds=1)
+    assert strategy.result is result

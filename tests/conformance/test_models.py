@@ -1,0 +1,192 @@
+"""Boosted trees and scikit-learn in every wrapper, as the table of docs/models.md says."""
+
+import json
+import random
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from composition_toy import SAMPLE_BYTES, swap
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+from recording import Folder
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+
+from flwr_hetero import keys
+from flwr_hetero import strategy as ours
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mod import timing
+from flwr_hetero.server.contract import MissingHelpError
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+ROWS = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+KINDS = ["FedXgbBagging", "FedXgbCyclic", "scikit-learn"]
+CELLS = [
+    (wrapper, kind, cell.strip())
+    for wrapper, cells in ROWS
+    for kind, cell in zip(KINDS, cells.split("|"), strict=True)
+]
+REASONS = {
+    "one node at a time": r"leave the choice of nodes open|ask several nodes at once",
+    "no mean": r"updates of trees cannot be added to a newer model",
+    "no steps": r"train by gradient steps inside",
+}
+WRAPPERS = {
+    "TiFL": lambda inner: ours.TiFL(inner, 2, 2),
+    "RandomSelection": lambda inner: ours.RandomSelection(inner, 3),
+    "OverSelect": lambda inner: ours.OverSelect(inner, take=3),
+    "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=SAMPLE_BYTES),
+    "Recorded": lambda inner: ours.Recorded(inner, run_dir=Folder()),
+}
+NODES = 4
+
+
+def answer(message, content, metrics):
+    metrics |= {"num-examples": 20}
+    return Message(RecordDict({**content, "metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def make_app(train, helps) -> ClientApp:
+    app = ClientApp(mods=[timing])
+
+    @app.train()
+    def fit(message, context):
+        reply = train(message, int(context.node_config["partition-id"]), helps)
+        if helps:
+            swap(message, context, reply)
+        return reply
+
+    @app.evaluate()
+    def evaluate(message, context):
+        return answer(message, {}, {"eval-acc": 0.5})
+
+    return app
+
+
+# --- boosted trees -----------------------------------------------------------------------------
+
+
+def forest(trees) -> ArrayRecord:
+    """Make a model as XGBoost writes it, as far as Flower reads it."""
+    model = {
+        "gbtree_model_param": {"num_trees": str(len(trees)), "num_parallel_tree": "1"},
+        "iteration_indptr": list(range(len(trees) + 1)),
+        "trees": trees,
+        "tree_info": [0] * len(trees),
+    }
+    whole = json.dumps({"learner": {"gradient_booster": {"model": model}}})
+    return ArrayRecord([np.frombuffer(whole.encode(), np.uint8)])
+
+
+def trees_of(arrays) -> list[dict]:
+    """Read the trees of a model; none of the empty one that a run begins with."""
+    whole = arrays["0"].numpy().tobytes()
+    return json.loads(whole)["learner"]["gradient_booster"]["model"]["trees"] if whole else []
+
+
+def grow(keep):
+    """Make a ``train`` that grows a tree; ``keep``: with those that were there."""
+
+    def train(message, partition, helps):
+        before = trees_of(message.content["arrays"]) if keep else []
+        arrays = forest([*before, {"id": len(before), "grown-by": partition}])
+        return answer(message, {"arrays": arrays}, {})
+
+    return train
+
+
+# --- scikit-learn ------------------------------------------------------------------------------
+
+
+def regression(arrays, partition, steps):
+    """Continue a logistic regression on a node's own data."""
+    rng = np.random.default_rng(partition)
+    inputs, targets = rng.standard_normal((20, 3)), np.arange(20) % 2
+    inputs[:, 0] += targets + partition
+    model = LogisticRegression(max_iter=steps, warm_start=True)
+    model.coef_, model.intercept_ = arrays
+    model.classes_ = np.arange(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(inputs, targets)
+    return model, float(np.mean(model.predict(inputs) != targets))
+
+
+def fit(message, partition, helps):
+    steps = int(message.content["config"].get(keys.NUM_STEPS, 1)) if helps else 1
+    model, loss = regression(message.content["arrays"].to_numpy_ndarrays(), partition, steps)
+    metrics = {"train-loss": loss} | ({"num-steps": int(model.n_iter_[0])} if helps else {})
+    return answer(message, {"arrays": ArrayRecord([model.coef_, model.intercept_])}, metrics)
+
+
+# --- the table ---------------------------------------------------------------------------------
+
+APPS = {
+    "FedXgbBagging": (grow(keep=False), flower.FedXgbBagging),
+    "FedXgbCyclic": (grow(keep=True), flower.FedXgbCyclic),
+    "scikit-learn": (fit, flower.FedAvg),
+}
+
+
+def run(wrapper, kind, helps):
+    train, strategy = APPS[kind]
+    evaluates = 0.0 if wrapper == "FedBuff" else 1.0  # it evaluates beside the work
+    empty = [np.zeros(0, np.uint8)]
+    arrays = ArrayRecord([np.zeros((1, 3)), np.zeros(1)] if kind == "scikit-learn" else empty)
+    make = WRAPPERS.get(wrapper, getattr(ours, wrapper))
+    whole, records = make(strategy(fraction_evaluate=evaluates)), []
+    end = whole.on_round_end
+    whole.on_round_end = lambda run, record: records.append(record) or end(run, record)
+    random.seed(0)
+    speeds = (1, 1.1, 4, 4.1)
+    grid = LocalGrid(make_app(train, helps), [DeviceProfile(speed) for speed in speeds])
+    result = whole.start(grid, arrays, num_rounds=3)
+    assert not any(record["failures"] for record in records)
+    return result, records[1:]
+
+
+def check_model(kind, result, records):
+    """See that all that was counted is in the model."""
+    counted = [list(record["weights"]) for record in records]
+    assert all(counted)
+    if kind == "scikit-learn":
+        assert [array.dtype for array in result.arrays.values()] == ["float64"] * 2
+        assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() > 0.1
+        assert len(records[0]["train"]) >= 1
+    else:
+        parts = [int(node.removeprefix("node-")) for nodes in counted for node in nodes]
+        trees = trees_of(result.arrays)
+        assert [tree["grown-by"] for tree in trees] == parts
+        assert [tree["id"] for tree in trees] == list(range(len(parts)))
+
+
+@pytest.mark.parametrize(("wrapper", "kind", "cell"), CELLS)
+def test_the_table(wrapper, kind, cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(Folder, "checkpoint_dir", tmp_path)
+    outcome, _, reason = cell.partition(": ")
+    if outcome == "refused":
+        with pytest.raises(ValueError, match=REASONS[reason]):
+            WRAPPERS.get(wrapper, getattr(ours, wrapper))(APPS[kind][1]())
+    elif outcome == "stops":
+        for helps in (True, False):
+            with pytest.raises(MissingHelpError, match=f"{wrapper}: no node reports"):
+                run(wrapper, kind, helps)
+    else:
+        check_model(kind, *run(wrapper, kind, helps=True))
+        if outcome == "works":
+            check_model(kind, *run(wrapper, kind, helps=False))
+        else:
+            key = {"with samples": keys.RESHARDING}.get(outcome.removeprefix("works "), "num-steps")
+            with pytest.raises(MissingHelpError, match=f"{wrapper}: no node reports '{key}'"):
+                run(wrapper, kind, helps=False)
+
+
+def test_the_table_is_whole():
+    assert {wrapper for wrapper, _ in ROWS} == set(ours.__all__) - {"Selection", "Wrapper"}
+    assert len(CELLS) == len(KINDS) * len(ROWS)
+    outcomes = {cell.partition(":")[0] for _, _, cell in CELLS}
+    assert outcomes == {"works", "refused", "stops", "works with `num-steps`", "works with samples"}
