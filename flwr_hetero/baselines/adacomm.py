@@ -111,7 +111,7 @@ class AdaComm(Wrapper):
                 self.first_loss = self.loss
         return replies
 
-    def helps(self, reply: Message, contract: Contract) -> bool:
+    def helps(self, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds the steps, or a loss."""
         if contract is STEPS:
             return super().helps(reply, contract)

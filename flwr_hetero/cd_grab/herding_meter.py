@@ -12,7 +12,7 @@ from flwr_hetero.cd_grab.algorithm import Vectors, relative_herding
 from flwr_hetero.cd_grab.contract import SKETCHES
 from flwr_hetero.cd_grab.wire import read_vectors, usual_length
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.contract import check_on_missing
+from flwr_hetero.server.contract import Contract, check_on_missing
 from flwr_hetero.server.wrapper import Wrapper
 
 
@@ -86,7 +86,7 @@ class HerdingMeter(Wrapper):
         """Take the sketches out of the replies; drop replies with bad ones."""
         records = [reply.content.config_records.get(keys.HERDING) for reply in replies]
         lengths = [record.get(keys.SKETCH_SIZE) for record in records if record is not None]
-        usual = usual_length((n for n in lengths if isinstance(n, int)), self._length)
+        usual = usual_length((n for n in lengths if isinstance(n, int) and n), self._length)
         if usual != self._length:
             self._length, self._seen = usual, {}
         good, passes = [], []
@@ -105,8 +105,18 @@ class HerdingMeter(Wrapper):
             self._seen.clear()
         return good
 
+    def helps(self, reply: Message, contract: Contract) -> bool | None:
+        """Return whether a node sends sketches; unclear if it has trained none of its units yet."""
+        record = reply.content.config_records.get(keys.HERDING)
+        return record is not None and (None if self._is_empty(record) else True)
+
+    def _is_empty(self, record: Any) -> bool:
+        return bool(record.get(keys.SKETCH_SIZE) == 0 and record.get(keys.VECTORS) == b"")
+
     def _add(self, node: str, record: Any) -> Vectors | None:
         """Keep what a node saw; return its last whole pass, if there is one."""
+        if self._is_empty(record):
+            return None
         num_units = check_count(keys.NUM_UNITS, record.get(keys.NUM_UNITS), 1)
         length = check_count(keys.SKETCH_SIZE, record.get(keys.SKETCH_SIZE), 1)
         if length != self._length or length > self.sketch_size:

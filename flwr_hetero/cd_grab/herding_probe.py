@@ -44,9 +44,9 @@ class HerdingProbe:
 
     def report(self, num_units: int) -> dict[str, int | float | bytes]:
         """Return the ``HERDING`` record of the reply; empty if the probe is off."""
-        if not self._seen:
+        if not self.on:
             return {}
-        vectors = np.concatenate(self._seen)
+        vectors = np.concatenate(self._seen) if self._seen else np.zeros((0, 0), np.float32)
         data, scale = pack_vectors(vectors)
         return {
             keys.NUM_UNITS: num_units,

@@ -123,8 +123,8 @@ class Wrapper(Strategy):
         key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
-    def helps(self, reply: Message, contract: Contract) -> bool:
-        """Return whether a reply holds what a contract asks for."""
+    def helps(self, reply: Message, contract: Contract) -> bool | None:
+        """Return whether a reply holds what a contract asks for; None if it does not tell."""
         return holds(reply, contract.key)
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
@@ -314,9 +314,9 @@ class Wrapper(Strategy):
                 contract.key, HelpCheck(type(self).__name__, contract, self.on_missing)
             )
             if not check.done:
-                silent = [r.metadata.src_node_id for r in replies if not self.helps(r, contract)]
-                names = {node_id: self.identity(node_id) for node_id in silent}
-                check.see(names, len(replies) - len(silent), self.session.exchange.quorum)
+                found = {r.metadata.src_node_id: self.helps(r, contract) for r in replies}
+                silent = {n: self.identity(n) for n, helps in found.items() if helps is False}
+                check.see(silent, sum(map(bool, found.values())), self.session.exchange.quorum)
 
     def _of_this_session(self) -> list["Wrapper"]:
         """Return the wrappers down to Flower's first strategy, which may wrap others."""
