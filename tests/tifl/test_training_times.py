@@ -61,9 +61,8 @@ def test_tiers_are_those_of_the_phase_as_soon_as_nodes_have_answered(jitter):
     (phase,), before = tiers_by("phase", 1)
     forming, records = tiers_by("training", 40)
     assert [len(tiers) for tiers in forming[:2]] < [20, 20]
-    if not jitter:
-        assert all(phase[node] == tier for tiers in forming for node, tier in tiers.items())
-    assert sum(phase[node] != tier for node, tier in forming[-1].items()) <= 4 * bool(jitter)
+    wrong = [sum(phase[node] != tier for node, tier in tiers.items()) for tiers in forming]
+    assert max(wrong) <= 4 * bool(jitter)
     assert len(forming[-1]) == 20
     assert records[5]["virtual_s"] < before[0]["virtual_s"] / 4
 
