@@ -16,20 +16,20 @@ from flwr_hetero.strategy import TiFL
 
 HERE = Path(__file__).parent
 CONFIG = {"local-epochs": 1, "learning-rate": 0.1, "batch-size": 16}
-FAST, SLOW = DeviceProfile(4.0), DeviceProfile(1.0)
+FAST, SLOW = DeviceProfile(4.0), DeviceProfile(0.25)
 
 
 @pytest.fixture
 def quickstart(tmp_path, monkeypatch):
     """Give a function that changes a copy of the app by a diff and runs it on four nodes."""
 
-    def run(diff, num_rounds, **config):
+    def run(diff, num_rounds, slow=SLOW, **config):
         shutil.copytree(HERE / "quickstart", tmp_path, dirs_exist_ok=True)
         apply((HERE / diff).read_text(encoding="utf-8"), tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
         server, client = (importlib.import_module(f"quickstart.{s}_app") for s in sides)
         settings = {**CONFIG, **config, "num-server-rounds": num_rounds}
-        grid = LocalGrid(client.app, [FAST, SLOW, FAST, SLOW], run_config=settings)
+        grid = LocalGrid(client.app, [FAST, slow, FAST, slow], run_config=settings)
         server.app(grid=grid, context=Context(1, 1, {}, RecordDict(), settings))
         return grid
 
@@ -48,7 +48,7 @@ def test_tifl_in_three_lines(quickstart, monkeypatch):
         records.append(record)
 
     monkeypatch.setattr(TiFL, "on_round_end", spy)
-    quickstart("tifl.diff", 12, **{"batch-size": 128})
+    quickstart("tifl.diff", 12, DeviceProfile(1.0), **{"batch-size": 128})
     tiers = [{"node-0", "node-2"}, {"node-1", "node-3"}]
     assert set(records[1]["selected"]) == tiers[0]  # the first to answer; the others are timed
     drawn = [record["tifl"]["tier"] for record in records[2:]]
