@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 
-PARTITIONS = ("iid", "dirichlet", "classes", "quantity", "quantity-classes")
+PARTITIONS = ("iid", "dirichlet", "classes", "classes-by-speed", "quantity", "quantity-classes")
 MIN_EXAMPLES = 2
 """Fewest examples of a node: one to train on and one held out."""
 QUANTITY_SHARES = (0.10, 0.15, 0.20, 0.25, 0.30)
@@ -34,6 +34,8 @@ def partition_rows(
         weights = np.asarray(QUANTITY_SHARES)[group]
     if partition == "dirichlet":
         parts = dirichlet_parts(labels, num_partitions, alpha, rng)
+    elif partition == "classes-by-speed":
+        parts = by_speed_parts(labels, num_partitions, classes_per_node, rng)
     elif partition.endswith("classes"):
         parts = class_parts(labels, weights, classes_per_node, rng)
     else:
@@ -96,6 +98,30 @@ def class_parts(
         for holder, piece in zip(holders, _split(rows, weights[holders]), strict=True):
             parts[holder].append(piece)
     return [np.concatenate(part) for part in parts]
+
+
+def by_speed_parts(
+    labels: NDArray[np.int64],
+    num_partitions: int,
+    slow_classes: int,
+    rng: np.random.Generator,
+) -> list[Rows]:
+    """Give the last classes to the last nodes alone, which are the slowest of a named fleet.
+
+    As many nodes hold them as makes all parts about equal: 4 of 20 for 2 of 10 equal classes.
+    """
+    classes = np.unique(labels)
+    if not 1 <= slow_classes < len(classes):
+        rule = f"lie in 1..{len(classes) - 1}, so that other nodes have a class"
+        raise invalid("classes_per_node", slow_classes, rule)
+    if num_partitions < 2:
+        raise invalid("num_partitions", num_partitions, "be at least 2, of which one is slow")
+    slow = np.isin(labels, classes[-slow_classes:])
+    num_slow = min(max(1, round(num_partitions * slow.mean())), num_partitions - 1)
+    parts = []
+    for rows, count in ((~slow, num_partitions - num_slow), (slow, num_slow)):
+        parts += _split(rng.permutation(np.flatnonzero(rows)), np.ones(count))
+    return parts
 
 
 def assign_classes(

@@ -15,14 +15,14 @@ LABELS = np.random.default_rng(5).permutation(np.repeat(np.arange(10), 60))
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize(
     ("num_partitions", "alpha", "classes_per_node", "seed"),
-    [(5, 1e-3, 2, 0), (6, 0.1, 10, 1), (17, 1.0, 3, 2), (32, 1e4, 10, 3), (32, 1e-3, 2, 2**31)],
+    [(5, 1e-3, 2, 0), (6, 0.1, 9, 1), (17, 1.0, 3, 2), (32, 1e4, 9, 3), (32, 1e-3, 2, 2**31)],
 )
 def test_each_row_goes_to_one_node(partition, num_partitions, alpha, classes_per_node, seed):
     parts = partition_rows(LABELS, num_partitions, partition, alpha, classes_per_node, seed)
     assert len(parts) == num_partitions
     assert min(len(part) for part in parts) >= MIN_EXAMPLES
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
-    if partition.endswith("classes"):
+    if partition in ("classes", "quantity-classes"):
         assert all(len(np.unique(LABELS[part])) <= classes_per_node for part in parts)
 
 
@@ -63,6 +63,16 @@ def test_quantity_shares_per_fifth():
     assert sum(both[:10]) < sum(both[20:30]) < sum(both[40:])
 
 
+@pytest.mark.parametrize(("nodes", "num", "slow"), [(20, 2, 4), (5, 1, 1), (7, 9, 6), (2, 1, 1)])
+def test_last_nodes_alone_hold_the_last_classes(nodes, num, slow):
+    parts = partition_rows(LABELS, nodes, "classes-by-speed", classes_per_node=num)
+    is_slow = [set(LABELS[part] >= 10 - num) for part in parts]
+    assert is_slow == [{False}] * (nodes - slow) + [{True}] * slow
+    if nodes == 20:
+        assert {len(part) for part in parts} == {30}
+        assert all(len(np.unique(LABELS[part])) == 2 for part in parts[16:])
+
+
 @pytest.mark.parametrize(
     ("num_classes", "num_partitions", "each"),
     [(1, 1, 1), (2, 30, 1), (3, 7, 2), (5, 3, 5), (7, 30, 3), (10, 5, 4), (12, 29, 11)],
@@ -93,6 +103,8 @@ def test_dirichlet_fills_up_small_parts():
         ({"partition": "classes", "classes_per_node": 0}, "classes_per_node must"),
         ({"partition": "classes", "classes_per_node": 11}, r"classes_per_node must lie in 2\.\.10"),
         ({"partition": "classes", "classes_per_node": 1}, r"classes_per_node must lie in 2\.\.10"),
+        ({"partition": "classes-by-speed", "classes_per_node": 10}, r"node must lie in 1\.\.9"),
+        ({"partition": "classes-by-speed", "num_partitions": 1}, "num_partitions must be at"),
         ({"num_partitions": 0}, r"num_partitions must lie in 1\.\.300 for 600 examples, got 0"),
         ({"num_partitions": 301}, r"num_partitions must lie in 1\.\.300"),
         ({"num_partitions": 300, "partition": "quantity"}, r"at least 2 .* \(one has 1\)"),
