@@ -28,6 +28,7 @@ __all__ = [
     "attributes_of",
     "be_server_task",
     "chooses_one_node",
+    "format_of_trees",
     "is_simulation_grid",
     "log",
     "new_run",
@@ -71,12 +72,20 @@ def is_simulation_grid(grid: Grid) -> bool:
 
 def trains_trees(strategy: Strategy) -> bool:
     """Return whether models are boosted trees: they grow, and take no gradient steps."""
-    return type(strategy).__name__.startswith("FedXgb")
+    return format_of_trees(strategy) is not None
+
+
+def format_of_trees(strategy: Strategy) -> str | None:
+    """Return in which format a strategy reads boosted trees, if it does: "json", or "any"."""
+    kinds = [kind.__name__ for kind in type(strategy).__mro__]
+    if "FedXgbBagging" in kinds:
+        return "json"
+    return "any" if any(kind.startswith("FedXgb") for kind in kinds) else None
 
 
 def chooses_one_node(strategy: Strategy) -> bool:
     """Return whether a strategy has a selection of its own that no view can replace."""
-    return type(strategy).__name__ == "FedXgbCyclic"
+    return any(kind.__name__ == "FedXgbCyclic" for kind in type(strategy).__mro__)
 
 
 @contextmanager

@@ -56,6 +56,8 @@ def test_message_id_is_set():
 def test_trees_are_known_by_name(name):
     strategy = getattr(flower, name)()
     assert _flwr.trains_trees(strategy)
+    assert _flwr.format_of_trees(strategy) == ("json" if name == "FedXgbBagging" else "any")
+    assert _flwr.trains_trees(type("Own", (type(strategy),), {})())
     assert _flwr.chooses_one_node(strategy) is (name == "FedXgbCyclic")
     assert not _flwr.trains_trees(FedAvg())
 

@@ -23,11 +23,15 @@ MAX_VALUE = 1e15
 
 
 class Expected(NamedTuple):
-    """What the replies of an exchange must hold."""
+    """What the replies of an exchange must hold.
+
+    ``trees``: boosted trees instead of arrays like those sent; as "json", or in "any" format.
+    """
 
     arrays: ArrayRecord | None = None
     weight_key: str | None = None
     metrics: bool = True
+    trees: str | None = None
 
 
 def why_bad(reply: Message, expected: Expected) -> str | None:
@@ -35,12 +39,13 @@ def why_bad(reply: Message, expected: Expected) -> str | None:
     if reply.has_error():
         return f"error {reply.error.code}: {_one_line(reply.error.reason)}"
     content = reply.content
-    if expected.arrays is not None:
-        records = list(content.array_records.values())
-        if len(records) != 1:
-            return f"{len(records)} ArrayRecords instead of 1"
-        if reason := _why_bad_arrays(records[0], expected.arrays):
-            return reason
+    records = list(content.array_records.values())
+    if (expected.arrays is not None or expected.trees) and len(records) != 1:
+        return f"{len(records)} ArrayRecords instead of 1"
+    if expected.arrays is not None and (reason := _why_bad_arrays(records[0], expected.arrays)):
+        return reason
+    if expected.trees and not _holds_trees(records[0], expected.trees):
+        return "its arrays are no boosted trees as Flower reads them"
     if not expected.metrics:
         return None
     metrics, key = list(content.metric_records.values()), expected.weight_key
@@ -118,6 +123,24 @@ def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | Non
         if not _fits(values, sent[name].dtype):
             return f"array {name!r} holds figures too large for {sent[name].dtype}"
     return None
+
+
+def _holds_trees(arrays: ArrayRecord, form: str) -> bool:
+    """Return whether arrays are a model of XGBoost, as far as Flower looks into it."""
+    try:
+        if arrays.keys() != {"0"} or arrays["0"].stype != NUMPY:
+            return False
+        values = view_array(arrays["0"])
+        model = values.tobytes()
+        if values.dtype != np.uint8 or form == "any":
+            return values.dtype == np.uint8 and model[:1] == b"{"
+        booster = json.loads(model)["learner"]["gradient_booster"]["model"]
+        numbers, trees = booster["gbtree_model_param"], booster["trees"]
+        new, whole = int(numbers["num_parallel_tree"]), int(numbers["num_trees"])
+        good = 1 <= new <= len(trees) == whole and all(isinstance(tree, dict) for tree in trees)
+        return good and isinstance(booster["iteration_indptr"][-1] + booster["tree_info"][-1], int)
+    except Exception:  # whatever a node may send
+        return False
 
 
 def _why_bad_values(values: NDArray[Any]) -> str | None:

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import attributes_of, trains_trees
+from flwr_hetero._flwr import attributes_of, format_of_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes
 from flwr_hetero.server.composition import check_composition
@@ -218,8 +218,9 @@ class Wrapper(Strategy):
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
         session, like, good = self.session, self.session.arrays, list(replies)
         if self.outer is None:
-            sent = None if trains_trees(self.leaf) else like
-            good = session.accept(good, Expected(sent, self._weight_key))
+            trees = format_of_trees(self.leaf)
+            sent = None if trees else like
+            good = session.accept(good, Expected(sent, self._weight_key, trees=trees))
         self._check_help(good)
         good = self.on_replies(server_round, good)
         if isinstance(self.inner, Wrapper):

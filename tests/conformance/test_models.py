@@ -12,7 +12,7 @@ from composition_toy import SAMPLE_BYTES, swap
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
-from recording import Folder
+from recording import Folder, History
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
@@ -50,8 +50,8 @@ def answer(message, content, metrics):
     return Message(RecordDict({**content, "metrics": MetricRecord(metrics)}), reply_to=message)
 
 
-def make_app(train, helps) -> ClientApp:
-    app = ClientApp(mods=[timing])
+def make_app(train, helps, mods=()) -> ClientApp:
+    app = ClientApp(mods=[*mods, timing])
 
     @app.train()
     def fit(message, context):
@@ -97,6 +97,58 @@ def grow(keep):
         return answer(message, {"arrays": arrays}, {})
 
     return train
+
+
+def in_bytes(text: bytes) -> ArrayRecord:
+    """Make an array of a text, as models of XGBoost travel."""
+    return ArrayRecord([np.frombuffer(text, np.uint8)])
+
+
+def changed(**changes) -> ArrayRecord:
+    """Make a model that is not whole."""
+    whole = json.loads(forest([{"id": 0}])["0"].numpy().tobytes())
+    whole["learner"]["gradient_booster"]["model"] |= changes
+    return in_bytes(json.dumps(whole).encode())
+
+
+BAD = {
+    "no model": in_bytes(b"garbage"),
+    "empty": in_bytes(b""),
+    "floats": ArrayRecord([np.zeros(3)]),
+    "two": ArrayRecord([np.zeros(3, np.uint8)] * 2),
+    "none": ArrayRecord([]),
+    "another name": ArrayRecord({"w": forest([{}])["0"]}),
+}
+BAD_JSON = {
+    "no booster": in_bytes(b"{}"),
+    "fewer trees": changed(trees=[]),
+    "no tree": changed(trees=["oak"]),
+    "no rounds": changed(iteration_indptr=[]),
+    "no numbers": changed(gbtree_model_param={"num_trees": "1"}),
+    "no group": changed(tree_info={}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        *(pytest.param("FedXgbBagging", bad, id=name) for name, bad in (BAD | BAD_JSON).items()),
+        *(pytest.param("FedXgbCyclic", bad, id=f"{name}, cyclic") for name, bad in BAD.items()),
+    ],
+)
+def test_what_is_no_forest_costs_the_reply(kind, bad):
+    def lie(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 1 and "arrays" in reply.content:
+            reply.content["arrays"] = bad
+        return reply
+
+    train, strategy = APPS[kind]
+    app = make_app(train, helps=False, mods=[lie])
+    grid = LocalGrid(app, [DeviceProfile()] * NODES)
+    result = History(strategy()).start(grid, in_bytes(b""), num_rounds=4)
+    grown_by = [tree["grown-by"] for tree in trees_of(result.arrays)]
+    assert set(grown_by) == {0, 2, 3}
 
 
 # --- scikit-learn ------------------------------------------------------------------------------
