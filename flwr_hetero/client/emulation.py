@@ -65,7 +65,12 @@ def device_rng(seed: int, partition: int, message: Message) -> np.random.Generat
     """Make the generator for one message to one device: independent of the order of messages."""
     kind = zlib.crc32(message.metadata.message_type.encode())
     rounds = (in_config(message, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND))
-    return np.random.default_rng([seed, partition, kind, *rounds])
+    return np.random.default_rng([seed, partition, kind, *rounds, *repeat_of(message)])
+
+
+def repeat_of(message: Message) -> list[int]:
+    """Return how often the node was asked before in this round; empty if it was not."""
+    return [count] if (count := in_config(message, keys.REPEAT)) else []
 
 
 def in_config(message: Message, key: str) -> int:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, Protocol
 from flwr.app import Message
 from flwr.serverapp.strategy import Result
 
+from flwr_hetero import keys
 from flwr_hetero._flwr import quiet_strategies
 from flwr_hetero.fedbuff.evaluation import Evaluation
 from flwr_hetero.fedbuff.mail import Mail, Sent
-from flwr_hetero.records import payload_bytes
+from flwr_hetero.records import config_of, payload_bytes
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
 from flwr_hetero.server.reply_checks import Expected
 from flwr_hetero.server.rounds import (
@@ -77,6 +78,7 @@ class Work:
         self.busy: dict[int, int] = {}  # node at work: version that it started from
         self.team = 0  # nodes at work once all that are to start have started
         self.buffer: list[Arrival] = []
+        self.asked: dict[int, tuple[int, int]] = {}  # node: version, and how often with it
         self.failures: dict[int, int] = {}
         self.rests_until_s: dict[int, float] = {}
         self.evaluation = Evaluation(run)
@@ -130,7 +132,17 @@ class Work:
                 run.round + 1, run.arrays, run.train_config, run.grid
             )
         self.session.info = info  # a round would begin with this
+        for message in messages:
+            self._count_repeat(message)
         return messages
+
+    def _count_repeat(self, message: Message) -> None:
+        """Let a node draw anew that is asked again within one version."""
+        node_id, version = message.metadata.dst_node_id, self.run.round
+        before, count = self.asked.get(node_id, (version, 0))
+        self.asked[node_id] = version, (count if before == version else 0) + 1
+        if repeat := self.asked[node_id][1] - 1:
+            config_of(message)[keys.REPEAT] = repeat
 
     def _send(self, messages: Sequence[Message]) -> None:
         self._count_busy()

@@ -14,7 +14,7 @@ from torch import nn
 
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
-from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated
+from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated, repeat_of
 from flwr_hetero.errors import invalid
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.task.data import Examples, data_shape, hold_out, load_partition
@@ -104,7 +104,8 @@ def open_node(message: Message, context: Context) -> NodeTask:
     partition_id = int(context.node_config[keys.PARTITION_ID])
     count = int(context.node_config[NUM_PARTITIONS])
     part = load_partition(settings.dataset, partition_id, count, **settings.partitioning)
-    entropy = [settings.seed, partition_id, in_config(message, keys.SERVER_ROUND)]
+    rounds = in_config(message, keys.SERVER_ROUND), *repeat_of(message)
+    entropy = [settings.seed, partition_id, *rounds]
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     return NodeTask(message, settings, *hold_out(part), seed)
 

@@ -100,6 +100,9 @@ def test_device_rng_depends_on_its_message_only():
     assert draw() == draw()
     others = [draw(seed=1), draw(partition=2), draw(kind="evaluate"), draw(server_round=4)]
     assert len({draw(), *others}) == 5
+    again = instruction()
+    again.content["config"][keys.REPEAT] = 1
+    assert device_rng(0, 1, again).random() not in {draw(), *others}
 
 
 def test_stamp_notes_link_and_speed():

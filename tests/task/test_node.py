@@ -109,8 +109,8 @@ def test_profiling_counts_or_trains_for_time_only(monkeypatch, emulated):
     assert all(np.array_equal(sent[name].numpy(), w) for name, w in weights(reply).items())
 
 
-def node(kind="train", server_round=1, partition_id=0, **run_config):
-    config = ConfigRecord({"server-round": server_round})
+def node(kind="train", server_round=1, partition_id=0, repeat=0, **run_config):
+    config = ConfigRecord({"server-round": server_round} | ({"repeat": repeat} if repeat else {}))
     content = RecordDict({"arrays": initial_arrays(SETTINGS), "config": config})
     where = {"partition-id": partition_id, "num-partitions": 4}
     context = Context(1, 1, where, RecordDict(), RUN_CONFIG | run_config)
@@ -127,7 +127,8 @@ def test_evaluation_uses_held_out_examples():
 def test_seed_depends_on_node_round_and_run():
     cases = itertools.product((1, 2), (0, 1), (0, 1))
     seeds = {node(server_round=r, partition_id=p, seed=s).seed for r, p, s in cases}
-    assert len(seeds) == 8
+    again = {node(server_round=1, repeat=count).seed for count in (1, 2)}
+    assert len(seeds | again) == 10
 
 
 def test_node_has_its_partition():
