@@ -43,7 +43,7 @@ PROTOCOL = frozenset({NUM_STEPS, EXAMPLES_PROCESSED, EXAMPLES_SCORED})
 SERVER_ROUND = "server-round"
 """Flower's own: the current round, from 1."""
 REPEAT = "repeat"
-"""How often the node was asked to train in this round before, in a run without rounds; absent: 0."""
+"""How often the node was asked to train in this round before; absent in rounds, where it is 0."""
 PROFILE_ROUND = "profile-round"
 """Number of a profiling round; the warm-up rounds come first."""
 FAST = "fast"

@@ -2,8 +2,9 @@
 
 20 nodes, CPU shares 4, 2, 1, 0.5 and 0.1 (``paper-5``), Dirichlet(0.5) labels, 3 nodes a round,
 small CNN. FedNova and biased local SGD give each node the steps that it can take while the fastest
-takes 20. FedAvg trains for a fixed number of rounds; every other setting ends when it has used as
-much virtual time, profiling included, or ``most`` times the rounds, whichever comes first.
+takes 20; biased local SGD weighs models by their steps, as its paper does. FedAvg trains for a
+fixed number of rounds; every other setting ends when it has used as much virtual time, profiling
+included, or ``most`` times the rounds, whichever comes first.
 """
 
 from collections.abc import Iterator
@@ -22,12 +23,12 @@ FAST_CASES = ["*/FedAvg", "*/all five"]
 PLAIN = {
     "selection": "random",
     "steps": "epochs",
-    "aggregation": "examples",
+    "weighting": "examples",
     "order": "reshuffle",
     "sampler": "uniform",
     "sync-rounds": 1,  # TiFL with the paper's phase
 }
-STEPS = {"steps": "deadline", "aggregation": "steps"}
+STEPS = {"steps": "deadline", "weighting": "steps"}
 ALL = {
     **STEPS,
     "selection": "tifl",
@@ -39,7 +40,7 @@ BASE = "FedAvg"
 PARTS: dict[str, dict[str, str | int]] = {
     BASE: PLAIN,
     "FedProx": {**PLAIN, "inner": "fedprox"},
-    "FedNova": {**PLAIN, "steps": "deadline", "aggregation": "fednova"},
+    "FedNova": {**PLAIN, "steps": "deadline", "weighting": "fednova"},
     "TiFL": {**PLAIN, "selection": "tifl"},
     "biased local SGD": {**PLAIN, **STEPS, "sampler": "top-loss"},
     "CD-GraB": {**PLAIN, "order": "cd-grab"},
@@ -50,7 +51,7 @@ PARTS: dict[str, dict[str, str | int]] = {
     "all but biased local SGD": {
         **ALL,
         "steps": "epochs",
-        "aggregation": "examples",
+        "weighting": "examples",
         "sampler": "mercury+pgd",
     },
     "all but CD-GraB": {**ALL, "order": "reshuffle"},

@@ -1,7 +1,6 @@
 """What a node does: draw its batches as the run-config says, and tell what each part needs."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
@@ -14,7 +13,7 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
-from flwr_hetero.mod import emulated_device, restore, save_state
+from flwr_hetero.mod import emulated_device, follow
 from flwr_hetero.sampler import (
     InTurn,
     MercurySampler,
@@ -46,7 +45,12 @@ def train(message: Message, context: Context) -> Message:
     settings = FleetSettings.from_run_config(context.run_config)
     node = open_node(message, context)
     model = node.model().to(pick_device(DEVICE))
-    with open_samplers(node, settings, context, model) as turns:
+    with ExitStack() as stack:
+        turns = make_samplers(node, settings, context, model, stack)
+        follow(turns, message, context, model, STATE)
+        for sampler in turns.samplers:
+            if isinstance(sampler, MercurySampler):
+                collect_hidden(sampler, context)
 
         def watch(model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> int:
             now = turns.current
@@ -57,34 +61,20 @@ def train(message: Message, context: Context) -> Message:
         reply = node.reply(model, node.train(model, turns, watch))
         for sampler in turns.samplers:
             report(sampler, reply, model, node, context)
-        save_state(context, STATE, turns.state_dict())
     return reply
 
 
-@contextmanager
-def open_samplers(
-    node: NodeTask, settings: FleetSettings, context: Context, model: nn.Module
-) -> Iterator[InTurn]:
-    """Continue the samplers of the last round; without state they start from scratch."""
-    with ExitStack() as stack:
-        drawing = [make(name, node, settings, model, stack) for name in settings.samplers]
-        if settings.order != RESHUFFLE:
-            ordered = lifelong_order(
-                node, settings, context, settings.order, num_units=settings.num_units
-            )
-            drawing = [ordered, *(s for s in drawing if s is not None)]
-        turns = InTurn([node.sampler() if s is None else s for s in drawing])
-        restore(turns, context, STATE)
-        records = node.message.content.config_records
-        for sampler in turns.samplers:
-            if isinstance(sampler, OrderedSampler):
-                sampler.follow(records.get(keys.ORDER, {}))
-            elif isinstance(sampler, MercurySampler):
-                collect_hidden(sampler, context)
-            elif isinstance(sampler, TopLossSampler):
-                share = float(node.config.get(keys.FAST_SHARE, 1.0))  # type: ignore[arg-type]
-                sampler.set_role(fast=bool(node.config.get(keys.FAST, False)), share=share)
-        yield turns
+def make_samplers(
+    node: NodeTask, settings: FleetSettings, context: Context, model: nn.Module, stack: ExitStack
+) -> InTurn:
+    """Make the samplers that draw in turn, the order first."""
+    drawing = [make(name, node, settings, model, stack) for name in settings.samplers]
+    if settings.order != RESHUFFLE:
+        ordered = lifelong_order(
+            node, settings, context, settings.order, num_units=settings.num_units
+        )
+        drawing = [ordered, *(s for s in drawing if s is not None)]
+    return InTurn([node.sampler() if s is None else s for s in drawing])
 
 
 def make(
@@ -93,8 +83,7 @@ def make(
     """Make a sampler; None for the plain one, which an order replaces."""
     sizes = len(node.examples), settings.batch_size
     if name == TOP_LOSS:
-        high = float(node.config.get(keys.HIGH_LOSS_FRACTION, 1.0))  # type: ignore[arg-type]
-        return TopLossSampler(*sizes, seed=node.seed, high_loss_fraction=high)
+        return TopLossSampler(*sizes, seed=node.seed)
     if name == "mercury":
         return MercurySampler(*sizes, seed=node.seed, scores="loss")
     if name == "pgd":
@@ -106,8 +95,6 @@ def report(
     sampler: BatchSampler, reply: Message, model: nn.Module, node: NodeTask, context: Context
 ) -> None:
     """Add to the reply what the server wants to know of a sampler."""
-    if isinstance(sampler, OrderedSampler) and (found := sampler.report()):
-        reply.content[keys.ORDER] = ConfigRecord(found)
     if isinstance(sampler, MercurySampler):
         examples = node.examples.inputs, node.examples.targets
         hidden = score_hidden(model, examples, context, sampler)

@@ -14,10 +14,11 @@ from flwr.serverapp.strategy import (
 )
 
 from flwr_hetero.cd_grab.sampler import METHODS
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
     CDGraB,
+    FedBuff,
     FedNova,
     OverSelect,
     RandomSelection,
@@ -25,7 +26,7 @@ from flwr_hetero.strategy import (
     TiFL,
     Wrapper,
 )
-from flwr_hetero.task.settings import Settings
+from flwr_hetero.task.settings import Settings, key_of
 
 INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
     "fedavg": (FedAvg, {}),
@@ -38,14 +39,22 @@ INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
 """The strategy inside, with what Flower leaves without a default."""
 
 PARTS = {
+    "engine": ("rounds", "buffered"),
     "selection": ("tifl", "random", "over-select", "all"),
-    "steps": ("epochs", "equal", "by-speed", "deadline"),
-    "aggregation": ("examples", "steps", "fednova"),
+    "steps": ("epochs", "equal", "by-speed", "deadline", "slice"),
+    "weighting": ("normalised", "examples", "steps", "fednova"),
     "order": ("reshuffle", *METHODS),
     "inner": tuple(INNER),
 }
 SAMPLERS = ("uniform", "top-loss", "mercury", "pgd")
 RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
+FROM_ZERO = {
+    "concurrency": "0 is all nodes online",
+    "buffer_size": "0 is half of the nodes at work",
+    "spare_clients": "2 is a start",
+    "num_units": "0 is each node's own",
+}
+"""Settings that may be 0, and a hint."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +62,22 @@ class FleetSettings(Settings):
     """The run-config of ``apps/fleet``; see its pyproject.toml."""
 
     num_server_rounds: int = 60
+    engine: str = "rounds"
     selection: str = "tifl"
     steps: str = "by-speed"
-    aggregation: str = "steps"
+    weighting: str = "normalised"
     order: str = "cd-grab"
     sampler: str = "mercury"
     inner: str = "fedavg"
+    concurrency: int = 0
+    buffer_size: int = 0
     clients_per_round: int = 3
     num_tiers: int = 5
     sync_rounds: int = 0
     spare_clients: int = 2
     fast_steps: int = 8
     num_units: int = 0
+    fraction_evaluate: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,28 +91,45 @@ class FleetSettings(Settings):
             raise invalid("sampler", self.sampler, "name each once", "they draw in turn")
         for name in ("clients_per_round", "num_tiers"):
             if getattr(self, name) < 1:
-                raise invalid(
-                    name.replace("_", "-"),
-                    getattr(self, name),
-                    "be at least 1",
-                    "see pyproject.toml",
-                )
+                value = getattr(self, name)
+                raise invalid(key_of(name), value, "be at least 1", "see pyproject.toml")
         check_count("sync-rounds", self.sync_rounds)
-        if self.spare_clients < 0:
-            raise invalid("spare-clients", self.spare_clients, "be at least 0", "2 is a start")
-        if self.num_units < 0:
-            raise invalid("num-units", self.num_units, "be at least 0", "0 is each node's own")
+        for name, hint in FROM_ZERO.items():
+            if getattr(self, name) < 0:
+                raise invalid(key_of(name), getattr(self, name), "be at least 0", hint)
+        check_number("fraction-evaluate", self.fraction_evaluate, "[0, 1]")
         self._check_together()
+        self._check_engine()
 
     def _check_together(self) -> None:
-        if self.steps == "epochs" and self.aggregation != "examples":
-            rule = "be equal, by-speed or deadline, for the server must know the steps"
-            raise invalid(
-                "steps", "epochs", rule, f"or aggregation=examples, not {self.aggregation}"
-            )
-        if TOP_LOSS in self.samplers and (self.steps == "epochs" or self.aggregation == "fednova"):
+        if self.steps == "epochs" and self.weighting != "examples":
+            rule = "be equal, by-speed, deadline or slice, for the server must know the steps"
+            raise invalid("steps", "epochs", rule, f"or weighting=examples, not {self.weighting}")
+        if TOP_LOSS in self.samplers and (self.steps == "epochs" or self.weighting == "fednova"):
             rule = "be without top-loss here: biased local SGD says which nodes are fast"
-            hint = "give steps other than epochs, and aggregation other than fednova"
+            hint = "give steps other than epochs, and weighting other than fednova"
+            raise invalid("sampler", self.sampler, rule, hint)
+
+    def _check_engine(self) -> None:
+        if self.engine == "rounds":
+            for name in ("concurrency", "buffer_size"):
+                if value := getattr(self, name):
+                    raise invalid(key_of(name), value, "be 0 with engine=rounds", "or buffered")
+            return
+        if self.selection not in ("random", "all"):
+            rule = "be random or all with engine=buffered"
+            hint = "concurrency is the number of nodes at work"
+            raise invalid("selection", self.selection, rule, hint)
+        if self.selection == "all" and self.concurrency:
+            hint = "give selection=random"
+            raise invalid("concurrency", self.concurrency, "be 0 with selection=all", hint)
+        if self.order == "cd-grab":
+            rule = "be another with engine=buffered: the order server needs rounds"
+            hint = "id-grab is the same without a server"
+            raise invalid("order", self.order, rule, hint)
+        if TOP_LOSS in self.samplers:
+            rule = "be without top-loss with engine=buffered"
+            hint = "how much a fast node samples by loss depends on the others of its round"
             raise invalid("sampler", self.sampler, rule, hint)
 
     @property
@@ -114,7 +144,15 @@ class FleetSettings(Settings):
             strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)
         if self.steps != "epochs":
             strategy = self._stepped(strategy)
-        if self.selection == "tifl":
+        if self.engine == "buffered":
+            strategy = FedBuff(
+                strategy,
+                concurrency=self.concurrency or None,
+                buffer_size=self.buffer_size or None,
+                weighting="examples" if self.weighting == "steps" else "fair",
+                seed=self.seed,
+            )
+        elif self.selection == "tifl":
             num_tiers = min(self.num_tiers, max(num_nodes, 1))
             warmup_rounds = 1 if self.fleet == "real" else 0
             phase = {"sync_rounds": self.sync_rounds, "warmup_rounds": warmup_rounds}
@@ -130,23 +168,25 @@ class FleetSettings(Settings):
     @property
     def num_wanted(self) -> int:
         """Nodes that the selection is made for; it goes on with fewer."""
+        if self.engine == "buffered":
+            return self.concurrency or 1
         spare = self.spare_clients if self.selection == "over-select" else 0
         wanted = {"tifl": self.num_tiers, "all": 1}
         return wanted.get(self.selection, self.clients_per_round + spare)
 
     def _inner(self) -> Strategy:
         kind, arguments = INNER[self.inner]
-        return kind(fraction_evaluate=0.0, **arguments)  # type: ignore[arg-type]
+        return kind(fraction_evaluate=self.fraction_evaluate, **arguments)  # type: ignore[arg-type]
 
     def _stepped(self, strategy: Strategy) -> Wrapper:
         gamma = 1.0 if self.steps == "equal" else None
-        budget = "deadline" if self.steps == "deadline" else "two-class"
-        if self.aggregation == "fednova":
+        budget = self.steps if self.steps in ("deadline", "slice") else "two-class"
+        if self.weighting == "fednova":
             return FedNova(strategy, self.fast_steps, budget=budget, gamma=gamma)
         return BiasedLocalSGD(
             strategy,
             self.fast_steps,
-            weighting=self.aggregation,
+            weighting=self.weighting,
             high_loss_fraction=0.5 if TOP_LOSS in self.samplers else None,
             batch_size=self.batch_size,
             seed=self.seed,

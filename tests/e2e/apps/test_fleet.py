@@ -17,7 +17,7 @@ from fleet_app.task import FleetSettings
 PLAIN = {
     "selection": "all",
     "steps": "epochs",
-    "aggregation": "examples",
+    "weighting": "examples",
     "order": "reshuffle",
     "sampler": "uniform",
     "model": "softmax",
@@ -38,7 +38,7 @@ def run(num_rounds=3, num_nodes=5, **settings):
     return history, losses, grid
 
 
-STEPPED = {"steps": "equal", "aggregation": "examples", "fast_steps": 6}
+STEPPED = {"steps": "equal", "weighting": "examples", "fast_steps": 6}
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,9 @@ STEPPED = {"steps": "equal", "aggregation": "examples", "fast_steps": 6}
         {"selection": "random", "clients_per_round": 2},
         {"selection": "over-select", "clients_per_round": 2, "spare_clients": 1},
         STEPPED,
-        {**STEPPED, "steps": "by-speed", "aggregation": "steps"},
-        {**STEPPED, "steps": "deadline", "aggregation": "fednova"},
+        {**STEPPED, "steps": "by-speed", "weighting": "steps"},
+        {**STEPPED, "steps": "deadline", "weighting": "fednova"},
+        {**STEPPED, "steps": "slice", "weighting": "normalised"},
         {"order": "cd-grab", "num_units": 6},
         {"order": "id-grab"},
         {"sampler": "mercury"},
@@ -81,6 +82,41 @@ def test_all_parts_together_say_what_they_do():
         *("10 % are below", "50 % are below", "90 % are below")
     }
     assert sum(record["cd-grab"]["pairs"] for record in history.records[1:]) > 0
+
+
+BUFFERED = {"engine": "buffered", "steps": "slice", "weighting": "normalised"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "weighted"),
+    [
+        (BUFFERED, "fair"),
+        ({**BUFFERED, "steps": "epochs", "weighting": "examples"}, "fair"),
+        ({**BUFFERED, "weighting": "steps"}, "examples"),
+        ({**BUFFERED, "weighting": "fednova", "steps": "deadline"}, "fair"),
+        ({**BUFFERED, "order": "id-grab", "sampler": "mercury+pgd"}, "fair"),
+        ({**BUFFERED, "selection": "random", "concurrency": 3, "buffer_size": 2}, "fair"),
+    ],
+)
+def test_buffered_engine_learns_with_every_part(settings, weighted):
+    history, (before, after), _ = run(12, **settings)
+    assert not [failure for record in history.records for failure in record["failures"]]
+    assert after < 0.8 * before
+    assert history.chain()[2].weighting == weighted  # History > SamplerFacts > FedBuff
+    merged = [len(record["fedbuff"]["nodes"]) for record in history.records[1:]]
+    assert merged == [settings.get("buffer_size", 3)] * 12
+
+
+def test_concurrency_bounds_the_nodes_at_work():
+    history, _, _ = run(8, 6, **BUFFERED, selection="random", concurrency=2)
+    last = history.records[-1]
+    device_s = sum(record["device_s"] for record in history.records[1:])
+    assert device_s == pytest.approx(2 * last["virtual_s"])
+
+
+def test_nodes_evaluate_if_asked():
+    history, _, _ = run(2, fraction_evaluate=1.0)
+    assert history.records[-1]["evaluate"]["eval-acc"] > 0
 
 
 def test_order_server_sees_batches_of_the_order_only():
@@ -137,17 +173,33 @@ def test_over_select_asks_free_nodes():
     [
         ({"selection": "best"}, "selection must be one of tifl, random"),
         ({"steps": "many"}, "steps must be one of epochs"),
-        ({"aggregation": "sum"}, "aggregation must be one of examples"),
+        ({"weighting": "sum"}, "weighting must be one of normalised, examples"),
         ({"order": "sorted"}, "order must be one of reshuffle, cd-grab"),
         ({"sampler": "luck"}, "sampler must be of uniform, top-loss"),
         ({"sampler": "pgd+pgd"}, "sampler must name each once"),
         ({"inner": "sgd"}, "inner must be one of fedavg"),
         ({"steps": "epochs"}, "the server must know the steps"),
-        ({"sampler": "top-loss", "aggregation": "fednova"}, "sampler must be without top-loss"),
+        ({"sampler": "top-loss", "weighting": "fednova"}, "sampler must be without top-loss"),
         ({"clients-per-round": 0}, "clients-per-round must be at least 1"),
         ({"num-tiers": 0}, "num-tiers must be at least 1"),
         ({"spare-clients": -1}, "spare-clients must be at least 0"),
         ({"num-units": -1}, "num-units must be at least 0"),
+        ({"concurrency": -1}, "concurrency must be at least 0"),
+        ({"buffer-size": -1}, "buffer-size must be at least 0"),
+        ({"fraction-evaluate": 1.5}, "fraction-evaluate must be a number in"),
+        ({"engine": "async"}, "engine must be one of rounds, buffered"),
+        ({"concurrency": 3}, "concurrency must be 0 with engine=rounds"),
+        ({"buffer-size": 3}, "buffer-size must be 0 with engine=rounds"),
+        ({"engine": "buffered"}, "selection must be random or all with engine=buffered"),
+        (
+            {"engine": "buffered", "selection": "all", "concurrency": 3},
+            "concurrency must be 0 with selection=all",
+        ),
+        ({"engine": "buffered", "selection": "all"}, "order .*id-grab is the same"),
+        (
+            {"engine": "buffered", "selection": "all", "order": "id-grab", "sampler": "top-loss"},
+            "sampler must be without top-loss with engine=buffered",
+        ),
     ],
 )
 def test_settings_refusals(config, named):
