@@ -97,8 +97,8 @@ class Session:
 
     ``enough`` is the number of replies to wait for (None: all), ``stop_reason`` ends the run
     after the round, ``accepted`` counts the sets of metric names seen, by message type.
-    ``refused`` has the reason of every reply that has not counted since one last did, ``begun``
-    is True once one has.
+    ``refused`` has, by "training" or "evaluation", why replies of nodes have not counted since one
+    last did, ``counting`` where one has.
     """
 
     registry: NodeRegistry = field(default_factory=NodeRegistry)
@@ -110,8 +110,13 @@ class Session:
     enough: int | None = None
     stop_reason: str | None = None
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    begun: bool = False
+    refused: dict[str, dict[int, str]] = field(default_factory=dict)
+    counting: set[str] = field(default_factory=set)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a reply to training has counted."""
+        return "training" in self.counting
 
     # --- out -------------------------------------------------------------------------
 
@@ -214,23 +219,25 @@ class Session:
         if identity not in self.exchange.failed:
             self.exchange.failed.append(identity)
 
-    def check_progress(self) -> None:
+    def check_progress(self, of: str = "training") -> None:
         """Stop a run whose replies are dropped for the same reason, so that none counts.
 
         In the first round; later in the second one, and in none before enough nodes have it.
         """
-        now = self.exchange
+        now, before = self.exchange, self.refused.get(of, {})
         if now.counted:
-            self.begun, self.refused = True, {}
+            self.counting.add(of)
+            self.refused[of] = {}
         if now.counted or not now.refused:
             return
-        again, self.refused = bool(self.refused), self.refused | now.refused
-        ((reason, count),) = Counter(self.refused.values()).most_common(1)
-        if count >= max(now.quorum, len(self.refused) / 2) and (again or not self.begun):
-            nodes = [self.registry.identity(n) for n, why in self.refused.items() if why == reason]
-            share = "all" if count == len(self.refused) else f"{count} of {len(self.refused)}"
+        self.refused[of] = refused = before | now.refused
+        ((reason, count),) = Counter(refused.values()).most_common(1)
+        enough = count >= max(now.quorum, len(refused) / 2)
+        if enough and (before or of not in self.counting):
+            nodes = [self.registry.identity(n) for n, why in refused.items() if why == reason]
+            share = "all" if count == len(refused) else f"{count} of {len(refused)}"
             raise RuntimeError(
-                f"no reply to training counts, {share} for the same reason: {reason} "
+                f"no reply to {of} counts, {share} for the same reason: {reason} "
                 f"({', '.join(sorted(nodes)[:5])})."
             )
 

@@ -272,6 +272,7 @@ class Wrapper(Strategy):
                 wrapper.on_evaluate_end(
                     server_round, session.exchange.counted, session.exchange.failed
                 )
+            session.check_progress("evaluation")
         return metrics
 
     def summary(self) -> None:

@@ -167,6 +167,29 @@ def test_two_nodes_without_weights_cost_their_replies(name, hostile):
     assert not any(bad.intersection(record["weights"]) for record in records)
 
 
+def evaluates_without_weights(partitions):
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        if "arrays" not in reply.content and context.node_config["partition-id"] in partitions:
+            next(iter(reply.content.metric_records.values())).pop("num-examples", None)
+        return reply
+
+    return mod
+
+
+@pytest.mark.parametrize("name", ["BiasedLocalSGD", "OverSelect"])
+def test_an_evaluation_without_weights_stops_the_run(name, caplog):
+    reason = "no reply to evaluation counts, all for the same reason: metric 'num-examples' is None"
+    with pytest.raises(RuntimeError, match=reason):
+        run(OUTER[name](), [evaluates_without_weights(range(5))])
+    assert "[ROUND 2/2]" not in caplog.text
+
+
+def test_two_nodes_that_do_not_evaluate_cost_their_replies():
+    records = run(Wrapper(), [evaluates_without_weights({0, 4})], num_rounds=3)
+    assert all(record["evaluate"] for record in records[1:])
+
+
 def test_two_hostile_nodes_asked_alone_do_not_end_a_run():
     class Two(Wrapper):
         def on_instructions(self, server_round, messages, grid):
