@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ ROUNDING = 0.01
 """By so much a factor of 1 may be off, in half precision."""
 
 
-class SampledLoss:
+class SampledLoss(nn.Module):
     r"""Replace ``CrossEntropyLoss()`` where a DataLoader's batches come from a sampler.
 
     .. math:: \frac{1}{b} \sum_i c_i \, l_i
@@ -171,15 +171,10 @@ class SampledLoss:
         reduction = keywords.get("reduction", getattr(loss_fn, "reduction", "none"))
         if reduction != "none":
             raise invalid("loss_fn", reduction, 'be made with reduction="none"')
+        super().__init__()  # a module, for models that hold their loss as one
         self.sampler, self.loss_fn = sampler, loss_fn
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move what the loss function holds, such as class weights, as a module does."""
-        if isinstance(self.loss_fn, nn.Module):
-            self.loss_fn.to(*args, **kwargs)
-        return self
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean loss of a batch; the sampler learns from it."""
         try:
             if not torch.is_grad_enabled():

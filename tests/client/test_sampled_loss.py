@@ -247,6 +247,17 @@ def test_to_moves_class_weights():
     assert SampledLoss(UniformSampler(12, 4)).to("cpu", dtype=torch.float64).loss_fn
 
 
+def test_it_takes_the_place_of_a_models_own_loss():
+    model = nn.Linear(3, 3)
+    model.criterion = nn.CrossEntropyLoss()
+    names = list(model.state_dict())
+    sampler = UniformSampler(12, 4)
+    model.criterion = SampledLoss(sampler)
+    inputs, targets = next(iter(DataLoader(DATA, batch_sampler=sampler)))
+    assert model.criterion(model(inputs), targets) == cross_entropy(model(inputs), targets)
+    assert list(model.state_dict()) == names
+
+
 def test_evaluation_is_refused():
     sampler = UniformSampler(12, 4)
     criterion = SampledLoss(sampler)
