@@ -1,0 +1,1 @@
+collect_ignore = ["scikit_learn", "xgboost", "lightning", "hugging_face"]  # Flower apps

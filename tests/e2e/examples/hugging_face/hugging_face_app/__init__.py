@@ -1,0 +1,1 @@
+"""A Flower app with Hugging Face's Trainer: a tiny transformer."""

@@ -1,0 +1,1 @@
+"""A Flower app with PyTorch Lightning: a small classifier."""

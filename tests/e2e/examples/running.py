@@ -1,0 +1,205 @@
+"""Put a method into a copy of an app, as its user would, and run it on emulated nodes."""
+
+import importlib
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sklearn.datasets
+import sklearn.utils
+from dropin.patching import apply, changed_lines
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from recording import History
+
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.strategy import Wrapper
+
+HERE = Path(__file__).parent
+DROPIN = HERE.parents[1] / "dropin"
+FAST, SLOW = DeviceProfile(4.0), DeviceProfile(1.0)
+FLEET = [FAST, SLOW, FAST, SLOW]
+
+
+class App(NamedTuple):
+    """An app as its author wrote it, and what it needs beside flwr and NumPy."""
+
+    title: str
+    folder: Path
+    package: str
+    needs: tuple[str, ...]
+    strategy: str = "FedAvg"
+
+
+APPS = {
+    "torch": App("plain torch loop", DROPIN / "quickstart", "quickstart", ("torch",)),
+    "scikit-learn": App("scikit-learn", HERE / "scikit_learn", "sklearn_app", ("sklearn",)),
+    "xgboost": App(
+        "XGBoost bagging", HERE / "xgboost", "xgboost_app", ("xgboost",), "FedXgbBagging"
+    ),
+    "lightning": App(
+        "Lightning", HERE / "lightning", "lightning_app", ("pytorch_lightning", "torch")
+    ),
+    "hugging-face": App(
+        "HF Trainer",
+        HERE / "hugging_face",
+        "hugging_face_app",
+        ("transformers", "accelerate", "torch"),
+    ),
+}
+
+
+# --- both halves of a method ----------------------------------------------------------------
+
+
+def node_half(app: App, half: str) -> str | None:
+    """Return the diff of the node's half; None if there is none for this app."""
+    for path in (HERE / "halves" / app.folder.name / f"{half}.diff", DROPIN / f"{half}.diff"):
+        if path.exists() and (path.parent != DROPIN or app.folder.parent == DROPIN):
+            parts = ("\n" + path.read_text(encoding="utf-8")).split("\n--- ")[1:]
+            own = [f"--- {part}\n" for part in parts if "server_app.py" not in part.splitlines()[0]]
+            return "".join(own)
+    return None
+
+
+def server_half(app: App, wrapped: str) -> str:
+    """Return the diff of the server's half: two lines, alike in all apps."""
+    name, strategy = wrapped.partition("(")[0], f"{app.strategy}()"
+    taken = f"from flwr.serverapp.strategy import {app.strategy}\n"
+    path = f"{app.package}/server_app.py"
+    return (
+        f"--- a/{path}\n+++ b/{path}\n@@ @@\n {taken}+from flwr_hetero.strategy import {name}\n"
+        f"@@ @@\n-    strategy = {strategy}\n+    strategy = {wrapped.format(strategy)}\n"
+    )
+
+
+def line_counts(app: App, wrapped: str | None, half: str | None) -> tuple[int, int]:
+    """Count the lines changed on the server and on the node."""
+    server = changed_lines(server_half(app, wrapped)) if wrapped else 0
+    return server, changed_lines(node_half(app, half) or "") if half else 0
+
+
+# --- less data ----------------------------------------------------------------------------
+
+LOAD_DIGITS = sklearn.datasets.load_digits
+
+
+@cache
+def digits(count: int) -> sklearn.utils.Bunch:
+    """Return the first of scikit-learn's digits; of each node's part a fifth is for testing."""
+    found = LOAD_DIGITS()
+    return sklearn.utils.Bunch(**{key: found[key][:count] for key in ("data", "target", "images")})
+
+
+@contextmanager
+def few_digits(count: int) -> Iterator[None]:
+    """Put fewer digits in place of load_digits, which reads a file of text each time."""
+
+    def load(return_X_y: bool = False) -> Any:
+        found = digits(count)
+        return (found.data, found.target) if return_X_y else found
+
+    sklearn.datasets.load_digits = load
+    try:
+        yield
+    finally:
+        sklearn.datasets.load_digits = LOAD_DIGITS
+
+
+# --- a run ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What a run leaves behind."""
+
+    grid: LocalGrid
+    records: list[dict[str, Any]]
+
+    def state(self, node: int, kind: str = "scalars") -> Any:
+        """Return what is kept of a node's sampler."""
+        return self.grid.context(1000 + node).state[f"flwr-hetero.sampler.{kind}"]
+
+    def last(self, name: str) -> Any:
+        """Return what the last line of the history says of a wrapper."""
+        return self.records[-1][name]
+
+
+@contextmanager
+def changed(app: App, folder: Path, wrapped: str | None, half: str | None) -> Iterator[Path]:
+    """Make a copy of an app with both halves of a method in it, that can be imported."""
+    shutil.copytree(app.folder, folder, dirs_exist_ok=True)
+    if wrapped:
+        apply(server_half(app, wrapped), folder)
+    if half and (diff := node_half(app, half)):
+        apply(diff, folder)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield folder
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.split(".")[0] == app.package]:
+            del sys.modules[name]
+
+
+def run(
+    app: App,
+    folder: Path,
+    wrapped: str | None = None,
+    half: str | None = None,
+    rounds: int = 3,
+    fleet: list[DeviceProfile] = FLEET,
+    num_digits: int = 400,
+) -> Seen:
+    """Run both apps on emulated nodes, and see the history."""
+    with changed(app, folder, wrapped, half), few_digits(num_digits):
+        if "torch" in app.needs:
+            importlib.import_module("torch").manual_seed(0)
+        client = importlib.import_module(f"{app.package}.client_app").app
+        server = importlib.import_module(f"{app.package}.server_app").app
+        config = default_config(app) | {"num-server-rounds": rounds}
+        grid, records = LocalGrid(client, fleet, run_config=config), []
+        with watched(records):
+            server(grid=grid, context=Context(1, 1, {}, RecordDict(), config))
+    return Seen(grid, records)
+
+
+def train_once(app: App, folder: Path, half: str, arrays: ArrayRecord) -> Message:
+    """Send one training instruction to a node, and return its reply."""
+    with changed(app, folder, None, half), few_digits(400):
+        client = importlib.import_module(f"{app.package}.client_app").app
+        grid = LocalGrid(client, FLEET, run_config=default_config(app))
+        config = ConfigRecord({"server-round": 1, "lr": 0.1})
+        message = Message(RecordDict({"arrays": arrays, "config": config}), 1000, "train")
+        (reply,) = grid.send_and_receive([message])
+    return reply
+
+
+def default_config(app: App) -> dict[str, Any]:
+    """Return the run-config of an app's own pyproject.toml."""
+    text = (app.folder / "pyproject.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+
+
+@contextmanager
+def watched(records: list[dict[str, Any]]) -> Iterator[None]:
+    """Collect the history of any run that begins."""
+    start = Wrapper.start
+
+    def start_watched(self, *args, **kwargs):
+        if self.outer is None and not isinstance(self, History):
+            self = History(self)
+            self.records = records
+        return start(self, *args, **kwargs)
+
+    Wrapper.start = start_watched
+    try:
+        yield
+    finally:
+        Wrapper.start = start

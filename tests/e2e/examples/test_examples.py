@@ -1,0 +1,62 @@
+"""Each method in apps of five kinds: its effect, or its error."""
+
+import re
+
+import numpy as np
+import pytest
+from e2e.examples.methods import METHODS, MISSING, REFUSED
+from e2e.examples.running import APPS, run, train_once
+from flwr.app import ArrayRecord
+
+THEIRS = pytest.mark.filterwarnings("ignore")
+KINDS = [
+    pytest.param(kind, marks=[THEIRS] if kind in ("lightning", "hugging-face") else [])
+    for kind in APPS
+]
+MODELS = {
+    "scikit-learn": [np.zeros((10, 64)), np.zeros(10)],
+    "xgboost": [np.frombuffer(b"", np.uint8)],
+}
+
+
+@pytest.fixture(scope="module")
+def plain_s(tmp_path_factory):
+    """Give a function that says how long an app runs under FedAvg, on the fleet's clock."""
+    known = {}
+
+    def seconds(kind, rounds):
+        if (kind, rounds) not in known:
+            seen = run(APPS[kind], tmp_path_factory.mktemp("plain"), rounds=rounds)
+            known[kind, rounds] = seen.grid.virtual_time_s
+        return known[kind, rounds]
+
+    return seconds
+
+
+def open_app(kind):
+    for name in APPS[kind].needs:
+        pytest.importorskip(name)
+    return APPS[kind]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_effect_or_error(kind, name, tmp_path, plain_s):
+    app, method = open_app(kind), METHODS[name]
+    if (refusal := REFUSED.get((kind, name))) is None:
+        seen = run(app, tmp_path, method.wrapped, method.half, method.rounds)
+        method.check(seen, plain_s(kind, method.rounds))
+    elif method.wrapped:
+        with pytest.raises(refusal.error, match=re.escape(refusal.text)):
+            run(app, tmp_path, method.wrapped, method.half)
+    else:  # the node alone has it
+        reply = train_once(app, tmp_path, method.half, ArrayRecord(MODELS[kind]))
+        assert f"{refusal.error.__name__}: {refusal.text}" in reply.error.reason
+
+
+@pytest.mark.parametrize("name", MISSING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_without_the_nodes_half(kind, name, tmp_path):
+    app, refusal = open_app(kind), REFUSED.get((kind, name), MISSING[name])
+    with pytest.raises(refusal.error, match=re.escape(refusal.text)):
+        run(app, tmp_path, METHODS[name].wrapped, rounds=1)

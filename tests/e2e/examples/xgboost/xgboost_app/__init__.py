@@ -1,0 +1,1 @@
+"""A Flower app with XGBoost: trees of all nodes, bagged."""
