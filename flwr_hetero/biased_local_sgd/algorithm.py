@@ -116,17 +116,21 @@ def slice_steps(
     return _whole(left_s / np.asarray(step_times_s, np.float64), min_steps, max_steps)
 
 
-def normalised_scales(num_steps: ArrayLike, mean_steps: float) -> NDArray[np.float64]:
-    r"""Compute the factors of updates that make every node count as if it took the mean steps.
+def normalised_scales(
+    num_steps: ArrayLike, mean_steps: float, exponent: float = 1.0
+) -> NDArray[np.float64]:
+    r"""Compute the factors of updates that make nodes count as if all took the mean steps.
 
-    .. math:: s_i = \bar\tau / \tau_i
+    .. math:: s_i = (\bar\tau / \tau_i)^q
 
-    FedNova's idea, for plain SGD; not in the paper, whose nodes share one data set.
+    FedNova's idea, for plain SGD; not in the paper, whose nodes share one data set. With an
+    exponent q below 1 a node's data count by :math:`\tau_i^{1 - q}`, and a few steps are less
+    magnified, with their noise.
 
-    >>> normalised_scales([1, 3], mean_steps=2.0)
-    array([2.        , 0.66666667])
+    >>> normalised_scales([1, 4], mean_steps=4.0), normalised_scales([1, 4], 4.0, 0.5)
+    (array([4., 1.]), array([2., 1.]))
     """
-    return np.asarray(mean_steps / np.asarray(num_steps, np.float64))
+    return np.asarray((mean_steps / np.asarray(num_steps, np.float64)) ** exponent)
 
 
 def _whole(steps: NDArray[np.float64], low: int, high: int) -> Indices:

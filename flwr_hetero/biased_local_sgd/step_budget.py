@@ -31,7 +31,9 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
-WEIGHTINGS = ("normalised", "examples", "steps")
+NORMALISED = {"normalised": 1.0, "sqrt": 0.5}
+"""Exponent of the normalisation by steps."""
+WEIGHTINGS = (*NORMALISED, "examples", "steps")
 
 
 def assigned_steps(message: Message) -> int:
@@ -70,10 +72,12 @@ class LocalSteps(Wrapper):
         Weight of the past in a node's measured times, in [0, 1).
     traffic : float
         For slices: largest share of transfers in a node's time, in (0, 1).
-    weighting : {"normalised", "examples", "steps"}
-        What a node's update counts: scaled to the mean number of steps, so that its data count
-        as in FedAvg; by its examples, so that they count about in proportion to its steps; or
-        models by steps, so that they count about by the square of the steps.
+    weighting : {"normalised", "sqrt", "examples", "steps"}, optional
+        What a node's update counts. ``normalised``: scaled to the mean number of steps, so that
+        its data count as in FedAvg. ``sqrt``, the default for slices: scaled by the root of
+        that, so that they count by the root of the steps; sooner at its goal than either
+        neighbour, for single steps are magnified less. ``examples``: unscaled, so that data
+        count about by the steps; ``steps``: models by steps, about by their square.
     on_missing : {"raise", "warn"}
         What to do if no node reports its steps.
 
@@ -120,7 +124,7 @@ class LocalSteps(Wrapper):
         max_steps: int | None = None,
         smoothing: float = 0.5,
         traffic: float = 0.25,
-        weighting: str = "normalised",
+        weighting: str | None = None,
         on_missing: str = "raise",
     ) -> None:
         self.fast_steps = check_count("fast_steps", fast_steps, 1)
@@ -139,7 +143,8 @@ class LocalSteps(Wrapper):
             raise invalid("deadline_s", deadline_s, "be left out with budget='two-class'")
         self.gamma, self.deadline_s = gamma, deadline_s
         self.traffic = check_number("traffic", traffic, "(0, 1)")
-        self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
+        usual = "sqrt" if budget == "slice" else "normalised"
+        self.weighting = check_choice("weighting", weighting or usual, WEIGHTINGS)
         self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
         if self.weighting == "steps":
@@ -217,7 +222,7 @@ class LocalSteps(Wrapper):
                 metrics[keys.NUM_STEPS] = steps
                 self._measure(reply, steps)
             good.append(reply)
-        return self._normalised(good) if self.weighting == "normalised" else good
+        return self._normalised(good) if self.weighting in NORMALISED else good
 
     def steps_of(self, reply: Message) -> int:
         """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
@@ -259,7 +264,8 @@ class LocalSteps(Wrapper):
         for reply, count, weight in zip(replies, steps.tolist(), weights, strict=True):
             self.usual_steps[self.identity(reply.metadata.src_node_id)] = (count, weight)
         known, weight_of = np.array(list(self.usual_steps.values())).T
-        return normalised_scales(steps, float(np.average(known, weights=weight_of)))
+        mean_steps = float(np.average(known, weights=weight_of))
+        return normalised_scales(steps, mean_steps, NORMALISED[self.weighting])
 
     def on_profile_replies(self, replies: list[Message]) -> None:
         """Learn from another wrapper's profiling how fast nodes are that report their steps."""

@@ -32,10 +32,10 @@ class BiasedLocalSGD(LocalSteps):
         FedAvg if left out.
     fast_steps : int
         Steps tau_F of a fast node per round.
-    weighting : {"steps", "examples", "normalised"}, optional
+    weighting : {"steps", "examples", "sqrt", "normalised"}, optional
         ``steps`` is the paper's bias in aggregation, the default for shared data. For private
-        data it is ``normalised``, see :class:`~flwr_hetero.strategy.LocalSteps`: there the
-        paper's would weigh a node's data by about the square of its steps.
+        data it is as for :class:`~flwr_hetero.strategy.LocalSteps`: there the paper's would
+        weigh a node's data by about the square of its steps.
     high_loss_fraction : float, optional
         The bias in sampling: lambda in (0, 1]. None: all nodes sample uniformly.
     share : float, optional
@@ -87,7 +87,7 @@ class BiasedLocalSGD(LocalSteps):
         if shared_samples is not None:
             self.decides = self.decides | {"samples", "orders"}
             self.only_rounds = "indices are assigned to all nodes of a round together"
-        default = "normalised" if shared_samples is None else "steps"
+        default = None if shared_samples is None else "steps"
         super().__init__(strategy, fast_steps, weighting=weighting or default, **budget)
         if high_loss_fraction is not None:
             check_number("high_loss_fraction", high_loss_fraction, "(0, 1]", "None switches it off")

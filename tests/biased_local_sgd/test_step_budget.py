@@ -11,7 +11,7 @@ from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.server.reply_checks import Latency
-from flwr_hetero.strategy import LocalSteps
+from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
@@ -108,9 +108,21 @@ def test_without_a_report_and_warned_all_count_alike(weighting):
     np.testing.assert_allclose(w, mean, rtol=1e-6)
 
 
+def test_slices_are_normalised_by_the_root():
+    assert [LocalSteps(budget=b).weighting for b in ("slice", "deadline", "two-class")] == [
+        "sqrt", "normalised", "normalised"
+    ]  # fmt: skip
+    assert LocalSteps(budget="slice", weighting="normalised").weighting == "normalised"
+    assert BiasedLocalSGD(budget="slice").weighting == "sqrt"
+
+
 @pytest.mark.parametrize(
     ("weighting", "shares", "scales"),
-    [("steps", [2, 2, 8], [1, 1, 1]), ("normalised", [1, 1, 1], [6 / 8, 6 / 2, 6 / 8])],
+    [
+        ("steps", [2, 2, 8], [1, 1, 1]),
+        ("normalised", [1, 1, 1], [6 / 8, 6 / 2, 6 / 8]),
+        ("sqrt", [1, 1, 1], np.sqrt([6 / 8, 6 / 2, 6 / 8])),
+    ],
 )
 def test_silent_node_counts_least(weighting, shares, scales, caplog):
     app = steps_app(silent={0}, claims={1: 2})
@@ -207,7 +219,7 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
         ({"min_steps": 64}, "max_steps must be a whole number of at least 64"),
         ({"smoothing": 1.0}, "smoothing"),
         ({"traffic": 1.0}, "traffic"),
-        ({"weighting": "speed"}, "weighting must be one of normalised, examples, steps"),
+        ({"weighting": "speed"}, "weighting must be one of normalised, sqrt, examples, steps"),
         ({"on_missing": "stop"}, "on_missing must be one of raise, warn"),
     ],
 )

@@ -42,7 +42,7 @@ PARTS = {
     "engine": ("rounds", "buffered"),
     "selection": ("tifl", "random", "over-select", "all"),
     "steps": ("epochs", "equal", "by-speed", "deadline", "slice"),
-    "weighting": ("normalised", "examples", "steps", "fednova"),
+    "weighting": ("normalised", "sqrt", "examples", "steps", "fednova"),
     "order": ("reshuffle", *METHODS),
     "inner": tuple(INNER),
 }

@@ -173,7 +173,7 @@ def test_over_select_asks_free_nodes():
     [
         ({"selection": "best"}, "selection must be one of tifl, random"),
         ({"steps": "many"}, "steps must be one of epochs"),
-        ({"weighting": "sum"}, "weighting must be one of normalised, examples"),
+        ({"weighting": "sum"}, "weighting must be one of normalised, sqrt, examples"),
         ({"order": "sorted"}, "order must be one of reshuffle, cd-grab"),
         ({"sampler": "luck"}, "sampler must be of uniform, top-loss"),
         ({"sampler": "pgd+pgd"}, "sampler must name each once"),
