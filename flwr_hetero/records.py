@@ -1,20 +1,22 @@
 """Reading and measuring Flower's records."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import isfinite, nan
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 
 def payload_bytes(content: RecordDict) -> int:
     """Size of a message's payload, in bytes."""
-    arrays = cast(Iterable[ArrayRecord], content.array_records.values())
-    total = sum(len(array.data) for record in arrays for array in record.values())
-    records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
-    for value in (value for record in records for value in record.values()):
-        for item in value if isinstance(value, list) else (value,):
-            total += len(item) if isinstance(item, (bytes, str)) else 8
+    total = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(len(array.data) for array in record.values())
+            continue
+        for value in record.values():
+            for item in value if isinstance(value, list) else (value,):
+                total += len(item) if isinstance(item, (bytes, str)) else 8
     return total
 
 

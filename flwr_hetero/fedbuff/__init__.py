@@ -13,5 +13,5 @@ Algorithm 1. Server model w, version t; ``concurrency`` nodes are at work.
     6: when the buffer holds K updates:                     strategy.FedBuff.due
     7:     w <- w + eta_g sum(buffer) / K;  t <- t + 1      server.aggregate.with_update
 
-What is ours: nodes that answer more often do not count more (algorithm.interval_weights).
+What is ours: nodes that answer more often do not count more (algorithm.merge_weights).
 """

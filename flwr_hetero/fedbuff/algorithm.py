@@ -1,11 +1,20 @@
 """FedBuff, Nguyen et al.: Algorithm 1 on NumPy arrays, and weights that do not depend on speed."""
 
+from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+
+MEMORY = 10
+"""Replies of a node over which its means are taken."""
+OUTLIER = 10.0
+"""Usual intervals that a single one counts at most."""
+SHORTEST_S = 1e-3
+"""Shortest interval between two replies of a node."""
 
 
 # --- Algorithm 1 -------------------------------------------------------------------------------
@@ -46,35 +55,51 @@ class Weights(NamedTuple):
     weights: Floats
     step: float
     clipped_share: float
-    mean: float
-    """Long-run mean of the weights; continue with it."""
 
 
-def interval_weights(
-    weights: ArrayLike, intervals_s: ArrayLike, mean: float, rate: float, limit: float
+def merge_weights(
+    weights: ArrayLike, all_weights: ArrayLike, replies_per_s: ArrayLike, limit: float = inf
 ) -> Weights:
-    r"""Let every node count by its own weight, however often it answers.
+    r"""Weigh a buffer's updates against the mean of all replies, not that of the buffer.
 
-    .. math:: v_i = \min(p_i \, \Delta_i, \; c \bar v)
+    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c \bar v)}{\bar v} d_i,
+              \qquad \bar v = \frac{\sum_j r_j v_j}{\sum_j r_j}
 
-    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{v_i}{\bar v} d_i
+    Node j sends :math:`r_j` replies a second. With :math:`v_j = p_j / r_j` it adds
+    :math:`p_j d_j` per second, whatever its speed. Against the mean of the buffer a heavy update
+    would count less, for it makes that mean.
 
-    A node with weight :math:`p_i` that answers every :math:`\Delta_i` seconds adds
-    :math:`p_i d_i` per second. :math:`\bar v` is a running mean and not that of the buffer, for
-    a slow node's update would else count less in the buffer that it is in.
+    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,), of every node;
+    limit: c, at least 1.
 
-    weights, intervals_s: (num_updates,); mean: 0 at first; rate in (0, 1] of the new figures in
-    it; limit: c, at least 1.
-
-    >>> found = interval_weights([1.0, 1.0], [1.0, 3.0], mean=0.0, rate=1.0, limit=4.0)
-    >>> found.weights, found.step
-    (array([1., 3.]), 1.0)
+    >>> merge_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5]).step
+    0.6666666666666666
     """
-    raw = np.asarray(weights, np.float64) * np.asarray(intervals_s, np.float64)
-    usual = mean + rate * (float(raw.mean()) - mean) if mean else float(raw.mean())
-    clipped = np.minimum(raw, limit * usual)
-    mean = mean + rate * (float(clipped.mean()) - mean) if mean else float(clipped.mean())
+    raw, every = np.asarray(weights, np.float64), np.asarray(all_weights, np.float64)
+    rate = np.asarray(replies_per_s, np.float64)
+    most = limit * float(np.average(every, weights=rate)) if limit < inf else inf
+    mean = float(np.average(np.minimum(every, most), weights=rate))
+    clipped = np.minimum(raw, most)
     if not mean:
-        return Weights(np.ones(len(raw)), 1.0, 0.0, 0.0)
+        return Weights(np.ones(len(raw)), 1.0, 0.0)
     left_out = 1.0 - float(clipped.sum() / raw.sum()) if raw.sum() else 0.0
-    return Weights(clipped, float(clipped.mean()) / mean, left_out, mean)
+    return Weights(clipped, float(clipped.mean()) / mean, left_out)
+
+
+@dataclass
+class Usual:
+    """What is usual of a node's replies: running means over the last ones."""
+
+    weight: float = 0.0
+    interval_s: float = 0.0
+    discount: float = 1.0
+    count: int = 0
+
+    def see(self, weight: float, interval_s: float, discount: float) -> None:
+        """Learn from a reply; an interval counts as ten usual ones at most, as after an absence."""
+        self.count = min(self.count + 1, MEMORY)
+        longest_s = OUTLIER * self.interval_s if self.count > 1 else inf
+        interval_s = min(max(interval_s, SHORTEST_S), longest_s)
+        self.weight += (weight - self.weight) / self.count
+        self.interval_s += (interval_s - self.interval_s) / self.count
+        self.discount += (discount - self.discount) / self.count

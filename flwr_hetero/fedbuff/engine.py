@@ -119,10 +119,10 @@ class Work:
 
     def _idle(self) -> list[int]:
         """Return the nodes online that are not at work and may be asked, sorted by identity."""
-        now_s, busy = self.now_s, self.busy
-        self.rests_until_s = {n: s for n, s in self.rests_until_s.items() if s > now_s}
-        online = online_nodes(self.run.grid)
-        idle = [n for n in online if n not in busy and n not in self.rests_until_s]
+        if self.rests_until_s:
+            now_s, rests = self.now_s, self.rests_until_s.items()
+            self.rests_until_s = {node: until_s for node, until_s in rests if until_s > now_s}
+        idle = online_nodes(self.run.grid) - self.busy.keys() - self.rests_until_s.keys()
         return sorted(idle, key=self.session.registry.sort_key)
 
     def _instructions(self) -> list[Message]:
@@ -168,7 +168,7 @@ class Work:
             return None
         if reply is None:
             self.session.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
-            return self._rest(node_id)
+            return self._rest(node_id, self.run.timeout_s)
         message_id = sent.instruction.metadata.message_id
         if not self.mail.is_local and not self.session.clock.emulated:
             now.round_trip_s[message_id] = self.now_s - sent.sent_s
@@ -183,10 +183,14 @@ class Work:
         weight_key = getattr(self.run.strategy.chain()[-1], "weighted_by_key", None)
         return Expected(self.run.arrays, weight_key)
 
-    def _rest(self, node_id: int) -> None:
-        """Leave a node alone after a failure; give up if no node answers any more."""
+    def _rest(self, node_id: int, at_least_s: float = 0.0) -> None:
+        """Leave a node alone after a failure; give up if no node answers any more.
+
+        A node that was too slow is still at work: it rests as long again.
+        """
         count = self.failures[node_id] = self.failures.get(node_id, 0) + 1
-        self.rests_until_s[node_id] = self.now_s + REST_S * 2 ** (min(count, MAX_FAILURES) - 1)
+        rest_s = max(REST_S, at_least_s) * 2 ** (min(count, MAX_FAILURES) - 1)
+        self.rests_until_s[node_id] = self.now_s + rest_s
         if self.busy or self.buffer:
             return
         refused = self.exchange.refused

@@ -1,7 +1,7 @@
 """Instructions under way, on the fleet's clock: virtual where devices are emulated."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -42,7 +42,8 @@ class Mail:
         self.clock, self.timeout_s = clock, timeout_s
         self.is_local = hasattr(self.fleet, "virtual_time_s")
         self.is_simulated = is_simulated(grid)
-        self.open: dict[str, Sent] = {}
+        self.open: dict[str, Sent] = {}  # the one that is given up first is the first
+        self.late: set[str] = set()  # given up: replies are collected and thrown away
         self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
         self._zero_s = clock.virtual_s - self._fleet_s()
 
@@ -60,18 +61,30 @@ class Mail:
 
     def next(self, wake_s: float = inf) -> list[tuple[Sent, Message | None]]:
         """Wait for the next reply, or until a time; None for an instruction given up."""
-        wake_s = min([wake_s, *(sent.until_s for sent in self.open.values())])
+        for sent in self.open.values():
+            wake_s = min(wake_s, sent.until_s)
+            break
         if self.is_local:
-            replies = self.fleet.wait_for_next(self.open, wake_s - self._zero_s)
+            ids = self.open.keys() | self.late if self.late else self.open.keys()
+            replies = self.fleet.wait_for_next(ids, wake_s - self._zero_s)
             self._tick()
         elif self.is_simulated and self._wait_for_emulated():
             replies = self._next_held(wake_s)
         else:
             replies = self._wait(wake_s)
-        now_s = self.clock.virtual_s
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        over = [i for i, sent in self.open.items() if i in answered or sent.until_s <= now_s]
-        return [(self.open.pop(i), answered.get(i)) for i in over]
+        self.late -= answered.keys()
+        arrived = [(self.open.pop(i), answered[i]) for i in answered if i in self.open]
+        return [*arrived, *self._given_up()]
+
+    def _given_up(self) -> Iterator[tuple[Sent, None]]:
+        """Give up what is open for too long."""
+        while self.open:
+            message_id, sent = next(iter(self.open.items()))
+            if sent.until_s > self.clock.virtual_s:
+                return
+            self.late.add(message_id)
+            yield self.open.pop(message_id), None
 
     def _fleet_s(self) -> float:
         return float(self.fleet.virtual_time_s) if self.is_local else time.monotonic()
@@ -88,7 +101,8 @@ class Mail:
     def _wait(self, wake_s: float) -> list[Message]:
         """Poll a fleet in real time."""
         while True:
-            replies = [*self._drop_held(), *self.fleet.pull_messages(list(self.open))]
+            ids = [*self.open, *self.late]
+            replies = [*self._drop_held(), *self.fleet.pull_messages(ids)]
             self._tick()
             if replies or self.clock.virtual_s >= wake_s:
                 return replies

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Set
+from dataclasses import asdict
 from logging import INFO
 from math import inf
 from typing import Any, ClassVar
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.fedbuff.algorithm import (
+    Usual,
     Weights,
     default_buffer,
-    interval_weights,
+    merge_weights,
     staleness_weights,
 )
 from flwr_hetero.fedbuff.engine import Arrival, run_asynchronously
@@ -29,10 +31,6 @@ from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_
 
 STALENESS = {"sqrt": 0.5, "none": 0.0}
 WEIGHTINGS = ("fair", "examples", "equal")
-MEMORY = 100
-"""Merges over which the mean weight is taken."""
-SMOOTHING = 0.9
-"""Weight of the past in a node's usual staleness weight."""
 
 
 class FedBuff(Selection):
@@ -128,9 +126,7 @@ class FedBuff(Selection):
         self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
         self.max_weight = check_number("max_weight", max_weight, "[1, inf)")
         self.last_reply_s: dict[str, float] = {}
-        self.usual_discount: dict[str, float] = {}
-        self.mean_weight = 0.0
-        self.num_merges = 0
+        self.usual: dict[str, Usual] = {}
         self._starting: list[int] = []
         self._arrivals: dict[str, Arrival] = {}
         self._staleness: dict[str, int] = {}
@@ -184,11 +180,12 @@ class FedBuff(Selection):
         """Add each update to the present model, scaled by its staleness and the merge's step."""
         if not replies:
             return replies
-        found = self._weigh(replies)
         stale = [self._staleness[reply.metadata.reply_to_message_id] for reply in replies]
-        scales = found.step * self._discounts(replies, stale)
+        discounts = staleness_weights(stale, self.exponent)
+        found = self._weigh(replies, discounts)
+        scales = found.step * self._even(replies, discounts)
         moved = [self._rebased(*pair) for pair in zip(replies, scales.tolist(), strict=True)]
-        self._note(replies, stale, found)
+        self._note(replies, found)
         return super().on_replies(server_round, moved)
 
     def weights(self, replies: list[Message]) -> list[float]:
@@ -198,33 +195,37 @@ class FedBuff(Selection):
         factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
         return [w * f for w, f in zip(super().weights(replies), factors, strict=True)]
 
-    def _weigh(self, replies: list[Message]) -> Weights:
-        """Set the factors of this merge's weights, and continue their long-run mean."""
-        ids = [reply.metadata.reply_to_message_id for reply in replies]
-        self.num_merges += 1
+    def _weigh(self, replies: list[Message], discounts: NDArray[np.float64]) -> Weights:
+        """Learn what is usual of these nodes, and set the factors of this merge's weights."""
         if self.weighting == "equal":
-            return Weights(np.ones(len(ids)), 1.0, 0.0, 0.0)
-        fair, weights = self.weighting == "fair", super().weights(replies)
-        intervals_s = [self._intervals_s[i] if fair else 1.0 for i in ids]
-        limit, rate = self.max_weight if fair else inf, 1 / min(self.num_merges, MEMORY)
-        found = interval_weights(weights, intervals_s, self.mean_weight, rate, limit)
-        self.mean_weight = found.mean
+            return Weights(np.ones(len(replies)), 1.0, 0.0)
+        weights, mine = super().weights(replies), []
+        for reply, weight, discount in zip(replies, weights, discounts.tolist(), strict=True):
+            node = self.identity(reply.metadata.src_node_id)
+            usual = self.usual.setdefault(node, Usual())
+            usual.see(weight, self._intervals_s[reply.metadata.reply_to_message_id], discount)
+            mine.append(usual.interval_s)
+        fair = self.weighting == "fair"
+        every, all_s = np.array([(u.weight, u.interval_s) for u in self.usual.values()]).T
+        found = merge_weights(
+            np.multiply(weights, mine) if fair else weights,
+            every * all_s if fair else every,
+            1 / all_s,
+            self.max_weight if fair else inf,
+        )
         factors = found.weights / np.where(weights, weights, 1.0)
+        ids = [reply.metadata.reply_to_message_id for reply in replies]
         self._factors = dict(zip(ids, factors.tolist(), strict=True))
         return found
 
-    def _discounts(self, replies: list[Message], stale: list[int]) -> NDArray[np.float64]:
-        """Weigh stale updates down (l. 4); if fair, those staler than is usual for their node."""
-        weights = staleness_weights(stale, self.exponent)
+    def _even(self, replies: list[Message], discounts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Weigh down only what is staler than is usual for its node, or slow ones count less."""
         if self.weighting != "fair":
-            return weights
-        usual = []
-        for reply, weight in zip(replies, weights.tolist(), strict=True):
-            node = self.identity(reply.metadata.src_node_id)
-            before = self.usual_discount.get(node, weight)
-            self.usual_discount[node] = SMOOTHING * before + (1 - SMOOTHING) * weight
-            usual.append(self.usual_discount[node])
-        return np.asarray(weights.mean() * weights / usual)
+            return discounts
+        nodes = [self.identity(reply.metadata.src_node_id) for reply in replies]
+        every, all_s = np.array([(u.discount, u.interval_s) for u in self.usual.values()]).T
+        own = np.array([self.usual[node].discount for node in nodes])
+        return np.asarray(np.average(every, weights=1 / all_s) * discounts / own)
 
     def _rebased(self, reply: Message, scale: float) -> Message:
         """Add a node's update to the present model (Alg. 1, l. 7)."""
@@ -234,13 +235,13 @@ class FedBuff(Selection):
             return reply
         return with_update(reply, start, now, scale)
 
-    def _note(self, replies: list[Message], stale: list[int], found: Weights) -> None:
+    def _note(self, replies: list[Message], found: Weights) -> None:
         """Keep what the history says of this merge."""
-        nodes = [self.identity(reply.metadata.src_node_id) for reply in replies]
-        arrivals = [self._arrivals[reply.metadata.reply_to_message_id] for reply in replies]
+        good = {reply.metadata.reply_to_message_id for reply in replies}
+        arrivals = [arrival for i, arrival in self._arrivals.items() if i in good]
         self._info = {
-            "nodes": nodes,
-            "staleness": stale,
+            "nodes": [self.identity(arrival.sent.node_id) for arrival in arrivals],
+            "staleness": [self._staleness[i] for i in self._arrivals if i in good],
             "age_s": [a.arrived_s - a.sent.sent_s for a in arrivals],
             "step": found.step,
             "clipped_share": found.clipped_share,
@@ -253,26 +254,20 @@ class FedBuff(Selection):
         return self._info
 
     def state_dict(self) -> StateDict:
-        """Return the generator, when each node replied last, and the mean weight."""
+        """Return the generator, when each node replied last, and what is usual of its replies."""
         return {
             "rng": rng_to_str(self.rng),
             "last_reply_s": json.dumps(self.last_reply_s),
-            "usual_discount": json.dumps(self.usual_discount),
-            "mean_weight": self.mean_weight,
-            "num_merges": self.num_merges,
+            "usual": json.dumps({node: asdict(usual) for node, usual in self.usual.items()}),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        tables = {"last_reply_s": str, "usual_discount": str}
-        check_state(
-            state, {"rng": str, **tables, "mean_weight": float, "num_merges": int}, "FedBuff"
-        )
+        check_state(state, {"rng": str, "last_reply_s": str, "usual": str}, "FedBuff")
         self.rng = rng_from_str(str(state["rng"]))
         self.last_reply_s = json.loads(str(state["last_reply_s"]))
-        self.usual_discount = json.loads(str(state["usual_discount"]))
-        self.mean_weight = float(state["mean_weight"])
-        self.num_merges = int(state["num_merges"])
+        usual = json.loads(str(state["usual"]))
+        self.usual = {node: Usual(**means) for node, means in usual.items()}
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""

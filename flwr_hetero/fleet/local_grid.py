@@ -1,8 +1,9 @@
 """An emulated fleet in this process: Flower's Grid on a virtual clock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
@@ -83,6 +84,8 @@ class _Traffic:
 
     asked: int = 0
     pending: dict[str, tuple[float, Message | None]] = field(default_factory=dict)
+    in_order: list[tuple[float, str]] = field(default_factory=list)
+    """Arrivals as a heap; some may have been collected."""
 
 
 class LocalGrid(Grid):
@@ -231,6 +234,7 @@ class LocalGrid(Grid):
             if reply is not None:
                 set_message_id(reply, f"{message_id}-reply")
             self.traffic.pending[message_id] = arrival_s, reply
+            heappush(self.traffic.in_order, (arrival_s, message_id))
             ids.append(message_id)
         return ids
 
@@ -285,12 +289,22 @@ class LocalGrid(Grid):
 
     def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
         """Wait for the next reply, or until a virtual time; return what has arrived by then."""
-        ids = set(message_ids)
-        arrivals = [arrival_s for i, (arrival_s, _) in self.traffic.pending.items() if i in ids]
-        next_s = min(arrivals, default=inf)
-        if min(next_s, until_s) < inf:
-            self.virtual_time_s = max(self.virtual_time_s, min(next_s, until_s))
-        return self._collect(ids, self.virtual_time_s)
+        ids = message_ids if isinstance(message_ids, Set) else set(message_ids)
+        pending, queue = self.traffic.pending, self.traffic.in_order
+        mine: set[str] = set()
+        others: list[tuple[float, str]] = []
+        while queue and queue[0][0] <= until_s and queue[0][0] < inf:
+            at_s, message_id = heappop(queue)
+            if message_id in pending and message_id not in ids:
+                others.append((at_s, message_id))
+            elif message_id in pending:
+                mine.add(message_id)
+                until_s = max(self.virtual_time_s, at_s)
+        for entry in others:
+            heappush(queue, entry)
+        if until_s < inf:
+            self.virtual_time_s = max(self.virtual_time_s, until_s)
+        return self._collect(mine, self.virtual_time_s)
 
     def _answer(self, message: Message) -> tuple[float, Message | None]:
         """Return when a node's reply arrives, and the reply; None if it sends none."""

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.fedbuff.algorithm import default_buffer, interval_weights, staleness_weights
+from flwr_hetero.fedbuff.algorithm import Usual, default_buffer, merge_weights, staleness_weights
 
 
 @pytest.mark.parametrize(("exponent", "weights"), [(0.5, [1, 0.5]), (0, [1, 1]), (1, [1, 0.25])])
@@ -12,25 +12,51 @@ def test_staleness_weights(exponent, weights):
 def test_nodes_count_by_their_weight_whatever_their_pace():
     weight, interval_s = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 8.0])
     arrivals = sorted((t, i) for i, s in enumerate(interval_s) for t in np.arange(s, 8000.0, s))
-    total, mean = np.zeros(3), 0.0
-    for number, start in enumerate(range(0, len(arrivals) - 3, 4), 1):
+    total, steps = np.zeros(3), []
+    for start in range(0, len(arrivals) - 3, 4):
         nodes = [node for _, node in arrivals[start : start + 4]]
-        found = interval_weights(weight[nodes], interval_s[nodes], mean, 1 / min(number, 100), 99.0)
-        mean = found.mean
+        every = weight * interval_s
+        found = merge_weights(every[nodes], every, 1 / interval_s, 99.0)
+        steps.append(found.step)
         np.add.at(total, nodes, found.step * found.weights / found.weights.sum())
     np.testing.assert_allclose(total / total.sum(), weight / weight.sum(), rtol=0.01)
+    assert np.mean(steps) == pytest.approx(1.0, rel=0.01)
 
 
 def test_weights_are_clipped_and_it_is_said():
-    found = interval_weights([1.0] * 4, [1, 1, 1, 97], mean=0.0, rate=0.5, limit=2.0)
+    every, rate = [1.0, 1.0, 1.0, 97.0], [1.0] * 4
+    found = merge_weights(every, every, rate, limit=2.0)
     np.testing.assert_allclose(found.weights, [1, 1, 1, 50])
     assert found.clipped_share == pytest.approx(47 / 100)
+    assert found.step == pytest.approx(1.0)  # of the weights as they are after clipping
+    alone = merge_weights([97.0], every, rate, limit=2.0)
+    assert alone.step == pytest.approx(50 / (53 / 4))
 
 
 def test_weights_of_zero_count_alike():
-    found = interval_weights([0.0, 0.0], [1, 1], mean=0.0, rate=0.5, limit=2.0)
+    found = merge_weights([0.0, 0.0], [0.0, 0.0], [1, 1], limit=2.0)
     assert found.weights.tolist() == [1, 1]
     assert found.step == 1
+    assert merge_weights([0.0, 0.0], [0.0, 5.0], [1, 1]).step == 0
+
+
+def test_usual_of_a_node():
+    usual = Usual()
+    for number in range(1, 4):
+        usual.see(weight=10.0 * number, interval_s=2.0 * number, discount=1 / number)
+    assert (usual.weight, usual.interval_s) == pytest.approx((20.0, 4.0))
+    assert usual.discount == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+    for _ in range(100):
+        usual.see(5.0, 1.0, 0.5)
+    assert (usual.weight, usual.interval_s, usual.discount) == pytest.approx((5, 1, 0.5), rel=0.01)
+    usual.see(5.0, 1e6, 0.5)  # it was away
+    assert usual.interval_s == pytest.approx(1.9, rel=0.01)
+
+
+def test_a_node_that_answers_at_once_has_an_interval():
+    usual = Usual()
+    usual.see(1.0, 0.0, 1.0)
+    assert 0 < usual.interval_s < 0.01
 
 
 def test_default_buffer_is_never_more_than_the_nodes():

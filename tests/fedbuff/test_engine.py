@@ -1,0 +1,106 @@
+"""The engine on the virtual clock, by hand and against a naive twin of the paper's rule."""
+
+import numpy as np
+import pytest
+from oracles.fedbuff import fedbuff
+from quadratics import STEPS, Watched, fedavg, models
+from recording import History
+
+from flwr_hetero.strategy import FedBuff
+
+GOALS = [1.0, -2.0, 3.0, 0.5, 8.0]
+SPEEDS = [5.0, 3.17, 1.31, 0.713, 0.1107]  # no two replies come together
+LR = 0.03
+
+
+def paper(**settings):
+    return History(FedBuff(fedavg(), weighting="equal", **settings))
+
+
+@pytest.mark.parametrize(("concurrency", "size"), [(5, 2), (5, 4), (5, 9), (3, 3), (1, 2)])
+def test_the_papers_rule_equals_its_naive_twin(concurrency, size):
+    grid = Watched(GOALS, SPEEDS, lr=LR)
+    strategy = paper(concurrency=concurrency, buffer_size=size)
+    found, _ = models(strategy, grid, 30, x=0.3)
+    starts = [node for _, node, _, _ in grid.sent]
+    expected, merged = fedbuff(
+        0.3,
+        lambda node, x: GOALS[node] + (1 - LR) ** STEPS * (x - GOALS[node]),
+        [STEPS / speed for speed in SPEEDS],
+        starts,
+        concurrency,
+        size,
+        30,
+    )
+    assert found == pytest.approx(expected, rel=1e-12)
+    ours = [record["fedbuff"] for record in strategy.records[1:]]
+    names = [[(f"node-{node}", s) for node, s in merge] for merge in merged]
+    assert [list(zip(o["nodes"], o["staleness"], strict=True)) for o in ours] == names
+    assert max(s for merge in merged for _, s in merge) > (2 if concurrency > 1 else 0) - 1
+
+
+def test_two_nodes_by_hand():
+    """Node 0 answers after 10, 20, 30 s, node 1 after 25 s: one update each, K = 2."""
+    grid = Watched([1.0, 0.0], [1.0, 0.4], lr=0.5)
+    strategy = paper(buffer_size=2)
+    found, _ = models(strategy, grid, 2, x=0.0)
+    far = 1 - 0.5**STEPS  # of the way to the goal
+    # 10 s: node 0, 20 s: node 0 again, from the same model: merged; 25 s: node 1, 30 s: node 0
+    first = (far * 1.0 + far * 1.0) / 2
+    second = first + (0.0 / np.sqrt(2) + far * (1 - first)) / 2
+    assert found == pytest.approx([0.0, first, second])
+    assert [r["virtual_s"] for r in strategy.records] == pytest.approx([0, 20, 30])
+    merges = [record["fedbuff"] for record in strategy.records[1:]]
+    assert [merge["nodes"] for merge in merges] == [["node-0", "node-0"], ["node-1", "node-0"]]
+    assert [merge["staleness"] for merge in merges] == [[0, 0], [1, 0]]
+    assert [merge["age_s"] for merge in merges] == [
+        pytest.approx([10, 10]),
+        pytest.approx([25, 10]),
+    ]
+    # both are started at 0 s, node 0 again at 10 s; with the merged model at 20 s, and so on
+    assert grid.sent == [
+        (0.0, 0, "train", 1),
+        (0.0, 1, "train", 1),
+        (pytest.approx(10), 0, "train", 1),
+        (pytest.approx(20), 0, "train", 2),
+        (pytest.approx(25), 1, "train", 2),
+    ]
+    assert [r["device_s"] for r in strategy.records[1:]] == pytest.approx([40.0, 20.0])
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 7, 99])
+def test_no_more_nodes_are_at_work_than_asked_for(concurrency):
+    grid = Watched([1.0] * 7, np.linspace(0.5, 4, 7), jitter=0.5, seed=3)
+    models(paper(concurrency=concurrency, buffer_size=2), grid, 40)
+    assert grid.most == min(concurrency, 7)
+    began = {}
+    for at_s, node, _, _ in grid.sent:
+        began.setdefault(at_s, []).append(node)
+    assert len(began[0.0]) == grid.most  # at once, and then one for each that answers
+    assert all(len(nodes) == 1 for at_s, nodes in began.items() if at_s)
+
+
+def test_idle_nodes_are_drawn_uniformly():
+    grid = Watched([1.0] * 6, [8.0, 4, 2, 1, 0.5, 0.25])
+    models(paper(concurrency=2, buffer_size=2), grid, 400)
+    expected, drawn, free = np.zeros(6), np.zeros(6), set(range(6))
+    events = [(at_s, 1, node) for at_s, node, _, _ in grid.sent]
+    events += [(at_s, 0, node) for at_s, node in grid.received]
+    for _, is_start, node in sorted(events):
+        if is_start:
+            if len(free) == 5:  # one is at work
+                expected[list(free)] += 1 / 5
+                drawn[node] += 1
+            free.remove(node)
+        else:
+            free.add(node)
+    assert drawn.sum() == pytest.approx(expected.sum())
+    assert np.abs(drawn - expected).max() < 4 * np.sqrt(expected.max())
+    assert drawn.std() > 1  # and they are drawn, not taken in turn
+
+
+def test_buffer_is_half_of_the_nodes_at_work():
+    for num_nodes, concurrency, size in [(10, None, 5), (10, 4, 3), (2, None, 2), (1, None, 1)]:
+        strategy = paper(concurrency=concurrency)
+        models(strategy, Watched([1.0] * num_nodes, [1 + i for i in range(num_nodes)]), 4)
+        assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4

@@ -1,0 +1,96 @@
+"""Whose objective is optimised: where x stays on quadratics whose weighted means are known.
+
+The slow half of the nodes pulls x to 1, the quick half to 0. Examples are such that FedAvg's
+optimum is 0.5, and where quick nodes count more x is far below.
+"""
+
+import numpy as np
+import pytest
+from quadratics import Watched, fedavg, models
+from recording import History
+
+from flwr_hetero.strategy import FedBuff, LocalSteps
+
+GOALS = np.array([0.0] * 4 + [1.0] * 4)
+EXAMPLES = [50, 150, 100, 100, 150, 50, 100, 100]
+SPEEDS = np.array([2.0, 1.71, 1.33, 1.13, 0.61, 0.557, 0.503, 0.457])
+LR = 8e-4
+
+
+def mean(strategy, merges, speeds=SPEEDS, lr=LR, **settings):
+    """Return the mean of x over the last three quarters of a run that begins at 0.5."""
+    grid = Watched(GOALS, speeds, lr=lr, examples=EXAMPLES, **settings)
+    found, _ = models(strategy, grid, merges, x=0.5)
+    return found[merges // 4 :].mean()
+
+
+def weighted(*weights):
+    """Return the mean of the goals by products of weights."""
+    product = np.prod([np.asarray(w, float) for w in weights], axis=0)
+    return float(product @ GOALS / product.sum())
+
+
+def sliced():
+    return LocalSteps(fedavg(), fast_steps=10, budget="slice")
+
+
+@pytest.mark.parametrize(
+    ("build", "merges", "settings"),
+    [
+        pytest.param(lambda: FedBuff(fedavg()), 380, {}, id="all at work"),
+        pytest.param(
+            lambda: FedBuff(fedavg()), 250, {"speeds": [1.0] * 8, "jitter": 0.2}, id="equal speeds"
+        ),
+        pytest.param(lambda: FedBuff(sliced()), 300, {"lr": 6e-4}, id="slices"),
+        pytest.param(lambda: FedBuff(fedavg(), concurrency=3), 500, {}, id="three"),
+        pytest.param(
+            lambda: FedBuff(sliced(), concurrency=3), 500, {"lr": 6e-4}, id="three, slices"
+        ),
+    ],
+)
+def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, merges, settings):
+    assert mean(build(), merges, **settings) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "settings", "weights"),
+    [
+        ("equal", {}, [SPEEDS]),
+        ("examples", {}, [SPEEDS, EXAMPLES]),
+        ("examples", {"concurrency": 3}, [EXAMPLES]),  # starts are uniform, and so are replies
+    ],
+)
+def test_what_other_weightings_optimise(weighting, settings, weights):
+    """Replies come in proportion to speed, or to draws."""
+    strategy = FedBuff(fedavg(), weighting=weighting, staleness="none", **settings)
+    goal = weighted(np.ones(8), *weights)
+    grid = Watched(GOALS, SPEEDS, lr=2 * LR, examples=EXAMPLES)
+    found, _ = models(strategy, grid, 200, x=goal)
+    assert found[50:].mean() == pytest.approx(goal, rel=0.05 if settings else 0.02)
+
+
+def test_stale_nodes_count_less_by_the_papers_rule():
+    found = mean(FedBuff(fedavg(), weighting="equal"), 120, lr=6 * LR)
+    assert found < weighted(SPEEDS) - 0.02
+
+
+def test_what_clipping_leaves_out_is_in_the_history():
+    strategy = History(FedBuff(fedavg(), max_weight=1.0))
+    models(strategy, Watched(GOALS, SPEEDS, examples=EXAMPLES), 20)
+    shares = [record["fedbuff"]["clipped_share"] for record in strategy.records[5:]]
+    assert 0.05 < np.mean(shares) < 0.5
+
+
+@pytest.mark.parametrize(("weighting", "power"), [("normalised", 0), ("examples", 1), ("steps", 2)])
+def test_synchronous_steps_of_unequal_number(weighting, power):
+    """The round's map of x is linear: two rounds give its fixed point."""
+    strategy = History(LocalSteps(fedavg(), 10, budget="deadline", weighting=weighting))
+    found, _ = models(strategy, Watched(GOALS, SPEEDS, lr=1e-4, examples=EXAMPLES), 4)
+    before, middle, after = found[2:]
+    slope = (after - middle) / (middle - before)
+    steps_of = strategy.records[3]["local-steps"]["num-steps"]
+    steps = np.array([steps_of[f"node-{i}"] for i in range(8)])
+    assert max(steps) == 10 > 2 * min(steps)
+    weights = [steps**power] if weighting == "steps" else [EXAMPLES, steps**power]
+    goal = weighted(*weights)
+    assert middle + (after - middle) / (1 - slope) == pytest.approx(goal, rel=0.01)

@@ -1,0 +1,100 @@
+"""Nodes that descend on (x - goal)^2 / 2, and a grid that sees who is at work."""
+
+import logging
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+
+STEPS = 10
+"""Steps of a node that gets no number of them."""
+
+
+def fedavg(**settings):
+    """Make a FedAvg that does not evaluate."""
+    return FedAvg(**{"fraction_evaluate": 0.0} | settings)
+
+
+def start(x=0.0):
+    """Make a model of one number."""
+    return ArrayRecord({"x": Array(np.array([x]))})
+
+
+def app(goals, examples, lr, claims=None):
+    """Make a ClientApp; a reply takes 1 s for each step and unit of speed.
+
+    ``claims``: partition to what it says of its examples processed.
+    """
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        partition = int(context.node_config["partition-id"])
+        steps = int(message.content["config"].get("num-steps", STEPS))
+        x, goal = message.content["arrays"]["x"].numpy(), goals[partition]
+        metrics = {
+            "num-examples": examples[partition],
+            "num-steps": steps,
+            "examples-processed": (claims or {}).get(partition, steps),
+        }
+        arrays = ArrayRecord({"x": Array(goal + (1 - lr) ** steps * (x - goal))})
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        partition = int(context.node_config["partition-id"])
+        x = float(message.content["arrays"]["x"].numpy()[0])
+        metrics = {"num-examples": examples[partition], "eval-loss": (x - goals[partition]) ** 2}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return app
+
+
+class Watched(LocalGrid):
+    """See what is sent when, and that nothing is sent to a node at work."""
+
+    def __init__(self, goals, speeds, *, lr=0.1, examples=None, claims=None, jitter=0.0, **more):
+        examples = examples or [100] * len(goals)
+        devices = [DeviceProfile(s, jitter=jitter, seconds_per_example=1.0) for s in speeds]
+        super().__init__(app(goals, examples, lr, claims), devices, **more)
+        self.sent, self.received, self.at_work, self.most = [], [], {}, 0
+
+    def push_messages(self, messages):
+        """Note when what was sent to which partition, and the model's number."""
+        messages = list(messages)
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            assert node_id not in self.at_work.values(), "the node is at work"
+            number, kind = message.content["config"]["server-round"], message.metadata.message_type
+            self.sent.append((self.virtual_time_s, node_id - 1000, kind, int(number)))
+        ids = list(super().push_messages(messages))
+        self.at_work |= {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
+        self.most = max(self.most, len(self.at_work))
+        return ids
+
+    def _collect(self, ids, until_s):
+        """Note which replies come when."""
+        replies = super()._collect(ids, until_s)
+        for reply in replies:
+            node_id = self.at_work.pop(reply.metadata.reply_to_message_id)
+            self.received.append((self.virtual_time_s, node_id - 1000))
+        return replies
+
+
+def models(strategy, grid, merges, x=0.0, **settings):
+    """Run a strategy; return x after each merge, the initial one first, and the result."""
+    found = []
+
+    def watch(number, arrays):
+        found.append(float(arrays["x"].numpy()[0]))
+
+    logging.disable(logging.WARNING)
+    try:
+        result = strategy.start(grid, start(x), merges, evaluate_fn=watch, **settings)
+    finally:
+        logging.disable(logging.NOTSET)
+    return np.array(found), result
