@@ -34,22 +34,30 @@ def sliced():
     return LocalSteps(fedavg(), fast_steps=10, budget="slice")
 
 
+def case(name, build, merges, rel=0.01, marks=(), **settings):
+    return pytest.param(build, merges, rel, settings, id=name, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("build", "merges", "settings"),
+    ("build", "merges", "rel", "settings"),
     [
-        pytest.param(lambda: FedBuff(fedavg()), 380, {}, id="all at work"),
-        pytest.param(
-            lambda: FedBuff(fedavg()), 250, {"speeds": [1.0] * 8, "jitter": 0.2}, id="equal speeds"
-        ),
-        pytest.param(lambda: FedBuff(sliced()), 300, {"lr": 6e-4}, id="slices"),
-        pytest.param(lambda: FedBuff(fedavg(), concurrency=3), 500, {}, id="three"),
-        pytest.param(
-            lambda: FedBuff(sliced(), concurrency=3), 500, {"lr": 6e-4}, id="three, slices"
+        case("all at work", lambda: FedBuff(fedavg()), 300),
+        case("equal speeds", lambda: FedBuff(fedavg()), 250, speeds=[1.0] * 8, jitter=0.2),
+        case("slices", lambda: FedBuff(sliced()), 250, lr=6e-4),
+        case("three", lambda: FedBuff(fedavg(), concurrency=3), 350),
+        case("three, slices", lambda: FedBuff(sliced(), concurrency=3), 300, 0.02, lr=4e-4),
+        case(
+            "three, slices, long",
+            lambda: FedBuff(sliced(), concurrency=3),
+            1500,
+            lr=3e-4,
+            marks=pytest.mark.nightly,
         ),
     ],
 )
-def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, merges, settings):
-    assert mean(build(), merges, **settings) == pytest.approx(0.5, rel=0.01)
+def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, merges, rel, settings):
+    """Up to the drift of nodes that take many steps, half a per cent here."""
+    assert mean(build(), merges, **settings) == pytest.approx(0.5, rel=rel)
 
 
 @pytest.mark.parametrize(
