@@ -79,6 +79,8 @@ class Nodes:
         partition = int(context.node_config[keys.PARTITION_ID])
         w = message.content["arrays"]["w"].numpy()
         metrics = {"num-examples": 10, "train-loss": float(np.mean((w - partition) ** 2))}
+        if steps := message.content["config"].get(keys.NUM_STEPS):
+            metrics[keys.NUM_STEPS] = int(steps)
         new = ArrayRecord({"w": Array((w + 0.1 * (partition - w)).astype(np.float32))})
         content = RecordDict({"arrays": new, "metrics": MetricRecord(metrics)})
         if order := message.content.config_records.get(keys.ORDER):
