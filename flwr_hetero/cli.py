@@ -127,24 +127,25 @@ def _print_table(comparison: "Comparison", target_is_default: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from flwr_hetero.report.compare import cost_text
+    from flwr_hetero.report.compare import clock_text, cost_text, units
+    from flwr_hetero.report.nodes import last_fairness
     from flwr_hetero.report.style import figure, words
 
-    metric, clock = comparison.metric, comparison.clock
+    metric, clock, counted = comparison.metric, comparison.clock, units(comparison.runs)
     table = Table(
-        title=f"{words(metric)} against {CLOCKS[clock]}",
+        title=f"{words(metric)} against {clock_text(clock, comparison.runs)}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
     table.add_column("run", overflow="fold")
-    for name in ("rounds", "final", "best", "in all", "to target", "speed-up"):
+    for name in (" or ".join(counted), "final", "best", "in all", "to target", "speed-up"):
         table.add_column(name, justify="right")
     for row in comparison.rows:
-        reached = cost_text(clock, row.to_target)
+        reached = cost_text(clock, row.to_target, counted[0])
         speed_up = "" if row.speed_up is None else f"{row.speed_up:.3g} x"
         quality = (figure(metric, row.final), figure(metric, row.best))
-        total = cost_text(clock, row.total)
+        total = cost_text(clock, row.total, counted[0])
         table.add_row(Text(row.name), str(row.rounds), *quality, total, reached, speed_up)
     console = Console()
     console.print(table)
@@ -153,3 +154,11 @@ def _print_table(comparison: "Comparison", target_is_default: bool) -> None:
     console.print(
         Text(f"Target: {words(metric)} {target}, {why}. Baseline: {comparison.baseline}.")
     )
+    for name, run in comparison.runs.items():
+        if (found := last_fairness(run)) is not None:
+            worst, mean = (figure(found.metric, value) for value in (found.worst, found.mean))
+            said = f"{words(found.metric)} {worst} on the worst tenth, {mean} on all"
+            console.print(
+                Text(f"{name}: {said} {found.nodes} nodes, {run.unit} {found.round}."),
+                soft_wrap=True,
+            )

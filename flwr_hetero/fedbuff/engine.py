@@ -19,6 +19,7 @@ from flwr_hetero.server.rounds import (
     Run,
     aggregate,
     evaluate_centrally,
+    fairness,
     finish_round,
     log_round,
     opened,
@@ -227,6 +228,7 @@ class Work:
             record = aggregate(run, number, messages, [arrival.reply for arrival in due])
         record["global"] = evaluate_centrally(run, number)
         record["evaluate"] = self._evaluated(number)
+        record |= fairness(session)
         record |= {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
         record |= {"device_s": self.busy_s, "virtual_s": session.clock.virtual_s}
         record["failures"] = [failure._asdict() for failure in session.info.failures]

@@ -94,6 +94,9 @@ def compare(
     """Compare runs by the time that they need to reach a target."""
     first = next(iter(runs)) if baseline is None else baseline
     check_choice("baseline", first, list(runs))
+    if clock == "round" and len(units(runs)) > 1:
+        rule = "be virtual or wall where one run counts rounds and another merges"
+        raise invalid("clock", clock, rule)
     judged = metric or next(iter(runs.values())).main_metric()
     if judged is None:
         raise invalid("metric", metric, "be in the history, which has none")
@@ -140,33 +143,44 @@ def draw_comparison(comparison: Comparison) -> Figure:
     bars_height = 0.9 + 0.36 * count
     drawn = Figure(figsize=(WIDTH, 4.1 + bars_height), layout="constrained")
     grid = drawn.add_gridspec(2, 2, height_ratios=[4.1, bars_height])
-    by_time = drawn.add_subplot(grid[0, 0])
-    by_round = drawn.add_subplot(grid[0, 1], sharey=by_time)
-    cost = drawn.add_subplot(grid[1, :])
+    mixed = len(units(comparison.runs)) > 1
+    last = by_time = drawn.add_subplot(grid[0, :] if mixed else grid[0, 0])
     _draw_runs(by_time, comparison, "wall_s" if comparison.clock == "wall_s" else "virtual_s")
-    _draw_runs(by_round, comparison, "round")
-    by_round.set_ylabel("")
-    by_round.tick_params(labelleft=False)
-    by_round.legend(loc="upper right" if comparison.falls else "lower right")
-    _draw_costs(cost, comparison)
+    if not mixed:  # a merge is no round
+        last = drawn.add_subplot(grid[0, 1], sharey=by_time)
+        _draw_runs(last, comparison, "round")
+        last.set_ylabel("")
+        last.tick_params(labelleft=False)
+    last.legend(loc="upper right" if comparison.falls else "lower right")
+    _draw_costs(drawn.add_subplot(grid[1, :]), comparison)
     return drawn
 
 
-def cost_text(clock: str, cost: float | None) -> str:
+def units(runs: Runs) -> list[str]:
+    """Return what the runs count: rounds, merges or both."""
+    return sorted({f"{run.unit}s" for run in runs.values()}, reverse=True)
+
+
+def cost_text(clock: str, cost: float | None, unit: str = "rounds") -> str:
     """Write a cost by a clock."""
     if cost is None:
         return "never"
-    return f"{cost:.0f} rounds" if clock == "round" else duration(cost)
+    return f"{cost:.0f} {unit}" if clock == "round" else duration(cost)
 
 
-def _unit(clock: str, longest: float) -> TimeUnit:
-    return TimeUnit(1.0, "rounds") if clock == "round" else time_unit(longest)
+def clock_text(clock: str, runs: Runs) -> str:
+    """Name a clock."""
+    return units(runs)[0] if clock == "round" else CLOCKS[clock]
+
+
+def _unit(clock: str, longest: float, runs: Runs) -> TimeUnit:
+    return TimeUnit(1.0, units(runs)[0]) if clock == "round" else time_unit(longest)
 
 
 def _draw_runs(axes: Axes, comparison: Comparison, clock: str) -> None:
     times = {name: run.column(clock) for name, run in comparison.runs.items()}
     longest = max(np.nanmax(column, initial=0) for column in times.values())
-    unit = _unit(clock, longest)
+    unit = _unit(clock, longest, comparison.runs)
     shown = []
     for number, (name, run) in enumerate(comparison.runs.items()):
         values = run.metric(comparison.metric)
@@ -179,20 +193,20 @@ def _draw_runs(axes: Axes, comparison: Comparison, clock: str) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, comparison.target), max(high, comparison.target))
     metric_axis(axes, comparison.metric, np.concatenate([*shown, [comparison.target]]))
-    against = "rounds" if clock == "round" else "time"
+    against = unit.symbol if clock == "round" else "time"
     axes.set_title(f"{heading(comparison.metric)} against {against}")
     axes.set_xlabel(f"{CLOCKS[clock]} ({unit.symbol})")
     if clock == "round":
-        round_axis(axes)
+        round_axis(axes, unit.symbol.removesuffix("s"))
 
 
 def _draw_costs(axes: Axes, comparison: Comparison) -> None:
     longest = max(row.to_target or 0.0 for row in comparison.rows)
-    unit = _unit(comparison.clock, longest)
+    unit = _unit(comparison.clock, longest, comparison.runs)
     for number, row in enumerate(comparison.rows):
         width = (row.to_target or 0.0) / unit.seconds
         axes.barh(number, width, color=run_look(number)["color"], height=0.7)
-        text = cost_text(comparison.clock, row.to_target)
+        text = cost_text(comparison.clock, row.to_target, unit.symbol)
         if row.speed_up is not None and row.name != comparison.baseline:
             text += f", {row.speed_up:.3g} x {'faster' if row.speed_up >= 1 else 'the speed'}"
         end = (width, number)
@@ -203,6 +217,6 @@ def _draw_costs(axes: Axes, comparison: Comparison) -> None:
     axes.set_xlim(0, 1.22 * longest / unit.seconds if longest else 1)
     axes.grid(visible=False, axis="y")
     target = figure(comparison.metric, comparison.target)
-    clock = CLOCKS[comparison.clock].capitalize()
+    clock = clock_text(comparison.clock, comparison.runs).capitalize()
     axes.set_title(f"{clock} to reach {words(comparison.metric)} {target}")
     axes.set_xlabel(unit.symbol)

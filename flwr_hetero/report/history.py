@@ -19,6 +19,12 @@ CHECKPOINT = "checkpoint"
 
 TIFL = "tifl"
 """Section of the history that holds tiers."""
+FEDBUFF = "fedbuff"
+"""Section of a run without rounds: who was merged, how stale and how old."""
+FAIRNESS = "fairness"
+"""Section of how good the model is on each node."""
+EVALUATED = "evaluated-round"
+"""No metric: the merge whose model the nodes evaluated, which went on meanwhile."""
 METRICS = ("global", "evaluate", "train")
 """Where metrics are looked up, in this order: central evaluation first."""
 CLOCKS = {
@@ -74,6 +80,17 @@ class History:
         """Number of the last round; -1 if there is none."""
         return int(self.rounds[-1]["round"]) if self.rounds else -1
 
+    @property
+    def unit(self) -> str:
+        """What a record is of: a round, or a merge of a run without rounds."""
+        return "merge" if any(FEDBUFF in record for record in self.rounds) else "round"
+
+    @property
+    def clock(self) -> tuple[str, NDArray[np.float64]]:
+        """The fleet's clock by its key, or the server's where there is no other."""
+        name = "virtual_s" if np.nansum(self.column("virtual_s")) > 0 else "wall_s"
+        return name, self.column(name)
+
     def column(self, *path: str) -> NDArray[np.float64]:
         """Collect one number per round by its keys, such as ``"tifl", "tier"``; NaN where none."""
         values: list[Any] = list(self.rounds)
@@ -94,7 +111,8 @@ class History:
         names: dict[str, None] = {}
         for section in (*METRICS, *self.wrapper_sections()) if sections is None else sections:
             figures = [item for r in self.rounds for item in as_dict(r.get(section)).items()]
-            for key in dict.fromkeys(k for k, value in figures if not np.isnan(as_number(value))):
+            known = (k for k, value in figures if k != EVALUATED and not np.isnan(as_number(value)))
+            for key in dict.fromkeys(known):
                 is_free = section in METRICS and key not in names
                 names[key if is_free else f"{section}/{key}"] = None
         return list(names)

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.report.history import TIFL, History, as_dict, as_number
+from flwr_hetero.report.history import (
+    EVALUATED,
+    FAIRNESS,
+    FEDBUFF,
+    TIFL,
+    History,
+    as_dict,
+    as_number,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,26 @@ class FailureGroup(NamedTuple):
     node: str
     reason: str
     rounds: list[int]
+
+
+class Fairness(NamedTuple):
+    """How good the model is on each node, as last measured, and the last round of these."""
+
+    round: int
+    metric: str
+    nodes: int
+    mean: float
+    worst: float
+    """Mean of the worst tenth of the nodes."""
+    by_node: dict[str, float]
+    """Of a large fleet the worst ones."""
+
+
+class Replies(NamedTuple):
+    """A node's merged replies, in a run without rounds."""
+
+    staleness: list[float]
+    age_s: list[float]
 
 
 def node_stats(history: History) -> list[NodeStats]:
@@ -80,6 +108,70 @@ def num_tiers(history: History) -> int:
 def of_tiers(record: Mapping[str, Any], key: str) -> list[float]:
     """Return a figure of each tier in a round, such as ``credits``."""
     return [as_number(value) for value in as_dict(record.get(TIFL)).get(key) or []]
+
+
+def last_fairness(history: History) -> Fairness | None:
+    """Return how good the model is on each node, as last measured; None if nodes did not evaluate.
+
+    Where a round asks some of the nodes, those of the last half of the run count.
+    """
+    found = [(_evaluated(r), info) for r in history.rounds if (info := _by_node(r))]
+    if not found:
+        return None
+    last, info = found[-1]
+    latest: dict[str, float] = {}
+    for number, earlier in found:
+        if number >= last / 2 and earlier["metric"] == info["metric"]:
+            latest |= earlier["by-node"]
+    if len(info["by-node"]) < info["nodes"] or len(latest) <= info["nodes"]:
+        return Fairness(last, info["metric"], *(info[key] for key in FIGURES))
+    worst_first = sorted(latest.values(), reverse="acc" not in info["metric"].lower())
+    worst = float(np.mean(worst_first[: -(-len(latest) // 10)]))
+    return Fairness(last, info["metric"], len(latest), float(np.mean(worst_first)), worst, latest)
+
+
+FIGURES = ("nodes", "mean", "worst-tenth", "by-node")
+"""What a record says of fairness, in the order of :class:`Fairness`."""
+
+
+def _evaluated(record: Mapping[str, Any]) -> int:
+    """Return the round of the model that nodes evaluated: in a merge's line an earlier one."""
+    return int(as_dict(record.get("evaluate")).get(EVALUATED, record["round"]))
+
+
+def _by_node(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record's figures by node; empty if some are missing."""
+    info = as_dict(record.get(FAIRNESS))
+    values = {name: as_number(value) for name, value in as_dict(info.get("by-node")).items()}
+    mean, worst = as_number(info.get("mean")), as_number(info.get("worst-tenth"))
+    if not values or np.isnan([mean, worst, *values.values()]).any():
+        return {}
+    count = as_number(info.get("nodes", len(values)))
+    figures = dict(zip(FIGURES, (int(count), mean, worst, values), strict=True))
+    return figures | {"metric": str(info.get("metric", "accuracy"))}
+
+
+def merged_replies(history: History) -> dict[str, Replies]:
+    """Collect staleness and age of each node's merged replies."""
+    found: dict[str, Replies] = {}
+    for record in history.rounds:
+        info = as_dict(record.get(FEDBUFF))
+        columns = (info.get(key) or () for key in ("nodes", "staleness", "age_s"))
+        for node, staleness, age_s in zip(*columns, strict=False):
+            if staleness is not None and age_s is not None:
+                replies = found.setdefault(node, Replies([], []))
+                replies.staleness.append(staleness)
+                replies.age_s.append(age_s)
+    return found
+
+
+def device_seconds(history: History) -> float:
+    """Return how long nodes were at work, all together; in rounds by the replies that counted."""
+    busy = history.column("device_s")
+    if not np.isnan(busy).all():
+        return float(np.nansum(busy))
+    latencies = (as_dict(record.get("latency")).values() for record in history.rounds)
+    return float(np.nansum([as_number(s) for seconds in latencies for s in seconds]))
 
 
 def failure_groups(history: History) -> list[FailureGroup]:

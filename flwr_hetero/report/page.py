@@ -19,7 +19,14 @@ from flwr_hetero.report.history import (
     read_history,
     replace,
 )
-from flwr_hetero.report.nodes import failure_groups, node_stats, num_tiers, of_tiers
+from flwr_hetero.report.nodes import (
+    device_seconds,
+    failure_groups,
+    last_fairness,
+    node_stats,
+    num_tiers,
+    of_tiers,
+)
 from flwr_hetero.report.plots import plots_of, render
 from flwr_hetero.report.plots_nodes import tier_name
 from flwr_hetero.report.style import (
@@ -75,6 +82,7 @@ def write_report(directory: str | Path) -> Path:
     if history.rounds:
         contents["stats"] = summary(history, config.get("settings") or {})
         contents |= _tiers(history) | _failures(history) | _rounds(history)
+        contents["unit"] = history.unit
     else:
         contents["notes"] += ("No round was completed: the log gives the reason.",)
     environment = Environment(loader=PackageLoader("flwr_hetero.report", ""), autoescape=True)
@@ -124,16 +132,27 @@ def summary(history: History, settings: Mapping[str, Any]) -> list[Stat]:
     trained = sum(node.selected > node.lost for node in nodes)
     count = sum(len(group.rounds) for group in failures)
     rounds = len({number for group in failures for number in group.rounds})
+    merges = history.unit == "merge"
     up, down = (float(np.nansum(history.column(key))) for key in ("bytes_up", "bytes_down"))
     planned = settings.get("num-server-rounds")
     note = "as planned" if planned == history.last_round else f"of {planned} planned"
     return [
         *_quality(history),
-        Stat("Rounds", str(history.last_round), "" if planned is None else note),
+        *_fairness(history),
+        Stat(f"{history.unit}s".capitalize(), str(history.last_round), note if planned else ""),
         *_times(history),
-        Stat("Traffic of training", size(up + down), f"{size(up)} up, {size(down)} down"),
+        _device_time(history),
+        Stat(
+            "Traffic" if merges else "Traffic of training",
+            size(up + down),
+            f"{size(up)} up, {size(down)} down",
+        ),
         Stat("Nodes", str(len(nodes)) if nodes else UNKNOWN, f"{trained} of them trained"),
-        Stat("Failures", str(count), f"in {rounds} rounds" if count else "every reply was good"),
+        Stat(
+            "Failures",
+            str(count),
+            f"in {rounds} {history.unit}s" if count else "every reply was good",
+        ),
     ]
 
 
@@ -143,8 +162,24 @@ def _quality(history: History) -> list[Stat]:
         return []
     values, best = history.metric(metric), best_round(history, metric)
     final = figure(metric, values[~np.isnan(values)][-1])
-    note = f"best {figure(metric, values[best])} in round {history.rounds[best]['round']}"
+    note = f"best {figure(metric, values[best])} in {history.unit} {history.rounds[best]['round']}"
     return [Stat(f"Final {words(metric)}", final, note)]
+
+
+def _fairness(history: History) -> list[Stat]:
+    found = last_fairness(history)
+    if found is None:
+        return []
+    mean = f"{figure(found.metric, found.mean)} on all {found.nodes}"
+    value = figure(found.metric, found.worst)
+    label = f"{words(found.metric).capitalize()} on the worst tenth of the nodes"
+    return [Stat(label, value, f"{mean}, {history.unit} {found.round}")]
+
+
+def _device_time(history: History) -> Stat:
+    busy_s, whole_s = device_seconds(history), history.column("virtual_s")[-1]
+    note = f"{busy_s / whole_s:.3g} nodes at work on average" if whole_s > 0 else ""
+    return Stat("Time of all devices", duration(busy_s), note)
 
 
 def _times(history: History) -> list[Stat]:
@@ -215,9 +250,17 @@ def _rounds(history: History) -> dict[str, Any]:
         row += ["" if np.isnan(tiers[i]) else f"{tiers[i]:.0f}"] if with_tiers else []
         row += [str(len(record.get(key) or ())) for key in ("selected", "failures")]
         rows.append([*row, *map(figure, metrics, (column[i] for column in columns))])
-    head = ["round", "time", "this round", *(["tier"] if with_tiers else []), "nodes", "failures"]
+    head = [
+        history.unit,
+        "time",
+        f"this {history.unit}",
+        *(["tier"] if with_tiers else []),
+        "nodes",
+        "failures",
+    ]
     count = len(history.rounds)
-    title = f"The last {MAX_ROWS} of {count} rounds" if count > MAX_ROWS else "All rounds"
+    units = f"{history.unit}s"
+    title = f"The last {MAX_ROWS} of {count} {units}" if count > MAX_ROWS else f"All {units}"
     head += [heading(name).lower() for name in metrics]
     return {"rounds": rows, "rounds_head": head, "rounds_title": title}
 

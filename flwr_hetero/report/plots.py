@@ -8,6 +8,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from flwr_hetero.report.history import History
+from flwr_hetero.report.plots_merges import draw_fairness, draw_merges
 from flwr_hetero.report.plots_nodes import draw_latency, draw_selection, draw_tiers
 from flwr_hetero.report.plots_rounds import (
     MAX_PANELS,
@@ -72,17 +73,32 @@ PLOTS = (
         draw_latency,
     ),
     Plot("selection", "Who trained", "Nodes by tier, then latency.", draw_selection),
+    Plot(
+        "merges",
+        "Merges",
+        "An update is stale by the merges made since its node started, and as old as the node "
+        "took. Spans of a long run are drawn together.",
+        draw_merges,
+    ),
+    Plot(
+        "fairness",
+        "The model on each node",
+        "As the nodes measured it on data of their own, those that were asked; dashed: the mean.",
+        draw_fairness,
+    ),
 )
 
 
 def plots_of(history: History) -> list[Plot]:
     """Return the plots for a history: the fixed ones, then one per wrapper with figures."""
-    progress, metrics, *others = PLOTS
-    left_out = _rest(len(other_metrics(history)))
-    plots = [progress, metrics._replace(caption=metrics.caption + left_out), *others]
+    captions = {"metrics": PLOTS[1].caption + _rest(len(other_metrics(history)))}
+    if history.unit == "merge":
+        captions["time"] = "From one merge to the next. Bytes include those of evaluation."
+    plots = [plot._replace(caption=captions.get(plot.name, plot.caption)) for plot in PLOTS]
     for section in wrappers_of(history):
         name = "wrapper-" + re.sub(r"[^\w-]+", "-", section)
-        caption = "Figures of this wrapper, round by round." + _rest(len(fans(history, section)))
+        caption = f"Figures of this wrapper, {history.unit} by {history.unit}."
+        caption += _rest(len(fans(history, section)))
         plots.append(Plot(name, section, caption, partial(draw_wrapper, section=section)))
     return plots
 

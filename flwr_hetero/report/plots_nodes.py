@@ -150,8 +150,9 @@ def draw_selection(history: History) -> Figure | None:
     end, side = (1, counts.mean()), axes.get_yaxis_transform()
     offset: dict[str, Any] = {"xycoords": side, "textcoords": "offset points"}
     axes.annotate("even share", end, (4, 0), **offset, va="center", size=9)
-    axes.set_ylabel("rounds")
-    axes.set_title("Rounds in which each node was asked to train (pale: no good reply)")
+    merges, asked = history.unit == "merge", "Rounds in which each node was asked to train"
+    axes.set_ylabel("replies" if merges else "rounds")
+    axes.set_title("Merged replies of each node" if merges else f"{asked} (pale: no good reply)")
     axes.set_ylim(0, 1.25 * counts.max())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     _name_nodes(axes, nodes, num_tiers(history), "upper right")
@@ -170,6 +171,12 @@ def _draw_bars(
     corners = [(left, bottom), (left, top), (right, top), (right, bottom)]
     shapes = np.stack([np.column_stack(corner) for corner in corners], axis=1)
     axes.add_collection(PolyCollection(list(shapes), facecolors=colours, alpha=alpha, lw=0))
+
+
+def node_colours(nodes: list[NodeStats], count: int) -> dict[str, str]:
+    """Return a colour for each node: that of its tier."""
+    names = (node.identity for node in nodes)
+    return dict(zip(names, _colours(nodes, count), strict=True))
 
 
 def _colours(nodes: list[NodeStats], count: int) -> list[str]:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from flwr_hetero.report.history import (
     CLOCKS,
+    FAIRNESS,
+    FEDBUFF,
     METRICS,
     TIFL,
     History,
@@ -40,6 +42,8 @@ MAX_PANELS = 12
 """Panels of a figure; a caption says how many more there would be."""
 MAX_LINES = 6
 """Longer lists are drawn as median and range."""
+DRAWN = (TIFL, FEDBUFF, FAIRNESS)
+"""Sections with a figure of their own."""
 ROOM = 0.15
 """Height of a line of a legend, as a part of the panel, so that it covers no curve."""
 
@@ -49,7 +53,7 @@ def draw_main_metric(history: History) -> Figure | None:
     metric = history.main_metric()
     if metric is None:
         return None
-    values, (name, clock) = history.metric(metric), _clock(history)
+    values, (name, clock) = history.metric(metric), history.clock
     unit = time_unit(float(np.nanmax(clock, initial=0)))
     drawn, (by_time, by_round) = panels(1, 2, 3.7, sharey=True)
     if np.isnan(clock).all():
@@ -64,8 +68,8 @@ def draw_main_metric(history: History) -> Figure | None:
     _draw_progress(by_round, history.column("round"), values, metric)
     best = best_round(history, metric)
     by_round.plot(history.column("round")[best], values[best], "o", ms=7, mfc="none", mec=RED)
-    by_round.set_title(f"{heading(metric)} against rounds")
-    round_axis(by_round)
+    by_round.set_title(f"{heading(metric)} against {history.unit}s")
+    round_axis(by_round, history.unit)
     by_round.set_ylabel("")
     return drawn
 
@@ -96,7 +100,7 @@ def draw_other_metrics(history: History) -> Figure | None:
         _draw_line(axis, history.column("round"), history.metric(name), name)
         axis.set_title(heading(name))
         axis.set_ylabel("")
-        round_axis(axis)
+        round_axis(axis, history.unit)
     return drawn
 
 
@@ -108,7 +112,7 @@ def other_metrics(history: History) -> list[str]:
 
 def draw_round_times(history: History) -> Figure | None:
     """Draw how long each round took, estimates of the total, and the traffic."""
-    clock = _clock(history)[1]
+    clock = history.clock[1]
     if len(clock) < 2 or np.isnan(clock).all():
         return None
     has_estimate = not np.isnan(history.column(TIFL, "exact_estimate_s")).all()
@@ -131,16 +135,10 @@ def draw_round_times(history: History) -> Figure | None:
     _draw_totals(axes[-1], history, traffic, ((BLUE, "-"), (RED, "--")))
     axes[-1].yaxis.set_major_formatter(lambda value, _: size(value))
     axes[-1].set_ylabel("total")
-    axes[-1].set_title("Traffic of training")
+    axes[-1].set_title("Traffic" if history.unit == "merge" else "Traffic of training")
     for axis in axes:
-        round_axis(axis)
+        round_axis(axis, history.unit)
     return drawn
-
-
-def _clock(history: History) -> tuple[str, NDArray[np.float64]]:
-    """Return the fleet's clock, or the server's where the history has no other."""
-    name = "virtual_s" if np.nansum(history.column("virtual_s")) > 0 else "wall_s"
-    return name, history.column(name)
 
 
 def _small_panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -187,7 +185,7 @@ def _draw_durations(axes: Axes, history: History, seconds: NDArray[np.float64]) 
     )
     positive_axis(axes, seconds / unit.seconds)
     axes.set_ylabel(f"time ({unit.symbol})")
-    axes.set_title("Time of each round")
+    axes.set_title(f"Time of each {history.unit}")
 
 
 def _draw_totals(
@@ -208,19 +206,36 @@ class Fan(NamedTuple):
     """A key of a wrapper over the rounds: one number a round, or several."""
 
     key: str
-    rounds: NDArray[np.float64]
+    rows: dict[int, dict[str, float]]
     labels: list[str]
-    values: NDArray[np.float64]
 
     @property
     def is_wide(self) -> bool:
         """Whether a line for each number would be too many."""
         return len(self.labels) > MAX_LINES
 
+    @property
+    def rounds(self) -> NDArray[np.float64]:
+        """Rounds that have it."""
+        return np.array(list(self.rows), np.float64)
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """A row per round, a column per label."""
+        table = [[row.get(label, np.nan) for label in self.labels] for row in self.rows.values()]
+        return np.array(table)
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """Lowest, median and highest number of each round."""
+        quantiles = [np.percentile(list(row.values()), (0, 50, 100)) for row in self.rows.values()]
+        return np.array(quantiles).T
+
 
 def wrappers_of(history: History) -> list[str]:
     """Return the sections of a history that have something to draw here."""
-    return [name for name in history.wrapper_sections() if name != TIFL and fans(history, name)]
+    others = [name for name in history.wrapper_sections() if name not in DRAWN]
+    return [name for name in others if fans(history, name)]
 
 
 def fans(history: History, section: str) -> list[Fan]:
@@ -230,12 +245,10 @@ def fans(history: History, section: str) -> list[Fan]:
         for key, value in as_dict(record.get(section)).items():
             if numbers := _numbers(value):
                 found.setdefault(key, {})[record["round"]] = numbers
-    result = []
-    for key, rows in found.items():
-        labels = list(dict.fromkeys(label for row in rows.values() for label in row))
-        table = [[row.get(label, np.nan) for label in labels] for row in rows.values()]
-        result.append(Fan(key, np.array(list(rows), np.float64), labels, np.array(table)))
-    return result
+    return [
+        Fan(key, rows, list(dict.fromkeys(label for row in rows.values() for label in row)))
+        for key, rows in found.items()
+    ]
 
 
 def draw_wrapper(history: History, section: str) -> Figure | None:
@@ -246,14 +259,14 @@ def draw_wrapper(history: History, section: str) -> Figure | None:
     for axis, fan in zip(axes, shown, strict=True):
         _draw_fan(axis, fan)
         axis.set_title(heading(fan.key) + (" (median, range)" if fan.is_wide else ""))
-        round_axis(axis)
+        round_axis(axis, history.unit)
     return drawn
 
 
 def _draw_fan(axes: Axes, fan: Fan) -> None:
     marker = "o" if len(fan.rounds) <= 30 else ""
     if fan.is_wide:
-        low, middle, high = np.nanpercentile(fan.values, (0, 50, 100), axis=1)
+        low, middle, high = fan.spread
         axes.fill_between(fan.rounds, low, high, color=BLUE, alpha=0.2, lw=0)
         axes.plot(fan.rounds, middle, color=BLUE, marker=marker, markersize=3)
         return

@@ -201,10 +201,10 @@ def zoom(axes: Axes, values: NDArray[np.float64], *, falls: bool) -> None:
             axes.set_ylim(low - margin, high + margin)
 
 
-def round_axis(axes: Axes) -> None:
-    """Label the x axis for rounds."""
+def round_axis(axes: Axes, unit: str = "round") -> None:
+    """Label the x axis for rounds, or merges."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=(1, 2, 5, 10)))
-    axes.set_xlabel("round")
+    axes.set_xlabel(unit)
 
 
 def positive_axis(axes: Axes, values: NDArray[np.float64]) -> None:

@@ -1,7 +1,7 @@
 """Weighted mean of the replies' models, in place and in their own precision."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, attributes_of
 from flwr_hetero.errors import invalid
+from flwr_hetero.records import read_number
 from flwr_hetero.server.reply_checks import drop_partial_metrics, view_array, weight_of
 
 CHUNK = 65_536
@@ -194,3 +195,36 @@ def _rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind == "b":
         return values >= 0.5
     return np.rint(values) if dtype.kind in "iu" else values
+
+
+# --- evaluation ------------------------------------------------------------------------------
+
+MAX_NODES = 100
+"""Nodes in the table of an evaluation: those on which the model is worst."""
+
+
+def by_node(replies: Sequence[Message], identity: Callable[[int], str]) -> dict[str, Any]:
+    """Sum up how good a model is on each node: mean, mean of the worst tenth, and a table.
+
+    By the first metric with "acc" in its name, else the first with "loss"; empty without one.
+    """
+    metrics = {
+        identity(reply.metadata.src_node_id): record
+        for reply in replies
+        for record in reply.content.metric_records.values()
+    }
+    names = [name for record in metrics.values() for name in record]
+    metric = next((n for part in ("acc", "loss") for n in names if part in n.lower()), "")
+    read = {node: read_number(record, metric) for node, record in metrics.items()}
+    values = {node: value for node, value in read.items() if not np.isnan(value)}
+    if not values:
+        return {}
+    worst_first = sorted(values, key=lambda node: values[node], reverse="acc" not in metric.lower())
+    ordered = [values[node] for node in worst_first]
+    return {
+        "metric": metric,
+        "nodes": len(values),
+        "mean": float(np.mean(ordered)),
+        "worst-tenth": float(np.mean(ordered[: -(-len(ordered) // 10)])),
+        "by-node": {node: values[node] for node in worst_first[:MAX_NODES]},
+    }

@@ -152,9 +152,15 @@ def evaluate(run: Run, record: Record) -> None:
     if metrics is not None:
         run.result.evaluate_metrics_clientapp[number] = metrics
     record["evaluate"] = dict(metrics or {})
+    record |= fairness(strategy.session)
     record["global"] = evaluate_centrally(run, number)
     record["virtual_s"] = strategy.session.clock.virtual_s
     record["failures"] = [failure._asdict() for failure in strategy.session.info.failures]
+
+
+def fairness(session: Session) -> Record:
+    """Return the record's table of how good the model is on each node, if nodes evaluated."""
+    return {"fairness": session.info.by_node} if session.info.by_node else {}
 
 
 def evaluate_centrally(run: Run, number: int) -> Record:

@@ -89,6 +89,7 @@ class RoundInfo:
 
     failures: list[Failure] = field(default_factory=list)
     weights: dict[str, float] = field(default_factory=dict)
+    by_node: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

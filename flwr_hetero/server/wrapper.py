@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import attributes_of, format_of_trees
 from flwr_hetero.errors import invalid
-from flwr_hetero.server.aggregate import aggregate, keep_dtypes
+from flwr_hetero.server.aggregate import aggregate, by_node, keep_dtypes
 from flwr_hetero.server.composition import check_composition
 from flwr_hetero.server.contract import Contract, HelpCheck, holds
 from flwr_hetero.server.reply_checks import Expected, drop_partial_metrics, weight_of
@@ -262,6 +262,7 @@ class Wrapper(Strategy):
         session, good = self.session, list(replies)
         if self.outer is None:
             good = session.accept(good, Expected(None, self._weight_key))
+            session.info.by_node = by_node(good, self.identity)
         good = self.on_evaluate_replies(server_round, good)
         if not isinstance(self.inner, Wrapper):
             good = session.count(good, self._weight_key)

@@ -51,6 +51,12 @@ def fake_rounds(
                 "exact_estimate_s": 1.08 * number * float(probs @ (0.9 / SHARES)),
                 "actual_s": virtual_s - start_s,
             }
+        if number % 10 == 0:
+            on_node = {name: level - 0.01 * t for name, t in tier.items()}
+            record["fairness"] = {
+                **{"metric": "eval-acc", "nodes": len(on_node), "by-node": on_node},
+                **{"mean": level - 0.02, "worst-tenth": level - 0.04},
+            }
         record["herding"] = {"herding-bound": 40 / np.sqrt(number) + rng.normal(0, 0.4)}
         record["cd-grab"] = {
             "effective_sample_size": 200 * (1 - np.exp(-number / 20)),

@@ -63,6 +63,7 @@ def test_summary_by_hand(planned, note):
         "Time on the fleet's clock": ("25 s", "10 s of it before round 1"),
         "Time on the server's clock": ("3 s", ""),
         "Estimated against actual time": ("-20.0 %", "TiFL's Eq. 6: +20.0 %"),
+        "Time of all devices": ("15 s", "0.6 nodes at work on average"),
         "Traffic of training": ("5 kB", "2 kB up, 3 kB down"),
         "Nodes": ("4", "2 of them trained"),
         "Failures": ("4", "in 2 rounds"),

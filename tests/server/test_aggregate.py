@@ -3,12 +3,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import SType
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
+from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.server.aggregate import (
     CHUNK,
+    MAX_NODES,
+    by_node,
     keep_dtypes,
     mean_arrays,
     normalised,
@@ -102,3 +105,32 @@ def test_keep_dtypes_rounds_what_it_knows():
     types = {"n": "int64", "w": "float32", "new": "float64"}
     assert {name: kept[name].dtype for name in kept} == types
     assert kept["n"].numpy().tolist() == [2, 2]
+
+
+def evaluated(metric, values):
+    be_server_task(1, 1, 1)
+    for node, value in enumerate(values):
+        message = Message(RecordDict(), node + 1, "evaluate")
+        set_message_id(message, str(node))
+        metrics = MetricRecord({"num-examples": 1, metric: value})
+        yield Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("metric", "tenth", "first"),
+    [("eval-acc", range(12), "node 1"), ("eval-loss", range(108, 120), "node 120")],
+)
+def test_by_node_has_mean_and_worst_tenth(metric, tenth, first):
+    values = [i / 100 for i in range(120)]
+    found = by_node([*evaluated(metric, values)], lambda node_id: f"node {node_id}")
+    figures = (found["metric"], found["nodes"], found["mean"], found["worst-tenth"])
+    assert figures == (metric, 120, pytest.approx(0.595), pytest.approx(np.mean(tenth) / 100))
+    assert len(found["by-node"]) == MAX_NODES
+    assert next(iter(found["by-node"])) == first
+
+
+def test_by_node_passes_over_what_is_no_figure():
+    replies = [*evaluated("acc", [0.5, float("nan"), 0.7])]
+    assert by_node(replies, str)["by-node"] == {"1": 0.5, "3": 0.7}
+    assert by_node([*evaluated("f1", [0.5])], str) == {}
+    assert by_node([], str) == {}

@@ -25,6 +25,16 @@ def test_history_has_time_bytes_and_nodes():
     assert sorted(history.records[2]["selected"]) == ["node-0", "node-1"]
 
 
+def test_history_has_accuracy_by_node():
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0)] * 3)
+    history = History(flower.FedAvg())
+    history.start(grid, toy_arrays(), num_rounds=1)
+    assert history.records[1]["fairness"]["by-node"] == {
+        f"node-{i}": pytest.approx(0.5 + 0.01 * i) for i in range(3)
+    }
+    assert "fairness" not in history.records[0]
+
+
 def fleet(num_nodes):
     return LocalGrid(toy_app(), profiles=[DeviceProfile(1 / (1 + i)) for i in range(num_nodes)])
 

@@ -1,0 +1,211 @@
+"""A run without rounds in history, page and comparison."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import FedAvg
+from toy import toy_app, toy_arrays
+
+from flwr_hetero.cli import main
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.report import RunDirectory, read_history
+from flwr_hetero.report.compare import compare, draw_comparison
+from flwr_hetero.report.history import History
+from flwr_hetero.report.nodes import device_seconds, last_fairness, merged_replies
+from flwr_hetero.report.page import summary, write_report
+from flwr_hetero.report.plots import plots_of, render
+from flwr_hetero.report.plots_merges import MAX_BINS, draw_fairness, draw_merges
+from flwr_hetero.report.style import LIGHT
+from flwr_hetero.strategy import FedBuff, Recorded
+
+PROFILES = [DeviceProfile(4.0), DeviceProfile(4.0), DeviceProfile(1.0), DeviceProfile(0.5)]
+
+
+def record_run(path, strategy, num_rounds):
+    strategy = Recorded(strategy, run_dir=RunDirectory(path, {}), checkpoint_every=99)
+    strategy.start(
+        LocalGrid(toy_app(), PROFILES),
+        toy_arrays(),
+        num_rounds,
+        evaluate_fn=lambda number, _: MetricRecord({"accuracy": min(0.1 * number, 0.9)}),
+    )
+    return read_history(path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Write a run of merges and one of rounds, of the same fleet."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
+        record_run(folder / "merges", FedBuff(buffer_size=2), 30)
+        record_run(folder / "rounds", FedAvg(), 12)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def merges(runs):
+    return read_history(runs / "merges")
+
+
+def made_up(num_merges, num_nodes=20, size=10):
+    """Make up a long run: fast nodes answer more often, and less stale."""
+    rng = np.random.default_rng(0)
+    age_s = np.geomspace(0.1, 5, num_nodes)
+    rounds = [{"round": 0, "virtual_s": 0.0}]
+    for number in range(1, num_merges + 1):
+        who = rng.choice(num_nodes, size, p=(1 / age_s) / (1 / age_s).sum())
+        names = [f"node-{i}" for i in who]
+        record = {"round": number, "virtual_s": 0.5 * number, "wall_s": number / 100}
+        record |= {"device_s": 0.5 * num_nodes, "bytes_up": 100, "bytes_down": 100}
+        record |= {"selected": names, "latency": {f"node-{i}": age_s[i] for i in who}}
+        record["global"] = {"accuracy": 0.9 - 0.8 * np.exp(-number / 500)}
+        record["fedbuff"] = {"nodes": names, "age_s": age_s[who].tolist(), "step": 1.0}
+        record["fedbuff"] |= {"staleness": who.tolist(), "clipped_share": 0.01}
+        record["local-steps"] = {"num-steps": dict.fromkeys(names, 4), "gamma": 0.5}
+        rounds.append(record)
+    return rounds
+
+
+def titles(drawn):
+    return [axes.get_title(loc="left") for axes in drawn.axes]
+
+
+def test_page_speaks_of_merges(runs):
+    page = write_report(runs / "merges").read_text()
+    said = re.sub(r"<[^>]+>|data:[^\"]+", " ", page)
+    assert "Merges" in said
+    assert "All merges" in said
+    assert "this merge" in said
+    assert not re.search(r"\brounds?\b", said, flags=re.IGNORECASE)
+
+
+def test_summary_of_merges(merges):
+    stats = {stat.label: stat for stat in summary(merges, {"num-server-rounds": 40})}
+    assert stats["Merges"].value == "30"
+    assert stats["Merges"].note == "of 40 planned"
+    busy = sum(record["device_s"] for record in merges.rounds[1:])
+    assert device_seconds(merges) == pytest.approx(busy)
+    note = f"{busy / merges.rounds[-1]['virtual_s']:.3g} nodes at work on average"
+    assert stats["Time of all devices"].note == note
+    assert "in merge" in stats["Final accuracy"].note
+    worst = stats["Eval acc on the worst tenth of the nodes"]
+    assert worst.value == "50.0 %"
+    assert worst.note.startswith("51.5 % on all 4, merge 30")
+
+
+def test_replies_of_each_node_are_counted(merges):
+    replies = merged_replies(merges)
+    merged = [node for record in merges.rounds[1:] for node in record["fedbuff"]["nodes"]]
+    assert {node: len(found.age_s) for node, found in replies.items()} == {
+        node: merged.count(node) for node in set(merged)
+    }
+    counts, stale = draw_merges(merges).axes[4:]
+    shown = counts.collections[0].get_offsets()
+    expected = [[np.median(r.age_s), len(r.age_s)] for r in replies.values()]
+    np.testing.assert_allclose(shown, expected)
+    means = [np.mean(found.staleness) for found in replies.values()]
+    np.testing.assert_allclose(stale.collections[0].get_offsets()[:, 1], means)
+
+
+def test_staleness_and_nodes_at_work_over_time(merges):
+    stale, age, at_work = draw_merges(merges).axes[:3]
+    infos = [record["fedbuff"] for record in merges.rounds[1:]]
+    for axes, key in ((stale, "staleness"), (age, "age_s")):
+        medians = [np.median(info[key]) for info in infos]
+        np.testing.assert_allclose(axes.lines[0].get_ydata(), medians)
+    *before, last, _ = at_work.lines[0].get_ydata()
+    np.testing.assert_allclose(before, 4.0)
+    assert 0 < last <= 4.0  # at the end nodes evaluate only
+
+
+def test_long_run_is_drawn_in_spans():
+    history = History(tuple(made_up(3 * MAX_BINS)))
+    with LIGHT.applied():
+        drawn = draw_merges(history)
+    assert len(drawn.axes[0].lines[0].get_xdata()) == MAX_BINS
+    counts = drawn.axes[4].collections[0].get_offsets()[:, 1]
+    assert counts.sum() == 10 * 3 * MAX_BINS
+
+
+def test_page_of_a_long_run_is_bounded(make_run, monkeypatch):
+    monkeypatch.setattr("flwr_hetero.report.page.plots_of", lambda _: [])  # drawn elsewhere
+    short, long = (make_run(f"run-{n}", made_up(n)) for n in (1000, 4000))
+    sizes = [len(write_report(path).read_text()) for path in (short, long)]
+    assert sizes[1] < 1.05 * sizes[0]
+
+
+def test_every_plot_of_merges_has_its_words(merges):
+    with LIGHT.applied():
+        drawn = {plot.name: plot.draw(merges) for plot in plots_of(merges)}
+    assert not [name for name, found in drawn.items() if found is None and name != "tiers"]
+    words = " ".join(" ".join(titles(found)) for found in drawn.values() if found)
+    assert "Accuracy against merges" in words
+    assert "Time of each merge" in words
+    assert "ound" not in words
+
+
+def test_fairness_of_each_node(merges):
+    found = last_fairness(merges)
+    expected = {f"node-{i}": pytest.approx(0.5 + 0.01 * i) for i in range(4)}
+    assert (found.nodes, found.by_node) == (4, expected)
+    by_node = draw_fairness(merges).axes[1].collections[0].get_offsets()[:, 1]
+    np.testing.assert_allclose(by_node, [0.5, 0.51, 0.52, 0.53])  # fast to slow
+
+
+def test_fairness_where_rounds_ask_some_nodes():
+    def record(number, **values):
+        figures = {"nodes": len(values), "mean": 0.0, "worst-tenth": 0.0, "by-node": values}
+        return {"round": number, "fairness": {"metric": "acc", **figures}}
+
+    early, *late = record(1, a=0.1, d=0.1), record(3, a=0.6, b=0.4), record(4, b=0.5, c=0.7)
+    found = last_fairness(History((early, *late)))
+    assert found.by_node == {"a": 0.6, "b": 0.5, "c": 0.7}
+    assert (found.round, found.nodes, found.mean, found.worst) == (4, 3, pytest.approx(0.6), 0.5)
+    late[-1]["fairness"]["nodes"] = 200  # the table holds the worst of them only
+    assert last_fairness(History((*late,)))[2:5] == (200, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"round": 1, "fedbuff": {}},
+        {"round": 1, "fedbuff": {"nodes": ["a"], "staleness": [None], "age_s": [None]}},
+        {"round": 1, "fedbuff": {"nodes": ["a"], "staleness": [0], "age_s": [1.0]}},
+        {"round": 1, "fairness": {"metric": "eval-acc", "mean": 0.5}},
+        {"round": 1, "fairness": {"by-node": {"a": 0.5}, "mean": 0.5, "worst-tenth": 0.5}},
+    ],
+)
+def test_sparse_merges(record):
+    history = History((record,))
+    for plot in plots_of(history):
+        picture = render(plot, history, LIGHT)
+        assert picture is None or picture.startswith(b"\x89PNG")
+
+
+def test_rounds_and_merges_are_compared_by_time(runs, merges, capsys, tmp_path):
+    rounds = read_history(runs / "rounds")
+    both = {"rounds": rounds, "merges": merges}
+    compared = compare(both, target=0.85)
+    by_time, cost = draw_comparison(compared).axes
+    np.testing.assert_allclose(by_time.lines[1].get_xdata(), merges.column("virtual_s"))
+    assert [text.get_text() for text in by_time.get_legend().get_texts()] == list(both)
+    assert len(cost.patches) == 2
+    with pytest.raises(ValueError, match="clock must be virtual or wall where one run counts"):
+        compare(both, clock="round")
+    args = ["compare", str(runs / "rounds"), str(runs / "merges"), "--target", "0.85"]
+    assert main([*args, "--out", str(tmp_path / "both.png")]) == 0
+    said = capsys.readouterr().out
+    assert "rounds or merges" in said
+    assert "merges: eval acc 50.0 % on the worst tenth, 51.5 % on all 4 nodes, merge 30." in said
+
+
+def test_two_runs_of_merges(merges):
+    compared = compare({"one": merges, "two": merges}, clock="round", target=0.85)
+    _, by_round, cost = draw_comparison(compared).axes
+    assert by_round.get_xlabel() == "merge"
+    assert cost.texts[0].get_text() == "9 merges"
+    assert json.dumps(compared.rows[0].to_target) == "9.0"
