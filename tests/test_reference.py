@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAPERS = ("tifl", "biased_local_sgd", "cd_grab", "mercury", "pgd")
+PAPERS = ("tifl", "biased_local_sgd", "cd_grab", "mercury", "pgd", "fedbuff")
 PACKAGES = ("strategy", "sampler", "mod", "fleet", "report")
 
 
