@@ -88,7 +88,13 @@ def merge_weights(
 
 @dataclass
 class Usual:
-    """What is usual of a node's replies: running means over the last ones."""
+    """What is usual of a node's replies: running means over the last ones.
+
+    >>> usual = Usual()
+    >>> usual.see(weight=2.0, interval_s=5.0, discount=0.5)
+    >>> usual.interval_s
+    5.0
+    """
 
     weight: float = 0.0
     interval_s: float = 0.0

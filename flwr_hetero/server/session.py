@@ -208,10 +208,7 @@ class Session:
         self.fail(reply.metadata.src_node_id, reason, reply.metadata.reply_to_message_id)
 
     def fail(self, node_id: int, reason: str, message_id: str | None = None) -> None:
-        """Record that a node that was asked has no reply that counts.
-
-        ``message_id`` is that of the instruction, if a model or metrics came back.
-        """
+        """Record that a node has no reply that counts; ``message_id``: of what it did answer."""
         self.note(node_id, f"reply dropped: {reason}", recorded=reason)
         identity = self.registry.identity(node_id)
         if message_id is not None:

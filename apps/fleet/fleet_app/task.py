@@ -42,7 +42,7 @@ PARTS = {
     "engine": ("rounds", "buffered"),
     "selection": ("tifl", "random", "over-select", "all"),
     "steps": ("epochs", "equal", "by-speed", "deadline", "slice"),
-    "weighting": ("normalised", "sqrt", "examples", "steps", "fednova"),
+    "weighting": ("auto", "normalised", "sqrt", "examples", "steps", "fednova"),
     "order": ("reshuffle", *METHODS),
     "inner": tuple(INNER),
 }
@@ -65,7 +65,7 @@ class FleetSettings(Settings):
     engine: str = "rounds"
     selection: str = "tifl"
     steps: str = "by-speed"
-    weighting: str = "normalised"
+    weighting: str = "auto"
     order: str = "cd-grab"
     sampler: str = "mercury"
     inner: str = "fedavg"
@@ -102,7 +102,7 @@ class FleetSettings(Settings):
         self._check_engine()
 
     def _check_together(self) -> None:
-        if self.steps == "epochs" and self.weighting != "examples":
+        if self.steps == "epochs" and self.weighting not in ("auto", "examples"):
             rule = "be equal, by-speed, deadline or slice, for the server must know the steps"
             raise invalid("steps", "epochs", rule, f"or weighting=examples, not {self.weighting}")
         if TOP_LOSS in self.samplers and (self.steps == "epochs" or self.weighting == "fednova"):
@@ -186,7 +186,7 @@ class FleetSettings(Settings):
         return BiasedLocalSGD(
             strategy,
             self.fast_steps,
-            weighting=self.weighting,
+            weighting=None if self.weighting == "auto" else self.weighting,
             high_loss_fraction=0.5 if TOP_LOSS in self.samplers else None,
             batch_size=self.batch_size,
             seed=self.seed,

@@ -107,6 +107,13 @@ def test_buffered_engine_learns_with_every_part(settings, weighted):
     assert merged == [settings.get("buffer_size", 3)] * 12
 
 
+@pytest.mark.parametrize(("steps", "found"), [("slice", "sqrt"), ("deadline", "normalised")])
+def test_weighting_is_by_default_that_of_the_steps(steps, found):
+    strategy = FleetSettings(**PLAIN | {"steps": steps, "weighting": "auto"}).strategy(5)
+    assert next(w for w in strategy.wrappers() if w.name == "biased-local-sgd").weighting == found
+    assert FleetSettings(**PLAIN | {"weighting": "auto"}).steps == "epochs"
+
+
 def test_concurrency_bounds_the_nodes_at_work():
     history, _, _ = run(8, 6, **BUFFERED, selection="random", concurrency=2)
     last = history.records[-1]
@@ -173,12 +180,12 @@ def test_over_select_asks_free_nodes():
     [
         ({"selection": "best"}, "selection must be one of tifl, random"),
         ({"steps": "many"}, "steps must be one of epochs"),
-        ({"weighting": "sum"}, "weighting must be one of normalised, sqrt, examples"),
+        ({"weighting": "sum"}, "weighting must be one of auto, normalised, sqrt, examples"),
         ({"order": "sorted"}, "order must be one of reshuffle, cd-grab"),
         ({"sampler": "luck"}, "sampler must be of uniform, top-loss"),
         ({"sampler": "pgd+pgd"}, "sampler must name each once"),
         ({"inner": "sgd"}, "inner must be one of fedavg"),
-        ({"steps": "epochs"}, "the server must know the steps"),
+        ({"steps": "epochs", "weighting": "steps"}, "the server must know the steps"),
         ({"sampler": "top-loss", "weighting": "fednova"}, "sampler must be without top-loss"),
         ({"clients-per-round": 0}, "clients-per-round must be at least 1"),
         ({"num-tiers": 0}, "num-tiers must be at least 1"),

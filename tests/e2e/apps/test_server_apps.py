@@ -49,6 +49,13 @@ def test_random_nodes_are_as_many_as_there_are(tmp_path):
     assert [len(record["selected"]) for record in history[1:]] == [2, 2]
 
 
+def test_buffered_engine(tmp_path):
+    parts = {"engine": "buffered", "selection": "all", "steps": "slice", "order": "id-grab"}
+    history = run("fleet", tmp_path / "run", 4, **parts, **{"fraction-evaluate": 1.0})
+    assert [len(record["fedbuff"]["nodes"]) for record in history[1:]] == [3, 3]
+    assert history[-1]["fairness"]["nodes"] == 4
+
+
 @pytest.mark.parametrize(
     ("name", "key"),
     [
