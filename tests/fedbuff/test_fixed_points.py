@@ -15,6 +15,7 @@ GOALS = np.array([0.0] * 4 + [1.0] * 4)
 EXAMPLES = [50, 150, 100, 100, 150, 50, 100, 100]
 SPEEDS = np.array([2.0, 1.71, 1.33, 1.13, 0.61, 0.557, 0.503, 0.457])
 LR = 8e-4
+NIGHTLY = {"marks": pytest.mark.nightly}
 
 
 def mean(strategy, merges, speeds=SPEEDS, lr=LR, **settings):
@@ -44,15 +45,10 @@ def case(name, build, merges, rel=0.01, marks=(), **settings):
         case("all at work", lambda: FedBuff(fedavg()), 300),
         case("equal speeds", lambda: FedBuff(fedavg()), 250, speeds=[1.0] * 8, jitter=0.2),
         case("slices", lambda: FedBuff(sliced()), 250, lr=6e-4),
-        case("three", lambda: FedBuff(fedavg(), concurrency=3), 350),
+        case("three", lambda: FedBuff(fedavg(), concurrency=3), 300, 0.02),
         case("three, slices", lambda: FedBuff(sliced(), concurrency=3), 300, 0.02, lr=4e-4),
-        case(
-            "three, slices, long",
-            lambda: FedBuff(sliced(), concurrency=3),
-            1500,
-            lr=3e-4,
-            marks=pytest.mark.nightly,
-        ),
+        case("three, long", lambda: FedBuff(fedavg(), concurrency=3), 1500, lr=4e-4, **NIGHTLY),
+        case("slices, long", lambda: FedBuff(sliced(), concurrency=3), 1500, lr=3e-4, **NIGHTLY),
     ],
 )
 def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, merges, rel, settings):
