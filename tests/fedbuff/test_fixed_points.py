@@ -32,7 +32,7 @@ def weighted(*weights):
 
 
 def sliced():
-    return LocalSteps(fedavg(), fast_steps=10, budget="slice")
+    return LocalSteps(fedavg(), fast_steps=10, budget="slice", weighting="normalised")
 
 
 def case(name, build, merges, rel=0.01, marks=(), **settings):
@@ -85,7 +85,9 @@ def test_what_clipping_leaves_out_is_in_the_history():
     assert 0.05 < np.mean(shares) < 0.5
 
 
-@pytest.mark.parametrize(("weighting", "power"), [("normalised", 0), ("examples", 1), ("steps", 2)])
+@pytest.mark.parametrize(
+    ("weighting", "power"), [("normalised", 0), ("sqrt", 0.5), ("examples", 1), ("steps", 2)]
+)
 def test_synchronous_steps_of_unequal_number(weighting, power):
     """The round's map of x is linear: two rounds give its fixed point."""
     strategy = History(LocalSteps(fedavg(), 10, budget="deadline", weighting=weighting))
