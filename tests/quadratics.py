@@ -61,7 +61,8 @@ class Watched(LocalGrid):
         examples = examples or [100] * len(goals)
         devices = [DeviceProfile(s, jitter=jitter, seconds_per_example=1.0) for s in speeds]
         super().__init__(app(goals, examples, lr, claims), devices, **more)
-        self.sent, self.received, self.at_work, self.most = [], [], {}, 0
+        self.sent, self.received, self.at_work = [], [], {}
+        self.training, self.most = set(), 0
 
     def push_messages(self, messages):
         """Note when what was sent to which partition, and the model's number."""
@@ -72,16 +73,19 @@ class Watched(LocalGrid):
             number, kind = message.content["config"]["server-round"], message.metadata.message_type
             self.sent.append((self.virtual_time_s, node_id - 1000, kind, int(number)))
         ids = list(super().push_messages(messages))
-        self.at_work |= {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
-        self.most = max(self.most, len(self.at_work))
+        for message_id, message in zip(ids, messages, strict=True):
+            if self.traffic.pending[message_id][0] < 1e9:  # it answers, ever
+                self.at_work[message_id] = message.metadata.dst_node_id
+                self.training |= {message_id} if message.metadata.message_type == "train" else set()
+        self.most = max(self.most, len(self.training & self.at_work.keys()))
         return ids
 
     def _collect(self, ids, until_s):
         """Note which replies come when."""
         replies = super()._collect(ids, until_s)
         for reply in replies:
-            node_id = self.at_work.pop(reply.metadata.reply_to_message_id)
-            self.received.append((self.virtual_time_s, node_id - 1000))
+            self.at_work.pop(reply.metadata.reply_to_message_id, None)
+            self.received.append((self.virtual_time_s, reply.metadata.src_node_id - 1000))
         return replies
 
 

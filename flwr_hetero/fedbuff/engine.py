@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Result
 from flwr_hetero import keys
 from flwr_hetero._flwr import quiet_strategies
 from flwr_hetero.fedbuff.evaluation import Evaluation
-from flwr_hetero.fedbuff.mail import Mail, Sent
+from flwr_hetero.fedbuff.mail import Mail, Sent, on_clock
 from flwr_hetero.records import config_of, payload_bytes
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
 from flwr_hetero.server.reply_checks import Expected
@@ -25,12 +25,14 @@ from flwr_hetero.server.rounds import (
     opened,
     record_start,
 )
-from flwr_hetero.server.session import Exchange, RoundInfo
+from flwr_hetero.server.session import QUORUM, Exchange, RoundInfo
 
 REST_S = 10.0
 """Seconds that a node is left alone after a failure, doubled with each one in a row."""
 MAX_FAILURES = 6
-"""Failures in a row of every node that end a run."""
+"""Failures in a row of every node that end a run; 2 if no reply has counted yet."""
+LOOK_S = 10.0
+"""Seconds between two looks at which nodes of a real fleet are online."""
 
 
 class Arrival(NamedTuple):
@@ -46,7 +48,7 @@ class Arrival(NamedTuple):
 class Rule(Protocol):
     """What decides which nodes start and which replies are merged."""
 
-    def next_nodes(self, idle: list[int], at_work: int) -> list[int]:
+    def next_nodes(self, idle: list[int], at_work: int, buffer: list[Arrival]) -> list[int]:
         """Choose which of the idle nodes start now."""
 
     def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
@@ -105,10 +107,12 @@ class Work:
     def _start(self) -> None:
         """Send instructions to idle nodes: first to those that are asked to evaluate."""
         idle = self._idle()
+        self.evaluation.keep(self.busy.keys() | idle)
         messages = self.evaluation.messages_for(idle)
         evaluating = {message.metadata.dst_node_id for message in messages}
         free = [node for node in idle if node not in evaluating]
-        if free and self.rule.next_nodes(free, len(self.busy) + len(messages)):
+        training = len(self.busy) + len(messages) - self.evaluation.num_open
+        if free and self.rule.next_nodes(free, training, self.buffer):
             messages += self._instructions()
         if messages:
             self._send(messages)
@@ -119,12 +123,12 @@ class Work:
         self.team = len(self.busy)
 
     def _idle(self) -> list[int]:
-        """Return the nodes online that are not at work and may be asked, sorted by identity."""
+        """Return the nodes online that are not at work and may be asked, sorted."""
         if self.rests_until_s:
             now_s, rests = self.now_s, self.rests_until_s.items()
             self.rests_until_s = {node: until_s for node, until_s in rests if until_s > now_s}
         idle = online_nodes(self.run.grid) - self.busy.keys() - self.rests_until_s.keys()
-        return sorted(idle, key=self.session.registry.sort_key)
+        return sorted(idle)  # by id: what is known of identities differs after a resume
 
     def _instructions(self) -> list[Message]:
         run, info = self.run, self.session.info
@@ -154,7 +158,8 @@ class Work:
 
     def _next(self) -> list[tuple[Sent, Message | None]]:
         """Wait for replies, or until a node has rested."""
-        arrived = self.mail.next(min(self.rests_until_s.values(), default=inf))
+        look_s = inf if self.mail.is_simulated else self.now_s + LOOK_S
+        arrived = self.mail.next(min(self.rests_until_s.values(), default=look_s))
         self._count_busy()
         return arrived
 
@@ -191,17 +196,17 @@ class Work:
         """
         count = self.failures[node_id] = self.failures.get(node_id, 0) + 1
         rest_s = max(REST_S, at_least_s) * 2 ** (min(count, MAX_FAILURES) - 1)
-        self.rests_until_s[node_id] = self.now_s + rest_s
-        if self.busy or self.buffer:
+        self.rests_until_s[node_id] = on_clock(self.now_s + rest_s)
+        if self.busy:
             return
-        refused = self.exchange.refused
-        if not self.session.begun and len(refused) == len(self.failures):
+        begun, refused = self.session.begun or bool(self.buffer), self.exchange.refused
+        if not begun and len(refused) == len(self.failures):
             self.session.check_progress()
-        online = online_nodes(self.run.grid)
-        if all(self.failures.get(node, 0) >= MAX_FAILURES for node in online):
+        tries, online = MAX_FAILURES if begun else 2, online_nodes(self.run.grid)
+        if all(self.failures.get(node, 0) >= tries for node in online):
             reasons = sorted({failure.reason for failure in self.session.info.failures})
             raise RuntimeError(
-                f"every node has failed {MAX_FAILURES} times in a row: {'; '.join(reasons[:3])}."
+                f"every node has failed {tries} times in a row: {'; '.join(reasons[:3])}."
             )
 
     def _count_busy(self) -> None:
@@ -238,8 +243,9 @@ class Work:
         return record
 
     def _new_exchange(self, messages: list[Message]) -> Exchange:
-        run = self.run
-        return Exchange(messages, self.mail.is_simulated, run.timeout_s)
+        exchange = Exchange(messages, self.mail.is_simulated, self.run.timeout_s)
+        exchange.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
+        return exchange
 
     def _evaluated(self, number: int) -> dict[str, Any]:
         """Return what an evaluation has found that is over now, and begin one if it is time."""
@@ -254,10 +260,12 @@ class Work:
         return found
 
     def _evaluate_when_idle(self) -> None:
-        if messages := self.evaluation.messages_for(self._idle()):
+        idle = self._idle()
+        self.evaluation.keep(self.busy.keys() | idle)
+        if messages := self.evaluation.messages_for(idle):
             self._send(messages)
-        if not self.mail.open and not self.rests_until_s:
-            self.evaluation.waiting.clear()  # those nodes are gone
+        if not self.mail.open:
+            return
         for sent, reply in self._next():
             self.busy.pop(sent.node_id)
             self.evaluation.receive(sent, reply)

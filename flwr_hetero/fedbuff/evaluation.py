@@ -1,6 +1,6 @@
 """An evaluation on nodes beside training."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from flwr.app import Message, MessageType
@@ -46,6 +46,11 @@ class Evaluation:
         self.number, self.began_s = number, self.session.clock.virtual_s
         self.sent, self.replies = [], []
         self.waiting = {message.metadata.dst_node_id: message for message in messages}
+
+    def keep(self, nodes: Set[int]) -> None:
+        """Wait no more for nodes that are gone, or left alone after a failure."""
+        if not nodes >= self.waiting.keys():
+            self.waiting = {node: m for node, m in self.waiting.items() if node in nodes}
 
     def messages_for(self, idle: Sequence[int]) -> list[Message]:
         """Return the instructions for idle nodes, which are then under way."""

@@ -16,6 +16,15 @@ REAL_POLL_S = 0.5
 """Pause between two polls of a real fleet: each costs a request."""
 
 
+def on_clock(seconds: float) -> float:
+    """Round a time to what the clock shows.
+
+    To the nanosecond, so that a resumed run, whose clock began later, counts the same, and that
+    a time waited for is not missed.
+    """
+    return round(seconds, 9)
+
+
 class Sent(NamedTuple):
     """An instruction under way: when it was sent, and when it is given up."""
 
@@ -57,7 +66,7 @@ class Mail:
         now_s = self.clock.virtual_s
         for message in messages:
             message_id = message.metadata.message_id
-            self.open[message_id] = Sent(message, now_s, now_s + self.timeout_s)
+            self.open[message_id] = Sent(message, now_s, on_clock(now_s + self.timeout_s))
 
     def next(self, wake_s: float = inf) -> list[tuple[Sent, Message | None]]:
         """Wait for the next reply, or until a time; None for an instruction given up."""
@@ -92,8 +101,7 @@ class Mail:
     def _tick(self) -> None:
         """Set the run's clock, unless replies of emulated devices drive it."""
         if self.is_local or not self.clock.emulated:
-            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
-            now_s = round(self._zero_s + self._fleet_s(), 9)
+            now_s = on_clock(self._zero_s + self._fleet_s())
             self.clock.virtual_s = max(self.clock.virtual_s, now_s)
 
     # --- a clock that others drive -------------------------------------------------------

@@ -1,6 +1,7 @@
 """FedBuff as a wrapper: who starts, when replies are merged, and what each counts."""
 
 import json
+from collections import Counter
 from collections.abc import Set
 from dataclasses import asdict
 from logging import INFO
@@ -50,16 +51,16 @@ class FedBuff(Selection):
         What merges the updates, as it would those of a round: any Flower strategy that derives
         from FedAvg, or a wrapper; FedAvg if left out.
     concurrency : int, optional
-        Nodes at work at the same time, drawn uniformly from the idle ones; None: all online.
+        Nodes that train at the same time, drawn uniformly from the idle ones; None: all online.
     buffer_size : int, optional
         Updates K in a merge; None: half of the nodes at work, at least 3.
     staleness : {"sqrt", "none"} or float
         Weight of an update that started s merges ago: 1 / sqrt(1 + s), 1, or with the exponent
         of 1 / (1 + s).
     weighting : {"fair", "examples", "equal"}
-        ``fair``: as the wrapped strategy weights (by examples), times the seconds since the
-        node's last reply, so that nodes do not count more because they answer more often, nor
-        less because they are always stale.
+        ``fair``: as the wrapped strategy weights (by examples), times the node's usual seconds
+        between two replies, so that nodes do not count more because they answer more often, nor
+        less because they are always stale; a node that has sent half of a buffer waits.
         ``examples``: as the wrapped strategy weights. ``equal``: all alike, the paper's rule.
     max_weight : float
         For ``fair``: largest weight of an update, in means; what it cuts off is in the history.
@@ -77,10 +78,12 @@ class FedBuff(Selection):
     The update is the difference to the model that the node started from. The wrapped strategy
     sees it added to the present model, as if all nodes of a buffer had just trained on that.
     Sums are divided by K and not by the weights, as in the paper, so that stale updates make the
-    step smaller. A node whose reply is bad or does not come is left alone for 10 s, and twice as
-    long each time. Nodes evaluate when they are idle next, in a tenth of the time at most. A
-    resumed run asks again for what was under way: it loses no merge, but is not equal to an
-    unbroken one to the bit.
+    step smaller. A node whose reply is bad or does not come is left alone for 10 s, or for the
+    time-out, and twice as long each time; a run ends when all nodes have failed six times in a
+    row. Nodes evaluate when they are idle next, beside those that train, in a tenth of the time
+    at most, and at the end. A resumed run loses no merge, and its draws and weights go on where
+    they were; what was under way or waited to be merged is asked again with the newest model.
+    Draws depend on node ids, which are random in Flower's simulation.
 
     References
     ----------
@@ -127,6 +130,7 @@ class FedBuff(Selection):
         self.max_weight = check_number("max_weight", max_weight, "[1, inf)")
         self.last_reply_s: dict[str, float] = {}
         self.usual: dict[str, Usual] = {}
+        self._size = 1
         self._starting: list[int] = []
         self._arrivals: dict[str, Arrival] = {}
         self._staleness: dict[str, int] = {}
@@ -141,8 +145,11 @@ class FedBuff(Selection):
         """Without rounds."""
         return lambda run: run_asynchronously(run, self)
 
-    def next_nodes(self, idle: list[int], at_work: int) -> list[int]:
-        """Draw the nodes that start now (Alg. 1, l. 1 and 5)."""
+    def next_nodes(self, idle: list[int], at_work: int, buffer: list[Arrival]) -> list[int]:
+        """Draw the nodes that start now (Alg. 1, l. 1 and 5); if fair, none fills the buffer."""
+        if self.weighting == "fair" and at_work:
+            often = Counter(arrival.sent.node_id for arrival in buffer)
+            idle = [node for node in idle if often[node] < max(2, (self._size + 1) // 2)]
         room = len(idle) if self.concurrency is None else max(0, self.concurrency - at_work)
         if room < len(idle):
             chosen = self.rng.choice(len(idle), room, replace=False).tolist()
@@ -152,8 +159,8 @@ class FedBuff(Selection):
 
     def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
         """Return the first K updates when there are as many (Alg. 1, l. 6)."""
-        size = self.buffer_size or default_buffer(self.concurrency or team)
-        return buffer[:size] if len(buffer) >= size else []
+        self._size = self.buffer_size or default_buffer(self.concurrency or team)
+        return buffer[: self._size] if len(buffer) >= self._size else []
 
     def merging(self, arrivals: list[Arrival], version: int) -> None:
         """Note each update's staleness (l. 3), and the time since its node's last reply."""

@@ -4,7 +4,6 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Sequence, Set
-from functools import lru_cache
 from logging import INFO
 
 from flwr.app import Message, RecordDict
@@ -111,7 +110,6 @@ def settled_nodes(
     return online
 
 
-@lru_cache(maxsize=65_536)  # fleets are sorted again and again
 def identity_key(identity: str) -> tuple[str, int, str]:
     """Return a key that sorts identities, trailing numbers by value."""
     match = re.fullmatch(r"(.*?)(\d+)", identity)

@@ -1,0 +1,187 @@
+"""Nodes that fail, lie, come and go while others are at work."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from quadratics import Watched, fedavg, models, start
+from recording import History
+
+from flwr_hetero.fleet import DeviceProfile, Fault
+from flwr_hetero.strategy import FedBuff
+
+SPEEDS = [2.0, 1.7, 1.3, 1.1, 0.9, 0.7]
+GOALS = [0.0, 1.0] * 3
+
+
+def fedbuff(**settings):
+    return History(FedBuff(fedavg(), **settings))
+
+
+def run(grid, merges=20, strategy=None, **settings):
+    """Return the records after the first, all failures and the models."""
+    strategy = strategy or fedbuff()
+    found, _ = models(strategy, grid, merges, **settings)
+    records = strategy.records[1:]
+    assert len(records) == merges
+    assert np.isfinite(found).all()
+    return records, [failure for record in records for failure in record["failures"]], found
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "rest_s"),
+    [
+        (Fault(3, "dies", 3, 6), "no reply within 60 s", 60),
+        (Fault(3, "late", 3, 6, delay_s=70), "no reply within 60 s", 60),
+        (Fault(3, "errs", 3, 6), "error 2: injected error", 10),
+        (Fault(3, "garbage", 3, 6, corrupt="nan"), "array 'x' holds NaN or infinity", 10),
+        (Fault(3, "garbage", 3, 6, corrupt="shape"), "array 'x' has shape", 10),
+        (Fault(3, "garbage", 3, 6, corrupt="no-metrics"), "0 MetricRecords instead of 1", 10),
+        (Fault(3, "garbage", 3, 6, corrupt="negative-weight"), "'num-examples' is -1", 10),
+    ],
+)
+def test_a_failure_costs_one_reply_and_a_rest(fault, reason, rest_s):
+    grid = Watched(GOALS, SPEEDS, faults=[fault])
+    records, failures, _ = run(grid, 40, timeout=60.0)
+    assert {failure["node"] for failure in failures} <= {"node-3", "id-1003"}
+    assert all(reason in failure["reason"] for failure in failures), failures
+    assert failures
+    assert all(len(record["fedbuff"]["nodes"]) == 3 for record in records)
+    asked = [at_s for at_s, node, _, number in grid.sent if node == 3]
+    pauses = np.diff(asked)
+    first = next(i for i, (_, node, _, n) in enumerate(grid.sent) if node == 3 and n >= 3)
+    assert first
+    assert max(pauses) >= rest_s  # left alone
+    assert any("node-3" in record["fedbuff"]["nodes"] for record in records[-5:])  # and is back
+
+
+def test_rests_are_doubled():
+    grid = Watched(GOALS, SPEEDS, faults=[Fault(5, "errs")])
+    run(grid, 150)
+    asked = [at_s for at_s, node, _, _ in grid.sent if node == 5]
+    assert np.diff(asked)[:3] == pytest.approx([10, 20, 40], abs=5)
+
+
+def test_all_nodes_fail_from_the_start():
+    grid = Watched(GOALS, SPEEDS, faults=[Fault(i, "errs") for i in range(6)])
+    with pytest.raises(RuntimeError, match="failed 2 times in a row: error 2: injected error"):
+        run(grid)
+    assert len(grid.sent) == 12
+
+
+def test_all_nodes_send_garbage():
+    faults = [Fault(i, "garbage", corrupt="missing-array") for i in range(6)]
+    with pytest.raises(RuntimeError, match="for the same reason: arrays .*'x'"):
+        run(Watched(GOALS, SPEEDS, faults=faults))
+
+
+def test_all_nodes_die_with_a_buffer_half_full():
+    faults = [Fault(i, "dies", 3) for i in range(6)]
+    with pytest.raises(RuntimeError, match="failed 6 times in a row: no reply within 60 s"):
+        run(Watched(GOALS, SPEEDS, faults=faults), strategy=fedbuff(buffer_size=4), timeout=60.0)
+
+
+@pytest.mark.parametrize("kind", ["errs", "garbage"])
+def test_one_node_only(kind):
+    _, failures, found = run(Watched([1.0], [1.0], faults=[Fault(0, kind, 9)]), 5)
+    assert failures == []
+    assert found[-1] > found[1] > 0
+    with pytest.raises(RuntimeError, match="every node has failed 6 times in a row"):
+        run(Watched([1.0], [1.0], faults=[Fault(0, kind, 2)]), 5)
+
+
+def test_nodes_join_and_leave():
+    class Moving(Watched):
+        def get_node_ids(self):
+            if self.virtual_time_s > 30 and len(self._nodes) == 6:
+                self.join(DeviceProfile(1.0, seconds_per_example=1.0))
+                self.leave(1002)
+            if self.virtual_time_s > 60:
+                self.come_back(1002)
+            return super().get_node_ids()
+
+    grid = Moving([*GOALS, 3.0], SPEEDS, examples=[100] * 7)
+    records, failures, _ = run(grid, 40)
+    nodes = [(r["virtual_s"], node) for r in records for node in r["fedbuff"]["nodes"]]
+    assert failures == []
+    assert min(at_s for at_s, node in nodes if node == "node-6") < 50
+    asked = [at_s for at_s, node, _, _ in grid.sent if node == 2]
+    assert not [at_s for at_s in asked if 31 < at_s < 60]
+    assert max(asked) > 60
+
+
+class Lying(Watched):
+    """Node 0's replies go through ``lie(message, reply)``."""
+
+    lie = None
+
+    def _answer(self, message):
+        arrival_s, reply = super()._answer(message)
+        if message.metadata.dst_node_id == 1000:
+            reply = type(self).lie(message, reply)
+        return arrival_s, reply
+
+
+def another_source(message, reply):
+    metadata = reply.metadata
+    metadata.__dict__["_src_node_id"] = 1001
+    return Message(reply.content, metadata=metadata)
+
+
+def test_a_reply_that_claims_another_node():
+    class Grid(Lying):
+        lie = staticmethod(another_source)
+
+    _, failures, _ = run(Grid(GOALS, SPEEDS))
+    assert {failure["reason"] for failure in failures} == {"it names another node as its source"}
+    assert {failure["node"] for failure in failures} == {"id-1000"}
+
+
+def test_a_reply_that_comes_twice():
+    class Echo(Watched):
+        def _collect(self, ids, until_s):
+            replies, before = super()._collect(ids, until_s), self.__dict__.get("before", [])
+            self.before = replies
+            return [*replies, *replies, *before]
+
+    expected = run(Watched(GOALS, SPEEDS), 10)[2]
+    assert run(Echo(GOALS, SPEEDS), 10)[2] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("claim", [0, 1e12])
+def test_a_liar_about_its_time(claim):
+    """It claims no work and is here at once, or more than any time-out allows."""
+    goals = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    grid = Watched(goals, SPEEDS, lr=0.002, claims={0: claim})
+    records, failures, found = run(grid, 150, x=0.5, timeout=100.0)
+    assert records[-1]["virtual_s"] > 200
+    others = [n for r in records for n in r["fedbuff"]["nodes"] if n not in ("node-0", "id-1000")]
+    assert len(others) >= 150
+    fair = 0.5 if claim == 0 else 0.6
+    assert found[-75:].mean() == pytest.approx(fair, abs=0.06)
+    if claim:
+        assert {failure["reason"] for failure in failures} == {"no reply within 100 s"}
+
+
+def test_same_seed_same_run():
+    def go(seed):
+        faults = [Fault(2, "errs", 2, 3), Fault(4, "late", 4, 9, delay_s=30)]
+        grid = Watched(GOALS, SPEEDS, jitter=0.3, faults=faults, seed=seed)
+        strategy = fedbuff(concurrency=3, seed=seed)
+        records, _, found = run(grid, 15, strategy, timeout=25.0)
+        return [{k: v for k, v in record.items() if k != "wall_s"} for record in records], found
+
+    one, again, other = go(1), go(1), go(2)
+    assert one[0] == again[0]
+    assert one[1].tolist() == again[1].tolist()
+    assert one[1].tolist() != other[1].tolist()
+
+
+def test_no_node_is_online():
+    grid = Watched([1.0], [1.0])
+    grid.leave(1000)
+    logging.disable(logging.WARNING)
+    with pytest.raises(RuntimeError, match="no node is online"):
+        fedbuff().start(grid, start(), 2)
+    logging.disable(logging.NOTSET)
