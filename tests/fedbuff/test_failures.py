@@ -72,7 +72,7 @@ def test_all_nodes_fail_from_the_start():
 
 def test_all_nodes_send_garbage():
     faults = [Fault(i, "garbage", corrupt="missing-array") for i in range(6)]
-    with pytest.raises(RuntimeError, match="for the same reason: arrays .*'x'"):
+    with pytest.raises(RuntimeError, match=r"for the same reason: arrays .*'x'"):
         run(Watched(GOALS, SPEEDS, faults=faults))
 
 

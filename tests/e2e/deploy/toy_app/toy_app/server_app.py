@@ -1,4 +1,4 @@
-"""TiFL around FedAvg, recorded; models count by steps if a node is to lie about its own."""
+"""TiFL or FedBuff around FedAvg, recorded; models count by steps if a node lies about its own."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
@@ -6,15 +6,17 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero.report import RunDirectory
-from flwr_hetero.strategy import BiasedLocalSGD, Recorded, TiFL
+from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, Recorded, TiFL
 
 app = ServerApp()
 SIZE = 1000
 
 
-def strategy_for(config) -> TiFL:
+def strategy_for(config) -> TiFL | FedBuff:
     """Make the strategy; tests make the same one for a LocalGrid."""
     inner = FedAvg(fraction_evaluate=0.0)
+    if config["engine"] == "buffered":
+        return FedBuff(inner, buffer_size=config["clients-per-round"])
     if ":steps" in config["faults"]:
         inner = BiasedLocalSGD(inner, fast_steps=4)
     return TiFL(
