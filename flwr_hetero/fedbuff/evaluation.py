@@ -44,7 +44,7 @@ class Evaluation:
             )
         self.session.exchange = exchange
         self.number, self.began_s = number, self.session.clock.virtual_s
-        self.sent, self.replies = [], []
+        self.sent, self.replies, self.num_open = [], [], 0
         self.waiting = {message.metadata.dst_node_id: message for message in messages}
 
     def keep(self, nodes: Set[int]) -> None:
@@ -63,6 +63,8 @@ class Evaluation:
         """Take a reply, or the lack of one, if it is to an evaluation; return whether it was."""
         if sent.instruction.metadata.message_type != MessageType.EVALUATE:
             return False
+        if not any(message is sent.instruction for message in self.sent):
+            return True  # of an evaluation that was given up for the last one
         self.num_open -= 1
         if reply is not None:
             self.replies.append(reply)

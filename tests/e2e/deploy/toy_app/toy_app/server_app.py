@@ -15,7 +15,7 @@ SIZE = 1000
 def strategy_for(config) -> TiFL | FedBuff:
     """Make the strategy; tests make the same one for a LocalGrid."""
     inner = FedAvg(fraction_evaluate=0.0)
-    if config["engine"] == "buffered":
+    if config.get("engine") == "buffered":
         return FedBuff(inner, buffer_size=config["clients-per-round"])
     if ":steps" in config["faults"]:
         inner = BiasedLocalSGD(inner, fast_steps=4)
