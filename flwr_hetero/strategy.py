@@ -3,6 +3,7 @@
 from flwr_hetero.baselines.adacomm import AdaComm
 from flwr_hetero.baselines.fednova import FedNova
 from flwr_hetero.baselines.over_select import OverSelect
+from flwr_hetero.baselines.parallel_tiers import ParallelTiFL
 from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD
 from flwr_hetero.cd_grab.herding_meter import HerdingMeter
@@ -24,6 +25,7 @@ __all__ = [
     "HerdingMeter",
     "LocalSteps",
     "OverSelect",
+    "ParallelTiFL",
     "RandomSelection",
     "Recorded",
     "Resharding",

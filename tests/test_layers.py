@@ -30,6 +30,7 @@ ROOMS = {
 METHODS = {path.parent.name for path in PACKAGE.glob("*/strategy.py")} - {*ROOMS}
 """Methods added since: each may import what a paper may."""
 ROOMS |= dict.fromkeys(METHODS, LOWER)
+ROOMS["baselines"] |= METHODS
 ROOMS |= {face: {*LOWER, *PAPERS, *METHODS, "baselines"} for face in FACES}
 """A room or file of the package, and which others it may import."""
 UNWANTED = {

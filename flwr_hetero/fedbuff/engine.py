@@ -54,6 +54,9 @@ class Rule(Protocol):
     def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
         """Return what is merged now, of nodes that are so many at a time; empty: nothing yet."""
 
+    def failed(self, node_id: int) -> None:
+        """Learn that a node that was to train has no reply that counts."""
+
     def merging(self, arrivals: list[Arrival], version: int) -> None:
         """Learn what is about to be merged, and into which version of the model."""
 
@@ -194,6 +197,7 @@ class Work:
 
         A node that was too slow is still at work: it rests as long again.
         """
+        self.rule.failed(node_id)
         count = self.failures[node_id] = self.failures.get(node_id, 0) + 1
         rest_s = max(REST_S, at_least_s) * 2 ** (min(count, MAX_FAILURES) - 1)
         self.rests_until_s[node_id] = on_clock(self.now_s + rest_s)

@@ -162,6 +162,9 @@ class FedBuff(Selection):
         self._size = self.buffer_size or default_buffer(self.concurrency or team)
         return buffer[: self._size] if len(buffer) >= self._size else []
 
+    def failed(self, node_id: int) -> None:
+        """Go on: the next idle node takes its place."""
+
     def merging(self, arrivals: list[Arrival], version: int) -> None:
         """Note each update's staleness (l. 3), and the time since its node's last reply."""
         self._arrivals = {a.sent.instruction.metadata.message_id: a for a in arrivals}

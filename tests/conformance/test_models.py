@@ -37,6 +37,7 @@ REASONS = {
 }
 WRAPPERS = {
     "TiFL": lambda inner: ours.TiFL(inner, 2, 2),
+    "ParallelTiFL": lambda inner: ours.ParallelTiFL(inner, 2, 2),
     "RandomSelection": lambda inner: ours.RandomSelection(inner, 3),
     "OverSelect": lambda inner: ours.OverSelect(inner, take=3),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=SAMPLE_BYTES),
@@ -186,7 +187,9 @@ APPS = {
 
 def run(wrapper, kind, helps):
     train, strategy = APPS[kind]
-    evaluates = 0.0 if wrapper == "FedBuff" else 1.0  # it evaluates beside the work
+    evaluates = (
+        0.0 if wrapper in ("FedBuff", "ParallelTiFL") else 1.0
+    )  # it evaluates beside the work
     empty = [np.zeros(0, np.uint8)]
     arrays = ArrayRecord([np.zeros((1, 3)), np.zeros(1)] if kind == "scikit-learn" else empty)
     make = WRAPPERS.get(wrapper, getattr(ours, wrapper))

@@ -6,11 +6,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.server.nodes import is_simulated, settled_nodes
-from flwr_hetero.strategy import TiFL
+from flwr_hetero.strategy import ParallelTiFL, TiFL
 from flwr_hetero.task.run import run_app
-from tifl_app.task import TiflSettings
+from tifl_app.task import PARALLEL, TiflSettings
 
 app = ServerApp()
 
@@ -21,17 +22,30 @@ def main(grid: Grid, context: Context) -> None:
     settings = TiflSettings.from_run_config(context.run_config)
     num_tiers = tiers_for(settings.num_tiers, len(settled_nodes(grid, settings.num_tiers)))
     with settings.as_typed():
-        strategy = TiFL(
-            settings.inner_strategy(),
-            settings.clients_per_round,
-            num_tiers,
-            policy=settings.policy,
-            interval=settings.interval,
-            credits=settings.tier_credits,
-            **phase(settings.sync_rounds, is_simulated(grid)),
-            seed=settings.seed,
-        )
+        if settings.policy == PARALLEL:
+            strategy: Strategy = parallel_tiers(settings, num_tiers)
+        else:
+            strategy = TiFL(
+                settings.inner_strategy(),
+                settings.clients_per_round,
+                num_tiers,
+                policy=settings.policy,
+                interval=settings.interval,
+                credits=settings.tier_credits,
+                **phase(settings.sync_rounds, is_simulated(grid)),
+                seed=settings.seed,
+            )
     run_app("tifl", settings, strategy, grid)
+
+
+def parallel_tiers(settings: TiflSettings, num_tiers: int) -> ParallelTiFL:
+    """Let all tiers train at the same time; nodes evaluate beside, for the tiers' accuracies."""
+    credits = None if settings.credits == "auto" else settings.tier_credits
+    inner: Any = settings.inner_strategy()
+    inner.fraction_evaluate = 1.0
+    return ParallelTiFL(
+        inner, settings.clients_per_round, num_tiers, credits=credits, seed=settings.seed
+    )
 
 
 def phase(sync_rounds: int, simulated: bool) -> dict[str, Any]:

@@ -11,8 +11,11 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
+from flwr_hetero.errors import invalid
 from flwr_hetero.task.settings import Settings
 
+PARALLEL = "parallel"
+"""The policy by which all tiers train at the same time."""
 INNER = {
     "fedavg": lambda: FedAvg(fraction_evaluate=0.0),
     "fedadam": lambda: FedAdam(fraction_evaluate=0.0),
@@ -38,6 +41,16 @@ class TiflSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice("inner", INNER)
+        if self.policy == PARALLEL:
+            self._check_parallel()
+
+    def _check_parallel(self) -> None:
+        """Refuse what would have no effect where each tier runs at its own pace."""
+        if self.sync_rounds:
+            raise invalid("sync-rounds", self.sync_rounds, f"be 0 with policy={PARALLEL!r}")
+        if not (self.credits in ("auto", "unlimited") or self.credits.isdigit()):
+            rule = f"be auto, unlimited or a number with policy={PARALLEL!r}"
+            raise invalid("credits", self.credits, rule)
 
     @property
     def tier_credits(self) -> int | str | None:
