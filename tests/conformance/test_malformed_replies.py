@@ -160,6 +160,10 @@ class HostileGrid(LocalGrid):
         echoes, self.echoes = self.echoes, []
         return [*super().wait_for(message_ids, timeout, enough), *echoes]
 
+    def wait_for_next(self, message_ids, until_s=INF):
+        echoes, self.echoes = self.echoes, []
+        return [*super().wait_for_next(message_ids, until_s), *echoes]
+
 
 def recorded(strategy):
     return ours.Recorded(strategy, run_dir=Folder(), checkpoint_every=10**9)
@@ -189,6 +193,8 @@ READS = {
     "SamplerFacts": [keys.SAMPLER],
     "OverSelect": [keys.TIMING],
     "RandomSelection": [keys.TIMING],
+    "FedBuff": [keys.TIMING],
+    "FedBuff slices": [keys.TIMING, *STEPS],
     "Recorded": ["loss"],
     "composition": [keys.TIMING, keys.ORDER, keys.HERDING, *STEPS],
 }
@@ -211,6 +217,10 @@ WRAPPERS = {
     "SamplerFacts": lambda: ours.SamplerFacts(fedavg()),
     "OverSelect": lambda: ours.OverSelect(fedavg(), take=NUM_NODES),
     "RandomSelection": lambda: ours.RandomSelection(fedavg(), NUM_NODES),
+    "FedBuff": lambda: ours.FedBuff(fedavg(), buffer_size=NUM_NODES),
+    "FedBuff slices": lambda: ours.FedBuff(
+        ours.LocalSteps(fedavg(), fast_steps=4, budget="slice"), buffer_size=NUM_NODES
+    ),
     "Recorded": lambda: recorded(fedavg()),
     "composition": lambda: recorded(
         ours.OverSelect(
