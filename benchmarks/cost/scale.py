@@ -22,11 +22,11 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import timing
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, TiFL
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, TiFL
 
 DIM, UNITS, COHORT, ALL_ROUNDS = 20, 4, 50, 3
 SIZES = (100, 1000, 10_000)
-SELECTED = ("FedAvg", "TiFL", "TiFL(BiasedLocalSGD(CDGraB))")
+SELECTED = ("FedAvg", "FedBuff", "TiFL", "TiFL(BiasedLocalSGD(CDGraB))")
 EVERYBODY = ("FedAvg", "BiasedLocalSGD(CDGraB)")
 
 
@@ -41,6 +41,7 @@ def stepped(cohort: int, share: float) -> Strategy:
 PHASE: dict[str, Any] = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
     "FedAvg": fedavg,
+    "FedBuff": lambda c, share: FedBuff(fedavg(c, 1.0), buffer_size=c),  # all at work
     "TiFL": lambda c, share: TiFL(fedavg(c, 1.0), c, **PHASE),
     "BiasedLocalSGD(CDGraB)": stepped,
     "TiFL(BiasedLocalSGD(CDGraB))": lambda c, share: TiFL(stepped(c, share), c, **PHASE),

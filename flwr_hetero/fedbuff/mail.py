@@ -25,6 +25,10 @@ def on_clock(seconds: float) -> float:
     return round(seconds, 9)
 
 
+LATE_S = 60.0
+"""Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
+
+
 class Sent(NamedTuple):
     """An instruction under way: when it was sent, and when it is given up."""
 
@@ -61,7 +65,7 @@ class Mail:
         self._tick()
         if not self.is_simulated:
             for message in messages:
-                message.metadata.ttl = self.timeout_s
+                message.metadata.ttl = self.timeout_s + LATE_S
         list(self.fleet.push_messages(messages))
         now_s = self.clock.virtual_s
         for message in messages:
