@@ -19,7 +19,7 @@ def test_node_asked_again_within_a_merge_is_told():
 
     quick, slow = DeviceProfile(9.0), DeviceProfile(1.0)
     grid = LocalGrid(toy_app(mods=[note]), profiles=[quick, slow])
-    FedBuff(buffer_size=5).start(grid, toy_arrays(), num_rounds=2)
+    FedBuff(buffer_size=5, weighting="equal").start(grid, toy_arrays(), num_rounds=2)
     assert asked[0, 1] == [None, 1, 2, 3, 4]
     assert asked[1, 1] == [None]
     assert asked[0, 2][:2] == [None, 1]
