@@ -8,6 +8,17 @@ def changed_lines(diff: str) -> int:
     return sum(line.startswith("+") and not line.startswith("+++") for line in diff.splitlines())
 
 
+def changes(diff: str) -> dict[str, list[str]]:
+    """Return by file the lines with a plus or a minus, without their indentation."""
+    files, name = {}, ""
+    for line in diff.splitlines():
+        if line.startswith(("--- ", "+++ ")):
+            name = line[4:].partition("/")[2]
+        elif line.startswith(("+", "-")):
+            files.setdefault(name, []).append(line[0] + line[1:].strip())
+    return files
+
+
 def apply(diff: str, folder: Path) -> None:
     """Change the files below ``folder``; what the diff takes out must be there, once."""
     for part in ("\n" + diff).split("\n--- ")[1:]:

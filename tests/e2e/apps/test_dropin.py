@@ -1,5 +1,6 @@
-"""The quickstart of tests/dropin with TiFL in it, in a real ``flwr run``."""
+"""The quickstart of tests/dropin with a method in it, in a real ``flwr run``."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -23,4 +24,19 @@ def test_flwr_run_with_three_lines_more(flower, tmp_path):
     assert "one tier: in a simulation nodes must report their time" in log, log[-3000:]
     assert "TiFL: tiers of [4] nodes" in log
     assert log.count("TiFL: tier 0, 2 nodes") == 2  # from the second round
+    assert "accuracy {" in log
+
+
+@pytest.mark.app
+@pytest.mark.nightly
+def test_flwr_run_of_biased_local_sgd(flower, tmp_path):
+    app = tmp_path / "quickstart"
+    shutil.copytree(DROPIN / "quickstart", app)
+    apply((DROPIN / "biased.diff").read_text(encoding="utf-8"), app)
+    log = flower(app, 4, num_server_rounds=3)
+    assert "Traceback" not in log
+    first, *others = map(float, re.findall(r"num-steps (\S+),", log))
+    assert first == 1, log[-3000:]  # no node was timed before
+    assert len(others) == 2
+    assert all(num_steps > 1 for num_steps in others)
     assert "accuracy {" in log

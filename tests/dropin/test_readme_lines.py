@@ -1,0 +1,48 @@
+"""The lines that the README shows are those that the tests apply."""
+
+import re
+from pathlib import Path
+
+import pytest
+from dropin.patching import changes
+
+from flwr_hetero.server.contract import STEPS, HelpCheck, MissingHelpError
+
+HERE = Path(__file__).parent
+HALVES = HERE.parent / "e2e" / "examples" / "halves"
+README = (HERE.parents[1] / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("## Drop it into your app")[1].split("\n## ")[0]
+BLOCKS = re.findall(r"```diff\n(.*?)```", SECTION, flags=re.DOTALL)
+METHODS = ("tifl", "biased", "cd_grab", "mercury", "pgd")
+
+
+def in_a_few_rounds(line):
+    """Take out what lets a test see the effect of PGD in three rounds."""
+    return line.replace(", gate=0", "")
+
+
+@pytest.mark.parametrize(("number", "method"), [*enumerate(METHODS)])
+def test_lines_of_a_method(number, method):
+    files = changes((HERE / f"{method}.diff").read_text(encoding="utf-8"))
+    server = files.pop("quickstart/server_app.py", [])
+    node = [in_a_few_rounds(line) for lines in files.values() for line in lines]
+    (shown,) = changes(BLOCKS[number]).values()
+    assert shown == server + node
+
+
+@pytest.mark.parametrize(("app", "turn"), [("lightning", 0), ("hugging_face", 1)])
+def test_lines_in_trainers(app, turn):
+    block = BLOCKS[len(METHODS)].split("\n # ")[turn]
+    files = changes((HALVES / app / "biased.diff").read_text(encoding="utf-8"))
+    (lines,) = files.values()
+    (shown,) = changes(block).values()
+    assert len(shown) >= 2
+    assert not set(shown) - set(lines)
+
+
+def test_error_without_the_nodes_half():
+    (shown,) = re.findall(r"```text\n(.*?)```", SECTION, flags=re.DOTALL)
+    check = HelpCheck("BiasedLocalSGD", STEPS, "raise")
+    with pytest.raises(MissingHelpError) as error:
+        check.see({1: "a", 2: "b", 3: "c"}, 0, 3)
+    assert shown == f"MissingHelpError: {error.value}\n"
