@@ -3,8 +3,9 @@
 import importlib
 import shutil
 import sys
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ import sklearn.datasets
 import sklearn.utils
 from dropin.patching import apply, changed_lines
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from recording import History
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
@@ -120,6 +122,8 @@ class Seen:
 
     grid: LocalGrid
     records: list[dict[str, Any]]
+    cpu_s: float
+    """CPU time of server and nodes, evaluation on the nodes left out."""
 
     def state(self, node: int, kind: str = "scalars") -> Any:
         """Return what is kept of a node's sampler."""
@@ -164,10 +168,26 @@ def run(
         client = importlib.import_module(f"{app.package}.client_app").app
         server = importlib.import_module(f"{app.package}.server_app").app
         config = default_config(app) | {"num-server-rounds": rounds}
-        grid, records = LocalGrid(client, fleet, run_config=config), []
+        evaluating, records = [0.0], []
+        grid = LocalGrid(timed(client, evaluating), fleet, run_config=config)
         with watched(records):
+            began_s = time.process_time()
             server(grid=grid, context=Context(1, 1, {}, RecordDict(), config))
-    return Seen(grid, records)
+            cpu_s = time.process_time() - began_s
+    return Seen(grid, records, cpu_s - sum(evaluating))
+
+
+def timed(client: ClientApp, evaluating: list[float]) -> Callable[[Message, Context], Message]:
+    """Note the CPU time of a ClientApp's evaluations."""
+
+    def answer(message: Message, context: Context) -> Message:
+        began_s = time.process_time()
+        reply = client(message, context)
+        if message.metadata.message_type == "evaluate":
+            evaluating.append(time.process_time() - began_s)
+        return reply
+
+    return answer
 
 
 def train_once(app: App, folder: Path, half: str, arrays: ArrayRecord) -> Message:
