@@ -58,6 +58,7 @@ class Mail:
         self.open: dict[str, Sent] = {}  # the one that is given up first is the first
         self.late: set[str] = set()  # given up: replies are collected and thrown away
         self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
+        self._answered = False  # before the first reply of a simulation, its clock is unknown
         self._zero_s = clock.virtual_s - self._fleet_s()
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -104,7 +105,8 @@ class Mail:
 
     def _tick(self) -> None:
         """Set the run's clock, unless replies of emulated devices drive it."""
-        if self.is_local or not self.clock.emulated:
+        unknown = self.is_simulated and not self._answered
+        if self.is_local or not (self.clock.emulated or unknown):
             now_s = on_clock(self._zero_s + self._fleet_s())
             self.clock.virtual_s = max(self.clock.virtual_s, now_s)
 
@@ -139,6 +141,7 @@ class Mail:
         return self.clock.emulated
 
     def _hold(self, reply: Message) -> None:
+        self._answered = True
         message_id = reply.metadata.reply_to_message_id
         latency = reported_latency(reply) if reply.has_content() else None
         emulated = latency is not None and latency.emulated
