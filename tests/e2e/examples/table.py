@@ -24,7 +24,7 @@ def made(overhead: Mapping[str, Mapping[str, float]]) -> str:
                 cells.append(f"error {texts.index(shown(refusal)) + 1}")
                 continue
             server, node = line_counts(app, method.wrapped, method.half)
-            cost = shown_cost(overhead.get(kind, {}).get(name))
+            cost = shown_cost(overhead[kind][name])
             cells.append(f"{server} + {node}, {cost}")
         rows.append([f"`{name}`", method.effect, *cells])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -32,10 +32,8 @@ def made(overhead: Mapping[str, Mapping[str, float]]) -> str:
     return f"{table}\n\nErrors:\n\n{errors}\n"
 
 
-def shown_cost(part: float | None) -> str:
-    """Write an overhead, if it was measured and is beyond chance."""
-    if part is None:
-        return "?"
+def shown_cost(part: float) -> str:
+    """Write an overhead, if it is beyond chance."""
     return f"{part:+.0%}" if part > NOISE else f"under {NOISE:.0%}"
 
 

@@ -17,6 +17,7 @@ def test_page_has_the_table():
 
 def test_every_effect_has_an_overhead():
     found = json.loads(MEASURED.read_text(encoding="utf-8"))["overhead"]
+    assert set(found) == set(APPS)
     for kind in found:
         assert set(found[kind]) == {name for name in METHODS if (kind, name) not in REFUSED}
 
