@@ -11,6 +11,8 @@ Floats = NDArray[np.float64]
 
 MEMORY = 10
 """Replies of a node over which its means are taken."""
+PRIOR = 5
+"""Idle times of a node that the mean of all nodes counts as much as."""
 OUTLIER = 10.0
 """Usual intervals that a single one counts at most."""
 SHORTEST_S = 1e-3
@@ -88,24 +90,38 @@ def merge_weights(
 
 @dataclass
 class Usual:
-    """What is usual of a node's replies: running means over the last ones.
+    """What is usual of a node's replies: running means, of the last ones or of its idle times.
 
     >>> usual = Usual()
-    >>> usual.see(weight=2.0, interval_s=5.0, discount=0.5)
-    >>> usual.interval_s
-    5.0
+    >>> usual.see(weight=2.0, age_s=5.0, idle_s=None, discount=0.5)
+    >>> usual.interval_s(idle_s=1.0)
+    6.0
     """
 
     weight: float = 0.0
-    interval_s: float = 0.0
+    age_s: float = 0.0
     discount: float = 1.0
     count: int = 0
+    idle_s: float = 0.0
+    starts: int = 0
 
-    def see(self, weight: float, interval_s: float, discount: float) -> None:
-        """Learn from a reply; an interval counts as ten usual ones at most, as after an absence."""
+    def see(self, weight: float, age_s: float, idle_s: float | None, discount: float) -> None:
+        """Learn from a reply; a time counts as ten usual ones at most, as after an absence."""
         self.count = min(self.count + 1, MEMORY)
-        longest_s = OUTLIER * self.interval_s if self.count > 1 else inf
-        interval_s = min(max(interval_s, SHORTEST_S), longest_s)
+        longest_s = OUTLIER * self.age_s if self.count > 1 else inf
+        age_s = min(max(age_s, SHORTEST_S), longest_s)
         self.weight += (weight - self.weight) / self.count
-        self.interval_s += (interval_s - self.interval_s) / self.count
+        self.age_s += (age_s - self.age_s) / self.count
         self.discount += (discount - self.discount) / self.count
+        if idle_s is not None:
+            self.starts += 1
+            longest_s = OUTLIER * (self.age_s + self.idle_s) if self.starts > MEMORY else inf
+            self.idle_s += (min(idle_s, longest_s) - self.idle_s) / self.starts
+
+    def interval_s(self, idle_s: float) -> float:
+        """Return the time from reply to reply; ``idle_s`` is the mean of all nodes.
+
+        Idle nodes are drawn uniformly, so that a few of a node's own idle times are but noise.
+        """
+        mean_s = (PRIOR * idle_s + self.starts * self.idle_s) / (PRIOR + self.starts)
+        return self.age_s + mean_s

@@ -134,7 +134,7 @@ class FedBuff(Selection):
         self._starting: list[int] = []
         self._arrivals: dict[str, Arrival] = {}
         self._staleness: dict[str, int] = {}
-        self._intervals_s: dict[str, float] = {}
+        self._times_s: dict[str, tuple[float, float | None]] = {}  # at work, idle before
         self._factors: dict[str, float] = {}
         self._info: dict[str, Any] = {}
 
@@ -166,14 +166,15 @@ class FedBuff(Selection):
         """Go on: the next idle node takes its place."""
 
     def merging(self, arrivals: list[Arrival], version: int) -> None:
-        """Note each update's staleness (l. 3), and the time since its node's last reply."""
+        """Note each update's staleness (l. 3), and how long its node worked and was idle."""
         self._arrivals = {a.sent.instruction.metadata.message_id: a for a in arrivals}
-        self._staleness, self._intervals_s = {}, {}
+        self._staleness, self._times_s = {}, {}
         for message_id, arrival in self._arrivals.items():
             node = self.identity(arrival.sent.node_id)
-            before_s = min(self.last_reply_s.get(node, arrival.sent.sent_s), arrival.arrived_s)
             self._staleness[message_id] = version - arrival.version
-            self._intervals_s[message_id] = arrival.arrived_s - before_s
+            before_s = self.last_reply_s.get(node)
+            idle_s = None if before_s is None else max(0.0, arrival.sent.sent_s - before_s)
+            self._times_s[message_id] = arrival.arrived_s - arrival.sent.sent_s, idle_s
             self.last_reply_s[node] = arrival.arrived_s
 
     # --- hooks ----------------------------------------------------------------------------
@@ -209,14 +210,17 @@ class FedBuff(Selection):
         """Learn what is usual of these nodes, and set the factors of this merge's weights."""
         if self.weighting == "equal":
             return Weights(np.ones(len(replies)), 1.0, 0.0)
-        weights, mine = super().weights(replies), []
+        weights, nodes = super().weights(replies), []
         for reply, weight, discount in zip(replies, weights, discounts.tolist(), strict=True):
             node = self.identity(reply.metadata.src_node_id)
-            usual = self.usual.setdefault(node, Usual())
-            usual.see(weight, self._intervals_s[reply.metadata.reply_to_message_id], discount)
-            mine.append(usual.interval_s)
+            times_s = self._times_s[reply.metadata.reply_to_message_id]
+            self.usual.setdefault(node, Usual()).see(weight, *times_s, discount)
+            nodes.append(node)
+        intervals_s = self._intervals_s()
+        mine = [intervals_s[node] for node in nodes]
+        all_s = np.array([intervals_s[node] for node in self.usual])
         fair = self.weighting == "fair"
-        every, all_s = np.array([(u.weight, u.interval_s) for u in self.usual.values()]).T
+        every = np.array([usual.weight for usual in self.usual.values()])
         found = merge_weights(
             np.multiply(weights, mine) if fair else weights,
             every * all_s if fair else every,
@@ -228,14 +232,21 @@ class FedBuff(Selection):
         self._factors = dict(zip(ids, factors.tolist(), strict=True))
         return found
 
+    def _intervals_s(self) -> dict[str, float]:
+        """Return the usual time between each node's replies."""
+        starts = sum(usual.starts for usual in self.usual.values())
+        idle_s = sum(u.starts * u.idle_s for u in self.usual.values()) / max(1, starts)
+        return {node: usual.interval_s(idle_s) for node, usual in self.usual.items()}
+
     def _even(self, replies: list[Message], discounts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Weigh down only what is staler than is usual for its node, or slow ones count less."""
         if self.weighting != "fair":
             return discounts
         nodes = [self.identity(reply.metadata.src_node_id) for reply in replies]
-        every, all_s = np.array([(u.discount, u.interval_s) for u in self.usual.values()]).T
+        every = [usual.discount for usual in self.usual.values()]
+        replies_per_s = [1 / interval_s for interval_s in self._intervals_s().values()]
         own = np.array([self.usual[node].discount for node in nodes])
-        return np.asarray(np.average(every, weights=1 / all_s) * discounts / own)
+        return np.asarray(np.average(every, weights=replies_per_s) * discounts / own)
 
     def _rebased(self, reply: Message, scale: float) -> Message:
         """Add a node's update to the present model (Alg. 1, l. 7)."""

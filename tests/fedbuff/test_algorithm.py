@@ -43,21 +43,38 @@ def test_weights_of_zero_count_alike():
 def test_usual_of_a_node():
     usual = Usual()
     for number in range(1, 4):
-        usual.see(weight=10.0 * number, interval_s=2.0 * number, discount=1 / number)
-    assert (usual.weight, usual.interval_s) == pytest.approx((20.0, 4.0))
+        usual.see(10.0 * number, 2.0 * number, None, discount=1 / number)
+    assert (usual.weight, usual.interval_s(0.0)) == pytest.approx((20.0, 4.0))
     assert usual.discount == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
     for _ in range(100):
-        usual.see(5.0, 1.0, 0.5)
-    assert (usual.weight, usual.interval_s, usual.discount) == pytest.approx((5, 1, 0.5), rel=0.01)
-    usual.see(5.0, 1e6, 0.5)  # it was away
-    assert usual.interval_s == pytest.approx(1.9, rel=0.01)
+        usual.see(5.0, 1.0, None, 0.5)
+    assert (usual.weight, usual.interval_s(0.0), usual.discount) == pytest.approx(
+        (5, 1, 0.5), rel=0.01
+    )
+    usual.see(5.0, 1e6, None, 0.5)  # it was away
+    assert usual.interval_s(0.0) == pytest.approx(1.9, rel=0.01)
 
 
 def test_a_node_that_answers_at_once_has_an_interval():
     usual = Usual()
-    usual.see(1.0, 0.0, 1.0)
-    assert 0 < usual.interval_s < 0.01
+    usual.see(1.0, 0.0, None, 1.0)
+    assert 0 < usual.interval_s(0.0) < 0.01
 
 
 def test_default_buffer_is_never_more_than_the_nodes():
     assert [default_buffer(n) for n in (0, 1, 2, 3, 6, 7, 20)] == [1, 1, 2, 3, 3, 4, 10]
+
+
+def test_idle_time_of_a_node_is_first_that_of_all():
+    usual = Usual()
+    usual.see(1.0, 2.0, None, 1.0)
+    assert usual.interval_s(30.0) == 32.0
+    for _ in range(5):
+        usual.see(1.0, 2.0, 10.0, 1.0)
+    assert usual.interval_s(30.0) == pytest.approx(2.0 + (5 * 30.0 + 5 * 10.0) / 10)
+    for _ in range(500):
+        usual.see(1.0, 2.0, 10.0, 1.0)
+    assert usual.interval_s(30.0) == pytest.approx(12.0, rel=0.02)
+    before_s = usual.interval_s(10.0)
+    usual.see(1.0, 2.0, 1e9, 1.0)  # it was away
+    assert usual.interval_s(10.0) < before_s + 1
