@@ -47,8 +47,12 @@ def case(name, build, merges, rel=0.01, marks=(), **settings):
         case("slices", lambda: FedBuff(sliced()), 250, lr=6e-4),
         case("three", lambda: FedBuff(fedavg(), concurrency=3), 300, 0.02),
         case("three, slices", lambda: FedBuff(sliced(), concurrency=3), 300, 0.02, lr=4e-4),
-        case("three, long", lambda: FedBuff(fedavg(), concurrency=3), 1500, lr=4e-4, **NIGHTLY),
-        case("slices, long", lambda: FedBuff(sliced(), concurrency=3), 1500, lr=3e-4, **NIGHTLY),
+        case(
+            "three, long", lambda: FedBuff(fedavg(), concurrency=3), 1500, 0.02, lr=4e-4, **NIGHTLY
+        ),
+        case(
+            "slices, long", lambda: FedBuff(sliced(), concurrency=3), 1500, 0.02, lr=3e-4, **NIGHTLY
+        ),
     ],
 )
 def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, merges, rel, settings):
