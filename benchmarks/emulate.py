@@ -21,6 +21,7 @@ from flwr_hetero.task import Settings, central_evaluate, initial_arrays
 APPS = Path(__file__).parents[1] / "apps"
 Point = dict[str, Any]
 Note = Callable[[dict[str, Any]], Point]
+Measure = Callable[[int, ArrayRecord], MetricRecord]
 
 
 def app_modules(folder: str, package: str) -> tuple[ClientApp, ModuleType]:
@@ -46,7 +47,7 @@ class Curve(Wrapper):
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
         """Add a point; end the run with the first round after the budget."""
         self.bytes += record["bytes_down"] + record["bytes_up"]
-        self.device_s += sum(record["latency"].values())
+        self.device_s += record.get("device_s", sum(record["latency"].values()))
         more = self.note(record)
         if record["global"]:
             point = {"round": record["round"], "virtual_s": record["virtual_s"]}
@@ -70,13 +71,14 @@ def emulate(
     every: int = 1,
     arrays: ArrayRecord | None = None,
     train_config: dict[str, Any] | None = None,
+    measure: Measure | None = None,
 ) -> dict[str, list[Any]]:
     """Train, and return the curve by columns.
 
-    The global model is measured every so many rounds and after the last. The run ends with the
-    first round after ``budget_s`` of virtual time; profiling counts if it is ``charged``.
+    The global model is measured every so many rounds or merges and after the last. The run ends
+    with the first round after ``budget_s`` of virtual time; profiling counts if it is ``charged``.
     """
-    measure, rounds = central_evaluate(settings), settings.num_server_rounds
+    measure, rounds = measure or central_evaluate(settings), settings.num_server_rounds
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         return measure(number, arrays) if number % every == 0 or number == rounds else None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import bench
+from benchmarks.asynchrony import report as asynchrony
 from benchmarks.headline import report as headline
 from benchmarks.mercury import report as mercury
 from benchmarks.pgd import curves as pgd
@@ -64,6 +65,29 @@ def test_page_counts_seeds_that_do_not_get_there(tmp_path):
     (row,) = (text for text in page.splitlines() if text.startswith("| all but TiFL |"))
     assert row.split(" | ")[1].endswith("x; 1 of 2 not")
     assert "Without TiFL it is 1.9 times (1 of 2 not within its rounds)" in page
+
+
+# --- asynchrony -----------------------------------------------------------------------------
+
+
+def test_time_to_target_counts_whole_windows_only():
+    base = rising("FedAvg", 0, rise=0.02, round_s=10.0)
+    quick = rising("all, fair", 0, rise=0.04)
+    for each in (base, quick):
+        each["curve"]["slow"] = [0.5 * a for a in each["curve"]["accuracy"]]
+    assert asynchrony.reach(quick, 0.08)["virtual_s"] == 4.0, "not before five evaluations"
+    assert asynchrony.reach(quick, 0.59) == {
+        "virtual_s": 17.0, "bytes": 34.0, "device_s": 51.0,
+        "accuracy": pytest.approx(0.6), "slow": pytest.approx(0.3),
+    }  # fmt: skip
+    cells = asynchrony.row("all, fair", [quick], {0: base})
+    assert cells[1:3] == ["18.7x", "23.0"]  # 0.79 after 430 s and after 23 s
+    assert cells[-2:] == ["80.0", "40.0"]
+    never = rising("all, paper", 0, rise=0.04, most=0.5)
+    never["curve"]["slow"] = never["curve"]["accuracy"]
+    assert asynchrony.row("all, paper", [never], {0: base})[1] == "not reached in 1 of 1"
+    assert asynchrony.at_time(quick, 3.0) is None
+    assert asynchrony.at_time(quick, 17.9) == pytest.approx((0.6, 0.3))
 
 
 # --- tifl -----------------------------------------------------------------------------------
