@@ -147,7 +147,7 @@ class Work:
         return messages
 
     def _count_repeat(self, message: Message) -> None:
-        """Let a node draw anew that is asked again within one version."""
+        """Let a node draw other samples that is asked again within one version."""
         node_id, version = message.metadata.dst_node_id, self.run.round
         before, count = self.asked.get(node_id, (version, 0))
         self.asked[node_id] = version, (count if before == version else 0) + 1

@@ -62,7 +62,7 @@ class Mail:
         self._zero_s = clock.virtual_s - self._fleet_s()
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send instructions; those that cannot be sent come back as given up at once."""
+        """Send instructions; one that cannot be sent is given up when its time is over."""
         self._tick()
         if not self.is_simulated:
             for message in messages:

@@ -28,14 +28,14 @@ class TierRule(NamedTuple):
 class Found(NamedTuple):
     """Tiers of a fleet, and what they were made of: tiering and seconds by node.
 
-    ``anew`` where nodes have a tier for the first time, so that credits begin again.
+    ``first`` where nodes have a tier for the first time, so that credits begin again.
     """
 
     tiers: Tiers
     tiering: Tiering
     rounds: Floats
     remark: str = ""
-    anew: bool = False
+    first: bool = False
 
     @property
     def is_timed(self) -> bool:
@@ -83,7 +83,7 @@ def group(
     if not at_work and num_tiers > 1 and not speeds_differ(rounds[:, ~dropout]):
         num_tiers = 1
         fastest, slowest = np.nanmin(known), np.nanmax(known)
-        remark = f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by chance only"
+        remark = f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by noise only"
         if fastest == slowest == EQUAL_S:
             remark = "one tier: in a simulation nodes must report their time, add " + MODS
     if at_work:
@@ -103,5 +103,5 @@ def say_small_tiers(num_nodes: int, num_tiers: int, num_selected: int) -> None:
     """Log that rounds will train fewer nodes than asked for, if tiers of equal size are small."""
     if num_tiers > 1 and num_nodes // num_tiers < num_selected:
         text = "TiFL: tiers of about %d nodes are smaller than clients_per_round=%d: give %s"
-        cure = f"num_tiers={max(1, num_nodes // num_selected)} or on_small_tier='borrow'"
-        log(WARNING, text, num_nodes // num_tiers, num_selected, cure)
+        hint = f"num_tiers={max(1, num_nodes // num_selected)} or on_small_tier='borrow'"
+        log(WARNING, text, num_nodes // num_tiers, num_selected, hint)

@@ -217,7 +217,7 @@ class TiFL(TierEvaluation):
             return
         before, state = self.state, self._first_state(found.tiering.latency)
         if self.tiers.latency and len(before.probs) == len(state.probs):
-            left = state.credits if found.anew else before.credits
+            left = state.credits if found.first else before.credits
             state = before._replace(credits=left, full_credits=state.full_credits)
         self._new_tiers |= found.tiers is not self.tiers
         self.tiers, self.state = found.tiers, state

@@ -49,7 +49,7 @@ class Job:
 
 
 class TrainingTimes(Timing):
-    """Keep the last latencies of each node, by identity, and whom to wait for no longer."""
+    """Keep the last latencies of each node, by identity, and which nodes not to wait for."""
 
     in_training = True
 
@@ -79,8 +79,8 @@ class TrainingTimes(Timing):
         if due and self.every:
             self._begin_again(tiers)
         last = not (self._jobs or self._more)
-        anew = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
-        found = self._form(server_round, tiers, anew) if self._seconds and (due or anew) else None
+        first = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
+        found = self._form(server_round, tiers, first) if self._seconds and (due or first) else None
         self.forming &= not (last and self._seconds)
         if known and (found is None or found.tiers is tiers):
             for name in sorted(self._fresh):
@@ -98,7 +98,7 @@ class TrainingTimes(Timing):
             self._seconds.pop(name, None)
         self.retry(sorted(dropouts))
 
-    def _form(self, server_round: int, before: Tiers, anew: bool) -> Found | None:
+    def _form(self, server_round: int, before: Tiers, first: bool) -> Found | None:
         self.last = server_round
         names = sorted(self._seconds, key=identity_key)
         warm = [self._seconds[name][1:] or self._seconds[name] for name in names]
@@ -109,10 +109,10 @@ class TrainingTimes(Timing):
         found = group(names, latency, latency >= self.rule.t_max, rounds, self.rule, at_work)
         if found is None:
             return None
-        if not anew and not found.tiers.moved(before):
+        if not first and not found.tiers.moved(before):
             return found._replace(tiers=before)
         found.log(len(at_work))
-        return found._replace(anew=anew)
+        return found._replace(first=first)
 
     def _note(self, node_id: int, seconds: float) -> None:
         name = self._registry.identity(node_id)

@@ -235,7 +235,7 @@ def test_equal_nodes_are_one_tier_and_said_so(caplog):
     records_of(tifl, LocalGrid(toy_app(), fleet), 30)
     assert set(tifl.tiers.tier.values()) == {0}
     assert "one tier: latencies" in caplog.text
-    assert "differ by chance only" in caplog.text
+    assert "differ by noise only" in caplog.text
 
 
 def test_small_tiers_are_said_at_the_start(caplog):
