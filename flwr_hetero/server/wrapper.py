@@ -47,6 +47,8 @@ class Wrapper(Strategy):
       shared-data mode of ``BiasedLocalSGD`` samples and orders. So none occurs twice.
     - ``OverSelect`` goes outside the selection and ``Resharding``: both send nodes messages of
       their own, and a node that is still at work must not get any.
+    - ``FedBuff`` goes outside what decides the steps; it brings its own selection and loop, in
+      which ``CDGraB``, ``HerdingMeter`` and ``Resharding`` do not work.
     - ``Recorded`` goes outside all others: it restores them before they begin.
     - A selection and weighting by steps ask for a strategy that derives from FedAvg, a selection
       for one that leaves the choice of nodes open; steps, orders and herding bounds for one that
