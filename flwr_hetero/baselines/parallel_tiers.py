@@ -77,9 +77,8 @@ class ParallelTiFL(FedBuff):
     With whole epochs the updates of the slowest tiers come so rarely that ``max_weight`` cuts
     them.
 
-    We saw no gain over ``FedBuff(LocalSteps(budget="slice"))``: with the slowest nodes holding two
-    classes alone, one seed, it had 83 % (86 % on these classes) after 60 s, FedBuff 83 % (87 %).
-    Without the weight by accuracy it had 82 % (81 %).
+    No gain over ``FedBuff(LocalSteps(budget="slice"))`` has been seen in first runs; no benchmark
+    compares them yet.
 
     References
     ----------
