@@ -50,6 +50,9 @@ class Folder:
     def finish(self):
         return self.checkpoint_dir
 
+    def close(self):
+        pass
+
 
 class KilledError(Exception):
     """Stands for the end of the process."""

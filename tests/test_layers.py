@@ -17,7 +17,7 @@ FACES = ("strategy", "sampler", "mod")
 LOWER = {*BASE, "server", "client"}
 ROOMS = {
     **{name: {*BASE} for name in BASE},
-    "server": {*BASE},
+    "server": {*BASE, "report"},
     "client": {*BASE},
     **dict.fromkeys(PAPERS, LOWER),
     "baselines": {*LOWER, *PAPERS},

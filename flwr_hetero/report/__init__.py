@@ -1,7 +1,7 @@
 """What a run leaves behind: history, plots, one self-contained HTML page.
 
-Reading and writing a run directory needs NumPy only; the report itself needs the extra
-``flwr-hetero[report]`` on the machine that draws it.
+Reading a run directory needs NumPy only; recording a run and its report need the extra
+``flwr-hetero[report]``.
 """
 
 from flwr_hetero.report.history import History, read_history, time_to_target

@@ -16,6 +16,7 @@ HISTORY = "history.jsonl"
 MODEL = "model.safetensors"
 REPORT = "report.html"
 CHECKPOINT = "checkpoint"
+LOCK = ".lock"
 
 TIFL = "tifl"
 """Section of the history that holds tiers."""

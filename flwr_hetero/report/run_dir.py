@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,20 @@ from flwr_hetero.report.history import (
     CHECKPOINT,
     CONFIG,
     HISTORY,
+    LOCK,
     MODEL,
     read_config,
     read_history,
     replace,
 )
 
+if TYPE_CHECKING:
+    from filelock import FileLock
+
 logger = logging.getLogger(__name__)
 
+NEEDED = ("filelock", "safetensors", "jinja2", "matplotlib")
+"""What the extra ``report`` installs, and a run needs before its end."""
 PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
 """Distributions whose versions a run notes."""
 
@@ -111,7 +117,10 @@ class RunDirectory:
     ------
     ValueError
         If the path is relative (a ServerApp does not run where you typed the command), is no
-        folder that can be written to, or holds another run and ``resume`` is not set.
+        folder that can be written to, is in use by another run, holds another run and ``resume``
+        is not set, or holds no checkpoint and ``resume`` is set.
+    ModuleNotFoundError
+        If a package of the extra ``report`` is not installed.
 
     Examples
     --------
@@ -124,21 +133,26 @@ class RunDirectory:
     def __init__(
         self, path: str | Path, config: Mapping[str, Any] | None = None, *, resume: bool = False
     ) -> None:
-        self.path = Path(path).expanduser()
+        if missing := [name for name in NEEDED if util.find_spec(name) is None]:
+            hint = "pip install 'flwr-hetero[report]'"
+            raise ModuleNotFoundError(f"a run directory needs {missing[0]}: {hint}")
+        self.path, self.resume = Path(path).expanduser(), resume
         if not self.path.is_absolute():
             raise invalid("output-dir", str(path), "be an absolute path")
         if not resume and self._has_history():
             raise invalid("output-dir", str(path), "not hold another run", "or resume that run")
+        if resume and not any(self.checkpoint_dir.glob("*.npz")):
+            hint = "correct the path, or leave resume out to start a run in a folder of its own"
+            raise invalid("output-dir", str(path), "hold a checkpoint to resume from", hint)
         self._last_round = -1
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
             self._config: bytes | None = self._make_config(config or {})
             if not self._has_history():
                 self._write_config()
             (self.path / HISTORY).touch()
-            if self._has_history():
-                has_checkpoint = any(self.checkpoint_dir.iterdir())
-                self._cut_after(read_history(self.path).last_round if has_checkpoint else -1)
+            self._cut_after(read_history(self.path).last_round)  # without a torn line
         except OSError as error:
             rule = f"be a folder to write to ({error})"
             raise invalid("output-dir", str(path), rule) from error
@@ -171,7 +185,19 @@ class RunDirectory:
         self._last_round = number
 
     def cut_after(self, last_round: int) -> None:
-        """Drop the rounds after the one that a resumed run continues from; -1 drops all."""
+        """Drop the rounds after the one that a resumed run continues from; -1 drops all.
+
+        Raises
+        ------
+        ValueError
+            If the history lacks a round up to that one.
+        """
+        known = {record["round"] for record in read_history(self.path).rounds}
+        if lost := sorted(set(range(last_round + 1)) - known):
+            raise ValueError(
+                f"{self.path / HISTORY} lacks round {lost[0]}, the checkpoint is of round "
+                f"{last_round}: put the file back, or start a run in another folder."
+            )
         self._write_config()
         self._cut_after(last_round)
 
@@ -199,6 +225,21 @@ class RunDirectory:
         except Exception:
             logger.exception("no report; to build it later: flwr-hetero report %s", self.path)
         return self.path
+
+    def close(self) -> None:
+        """Let another run use the directory."""
+        self._lock.release()
+
+    def _take_lock(self) -> "FileLock":
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / LOCK, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            hint = "end that run first, or choose another folder"
+            raise invalid("output-dir", str(self.path), "be in use by one run only", hint) from None
+        return lock
 
     def _has_history(self) -> bool:
         path = self.path / HISTORY

@@ -1,25 +1,34 @@
-"""Recorded runs: their history, and a checkpoint that is one file, whole or absent."""
+"""Recorded runs: their history, and checkpoints to resume from.
+
+A round's line of the history is written first, then its checkpoint, a file that is whole or
+absent; the one before is kept. So a run that is killed at any moment leaves a history that has
+every round of the checkpoint, and may have more: a resume drops those, and refuses a history that
+lacks one.
+"""
 
 import json
 import os
 import random
+import signal
+import threading
 from collections.abc import Collection, Mapping
-from logging import INFO
+from contextlib import suppress
+from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from flwr_hetero._flwr import attributes_of, log
-from flwr_hetero.errors import check_count
+from flwr_hetero._flwr import attributes_of, log, trains_trees
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import entries_below
 
-FILE = "state.npz"
+FILE, PREVIOUS = "state.npz", "previous.npz"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 Settings = dict[str, Any]
@@ -51,29 +60,71 @@ def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> 
         "strategies": strategies,
     }
     path = folder / FILE
-    draft = path.with_suffix(".draft")  # a crash leaves the previous checkpoint whole
+    draft = path.with_suffix(".draft")
     with draft.open("wb") as file:
         np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
+    with suppress(FileNotFoundError):
+        path.replace(folder / PREVIOUS)
     draft.replace(path)
 
 
-def load_checkpoint(folder: Path, run: Run) -> bool:
-    """Continue from the last checkpoint, if there is one."""
-    path, session = folder / FILE, run.strategy.session
-    if not path.is_file():
-        return False
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name != "meta"}
-        meta = json.loads(str(file["meta"]))
+class Checkpoint(NamedTuple):
+    """A checkpoint as it was read."""
+
+    path: Path
+    meta: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+
+
+def load_checkpoint(folder: Path, run: Run) -> None:
+    """Continue from the last checkpoint that can be read; ValueError if this run cannot."""
+    found = read_checkpoint(folder)
+    try:
+        _check_fit(found, run)
+        _restore(found, run)
+    except (ValueError, KeyError, TypeError) as error:
+        hint = "resume the run as it was started, or start another one in a folder of its own"
+        raise ValueError(f"this run cannot go on from {found.path}: {error}: {hint}.") from error
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read the last checkpoint, or the one before if that cannot be read."""
+    reasons = []
+    for path in (folder / FILE, folder / PREVIOUS):
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
+                arrays = {name: entries[name] for name in entries.files}
+            return Checkpoint(path, dict(json.loads(str(arrays.pop("meta")))), arrays)
+        except Exception as error:  # a damaged file may raise anything
+            reasons.append(f"{path.name}: {error}")
+            log(WARNING, "Checkpoint %s cannot be read: %s", path, error)
+    hint = "put back a copy of it, or leave resume out to start a run in another folder"
+    why = "; ".join(reasons)
+    raise ValueError(f"no checkpoint in {folder} can be read ({why}): {hint}.")
+
+
+def _check_fit(found: Checkpoint, run: Run) -> None:
+    """Refuse a checkpoint of other strategies or of another model, or with a model of NaN."""
     chain = run.strategy.chain()
-    saved, now = [s["type"] for s in meta["strategies"]], [type(s).__name__ for s in chain]
+    saved, now = [s["type"] for s in found.meta["strategies"]], [type(s).__name__ for s in chain]
     if saved != now:
-        raise ValueError(
-            f"the checkpoint in {folder} is of {' > '.join(saved)}, this run is "
-            f"{' > '.join(now)}: resume with the same strategies or choose another output-dir."
-        )
+        raise ValueError(f"it is of {' > '.join(saved)}, this run is {' > '.join(now)}")
+    model = entries_below("model/", found.arrays)
+    if not trains_trees(chain[-1]):  # which grow
+        mine = {key: (tuple(array.shape), array.dtype) for key, array in run.arrays.items()}
+        theirs = {key: (array.shape, str(array.dtype)) for key, array in model.items()}
+        for key in [key for key in mine | theirs if mine.get(key) != theirs.get(key)][:1]:
+            shown = [" ".join(map(str, x[key])) if key in x else "missing" for x in (theirs, mine)]
+            raise ValueError(f"its model has {key} {shown[0]}, this run's {shown[1]}")
+    bad = [k for k, v in model.items() if v.dtype.kind == "f" and not np.isfinite(v).all()]
+    if bad:
+        raise ValueError(f"its model holds NaN or infinity in {bad[0]}, training has diverged")
+
+
+def _restore(found: Checkpoint, run: Run) -> None:
+    meta, arrays, session = found.meta, found.arrays, run.strategy.session
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
     session.arrays = run.arrays
@@ -83,13 +134,12 @@ def load_checkpoint(folder: Path, run: Run) -> bool:
         setattr(run.result, kind, metrics)
     version, state, gauss = meta["random"]
     random.setstate((version, tuple(state), gauss))
-    for number, strategy in enumerate(chain):
+    for number, strategy in enumerate(run.strategy.chain()):
         state = meta["strategies"][number]["scalars"] | entries_below(f"{number}/", arrays)
         if isinstance(strategy, Wrapper):
             strategy.load_state_dict(state)
         else:
             load_flower_state(strategy, state)
-    return True
 
 
 # --- Flower's own strategies, which have no state_dict -------------------------------------
@@ -149,6 +199,7 @@ def _are_arrays(values: Collection[object]) -> bool:
 # --- the wrapper --------------------------------------------------------------------------
 
 
+@runtime_checkable
 class RunKeeper(Protocol):
     """What :class:`Recorded` needs of a run directory; ``flwr_hetero.report`` has one."""
 
@@ -160,13 +211,19 @@ class RunKeeper(Protocol):
         """Add a round's line to the history."""
 
     def cut_after(self, last_round: int) -> None:
-        """Drop lines of rounds after the one that a resumed run continues from."""
+        """Drop lines of rounds after the one that a resumed run continues from.
+
+        ValueError if a round before is missing.
+        """
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model."""
 
     def finish(self) -> Any:
         """Build the report; returns where it is."""
+
+    def close(self) -> None:
+        """Let another run use the directory."""
 
 
 class Recorded(Wrapper):
@@ -176,23 +233,26 @@ class Recorded(Wrapper):
     ----------
     strategy : Strategy, optional
         What runs; FedAvg if left out.
-    run_dir : RunKeeper
-        For instance ``flwr_hetero.report.RunDirectory("/data/runs/first", config)``.
+    run_dir : str, Path or RunKeeper
+        Absolute path, or for instance ``flwr_hetero.report.RunDirectory("/data/first", config)``.
     checkpoint_every : int
         Rounds between two checkpoints; the last round always gets one.
     resume : bool
-        Continue from the directory's checkpoint, if there is one.
+        Continue from the directory's last checkpoint that can be read.
 
     Raises
     ------
     ValueError
-        If ``checkpoint_every`` is below 1.
+        If ``checkpoint_every`` is below 1, or ``run_dir`` cannot be used; by ``start``, if this
+        run cannot go on from the checkpoint to resume: none there, other strategies, another
+        model, a model of NaN, or a history that lacks a round.
 
     Notes
     -----
     The checkpoint holds the model, the round, all metrics so far, the clock, the state of each
     wrapper and of Flower's strategy, and Python's generator, which Flower's sampling uses. It
-    is replaced in one step, so a run that is killed continues from the last whole one.
+    is replaced in one step and the one before is kept, so a run that is killed continues from the
+    last whole one. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143.
 
     Examples
     --------
@@ -211,19 +271,29 @@ class Recorded(Wrapper):
         self,
         strategy: Strategy | None = None,
         *,
-        run_dir: RunKeeper,
+        run_dir: str | Path | RunKeeper,
         checkpoint_every: int = 1,
         resume: bool = False,
     ) -> None:
         self.checkpoint_every = check_count("checkpoint_every", checkpoint_every, 1)
         super().__init__(strategy)
+        if isinstance(run_dir, str | Path):
+            from flwr_hetero.report.run_dir import RunDirectory
+
+            run_dir = RunDirectory(run_dir, resume=resume)
+        if not isinstance(run_dir, RunKeeper):
+            raise invalid("run_dir", run_dir, "be an absolute path or a RunDirectory")
+        if getattr(run_dir, "resume", resume) != resume:
+            raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
         self.run_dir, self.resume = run_dir, resume
         self._initial = plain_settings(self)
         self._begun = False
 
     def on_start(self, run: Run) -> None:
         """Continue from the checkpoint if that is wanted; a refused one changes nothing."""
-        if self.resume and load_checkpoint(self.run_dir.checkpoint_dir, run):
+        _catch_sigterm()
+        if self.resume:
+            load_checkpoint(self.run_dir.checkpoint_dir, run)
             self.run_dir.cut_after(run.round)
             log(INFO, "Resumed after round %d", run.round)
         self._begun = True
@@ -236,7 +306,24 @@ class Recorded(Wrapper):
 
     def on_finish(self, run: Run) -> None:
         """Save the model and build the report, if the run has begun."""
-        if not self._begun:
-            return
-        self.run_dir.save_model({name: array.numpy() for name, array in run.arrays.items()})
-        log(INFO, "Run directory: %s", self.run_dir.finish())
+        try:
+            if self._begun:
+                model = {name: array.numpy() for name, array in run.arrays.items()}
+                self.run_dir.save_model(model)
+                log(INFO, "Run directory: %s", self.run_dir.finish())
+        finally:
+            self.run_dir.close()
+            if signal.getsignal(signal.SIGTERM) is _end:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _catch_sigterm() -> None:
+    """Let SIGTERM end the run in order, unless the program has a handler of its own."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    raise SystemExit(128 + number)

@@ -11,9 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import invalid
 from flwr_hetero.report import RunDirectory
-from flwr_hetero.report.history import CONFIG
 from flwr_hetero.strategy import Recorded
 from flwr_hetero.task.data import data_shape, load_test
 from flwr_hetero.task.models import make_model, model_from
@@ -50,15 +48,11 @@ def run_app(
 
     Notes
     -----
-    Seeds Python's own generator, with which Flower's strategies select nodes. A run that was
-    stopped before its first checkpoint is resumed from round 0.
+    Seeds Python's own generator, with which Flower's strategies select nodes.
     """
-    if settings.resume and not (Path(settings.output_dir).expanduser() / CONFIG).is_file():
-        hint = "correct the path, or leave resume out to start a run there"
-        raise invalid("output-dir", settings.output_dir, "hold the run to resume", hint)
+    run_dir = RunDirectory(settings.run_directory(app), asdict(settings), resume=settings.resume)
     evaluate_fn, arrays = central_evaluate(settings), initial_arrays(settings)
     random.seed(settings.seed)
-    run_dir = RunDirectory(settings.run_directory(app), asdict(settings), resume=settings.resume)
     recorded = Recorded(strategy, run_dir=run_dir, resume=settings.resume)
     recorded.start(
         grid,

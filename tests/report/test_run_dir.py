@@ -1,5 +1,6 @@
 import json
 import logging
+from importlib import util
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,7 @@ def test_round_needs_a_number(run, number):
 
 
 def test_empty_run_does_not_block_its_folder(run):
+    run.close()
     RunDirectory(run.path, {"seed": 4})
     assert json.loads((run.path / "config.json").read_text())["resumed"] == []
 
@@ -89,6 +91,7 @@ def test_no_round_occurs_twice_after_a_resume(run, cut):
     for number in range(6):
         run.append_round({"round": number, "try": 1})
     (run.checkpoint_dir / "state.npz").write_bytes(b"after round 3")
+    run.close()
     again = RunDirectory(run.path, {"seed": 3}, resume=True)
     assert rounds_in(run.path) == [0, 1, 2, 3, 4, 5]
     if cut:
@@ -99,18 +102,50 @@ def test_no_round_occurs_twice_after_a_resume(run, cut):
     assert len(json.loads((run.path / "config.json").read_text())["resumed"]) == 1
 
 
-@pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_resume_drops_a_torn_line(run, has_checkpoint):
+def test_resume_drops_a_torn_line(run):
     run.append_round({"round": 0})
-    if has_checkpoint:
-        (run.checkpoint_dir / "state.npz").write_bytes(b"after round 0")
+    (run.checkpoint_dir / "state.npz").write_bytes(b"after round 0")
     with (run.path / "history.jsonl").open("a") as file:
         file.write('{"round": 1, "vir')
+    run.close()
     again = RunDirectory(run.path, resume=True)
-    kept = [0] if has_checkpoint else []  # without a checkpoint the run starts over
-    assert rounds_in(run.path) == kept
-    again.append_round({"round": len(kept)})
-    assert rounds_in(run.path) == [*kept, len(kept)]
+    assert rounds_in(run.path) == [0]
+    again.append_round({"round": 1})
+    assert rounds_in(run.path) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["mistyped", "empty", "begun"])
+def test_resume_without_checkpoint_is_refused(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    RunDirectory(tmp_path / "begun").append_round({"round": 0})  # killed before its checkpoint
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="must hold a checkpoint to resume from") as caught:
+        RunDirectory(tmp_path / name, resume=True)
+    assert "correct the path, or leave resume out" in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert rounds_in(tmp_path / "begun") == [0]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_one_run_at_a_time(run, resume):
+    if resume:
+        (run.checkpoint_dir / "state.npz").write_bytes(b"after round 0")
+    config = (run.path / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="output-dir must be in use by one run only"):
+        RunDirectory(run.path, {"seed": 4}, resume=resume)
+    assert (run.path / "config.json").read_bytes() == config
+    run.close()
+    RunDirectory(run.path, {"seed": 4}, resume=resume)
+
+
+def test_missing_extra_is_found_at_once(tmp_path, monkeypatch):
+    find = util.find_spec
+    monkeypatch.setattr(
+        util, "find_spec", lambda name: None if name == "safetensors" else find(name)
+    )
+    with pytest.raises(ModuleNotFoundError, match=r"needs safetensors: pip install .*\[report\]"):
+        RunDirectory(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_model_comes_back(run):

@@ -7,6 +7,7 @@ being written. Each run is a forked process, which spares it the imports.
 
 import os
 import random
+import shutil
 import signal
 import sys
 import traceback
@@ -30,6 +31,7 @@ class Keeper(RunDirectory):
     """A run directory without a report, which takes seconds."""
 
     def finish(self):
+        (self.path / "finished").write_text(str(self._last_round))
         return self.path
 
 
@@ -45,32 +47,35 @@ class Calls:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def go(folder: Path, calls: Calls, *, resume: bool = False) -> None:
-    """Run, or resume, to the end."""
-    random.seed(99 if (folder / "checkpoint" / "state.npz").exists() else 3)
+def go(folder: Path, calls: Calls, *, resume: bool = False, ended_in: int | None = None) -> None:
+    """Run, or resume, to the end; SIGTERM comes in round ``ended_in``."""
+
+    def evaluate(number, arrays):
+        if number == ended_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return MetricRecord({"w": float(arrays["w"].numpy()[0])})
+
+    random.seed(99 if resume else 3)
     grid = LocalGrid(toy_app(), named_fleet("paper-5", 10))
     keeper = Keeper(folder, {"seed": 3}, resume=resume)
     phase = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
     inner = TiFL(FedAdam(), 2, 5, interval=2, credits=4, **phase)
     strategy = Recorded(inner, run_dir=keeper, resume=resume)
     sys.setprofile(calls)
-    strategy.start(
-        grid,
-        toy_arrays(buffer=False),
-        ROUNDS,
-        evaluate_fn=lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])}),
-    )
+    strategy.start(grid, toy_arrays(buffer=False), ROUNDS, evaluate_fn=evaluate)
     sys.setprofile(None)
 
 
-def in_a_process(folder: Path, die_at: float = float("inf"), *, resume: bool = False) -> int:
+def in_a_process(folder: Path, die_at: float = float("inf"), **options) -> int:
     """Go on in a child; returns what it died of, 0 if it came to its end."""
     child = os.fork()
     if not child:
         try:
             calls = Calls(die_at)
-            go(folder, calls, resume=resume)
+            go(folder, calls, **options)
             folder.with_suffix(".calls").write_text(str(calls.count))
+        except SystemExit as error:
+            os._exit(error.code)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -79,7 +84,7 @@ def in_a_process(folder: Path, die_at: float = float("inf"), *, resume: bool = F
 
 
 def main(folder: Path, moments: int) -> None:
-    """Make a whole run, and one by moment that is killed and resumed."""
+    """Make a whole run, one by moment that is killed and resumed, and one that SIGTERM ends."""
     assert in_a_process(folder / "whole") == 0
     count = int((folder / "whole.calls").read_text())
     bounds = np.linspace(0, 0.98 * count, moments + 1).astype(int)
@@ -89,7 +94,14 @@ def main(folder: Path, moments: int) -> None:
         assert in_a_process(broken, rng.integers(first, last)) == -signal.SIGKILL
         lines = (broken / "history.jsonl").read_text() if broken.exists() else ""
         print(lines.count("\n"), flush=True)
-        assert in_a_process(broken, resume=True) == 0
+        has_checkpoint = any(broken.glob("checkpoint/*.npz"))
+        if not has_checkpoint:  # nothing to resume: it begins again
+            shutil.rmtree(broken, ignore_errors=True)
+        assert in_a_process(broken, resume=has_checkpoint) == 0
+    ended = folder / f"broken-{moments}"
+    assert in_a_process(ended, ended_in=3) == 128 + signal.SIGTERM
+    assert (ended / "finished").read_text() == "2"
+    assert in_a_process(ended, resume=True) == 0
 
 
 if __name__ == "__main__":

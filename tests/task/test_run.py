@@ -14,7 +14,7 @@ def test_resume_without_a_run_is_refused(tmp_path, name):
     out = str(tmp_path / name)
     settings = Settings(output_dir=out, resume=True, num_server_rounds=1, model="softmax")
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile()])
-    with pytest.raises(ValueError, match="output-dir must hold the run to resume") as caught:
+    with pytest.raises(ValueError, match="output-dir must hold a checkpoint to resume") as caught:
         run_app("toy", settings, Wrapper(), grid)
     assert "correct the path" in str(caught.value)
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
