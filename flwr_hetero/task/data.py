@@ -62,8 +62,8 @@ def load_test(dataset: str) -> Examples:
     return _examples(source, source.test, np.arange(len(source.test.rows)))
 
 
-def data_shape(dataset: str) -> tuple[tuple[int, int, int], int]:
-    """Return what a model for a data set must fit."""
+def data_shape(dataset: str) -> tuple[tuple[int, ...], int]:
+    """Return what a model for a data set must fit: the shape of an input, and the classes."""
     source = open_source(dataset)
     return source.shape, source.num_classes
 
@@ -89,7 +89,8 @@ def _load_part(dataset: str, partition_id: int, *how: Any) -> Examples:
 
 
 def _examples(source: Source, split: Split, positions: NDArray[np.int64]) -> Examples:
-    pixels = split.images.take(split.rows[positions])
-    pixels -= source.mean
-    pixels /= source.std
-    return Examples(torch.from_numpy(pixels), torch.from_numpy(split.labels[positions]))
+    inputs = split.inputs.take(split.rows[positions])
+    if source.scale is not None:
+        inputs -= source.scale.mean
+        inputs /= source.scale.std
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(split.labels[positions]))

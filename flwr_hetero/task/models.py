@@ -1,4 +1,4 @@
-"""Small models for small images, and one that is not so small."""
+"""Small models for small images, one that is not so small, and two for texts."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.task.texts import VOCABULARY
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
+"""Of an input: (C, H, W) of an image, (columns, 1, 1) of a row of numbers, (LENGTH,) of a text."""
 SMALL = 16
 """Images smaller than this are pooled once by ``cnn``, larger ones twice."""
 LARGE = 64
@@ -21,15 +23,30 @@ def make_model(name: str, input_shape: Shape, num_classes: int, seed: int = 0) -
     """Build a model; the caller's random state is left as it was."""
     if min(*input_shape, num_classes) < 1:
         raise invalid("input_shape", (*input_shape, num_classes), "be positive")
-    if name == "auto":
-        name = "resnet18" if min(input_shape[1:]) >= LARGE else "cnn"
-    build, smallest = MODELS[check_choice("model", name, MODELS)]
-    if min(input_shape[1:]) < smallest:
-        rule = f"fit images of {input_shape[1]}x{input_shape[2]} (it needs {smallest} pixels)"
-        raise invalid("model", name, rule)
+    build = _builder(name, input_shape)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return channels_last(build(input_shape, num_classes))
+
+
+def _builder(name: str, shape: Shape) -> "Builder":
+    """Choose by the kind of input, or refuse a model for another kind."""
+    if name == "auto":
+        if len(shape) == 1:
+            return bag
+        smallest = min(shape[1:])
+        return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
+    check_choice("model", name, MODELS)
+    if (name in TEXT_MODELS) != (len(shape) == 1):
+        kind, known = ("texts", TEXT_MODELS) if len(shape) == 1 else ("numbers", IMAGE_MODELS)
+        raise invalid("model", name, f"fit inputs that are {kind}: auto, {', '.join(known)}")
+    if name in TEXT_MODELS:
+        return TEXT_MODELS[name]
+    build, smallest = IMAGE_MODELS[name]
+    if min(shape[1:]) < smallest:
+        rule = f"fit images of {shape[1]}x{shape[2]} (it needs {smallest} pixels)"
+        raise invalid("model", name, rule, "softmax and mlp take any size")
+    return build
 
 
 def model_from(
@@ -109,7 +126,57 @@ def resnet18(shape: Shape, num_classes: int) -> nn.Module:
     return model
 
 
-MODELS: dict[str, tuple[Callable[[Shape, int], nn.Module], int]] = {
+class Bag(nn.Module):
+    """Linear in the sum of the tokens' embeddings, over the square root of their number."""
+
+    def __init__(self, num_classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = embedding(width)
+        self.output = nn.Linear(width, num_classes)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Map token numbers (batch, length) to logits."""
+        count = (numbers != 0).sum(1, keepdim=True).clamp(min=1)
+        logits: Tensor = self.output(self.embedding(numbers).sum(1) / count.sqrt())
+        return logits
+
+
+class TextCNN(nn.Module):
+    """Convolution over three tokens and its maximum over the text (Kim, 2014)."""
+
+    def __init__(self, num_classes: int, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = embedding(width)
+        self.convolution = nn.Conv1d(width, width, 3, padding=1)
+        self.output = nn.Linear(width, num_classes)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Map token numbers (batch, length) to logits."""
+        found = self.convolution(self.embedding(numbers).transpose(1, 2)).relu()
+        logits: Tensor = self.output(found.amax(2))
+        return logits
+
+
+def embedding(width: int) -> nn.Embedding:
+    """Make an embedding of tokens; that of padding is 0 and stays so."""
+    layer = nn.Embedding(VOCABULARY, width, padding_idx=0)
+    with torch.no_grad():
+        layer.weight *= 0.2  # from N(0, 1), with which a linear model learns slowly
+    return layer
+
+
+def bag(shape: Shape, num_classes: int) -> nn.Module:
+    """Bag of words: embeddings of 32 numbers and one linear layer."""
+    return Bag(num_classes)
+
+
+def textcnn(shape: Shape, num_classes: int) -> nn.Module:
+    """One convolution over the order of the words: 64 embeddings, 64 channels."""
+    return TextCNN(num_classes)
+
+
+Builder = Callable[[Shape, int], nn.Module]
+IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
     "softmax": (softmax, 1),
     "mlp": (mlp, 1),
     "cnn": (cnn, 2),
@@ -117,7 +184,9 @@ MODELS: dict[str, tuple[Callable[[Shape, int], nn.Module], int]] = {
     "cnn4": (cnn4, 4),
     "resnet18": (resnet18, 8),
 }
-"""Name to builder and the smallest height and width it can take."""
+"""Name to builder and the smallest height and width it can take; 1 fits rows of numbers too."""
+TEXT_MODELS: dict[str, Builder] = {"bag": bag, "textcnn": textcnn}
+MODELS = (*IMAGE_MODELS, *TEXT_MODELS)
 
 
 @lru_cache(maxsize=8)

@@ -1,49 +1,53 @@
-"""Data sets of labelled images: digits, Parquet on this disk, or a name on the Hub."""
+"""Data sets of labelled images, texts or rows of numbers.
+
+Two need no download: ``digits`` (images, scikit-learn) and ``stdlib`` (texts, Python itself).
+Others are Parquet on this disk or a name on the Hub.
+"""
 
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
+from flwr_hetero.task.columns import Array, Inputs, inputs_and_labels
+from flwr_hetero.task.texts import STDLIB, stdlib_texts, token_numbers
 
 DIGITS = "digits"
 TEST_SHARE = 0.2
 """Share held out as test split where a data set has none of its own."""
 MEASURED_ROWS = 1024
 """Training rows from which mean and standard deviation are measured."""
-IMAGE_NAMES = ("image", "img", "picture")
-LABEL_NAMES = ("label", "labels", "target", "fine_label", "character")
-USE = "use digits, the absolute path of a Parquet folder or file, or a name on the Hub"
-
-
-class Images(Protocol):
-    """Images by row number."""
-
-    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return images of shape (len(rows), C, H, W), scaled to [0, 1]."""
+USE = "use digits, stdlib, the absolute path of a Parquet folder or file, or a name on the Hub"
 
 
 class Split(NamedTuple):
-    """One split of a data set: image ``rows[i]`` has ``labels[i]``."""
+    """One split of a data set: input ``rows[i]`` has ``labels[i]``."""
 
-    images: Images
+    inputs: Inputs
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
 
 
+class Scale(NamedTuple):
+    """Mean and standard deviation of each channel, shape (C, 1, 1)."""
+
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+
+
 class Source(NamedTuple):
-    """A data set, opened; images are decoded when they are asked for."""
+    """A data set, opened; inputs are decoded when they are asked for."""
 
     train: Split
     test: Split
     num_classes: int
-    shape: tuple[int, int, int]
-    mean: NDArray[np.float32]
-    std: NDArray[np.float32]
+    shape: tuple[int, ...]
+    scale: Scale | None
+    """By which inputs are standardised; None for texts."""
 
 
 @lru_cache(maxsize=4)
@@ -51,56 +55,29 @@ def open_source(dataset: str) -> Source:
     """Open a data set, once per process."""
     if dataset == DIGITS:
         train, test = _digits()
+    elif dataset == STDLIB:
+        texts, labels = stdlib_texts()
+        train, test = _divide(Array(token_numbers(texts)), labels)
     elif Path(dataset).expanduser().exists():
         train, test = _splits(dataset, *_read_parquet(dataset))
     else:
         train, test = _splits(dataset, *_read_hub(dataset))
     sample = np.linspace(0, len(train.rows) - 1, min(len(train.rows), MEASURED_ROWS))
-    pixels = train.images.take(train.rows[sample.astype(np.int64)])
-    mean, std = pixels.mean((0, 2, 3), keepdims=True)[0], pixels.std((0, 2, 3), keepdims=True)[0]
+    inputs = train.inputs.take(train.rows[sample.astype(np.int64)])
+    shape, test_shape = inputs.shape[1:], test.inputs.take(test.rows[:1]).shape[1:]
+    if test_shape != shape:
+        rule = f"have inputs of one shape (test {test_shape}, training {shape})"
+        raise invalid("dataset", dataset, rule)
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
-    channels, height, width = pixels.shape[1:]
-    return Source(train, test, num_classes, (channels, height, width), mean, np.maximum(std, 1e-3))
+    return Source(train, test, num_classes, shape, measure(inputs))
 
 
-class _Array(NamedTuple):
-    pixels: NDArray[np.float32]
-
-    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self.pixels[rows]
-
-
-class _Column:
-    """Image column of a Hugging Face data set; the first image gives mode and size of all."""
-
-    def __init__(self, dataset: str, table: Any, name: str) -> None:
-        from datasets import Image
-
-        self.dataset, self.name = dataset, name
-        self.table = table.select_columns([name]).cast_column(name, Image())
-        first = self._image(0)
-        self.mode = "L" if first.mode in ("1", "L") else "RGB"
-        self.size = first.size
-
-    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Decode images."""
-        images = [self._image(row) for row in rows.tolist()]
-        for row, image in zip(rows.tolist(), images, strict=True):
-            if image.size != self.size:
-                rule = f"have images of one size (image {row} is {image.width}x{image.height})"
-                raise invalid("dataset", self.dataset, rule)
-        pixels = np.stack([np.asarray(image.convert(self.mode)) for image in images])
-        pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
-        scaled = np.ascontiguousarray(pixels, dtype=np.float32)
-        scaled /= 255.0
-        return scaled
-
-    def _image(self, row: int) -> Any:
-        try:
-            return self.table[row][self.name]
-        except (OSError, ValueError, TypeError) as error:
-            rule = f"have readable images (image {row}: {error})"
-            raise invalid("dataset", self.dataset, rule) from error
+def measure(inputs: NDArray[Any]) -> Scale | None:
+    """Measure each channel; one that does not vary is only shifted."""
+    if inputs.dtype.kind != "f":
+        return None
+    mean, std = (f((0, 2, 3), keepdims=True)[0] for f in (inputs.mean, inputs.std))
+    return Scale(mean, np.where(std > 1e-6 * np.abs(mean), std, np.float32(1)))
 
 
 def _digits() -> tuple[Split, Split]:
@@ -108,52 +85,20 @@ def _digits() -> tuple[Split, Split]:
 
     digits = load_digits()
     pixels = (digits.images[:, None] / 16.0).astype(np.float32)
-    return _divide(_Array(pixels), digits.target.astype(np.int64))
+    return _divide(Array(pixels), digits.target.astype(np.int64))
 
 
 def _splits(dataset: str, train: Any, test: Any | None) -> tuple[Split, Split]:
-    """Find images and labels in tables; without a test table, divide the other."""
-    images, labels = _images_and_labels(dataset, train)
+    """Find inputs and labels in tables; without a test table, divide the other."""
+    inputs, labels = inputs_and_labels(dataset, train)
     if test is None:
-        return _divide(images, labels)
-    test_images, test_labels = _images_and_labels(dataset, test)
+        return _divide(inputs, labels)
+    test_inputs, test_labels = inputs_and_labels(dataset, test)
     train_rows, test_rows = np.arange(len(labels)), np.arange(len(test_labels))
-    return Split(images, train_rows, labels), Split(test_images, test_rows, test_labels)
+    return Split(inputs, train_rows, labels), Split(test_inputs, test_rows, test_labels)
 
 
-def _images_and_labels(dataset: str, table: Any) -> tuple[Images, NDArray[np.int64]]:
-    if not len(table):
-        raise invalid("dataset", dataset, "hold examples (it is empty)")
-    image, label = _find_columns(dataset, table.features)
-    labels = table.data.column(label).to_numpy()
-    if labels.dtype.kind not in "iu" or labels.min() < 0:
-        rule = f"have whole numbers from 0 in its label column {label!r}"
-        raise invalid("dataset", dataset, rule)
-    return _Column(dataset, table, image), labels.astype(np.int64)
-
-
-def _find_columns(dataset: str, features: Any) -> tuple[str, str]:
-    """Find the columns with images and labels by feature type, then by Arrow type, then by name."""
-    kinds = {name: type(feature).__name__ for name, feature in features.items()}
-    types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
-    images = [name for name, kind in kinds.items() if kind == "Image"] or [
-        name
-        for name, feature in features.items()
-        if "binary" in types[name] or (isinstance(feature, dict) and "bytes" in feature)
-    ]
-    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    labels = labels or [name for name, kind in types.items() if "int" in kind]
-    found = []
-    for what, columns, usual in (("image", images, IMAGE_NAMES), ("label", labels, LABEL_NAMES)):
-        named = columns if len(columns) == 1 else [name for name in usual if name in columns]
-        if not named:
-            rule = f"have one column of type {what} (its columns: {', '.join(features)})"
-            raise invalid("dataset", dataset, rule, f"name it {usual[0]!r}")
-        found.append(named[0])
-    return found[0], found[1]
-
-
-def _divide(images: Images, labels: NDArray[np.int64]) -> tuple[Split, Split]:
+def _divide(inputs: Inputs, labels: NDArray[np.int64]) -> tuple[Split, Split]:
     """Hold out the test share of each class, the same rows always."""
     rng = np.random.default_rng(0)
     order = np.lexsort((rng.random(len(labels)), labels))  # class by class, random within
@@ -165,7 +110,7 @@ def _divide(images: Images, labels: NDArray[np.int64]) -> tuple[Split, Split]:
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if not len(test):  # a handful of rows: test on what there is
         test = train
-    return Split(images, train, labels[train]), Split(images, test, labels[test])
+    return Split(inputs, train, labels[train]), Split(inputs, test, labels[test])
 
 
 def _read_parquet(dataset: str) -> tuple[Any, Any | None]:

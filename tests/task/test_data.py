@@ -17,8 +17,8 @@ from flwr_hetero.task import (
     load_partition,
     load_test,
     make_model,
-    sources,
 )
+from flwr_hetero.task.columns import ImageColumn
 from flwr_hetero.task.sources import open_source
 
 SHAPE = (6, 5)
@@ -77,9 +77,9 @@ def test_node_decodes_its_own_part_only(folder, monkeypatch):
     # 1024 rows are measured; a tiny data set would be decoded whole
     monkeypatch.setattr("flwr_hetero.task.sources.MEASURED_ROWS", 2)
     open_source.cache_clear()
-    decoded, decode = [], sources._Column._image
+    decoded, decode = [], ImageColumn._image
     monkeypatch.setattr(
-        sources._Column, "_image", lambda self, row: decoded.append(row) or decode(self, row)
+        ImageColumn, "_image", lambda self, row: decoded.append(row) or decode(self, row)
     )
     load_partition(str(folder), 0, 10)
     assert len(set(decoded)) <= 6 + 2 + 1  # the part, those measured, and the first for its size
@@ -109,7 +109,7 @@ def test_single_file_and_plain_columns(tmp_path):
     source, seen = open_source(path), []
     assert data_shape(path) == ((1, *SHAPE), 2)
     for part in (load_test(path), load_partition(path, 0, 1)):
-        raw = np.rint((part.inputs.numpy() * source.std + source.mean) * 255)[:, 0]
+        raw = np.rint((part.inputs.numpy() * source.scale.std + source.scale.mean) * 255)[:, 0]
         rows = [int(np.flatnonzero((images == image).all(axis=(1, 2)))[0]) for image in raw]
         assert part.targets.tolist() == labels[rows].tolist()
         seen.append(rows)
@@ -211,9 +211,16 @@ IMAGES, LABELS = pixels(6, 0), np.arange(6) % 2
         ),
         (
             "train.parquet",
-            {"text": ["a"], "label": [0]},
-            r"type image \(its columns: text, label\)",
+            {"label": [0]},
+            r"columns of images, texts or numbers \(its columns: label\)",
         ),
+        (
+            "train.parquet",
+            {"one": ["a"], "two": ["b"], "label": [0]},
+            r"one column of type text .*'text'",
+        ),
+        ("train.parquet", {"text": ["a", None], "label": [0, 1]}, "in each row of its column 'te"),
+        ("train.parquet", {"x": [0.1, np.nan], "label": [0, 1]}, "value in each row of its col.*x"),
         ("train.parquet", {"image": IMAGES, "first": LABELS, "second": LABELS}, "type label"),
         (
             "train.parquet",
@@ -238,6 +245,15 @@ def test_broken_data_set_is_one_clear_error(tmp_path, file, columns, message):
         (tmp_path / file).write_bytes(b"PAR1 or not")
     with pytest.raises(ValueError, match=rf"^dataset must .*{message}"):
         load_partition(str(tmp_path), 0, 2)
+
+
+def test_splits_of_different_inputs_are_refused(tmp_path):
+    columns = {"x": [0.1, 0.2], "label": [0, 1]}
+    pq.write_table(pa.table(columns | {"y": [1.0, 2.0]}), tmp_path / "train.parquet")
+    pq.write_table(pa.table(columns), tmp_path / "test.parquet")
+    message = r"^dataset must have inputs of one shape \(test \(1, 1, 1\), training \(2, 1, 1\)\)"
+    with pytest.raises(ValueError, match=message):
+        load_test(str(tmp_path))
 
 
 @pytest.mark.parametrize("dataset", ["/no/such/folder", "./train.parquet", "a/b/c"])

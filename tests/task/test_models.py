@@ -4,13 +4,15 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
+from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
+from flwr_hetero.pgd.priorities import sample_priorities
 from flwr_hetero.task import make_model, model_from
-from flwr_hetero.task.models import MODELS
+from flwr_hetero.task.models import IMAGE_MODELS, TEXT_MODELS
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 80)]
 FITTING = [
     (name, shape)
-    for name, (_, smallest) in MODELS.items()
+    for name, (_, smallest) in IMAGE_MODELS.items()
     for shape in SHAPES
     if shape[1] >= smallest and (name != "resnet18" or shape[1] >= 32)
 ]
@@ -19,6 +21,37 @@ FITTING = [
 @pytest.mark.parametrize(("name", "shape"), FITTING)
 def test_models_map_shapes_to_logits(name, shape):
     assert make_model(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_text_models_ignore_padding(name):
+    model, long = make_model(name, (9,), 7), torch.tensor([[5, 4095, 1, 0, 0, 0, 0, 0, 0]])
+    logits = model(long)
+    assert logits.shape == (1, 7)
+    assert model(long[:, :5]).allclose(logits)
+    assert not model(torch.tensor([[5, 4095, 2, 0, 0]])).allclose(logits)
+    assert model(torch.zeros(2, 9, dtype=torch.int64)).isfinite().all()  # an empty text
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_all_kinds_of_gradients_reach_text_models(name):
+    """CD-GraB's per example, PGD's along a direction: both by layers without a fallback."""
+    model, rng = make_model(name, (9,), 7), np.random.default_rng(0)
+    x, y = (torch.from_numpy(rng.integers(0, n, shape)) for n, shape in ((4096, (4, 9)), (7, 4)))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    each = example_gradients(model, nn.CrossEntropyLoss(), x, y)
+    loss(model(x), y).mean().backward()
+    torch.testing.assert_close(each.mean(0, keepdim=True), batch_gradient(model))
+    direction = {name: p.grad for name, p in model.named_parameters()}
+    found = sample_priorities(model, loss, x, y, direction, method="forward")
+    torch.testing.assert_close(found, each @ batch_gradient(model)[0])
+
+
+@pytest.mark.parametrize(("shape", "same"), [((9,), "bag"), ((4, 1, 1), "mlp"), ((1, 8, 8), "cnn")])
+def test_auto_chooses_by_the_kind_of_input(shape, same):
+    auto, named = (make_model(name, shape, 3).state_dict() for name in ("auto", same))
+    assert auto.keys() == named.keys()
+    assert all(torch.equal(auto[key], named[key]) for key in named)
 
 
 @pytest.mark.parametrize(
@@ -52,16 +85,18 @@ def test_seed_decides_and_global_rng_is_left():
     assert not torch.equal(first[0].weight, other[0].weight)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn4"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn4", "bag", "textcnn"])
 def test_model_survives_a_message(name):
-    model = make_model(name, (3, 32, 32), 10, seed=3)
+    shape = (64,) if name in TEXT_MODELS else (3, 32, 32)
+    model = make_model(name, shape, 10, seed=3)
     state = ArrayRecord(model.state_dict()).to_torch_state_dict()
-    twin = model_from(state, name, (3, 32, 32), 10)
-    x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 3, 32, 32)).astype(np.float32))
+    twin = model_from(state, name, shape, 10)
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32))
+    x = x.abs().long() if name in TEXT_MODELS else x
     assert torch.equal(model(x), twin(x))
     assert all(p.requires_grad and not p.is_meta for p in twin.parameters())
-    other = make_model(name, (3, 32, 32), 10, seed=4)
-    model_from(other.state_dict(), name, (3, 32, 32), 10)  # the skeleton is not shared
+    other = make_model(name, shape, 10, seed=4)
+    model_from(other.state_dict(), name, shape, 10)  # the skeleton is not shared
     assert torch.equal(model(x), twin(x))
 
 
@@ -77,6 +112,10 @@ def test_arrays_of_another_model_are_refused():
         (("vgg", (1, 8, 8), 10), "model must be one of softmax, .* got 'vgg'"),
         (("lenet", (1, 8, 8), 10), r"model must fit images of 8x8 \(it needs 12 pixels\)"),
         (("cnn", (1, 8, 1), 10), r"model must fit images of 8x1"),
+        (("cnn", (64,), 10), "model must fit inputs that are texts: auto, bag, textcnn, got 'cnn'"),
+        (("bag", (1, 8, 8), 10), "model must fit inputs that are numbers: auto, softmax, .*'bag'"),
+        (("cnn", (30, 1, 1), 10), "images of 1x1 .*softmax and mlp take any size"),
+        (("auto", (0,), 10), "input_shape must be positive"),
         (("cnn", (0, 8, 8), 10), "input_shape must be positive"),
         (("cnn", (1, 8, 8), 0), "input_shape must be positive"),
     ],

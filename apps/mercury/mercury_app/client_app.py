@@ -96,7 +96,8 @@ def with_others(node: NodeTask, shard: NodeShard) -> Examples:
         content = b"".join(shard.held.values())
         new_inputs, new_targets = unpack(content, *data_shape(node.settings.dataset))
         inputs, targets = inputs.clone(), targets.clone()
-        inputs[slots], targets[slots] = torch.from_numpy(new_inputs), torch.from_numpy(new_targets)
+        inputs[slots] = torch.from_numpy(new_inputs).to(inputs.dtype)  # token numbers are whole
+        targets[slots] = torch.from_numpy(new_targets)
     if shard.missing:
         keep = np.setdiff1d(np.arange(len(targets)), shard.missing)
         inputs, targets = inputs[keep], targets[keep]

@@ -84,6 +84,22 @@ def test_all_parts_together_say_what_they_do():
     assert sum(record["cd-grab"]["pairs"] for record in history.records[1:]) > 0
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"order": "cd-grab", "num_units": 6, "sampler": "mercury+pgd"},
+        {"engine": "buffered", "sampler": "mercury"},
+    ],
+)
+def test_parts_learn_texts(parts):
+    """Two packages are on the slowest node alone."""
+    texts = {"dataset": "stdlib", "model": "auto", "partition": "classes-by-speed"}
+    steps = {"steps": "slice", "weighting": "auto", "fast_steps": 20, "learning_rate": 0.5}
+    history, (before, after), _ = run(12, **texts, **steps, **parts)
+    assert not [failure for record in history.records for failure in record["failures"]]
+    assert after < 0.95 * before
+
+
 BUFFERED = {"engine": "buffered", "steps": "slice", "weighting": "normalised"}
 
 
