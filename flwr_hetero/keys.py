@@ -93,6 +93,8 @@ SENT = "sent"
 """Those of SLOTS whose samples are in CONTENT."""
 MISSING = "missing"
 """In a reply: slots whose samples the node lacks."""
+SAMPLES = "samples"
+"""In a reply: number of samples that the node has; what it says first counts."""
 CONTENT = "content"
 """Samples, one after the other: float32 inputs, then the label as int64."""
 
