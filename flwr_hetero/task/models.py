@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from flwr_hetero.task.texts import VOCABULARY
 
 Shape = tuple[int, ...]
 """Of an input: (C, H, W) of an image, (columns, 1, 1) of a row of numbers, (LENGTH,) of a text."""
+Builder = Callable[[Shape, int], nn.Module]
 SMALL = 16
 """Images smaller than this are pooled once by ``cnn``, larger ones twice."""
 LARGE = 64
@@ -29,8 +32,10 @@ def make_model(name: str, input_shape: Shape, num_classes: int, seed: int = 0) -
         return channels_last(build(input_shape, num_classes))
 
 
-def _builder(name: str, shape: Shape) -> "Builder":
+def _builder(name: str, shape: Shape) -> Builder:
     """Choose by the kind of input, or refuse a model for another kind."""
+    if is_path(name):
+        return partial(_build_own, name)
     if name == "auto":
         if len(shape) == 1:
             return bag
@@ -49,12 +54,52 @@ def _builder(name: str, shape: Shape) -> "Builder":
     return build
 
 
+def is_path(name: str) -> bool:
+    """Tell whether a model is given as ``package.module:function``."""
+    return ":" in name
+
+
+def check_model(name: str) -> None:
+    """Refuse a name that no model has, and an import path that leads to no function."""
+    if is_path(name):
+        own_builder(name)
+    else:
+        check_choice("model", name, ("auto", *MODELS))
+
+
+def own_builder(path: str) -> Callable[[Shape, int], object]:
+    """Import a function that takes an input's shape and the number of classes."""
+    module, _, function = path.partition(":")
+    try:
+        build = getattr(import_module(module), function, None)
+    except (ImportError, TypeError, ValueError) as error:
+        raise invalid("model", path, f"be package.module:function ({error})") from error
+    if not callable(build):
+        raise invalid("model", path, f"name a function of the module {module}")
+    return cast(Callable[[Shape, int], object], build)
+
+
+def _build_own(path: str, shape: Shape, num_classes: int) -> nn.Module:
+    """Build a user's model, and try it on inputs of zeros."""
+    model = own_builder(path)(shape, num_classes)
+    if not isinstance(model, nn.Module):
+        rule = f"return a torch.nn.Module (it returned {type(model).__name__})"
+        raise invalid("model", path, rule)
+    inputs = torch.zeros(2, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32)
+    with torch.no_grad():
+        logits = model.eval()(inputs)
+    if (found := tuple(logits.shape)) != (2, num_classes):
+        rule = f"map inputs {tuple(inputs.shape)} to logits (2, {num_classes}), not {found}"
+        raise invalid("model", path, rule)
+    return model.train()
+
+
 def model_from(
     state: Mapping[str, Tensor], name: str, input_shape: Shape, num_classes: int
 ) -> nn.Module:
     """Build a model around given parameters; none are drawn, which is the slow part."""
     model = copy.deepcopy(_skeleton(name, input_shape, num_classes))
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict(state, assign=not is_path(name))  # which would untie shared parameters
     return channels_last(model)
 
 
@@ -175,7 +220,6 @@ def textcnn(shape: Shape, num_classes: int) -> nn.Module:
     return TextCNN(num_classes)
 
 
-Builder = Callable[[Shape, int], nn.Module]
 IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
     "softmax": (softmax, 1),
     "mlp": (mlp, 1),
@@ -191,8 +235,8 @@ MODELS = (*IMAGE_MODELS, *TEXT_MODELS)
 
 @lru_cache(maxsize=8)
 def _skeleton(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
-    """Build a model without storage for its parameters."""
-    with torch.device("meta"):
+    """Build a model without storage for its parameters, unless it is a user's own."""
+    with torch.device("cpu" if is_path(name) else "meta"):
         return make_model(name, input_shape, num_classes)
 
 

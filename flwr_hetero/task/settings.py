@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from flwr_hetero.client.device import REAL, named_fleet
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.task.models import MODELS
+from flwr_hetero.task.models import check_model
 from flwr_hetero.task.partitions import check_partition
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -54,7 +54,7 @@ class Settings:
         check_number("learning-rate", self.learning_rate, "(0, inf)")
         check_count("seed", self.seed)
         check_partition(self.partition, self.alpha, self.classes_per_node)
-        check_choice("model", self.model, ("auto", *MODELS))
+        check_model(self.model)
         if self.fleet != REAL:
             named_fleet(self.fleet, num_nodes=1)
         if not self.dataset:

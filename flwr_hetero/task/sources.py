@@ -1,6 +1,7 @@
 """Data sets of labelled images, texts or rows of numbers.
 
-Two need no download: ``digits`` (images, scikit-learn) and ``stdlib`` (texts, Python itself).
+Three need no download: ``digits`` (images) and ``breast-cancer`` (numbers) of scikit-learn, and
+``stdlib`` (texts, Python itself).
 Others are Parquet on this disk or a name on the Hub.
 """
 
@@ -16,12 +17,15 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.task.columns import Array, Inputs, inputs_and_labels
 from flwr_hetero.task.texts import STDLIB, stdlib_texts, token_numbers
 
-DIGITS = "digits"
+DIGITS, BREAST_CANCER = "digits", "breast-cancer"
 TEST_SHARE = 0.2
 """Share held out as test split where a data set has none of its own."""
 MEASURED_ROWS = 1024
 """Training rows from which mean and standard deviation are measured."""
-USE = "use digits, stdlib, the absolute path of a Parquet folder or file, or a name on the Hub"
+USE = (
+    "use digits, stdlib, breast-cancer, the absolute path of a Parquet folder or file, "
+    "or a name on the Hub"
+)
 
 
 class Split(NamedTuple):
@@ -53,8 +57,8 @@ class Source(NamedTuple):
 @lru_cache(maxsize=4)
 def open_source(dataset: str) -> Source:
     """Open a data set, once per process."""
-    if dataset == DIGITS:
-        train, test = _digits()
+    if dataset in (DIGITS, BREAST_CANCER):
+        train, test = _of_sklearn(dataset)
     elif dataset == STDLIB:
         texts, labels = stdlib_texts()
         train, test = _divide(Array(token_numbers(texts)), labels)
@@ -80,12 +84,12 @@ def measure(inputs: NDArray[Any]) -> Scale | None:
     return Scale(mean, np.where(std > 1e-6 * np.abs(mean), std, np.float32(1)))
 
 
-def _digits() -> tuple[Split, Split]:
-    from sklearn.datasets import load_digits  # takes a second, and is needed for digits only
+def _of_sklearn(dataset: str) -> tuple[Split, Split]:
+    from sklearn import datasets  # takes a second, and is needed here only
 
-    digits = load_digits()
-    pixels = (digits.images[:, None] / 16.0).astype(np.float32)
-    return _divide(Array(pixels), digits.target.astype(np.int64))
+    found = datasets.load_digits() if dataset == DIGITS else datasets.load_breast_cancer()
+    inputs = found.images[:, None] / 16.0 if dataset == DIGITS else found.data[:, :, None, None]
+    return _divide(Array(inputs.astype(np.float32)), found.target.astype(np.int64))
 
 
 def _splits(dataset: str, train: Any, test: Any | None) -> tuple[Split, Split]:

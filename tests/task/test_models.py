@@ -1,3 +1,7 @@
+import re
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +10,7 @@ from torch import nn
 
 from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
 from flwr_hetero.pgd.priorities import sample_priorities
-from flwr_hetero.task import make_model, model_from
+from flwr_hetero.task import Settings, data_shape, load_test, make_model, model_from
 from flwr_hetero.task.models import IMAGE_MODELS, TEXT_MODELS
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 80)]
@@ -123,3 +127,91 @@ def test_arrays_of_another_model_are_refused():
 def test_model_refusals(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_model(*arguments)
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.first = nn.Linear(shape[0], num_classes, bias=False)
+        self.again = nn.Linear(shape[0], num_classes, bias=False)
+        self.again.weight = self.first.weight
+        self.register_buffer("twos", torch.full((num_classes,), 2.0), persistent=False)
+
+    def forward(self, x):
+        return (self.first(x.flatten(1)) + self.again(x.flatten(1))) * self.twos
+
+
+def too_wide(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], num_classes + 1))
+
+
+def no_module(shape, num_classes):
+    return torch.relu
+
+
+SIZE = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_models.py").write_text(OWN, "utf-8")
+    (tmp_path / "broken_models.py").write_text("import no_such_package", "utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "page_models.py").write_text(block, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_models"
+    for name in ("own_models", "broken_models", "page_models"):
+        sys.modules.pop(name, None)
+
+
+def test_own_model_by_import_path(own):
+    """Parameters that layers share stay shared; a buffer that is not sent keeps its value."""
+    name, shape, x = f"{own}:Tied", (4, 1, 1), torch.arange(8.0).reshape(2, 4, 1, 1)
+    assert Settings(model=name).model == name
+    model = make_model(name, shape, 3, seed=5)
+    twin = model_from(ArrayRecord(model.state_dict()).to_torch_state_dict(), name, shape, 3)
+    assert torch.equal(twin(x), model(x))
+    assert twin.again.weight is twin.first.weight
+    assert twin.training
+    expected = 4 * x.flatten(1) @ model.first.weight.T
+    torch.testing.assert_close(twin(x), expected)
+
+
+def test_own_model_of_the_page_takes_texts(own):
+    model = make_model("page_models:build", *data_shape("stdlib"))
+    assert model(load_test("stdlib").inputs[:3]).shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_package:build", "be package.module:function .*no_such_package"),
+        (":build", "be package.module:function"),
+        (".models:build", "be package.module:function"),
+        ("broken_models:build", "be package.module:function .*no_such_package"),
+        ("own_models:build", "name a function of the module own_models"),
+        ("own_models:SIZE", "name a function of the module own_models"),
+    ],
+)
+def test_import_path_is_checked_with_the_settings(own, path, message):
+    with pytest.raises(ValueError, match=rf"^model must {message}.* got '{path}'"):
+        Settings(model=path)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_wide", r"map inputs \(2, 4, 1, 1\) to logits \(2, 3\), not \(2, 4\), got 'own_m"),
+        ("no_module", r"return a torch.nn.Module \(it returned builtin_function_or_method\)"),
+    ],
+)
+def test_own_model_is_tried_before_training(own, function, message):
+    with pytest.raises(ValueError, match=rf"^model must {message}"):
+        make_model(f"{own}:{function}", (4, 1, 1), 3)

@@ -117,5 +117,13 @@ def test_rows_of_numbers_are_standardised_by_column(tmp_path):
     torch.testing.assert_close(inputs.std(0, correction=0), spread, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["softmax", "mlp"])
+def test_models_learn_breast_cancer(name):
+    examples, model = load_partition("breast-cancer", 0, 1), make_model(name, (30, 1, 1), 2)
+    assert data_shape("breast-cancer") == ((30, 1, 1), 2)
+    train(model, examples, UniformSampler(len(examples), 16, seed=0), num_steps=150, lr=0.1)
+    assert evaluate(model, load_test("breast-cancer"))[1] > 0.9
+
+
 def test_numbers_of_tokens_have_no_scale():
     assert measure(token_numbers(["a b"])) is None

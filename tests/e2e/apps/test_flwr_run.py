@@ -51,6 +51,25 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
+    ("dataset", "model", "learning_rate", "accuracy"),
+    [
+        ("stdlib", "auto", 0.5, 0.25),
+        ("stdlib", "flwr_hetero.task.models:textcnn", 0.5, 0.2),
+        ("breast-cancer", "softmax", 0.1, 0.85),
+    ],
+)
+def test_other_inputs_than_images(flower, tmp_path, dataset, model, learning_rate, accuracy):
+    settings = {"dataset": dataset, "model": model, "learning_rate": learning_rate}
+    log = flower("fleet", 4, num_server_rounds=12, fast_steps=32, output_dir=tmp_path, **settings)
+    assert f"{tmp_path}/report.html" in log, log[-3000:]
+    rounds = history(tmp_path)
+    assert not failures(rounds)
+    assert rounds[-1]["global"]["loss"] < rounds[0]["global"]["loss"]
+    assert rounds[-1]["global"]["accuracy"] > accuracy
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
     ("app", "num_nodes", "same"),
     [("biased-local-sgd", 5, ["biased-local-sgd"]), ("cd-grab", 3, ["global", "herding"])],
 )

@@ -108,9 +108,12 @@ def test_lost_or_damaged_state_is_rebuilt(lost, changed, warned, caplog):
     assert ("mercury of earlier rounds not used" in caplog.text) == warned
 
 
-@pytest.mark.parametrize("kind", ["importance", "random"])
-def test_resharding_moves_samples_and_keeps_sizes(kind):
-    run = start(resharding=kind, reshard_share=0.2, reshard_budget=5000)
+TEXTS = {"dataset": "stdlib", "model": "bag", "learning_rate": 0.5}
+
+
+@pytest.mark.parametrize(("kind", "data"), [("importance", {}), ("random", {}), ("random", TEXTS)])
+def test_resharding_moves_samples_and_keeps_sizes(kind, data):
+    run = start(resharding=kind, reshard_share=0.2, reshard_budget=5000, **data)
     sizes = [dict(r["resharding"]) for r in run.go_on(7)]
     assert sum(r["swaps"] for r in sizes) > 10
     assert all(r["offered_bytes"] <= 3 * 5000 for r in sizes)
