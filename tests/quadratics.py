@@ -1,4 +1,4 @@
-"""Nodes that descend on (x - goal)^2 / 2, and a grid that sees who is at work."""
+"""Nodes that descend on |x - goal|^2 / 2, and a grid that sees who is at work."""
 
 import logging
 
@@ -19,8 +19,8 @@ def fedavg(**settings):
 
 
 def start(x=0.0):
-    """Make a model of one number."""
-    return ArrayRecord({"x": Array(np.array([x]))})
+    """Make a model of one number or several."""
+    return ArrayRecord({"x": Array(np.atleast_1d(np.array(x, float)))})
 
 
 def app(goals, examples, lr, claims=None):
@@ -47,8 +47,8 @@ def app(goals, examples, lr, claims=None):
     @app.evaluate()
     def evaluate(message, context):
         partition = int(context.node_config["partition-id"])
-        x = float(message.content["arrays"]["x"].numpy()[0])
-        metrics = {"num-examples": examples[partition], "eval-loss": (x - goals[partition]) ** 2}
+        off = message.content["arrays"]["x"].numpy() - goals[partition]
+        metrics = {"num-examples": examples[partition], "eval-loss": float(off @ off)}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     return app
@@ -94,11 +94,11 @@ def models(strategy, grid, merges, x=0.0, **settings):
     found = []
 
     def watch(number, arrays):
-        found.append(float(arrays["x"].numpy()[0]))
+        found.append(arrays["x"].numpy())
 
     logging.disable(logging.WARNING)
     try:
         result = strategy.start(grid, start(x), merges, evaluate_fn=watch, **settings)
     finally:
         logging.disable(logging.NOTSET)
-    return np.array(found), result
+    return np.squeeze(found, axis=1) if found[0].shape == (1,) else np.array(found), result

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from math import nan
 from typing import Any, ClassVar
 
@@ -34,6 +34,10 @@ from flwr_hetero.state_dict import StateDict, check_state
 NORMALISED = {"normalised": 1.0, "sqrt": 0.5}
 """Exponent of the normalisation by steps."""
 WEIGHTINGS = (*NORMALISED, "examples", "steps")
+BY_STEPS = {"sqrt": "by the root of", "examples": "by", "steps": "by about the square of"}
+"""How a node's own data then count by its steps."""
+MAX_RATIO = 4.0
+"""Ratio of two nodes' steps above which the log says so."""
 
 
 def assigned_steps(message: Message) -> int:
@@ -111,6 +115,8 @@ class LocalSteps(Wrapper):
     decides = frozenset({"steps"})
     contracts = (STEPS,)
     buffers: tuple[str, ...] = BUFFERS
+    has_shared_data = False
+    """Whether all nodes see the same data, so that their weights change no objective."""
 
     def __init__(
         self,
@@ -152,6 +158,7 @@ class LocalSteps(Wrapper):
         self.speeds = NodeSpeeds(check_number("smoothing", smoothing, "[0, 1)"))
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
         self._assigned: dict[str, int] = {}
+        self._has_warned = self.weighting not in BY_STEPS
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node; shape (len(nodes),)."""
@@ -196,11 +203,29 @@ class LocalSteps(Wrapper):
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Write each node's steps into its own config."""
+        self._say_what_is_optimised()
         node_ids = [message.metadata.dst_node_id for message in messages]
         steps = self.num_steps([self.identity(node_id) for node_id in node_ids])
         for message, count in zip(messages, steps.tolist(), strict=True):
             config_of(message)[keys.NUM_STEPS] = count
         return messages
+
+    def _say_what_is_optimised(self) -> None:
+        """Log once that steps differ much and the objective is not FedAvg's."""
+        if self._has_warned or self.has_shared_data or not self.speeds.step_s:
+            return
+        steps = self.num_steps(list(self.speeds.step_s))
+        least, most = int(steps.min()), int(steps.max())
+        self._has_warned = most > MAX_RATIO * least
+        if self._has_warned:
+            log(
+                INFO if self.weighting == "sqrt" else WARNING,
+                "%s: nodes take %d to %d steps (ratio %.3g), and with weighting=%r a node's data "
+                "count %s its steps; weighting='normalised' keeps the objective of FedAvg "
+                "(docs/objectives.md)",
+                *(type(self).__name__, least, most, most / least, self.weighting),
+                BY_STEPS[self.weighting],
+            )
 
     # --- replies -------------------------------------------------------------------------
 

@@ -86,6 +86,7 @@ class BiasedLocalSGD(LocalSteps):
     ) -> None:
         if shared_samples is not None:
             self.decides = self.decides | {"samples", "orders"}
+            self.has_shared_data = True
             self.only_rounds = "indices are assigned to all nodes of a round together"
         default = None if shared_samples is None else "steps"
         super().__init__(strategy, fast_steps, weighting=weighting or default, **budget)

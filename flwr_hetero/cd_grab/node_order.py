@@ -189,6 +189,11 @@ class ServedOrder(NodeOrder):
     def diffs(self, diffs: Vectors) -> None:
         self._chunks, self._num_pairs = [diffs] if len(diffs) else [], len(diffs)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no unit was visited yet, and no order taken over."""
+        return not (self.position or self.version or self.next_version or self.first_pair)
+
     def follow(self, answer: Answer) -> None:
         """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
         self.complete = False

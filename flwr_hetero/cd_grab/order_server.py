@@ -73,6 +73,8 @@ class OrderServer:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
         self.states: dict[str, NodeState] = {}
+        self.unheard: set[str] = set()
+        """Nodes that have not reported since the state was loaded: they may have lost theirs."""
 
     def answer(self, node: str) -> Answer:
         """Return a node's next order (Alg. 4, l. 15): signs, or all of it if it lost track."""
@@ -81,10 +83,15 @@ class OrderServer:
             return Answer()
         if state.lost:
             return Answer(state.version, order=state.order, first_pair=len(state.pass_signs))
+        if node in self.unheard:
+            return Answer(
+                state.version, state.signs, state.order, len(state.pass_signs), again=True
+            )
         return Answer(state.version, signs=state.signs)
 
     def receive(self, reports: Mapping[str, Report]) -> Balanced:
         """Balance the pairs of a round; reports by node, in the order of the nodes."""
+        self.unheard.difference_update(reports)
         accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
         parts = []
         for group in side_by_side(accepted):
@@ -102,6 +109,8 @@ class OrderServer:
         state = self.states.pop(old, None)
         if state is not None:
             self.states.setdefault(new, state)
+        if old in self.unheard:
+            self.unheard = self.unheard - {old} | {new}
 
     def _accepts(self, node: str, report: Report) -> bool:
         """Return whether a report continues the pass; notice a node without the right order."""
@@ -148,7 +157,7 @@ class OrderServer:
         return state | {"groups": json.dumps(groups)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``; every node gets its order whole, it may have lost it."""
+        """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
         check_state(state, {"groups": str}, "CDGraB")
         groups = [*map(frozenset, json.loads(str(state["groups"]))), None]
         fields: dict[str, dict[str, Any]] = {}
@@ -158,8 +167,9 @@ class OrderServer:
                 fields.setdefault(node, {})[name] = value
         for own in fields.values():
             check_state(own, _SCHEMA, "CDGraB")
-            own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy(), "lost": True}
+            own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy()}
         self.states = {node: NodeState(**own) for node, own in fields.items()}
+        self.unheard = set(self.states)
 
 
 _SCHEMA = {
@@ -169,6 +179,7 @@ _SCHEMA = {
     "own_sum": ((-1,), "f"),
     "group": int,
     "overlap": float,
+    "lost": bool,
 }
 
 

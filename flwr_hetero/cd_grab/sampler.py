@@ -309,7 +309,8 @@ class OrderedSampler(BatchSampler):
         if terms[1:3] != self.terms[1:3]:  # another sketch
             self.node_order.forget()
         self.terms = terms
-        self.node_order.follow(read_answer(instruction, len(self.units)))
+        is_new = self.node_order.is_new
+        self.node_order.follow(read_answer(instruction, len(self.units), is_new=is_new))
 
     def report(self) -> dict[str, int | float | str | bytes]:
         """Return the ``ORDER`` record of the reply to it; empty for other methods."""

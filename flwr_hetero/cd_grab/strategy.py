@@ -67,6 +67,8 @@ class CDGraB(Wrapper):
     The paper leaves partial participation out. Here the sign balances a mix of the global sum and
     the node's own sum; the own-sum weight is 0 for a fixed group and 1 for a node balanced alone
     (:func:`~flwr_hetero.cd_grab.algorithm.own_share`). A pair weighs as much as its node's model.
+    A resumed run equals an unbroken one, its clock included, if nodes keep their state; a node that
+    lost it gets its order again, and begins where the server's signs end.
 
     References
     ----------

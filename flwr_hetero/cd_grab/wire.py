@@ -34,12 +34,16 @@ _TERMS = (keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS)
 
 
 class Answer(NamedTuple):
-    """Which version of its order a node should be at, and what it needs to get there."""
+    """Which version of its order a node should be at, and what it needs to get there.
+
+    ``again``: the order is for a node without any state only; others go by the signs.
+    """
 
     version: int = 0
     signs: Signs | None = None
     order: NDArray[np.int64] | None = None
     first_pair: int = 0
+    again: bool = False
 
 
 class Report(NamedTuple):
@@ -57,10 +61,13 @@ def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
         **dict(zip(_TERMS, terms, strict=True)),
         keys.VERSION: answer.version,
     }
-    if answer.order is not None:
+    if answer.order is not None and answer.again:
+        again = np.append(answer.first_pair, answer.order)
+        record[keys.ORDER_AGAIN] = np.asarray(again, "<i4").tobytes()
+    elif answer.order is not None:
         record[keys.WHOLE_ORDER] = np.asarray(answer.order, "<i4").tobytes()
         record[keys.FIRST_PAIR] = answer.first_pair
-    elif answer.signs is not None:
+    if answer.signs is not None:
         record[keys.SIGNS] = np.packbits(answer.signs > 0).tobytes()
     return record
 
@@ -70,10 +77,16 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
     return Terms(*(_count(record, key) for key in _TERMS))
 
 
-def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
-    """Read what the server wants of this node; no answer if it does not fit the node's order."""
+def read_answer(record: Mapping[str, Any], num_units: int, *, is_new: bool = False) -> Answer:
+    """Read what the server wants of this node; no answer if it does not fit the node's order.
+
+    ``is_new``: the node has no state; after a resume of the run it gets its order whole.
+    """
     version, num_pairs = _count(record, keys.VERSION), num_units // 2
     try:
+        if is_new and keys.ORDER_AGAIN in record:
+            first, *again = np.frombuffer(record[keys.ORDER_AGAIN], "<i4").tolist()
+            record = {**record, keys.WHOLE_ORDER: np.array(again, "<i4"), keys.FIRST_PAIR: first}
         if keys.WHOLE_ORDER in record:
             order = check_order(np.frombuffer(record[keys.WHOLE_ORDER], "<i4"))
             first = min(_count(record, keys.FIRST_PAIR), num_pairs)

@@ -6,16 +6,14 @@ the ``Resharding`` strategy and the ClientApp calls :meth:`NodeShard.open` and
 
     node      choose important samples of every group        offer
               send copies, a part with each reply            NodeShard.offers, close
-    server    store the copies                               SwapTable.add
+    server    store the copies, in ``swap_table``            SwapTable.add
               pair the slots of different nodes, exchange    SwapTable.swap, match
               send each node what it holds, until confirmed  SwapTable.deliver, confirm
     node      replace its samples                            NodeShard.receive
 """
 
-from bisect import insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +25,9 @@ from flwr_hetero.client.keep import load_state, save_state
 from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.algorithm import Groups
 from flwr_hetero.state_dict import StateDict, check_state
+
+MAX_SLOTS = 2**31
+"""Slots are numbers of four bytes."""
 
 # --- which samples move -------------------------------------------------------------------
 
@@ -60,36 +61,7 @@ def offer(
     return rng.permutation(np.concatenate(offered))
 
 
-Swap = tuple[tuple[str, int], tuple[str, int]]
-"""Two slots, each as (node, slot), that exchange what they hold."""
-
-
-def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swap]:
-    """Pair slots of different nodes at random, always from the nodes with the most slots left.
-
-    Nodes are kept by how many slots they have left: a swap costs the same however many they are.
-    """
-    left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
-    by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
-    for node, slots in left.items():
-        by_size[len(slots)].append(node)  # in the order of their names
-
-    def take_fullest() -> str:
-        fullest = next(nodes for nodes in reversed(by_size) if nodes)
-        return fullest.pop(int(rng.integers(len(fullest))))
-
-    swaps: list[Swap] = []
-    num_left = len(left) - len(by_size[0])
-    while num_left > 1:
-        one, other = take_fullest(), take_fullest()
-        swaps.append(((one, left[one].pop()), (other, left[other].pop())))
-        for node in (one, other):
-            insort(by_size[len(left[node])], node)
-            num_left -= not left[node]
-    return swaps
-
-
-# --- the server's side --------------------------------------------------------------------
+# --- what a node is sent -------------------------------------------------------------------
 
 
 class Delivery(NamedTuple):
@@ -112,116 +84,6 @@ class Delivery(NamedTuple):
         return cls(slots, ids, sent, bytes_in(record, keys.CONTENT))
 
 
-@dataclass
-class Slot:
-    """A place in a node's data: what it holds, is it offered, exchanged, known to have arrived."""
-
-    sample_id: int
-    offered: bool = True
-    exchanged: bool = False
-    confirmed: bool = False
-
-
-class SwapTable:
-    """Which node holds which sample; samples are opaque byte strings.
-
-    The table alone decides: a node that has not received a delivery does not train on the slot,
-    so a failure at any point neither loses a sample nor lets two nodes train on it. Content is
-    sent again until confirmed. Only samples of the same number of bytes are exchanged.
-    """
-
-    def __init__(self) -> None:
-        self.store: list[bytes] = []
-        self.slots: dict[str, dict[int, Slot]] = {}
-        self.received: dict[str, int] = {}
-
-    def add(self, node: str, slots: list[int], content: bytes) -> None:
-        """Store copies of the samples that a node offers; a slot is stored once."""
-        table, size = self.slots.get(node, {}), len(content) // max(len(slots), 1)
-        sizes = {len(self.store[slot.sample_id]) for slot in table.values()}
-        if size * len(slots) != len(content) or (slots and (sizes - {size} or not size)):
-            raise ValueError(f"{len(content)} bytes are not {len(slots)} samples of one size.")
-        if len(set(slots)) < len(slots) or min(slots, default=0) < 0:
-            raise ValueError("offered slots must be distinct and not negative.")
-        self.slots[node] = table
-        for place, slot in enumerate(slots):
-            if slot in table:  # the table knows better than the node what is there
-                table[slot].offered = True
-            else:
-                table[slot] = Slot(len(self.store))
-                self.store.append(content[place * size : (place + 1) * size])
-        self.received[node] = self.received.get(node, 0) + len(slots)
-
-    def swap(self, rng: np.random.Generator) -> int:
-        """Exchange as many offered slots of different nodes as possible."""
-        by_bytes: dict[int, dict[str, list[int]]] = {}
-        for node, slots in self.slots.items():
-            offers = [number for number, slot in slots.items() if slot.offered]
-            if offers:
-                size = len(self.store[slots[offers[0]].sample_id])
-                by_bytes.setdefault(size, {})[node] = offers
-        swaps = [pair for _, offers in sorted(by_bytes.items()) for pair in match(offers, rng)]
-        for pair in swaps:
-            one, other = (self.slots[node][number] for node, number in pair)
-            one.sample_id, other.sample_id = other.sample_id, one.sample_id
-            for slot in (one, other):
-                slot.offered, slot.exchanged, slot.confirmed = False, True, False
-        return len(swaps)
-
-    def deliver(self, node: str) -> Delivery:
-        """Say what a node holds, with the content that it has not confirmed."""
-        held = {n: s for n, s in sorted(self.slots.get(node, {}).items()) if s.exchanged}
-        sent = [number for number, slot in held.items() if not slot.confirmed]
-        content = b"".join(self.store[held[number].sample_id] for number in sent)
-        return Delivery(list(held), [slot.sample_id for slot in held.values()], sent, content)
-
-    def confirm(self, node: str, missing: list[int]) -> None:
-        """Note what a node still lacks after a delivery: nothing, or all if it lost its state."""
-        lacking = set(missing)
-        for number, slot in self.slots.get(node, {}).items():
-            slot.confirmed = number not in lacking
-
-    def __iter__(self) -> Iterator[Slot]:
-        """Iterate over the slots of all nodes."""
-        return (slot for slots in self.slots.values() for slot in slots.values())
-
-    def state_dict(self) -> StateDict:
-        """Return the table as arrays: one row per slot, one length per stored sample."""
-        nodes = sorted(self.slots)
-        rows = [
-            (index, number, slot.sample_id, slot.offered, slot.exchanged, slot.confirmed)
-            for index, node in enumerate(nodes)
-            for number, slot in self.slots[node].items()
-        ]
-        return {
-            "nodes": "\n".join(nodes),
-            "received": np.array([self.received[node] for node in nodes], dtype=np.int64),
-            "slots": np.array(rows, dtype=np.int64).reshape(-1, 6),
-            "lengths": np.array([len(sample) for sample in self.store], dtype=np.int64),
-            "content": np.frombuffer(b"".join(self.store), np.uint8),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``."""
-        vector = ((-1,), "i")
-        schema = {"nodes": str, "received": vector, "slots": ((-1, 6), "i"), "lengths": vector}
-        check_state(state, schema | {"content": ((-1,), "u")}, "Resharding")
-        nodes, rows = state["nodes"].splitlines(), state["slots"].tolist()
-        lengths, content = state["lengths"], state["content"]
-        if (
-            len(nodes) != len(state["received"])
-            or any(not (0 <= r[0] < len(nodes) and 0 <= r[2] < len(lengths)) for r in rows)
-            or (lengths < 1).any()
-            or lengths.sum() != len(content)
-        ):
-            raise ValueError("the state of Resharding is damaged: nodes, slots, samples disagree.")
-        self.store = [part.tobytes() for part in np.split(content, lengths.cumsum())[:-1]]
-        self.received = dict(zip(nodes, state["received"].tolist(), strict=True))
-        self.slots = {node: {} for node in nodes}
-        for node, number, sample_id, *flags in rows:
-            self.slots[nodes[node]][number] = Slot(sample_id, *map(bool, flags))
-
-
 # --- the node's side ----------------------------------------------------------------------
 
 
@@ -233,7 +95,7 @@ class NodeShard:
     """
 
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
-        self.record, self.queue = record, list[int]()
+        self.record, self.queue, self.num_samples = record, list[int](), 0
         self._others: dict[int, tuple[int, bytes]] = {}
         with suppress(ValueError):  # damaged is as lost: the server sends all of it again
             self._load(state or {})
@@ -271,6 +133,7 @@ class NodeShard:
 
         ``choose(count, by_importance)`` names all of them once; None: not yet.
         """
+        self.num_samples = num_samples
         if not self.queue:
             count = int(np.ceil(self.record[keys.SHARE] * num_samples))
             chosen = choose(min(count, num_samples), self.record[keys.BY_IMPORTANCE])
@@ -282,7 +145,8 @@ class NodeShard:
         """Put the offered samples into the reply and keep the shard."""
         save_state(context, "shard", self.state_dict())
         lists = {keys.SLOTS: ints_to_bytes(slots), keys.MISSING: ints_to_bytes(self.missing)}
-        reply.content[keys.RESHARDING] = ConfigRecord({**lists, keys.CONTENT: content})
+        record = ConfigRecord({**lists, keys.CONTENT: content, keys.SAMPLES: self.num_samples})
+        reply.content[keys.RESHARDING] = record
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, flat."""
@@ -310,9 +174,12 @@ def ints_to_bytes(values: list[int]) -> bytes:
     return np.array(values, dtype="<i4").tobytes()
 
 
-def ints_in(record: Mapping[str, Any], key: str) -> list[int]:
-    """Read what :func:`ints_to_bytes` wrote."""
-    return [int(value) for value in np.frombuffer(bytes_in(record, key), dtype="<i4")]
+def ints_in(record: Mapping[str, Any], key: str, most: int = MAX_SLOTS) -> list[int]:
+    """Read what :func:`ints_to_bytes` wrote; of a node no more than it can have to say."""
+    content = bytes_in(record, key)
+    if len(content) > 4 * most:
+        raise ValueError(f"{key} must hold at most {most} numbers, got {len(content) // 4}.")
+    return [int(value) for value in np.frombuffer(content, dtype="<i4")]
 
 
 def bytes_in(record: Mapping[str, Any], key: str) -> bytes:

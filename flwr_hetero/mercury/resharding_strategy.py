@@ -1,6 +1,8 @@
 """Move important samples between nodes while they train; off unless you use this wrapper."""
 
+from collections.abc import Mapping
 from logging import WARNING
+from math import ceil
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +13,9 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
-from flwr_hetero.mercury.resharding import SwapTable, bytes_in, ints_in
+from flwr_hetero.mercury.resharding import MAX_SLOTS, bytes_in, ints_in
+from flwr_hetero.mercury.swap_table import SwapTable
+from flwr_hetero.records import read_number
 from flwr_hetero.server.contract import Contract, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -42,7 +46,8 @@ class Resharding(Wrapper):
     Each node offers a share of its samples once; copies travel with its replies. The server swaps
     offered samples of different nodes at random, so that no node's data grows or shrinks. Its
     table alone says who holds a sample: what gets lost on the way is sent again, and no two nodes
-    train on the same sample.
+    train on the same sample. A node offers the share of the samples that it says at first to have,
+    and no more than twice the median node does.
 
     Parameters
     ----------
@@ -140,7 +145,7 @@ class Resharding(Wrapper):
                 {
                     keys.SHARE: self.share,
                     keys.BY_IMPORTANCE: self.by_importance,
-                    keys.BUDGET: self.budget_bytes,
+                    keys.BUDGET: self.budget_bytes if self.table.room(node) > 0 else 0,
                     keys.RECEIVED: self.table.received.get(node, 0),
                     **delivery.to_record(),
                 }
@@ -150,24 +155,37 @@ class Resharding(Wrapper):
 
     def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Store what nodes offer, and swap."""
+        records = {}
         for reply in replies:
-            record = reply.content.config_records.get(keys.RESHARDING)
-            if record is None:  # the node's app does not reshard
-                continue
-            del reply.content[keys.RESHARDING]
-            node = self.identity(reply.metadata.src_node_id)
+            if (
+                keys.RESHARDING in reply.content.config_records
+            ):  # or the node's app does not reshard
+                node = self.identity(reply.metadata.src_node_id)
+                records[node] = reply.content.config_records[keys.RESHARDING]
+                del reply.content[keys.RESHARDING]
+        claims = {node: read_number(record, keys.SAMPLES) for node, record in records.items()}
+        shares = {node: ceil(self.share * min(n, MAX_SLOTS)) for node, n in claims.items() if n > 0}
+        self.table.set_limits(shares)
+        for node, record in records.items():
             try:
-                self.table.confirm(node, ints_in(record, keys.MISSING))
-                content = bytes_in(record, keys.CONTENT)
-                if len(content) > self.budget_bytes:
-                    raise ValueError(f"{len(content)} bytes, the budget is {self.budget_bytes}")
-                self.table.add(node, ints_in(record, keys.SLOTS), content)
-                self._info["offered_bytes"] += len(content)
+                self._take(node, record)
             except ValueError as error:
                 log(WARNING, "%s: offered samples not taken: %s", node, error)
         self._info["swaps"] = self.table.swap(self.rng)
         self._info["waiting"] = sum(slot.offered for slot in self.table)
         return replies
+
+    def _take(self, node: str, record: Mapping[str, Any]) -> None:
+        """Store what a node offers; ValueError if it may not."""
+        known = len(self.table.slots.get(node, {}))
+        self.table.confirm(node, ints_in(record, keys.MISSING, known))
+        content = bytes_in(record, keys.CONTENT)
+        if len(content) > self.budget_bytes:
+            raise ValueError(f"{len(content)} bytes, the budget is {self.budget_bytes}")
+        if node not in self.table.limits:
+            raise ValueError(f"{keys.SAMPLES} must be a number above 0")
+        self.table.add(node, ints_in(record, keys.SLOTS, len(content)), content)
+        self._info["offered_bytes"] += len(content)
 
     def round_info(self) -> dict[str, Any]:
         """Return this round's swaps, waiting offers and bytes of samples."""

@@ -5,14 +5,16 @@ import random
 from collections.abc import Mapping, Set
 from logging import INFO
 from math import nan
+from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from flwr_hetero._flwr import chooses_one_node, log
+from flwr_hetero._flwr import chooses_one_node, log, trains_trees
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.nodes import GridView, online_nodes, wait_for_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
@@ -29,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 class Selection(Wrapper):
-    """Select the nodes of each round; a rule of selection overrides ``select``.
+    r"""Select the nodes of each round; a rule of selection overrides ``select``.
 
     The wrapped strategy trains all nodes that it is shown, and is shown the selected ones only.
 
@@ -43,12 +45,26 @@ class Selection(Wrapper):
         Whether nodes evaluate even if the wrapped strategy does not ask for it.
     fixed_size : bool
         Whether every round trains ``clients_per_round`` nodes, as privacy accounting asks for.
+    unbiased : bool
+        Whether updates are weighted by one over their nodes' chances to be selected, which a
+        rule gives by ``chances``.
 
     Raises
     ------
     ValueError
         If the wrapped strategy has a selection of its own, or would wait for nodes that it is
         not shown.
+
+    Notes
+    -----
+    Unbiased is the sum of Horvitz and Thompson over the selected nodes S of all M that may be
+    selected, with weights :math:`n_i` of mean :math:`\bar n` and chances :math:`\pi_i`:
+
+    .. math:: x \leftarrow x + \sum_{i \in S} \frac{n_i}{M \bar n \, \pi_i} (x_i - x)
+
+    The divisor is fixed, for over the weights of those selected it would not be unbiased: in a
+    tier of equal chances they would cancel. A round's step so has a varying length, and a reply
+    that does not come counts as an update of zero.
     """
 
     name: ClassVar[str] = "selection"
@@ -61,12 +77,22 @@ class Selection(Wrapper):
         *,
         evaluates: bool = False,
         fixed_size: bool = False,
+        unbiased: bool = False,
     ) -> None:
         if clients_per_round is not None:
             check_count("clients_per_round", clients_per_round, 1)
+        if unbiased:  # the first to answer have other chances than those asked
+            self.decides = self.decides | {"waiting"}
         super().__init__(strategy)
-        self.clients_per_round = clients_per_round
+        if unbiased and trains_trees(self.leaf):
+            rule = "average models with unbiased=True: updates of trees cannot be scaled"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
+        if unbiased and any(getattr(s, "accountant", None) for s in self.chain()):
+            raise invalid("unbiased", unbiased, "be False where privacy is accounted for")
+        self.clients_per_round, self.unbiased = clients_per_round, unbiased
         self.selected: list[int] = []
+        self.usual_weights: dict[str, float] = {}  # of every node seen, if unbiased
+        self._chances: Mapping[int, float] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._inner_evaluates = self._open_inner_selection(evaluates, fixed_size)
 
@@ -80,6 +106,14 @@ class Selection(Wrapper):
         """Return the ids of the nodes that evaluate: those that train, if any do."""
         return self.selected if self._inner_evaluates else []
 
+    def chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
+        """Return the chance of each node that ``select`` might have returned, by id.
+
+        Asked for after it, if ``unbiased``. Empty if they are not known: this round counts as
+        without ``unbiased``.
+        """
+        raise NotImplementedError
+
     def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
         """Learn from a round of training; nodes are named by their identity."""
 
@@ -87,7 +121,9 @@ class Selection(Wrapper):
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:
         """Wait for a node and show the selected ones."""
-        self.selected = self.select(server_round, grid, wait_for_nodes(grid, 1))
+        online = wait_for_nodes(grid, 1)
+        self.selected = self.select(server_round, grid, online)
+        self._chances = self.chances(server_round, online) if self.unbiased else {}
         return GridView(grid, self.selected)
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
@@ -104,11 +140,40 @@ class Selection(Wrapper):
             seconds = latency.seconds if latency else nan
             (metrics,) = reply.content.metric_records.values()
             self._outcomes[self.identity(node_id)] = Outcome(seconds, dict(metrics))
-        return replies
+        return self._as_sum(replies) if self._chances else replies
+
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Divide the weights by the nodes' chances, if unbiased."""
+        weights, chances = super().weights(replies), self._chances
+        if not chances:
+            return weights
+        pairs = zip(weights, replies, strict=True)
+        return [weight / chances[reply.metadata.src_node_id] for weight, reply in pairs]
+
+    def _as_sum(self, replies: list[Message]) -> list[Message]:
+        """Scale the updates so that their weighted mean is the sum over the selected nodes."""
+        start, weights = self.session.arrays, self.top.weights(replies)
+        for reply, weight in zip(replies, weights, strict=True):
+            node_id = reply.metadata.src_node_id
+            self.usual_weights[self.identity(node_id)] = weight * self._chances[node_id]
+        if start is None or not any(weights):
+            return replies
+        step = sum(weights) / (len(self._chances) * fmean(self.usual_weights.values()))
+        return [with_update(reply, start, start, step) for reply in replies]
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
         """Pass on what the nodes delivered whose replies counted."""
         self.on_outcome(server_round, {node: self._outcomes[node] for node in good}, failed)
+
+    def state_dict(self) -> StateDict:
+        """Return the nodes' weights, if unbiased."""
+        return {"usual_weights": json.dumps(self.usual_weights)} if self.unbiased else {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        if self.unbiased:
+            check_state(state, {"usual_weights": str}, type(self).__name__)
+            self.usual_weights = json.loads(str(state["usual_weights"]))
 
     def _open_inner_selection(self, evaluates: bool, fixed_size: bool) -> bool:
         """Let the innermost strategy train all nodes shown; return whether it evaluates.
@@ -149,6 +214,9 @@ class RandomSelection(Selection):
         What aggregates; FedAvg if left out.
     clients_per_round : int, optional
         Nodes that train in a round; None: all.
+    unbiased : bool
+        Whether the mean over the draws is FedAvg's step with all nodes. Without it, nodes with
+        many examples count less than by these, most of all if ``clients_per_round`` is 1.
     seed : int
         Of the selection.
 
@@ -171,22 +239,32 @@ class RandomSelection(Selection):
     name: ClassVar[str] = "random"
 
     def __init__(
-        self, strategy: Strategy | None = None, clients_per_round: int | None = 5, *, seed: int = 0
+        self,
+        strategy: Strategy | None = None,
+        clients_per_round: int | None = 5,
+        *,
+        unbiased: bool = False,
+        seed: int = 0,
     ) -> None:
         self.rng = random.Random(check_count("seed", seed))  # as Flower draws
-        super().__init__(strategy, clients_per_round)
+        super().__init__(strategy, clients_per_round, unbiased=unbiased)
 
     def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
         """Draw the nodes of a round."""
         count = min(self.clients_per_round or len(online), len(online))
         return self.rng.sample(sorted(online), count)
 
+    def chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
+        """Give all nodes online the same chance."""
+        return dict.fromkeys(online, len(self.selected) / len(online))
+
     def state_dict(self) -> StateDict:
         """Return the state of the generator."""
-        return {"rng": json.dumps(self.rng.getstate())}
+        return super().state_dict() | {"rng": json.dumps(self.rng.getstate())}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
+        super().load_state_dict(state)
         check_state(state, {"rng": str}, type(self).__name__)
         version, words, gauss = json.loads(str(state["rng"]))
         self.rng.setstate((version, tuple(words), gauss))

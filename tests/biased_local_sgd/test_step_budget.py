@@ -90,6 +90,41 @@ def test_deadline_of_the_quickest_node():
     assert steps == [[1, 1, 1], [24, 12, 3]]
 
 
+# --- what is optimised -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "slow", "level", "count"),
+    [
+        ({"weighting": "steps"}, 1.0, "WARNING", "by about the square of its steps"),
+        ({"weighting": "examples"}, 1.0, "WARNING", "by its steps"),
+        ({"budget": "slice", "max_steps": 16}, 1.0, "INFO", "by the root of its steps"),
+        ({"weighting": "steps"}, 2.0, None, ""),  # a ratio of 4 only
+        ({}, 1.0, None, ""),
+        ({"budget": "deadline"}, 1.0, None, ""),
+    ],
+)
+def test_objective_by_steps_is_said_once(settings, slow, level, count, caplog):
+    caplog.set_level("INFO")
+    profiles = [FAST, FAST, DeviceProfile(compute_factor=slow)]
+    run(LocalSteps(fast_steps=16, **settings), profiles, num_rounds=4)
+    said = [r for r in caplog.records if "docs/objectives.md" in r.getMessage()]
+    assert [r.levelname for r in said] == [level] * (level is not None)
+    if said:
+        text = said[0].getMessage()
+        assert "2 to 16 steps (ratio 8)" in text
+        assert f"a node's data count {count};" in text
+        assert "weighting='normalised' keeps the objective" in text
+
+
+def test_shared_data_have_one_objective(caplog):
+    strategy = BiasedLocalSGD(fast_steps=16, shared_samples=64, batch_size=BATCH)
+    assert strategy.weighting == "steps"
+    strategy.start(LocalGrid(steps_app(), [FAST, FAST, SLOW]), steps_arrays(), num_rounds=3)
+    assert strategy.num_steps(["node-0", "node-2"]).tolist() == [16, 2]
+    assert "docs/objectives.md" not in caplog.text
+
+
 # --- what nodes report -----------------------------------------------------------------------
 
 

@@ -182,7 +182,8 @@ def test_whole_order_continues_within_a_pass():
     again = OrderServer()
     again.load_state_dict(server.state_dict())
     for order, by in ((unbroken, server), (restarted, again)):
-        order.follow(read_answer(write_instruction(terms, by.answer("a")), 8))
+        read = read_answer(write_instruction(terms, by.answer("a")), 8, is_new=order.is_new)
+        order.follow(read)
         assert visit(order, vectors, 4) == [4, 5, 6, 7]
         by.receive({"a": order.report()})
     assert server.states["a"].version == again.states["a"].version == 1

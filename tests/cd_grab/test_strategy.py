@@ -14,15 +14,17 @@ from order_toy import (
     fedavg,
     gradient,
     grid_of,
+    order_arrays,
     visited,
 )
+from recording import killed_and_resumed
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.sampler import OrderedSampler
 from flwr_hetero.cd_grab.wire import Report, write_report
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, HerdingMeter
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, HerdingMeter, LocalSteps, Recorded
 
 
 def nodes_of(grid):
@@ -232,6 +234,26 @@ def test_records_stay_outside_the_inner_strategy():
             return super().aggregate_train(server_round, replies)
 
     Rounds(HerdingMeter(CDGraB(Strict(**NO_EVALUATION))), grid_of([16] * 3), 2)
+
+
+# --- resume --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["nodes", "new nodes"])
+def test_killed_and_resumed_equals_unbroken(tmp_path, remembers):
+    """Times too: over slow links, and measured ones that set the steps of the next round."""
+    grids = {}
+
+    def go(folder, evaluate_fn, resume):
+        slow = [DeviceProfile(speed, uplink_mbps=0.1, downlink_mbps=0.1) for speed in (1, 2, 3)]
+        grid = grid_of([20] * 3, profiles=slow, lr=0.001)
+        if remembers:
+            grid = grids.setdefault(folder, grid)
+        inner = CDGraB(LocalSteps(fedavg(), 20, min_steps=10) if remembers else fedavg())
+        strategy = Recorded(inner, run_dir=folder, resume=resume)
+        return strategy.start(grid, order_arrays(), 8, evaluate_fn=evaluate_fn)
+
+    killed_and_resumed(go, tmp_path, killed_in=5)
 
 
 # --- settings ------------------------------------------------------------------------

@@ -147,14 +147,12 @@ def merged(models, record):
 
 
 def timeless(records):
-    """Drop wall time and what is sent again after a resume, and name nodes alike.
+    """Drop wall time, and name nodes alike.
 
     A node that has not answered, or not since the resume, has no better name than its id.
     """
     for record in records:
-        record["wall_s"] = record["bytes_down"] = record["bytes_up"] = 0
-        record.get("cd-grab", {}).update({"bytes-down": 0})
-        record.get("resharding", {}).update({"delivered_bytes": 0})
+        record["wall_s"] = 0
     return json.loads(json.dumps(records).replace("id-100", "node-"))
 
 
@@ -207,8 +205,7 @@ def stop_save_load_continue(names, path, models, states, records):
     assert np.array_equal(rest[-1], models[-1])
     for mine, theirs in zip(own_states, states, strict=True):
         for key in theirs.keys() | mine.keys():
-            if not key.endswith("/lost"):  # whole orders are sent after a resume
-                np.testing.assert_equal(mine[key], theirs[key], err_msg=key)
+            np.testing.assert_equal(mine[key], theirs[key], err_msg=key)
     assert timeless(folder.records) == timeless(records)
 
 

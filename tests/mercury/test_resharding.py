@@ -11,12 +11,11 @@ from flwr_hetero.mercury.algorithm import Groups, make_groups
 from flwr_hetero.mercury.resharding import (
     Delivery,
     NodeShard,
-    SwapTable,
-    match,
     offer,
     pack,
     unpack,
 )
+from flwr_hetero.mercury.swap_table import SwapTable, match
 
 # --- which samples move --------------------------------------------------------------------
 
@@ -159,6 +158,19 @@ def test_swap_by_hand() -> None:
     assert table.received == {"a": 3, "b": 1}
 
 
+def test_limits_are_fixed_at_the_first_offer() -> None:
+    table = SwapTable()
+    table.set_limits({"a": 3, "b": 5, "c": 10**6})
+    assert table.limits == {"a": 3, "b": 5, "c": 10}  # twice the median
+    table.set_limits({"a": 100, "d": 2})
+    assert (table.limits["a"], table.limits["d"]) == (3, 2)
+    table.add("a", [1, 2], b"AB")
+    table.add("a", [2, 3, 4], b"BCD")
+    assert (list(table.slots["a"]), table.store) == ([1, 2, 3], [b"A", b"B", b"C"])
+    assert table.room("a") == 0
+    assert restarted(table).limits["a"] == 3
+
+
 def test_only_samples_of_one_size_are_exchanged() -> None:
     table, rng = SwapTable(), np.random.default_rng(0)
     table.add("wrong", [0, 1], bytes(14))
@@ -252,6 +264,7 @@ def test_damaged_shard_is_an_empty_one(damage: dict[str, object]) -> None:
         {"slots": np.array([[1, 0, 0, 1, 0, 0]])},
         {"slots": np.array([[0, 0, 0]])},
         {"received": np.array([1, 2])},
+        {"limits": np.array([1, 2])},
         {"lengths": np.array([3])},
     ],
 )

@@ -1,5 +1,6 @@
 """Runs in which samples (node, slot) move: in every round each is trained on at most once."""
 
+import tracemalloc
 from collections import Counter
 from typing import ClassVar
 
@@ -167,7 +168,46 @@ def test_bad_offer_costs_its_node_only(kind):
     seen, strategy, _, _ = run(num_rounds=5, spoil=spoil)
     for number in range(1, 6):
         assert trained_in(seen, number) == ALL
-    assert ("node-2" in swapped(strategy)) == (kind == "missing what it never had")
+    assert "node-2" not in swapped(strategy)
+
+
+def test_invented_offers_buy_nothing():
+    """A node that claims a million samples and offers new slots in every round."""
+    rounds, store = 12, []
+
+    def invent(record: ConfigRecord, node: int) -> None:
+        if node == 0:
+            store.append(len(store))
+            slots = np.arange(64 * len(store), 64 * len(store) + 64, dtype="<i4")
+            lies = {keys.SLOTS: slots.tobytes(), keys.CONTENT: bytes(64 * SIZE)}
+            record.update(lies | {keys.SAMPLES: 2**62, keys.MISSING: b""})
+
+    _, strategy, told, _ = run(rounds, spoil=invent, share=0.4, budget_bytes=64 * SIZE)
+    counts = {node: len(slots) for node, slots in strategy.table.slots.items()}
+    honest = {f"node-{i}": 4 for i in range(1, NODES)}
+    assert counts == honest | {"node-0": 8}  # twice as many as the others, once
+    assert len(strategy.table.store) == 20
+    again = resharding(share=0.4)
+    again.load_state_dict(strategy.state_dict())
+    assert again.table.limits == strategy.table.limits
+    assert told[-1]["waiting"] <= 2
+
+
+@pytest.mark.parametrize("key", [keys.MISSING, keys.SLOTS])
+def test_long_list_is_refused_unread(key, caplog):
+    """Before a number of it is made: 4 MB would become 36."""
+
+    def blow_up(record: ConfigRecord, node: int) -> None:
+        if node == 0:
+            record[key] = bytes(4_000_000)
+
+    tracemalloc.start()
+    _, strategy, _, _ = run(1, spoil=blow_up)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert "node-0" not in swapped(strategy)
+    assert f"{key} must hold at most" in caplog.text
 
 
 def test_wrapped_strategy_sees_no_samples():

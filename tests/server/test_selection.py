@@ -3,12 +3,13 @@ import random
 import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
+from quadratics import Watched, models
 from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
-from flwr_hetero.strategy import LocalSteps, RandomSelection, Selection, Wrapper
+from flwr_hetero.strategy import LocalSteps, OverSelect, RandomSelection, Selection, Wrapper
 
 NO_EVALUATION = {"fraction_evaluate": 0.0}
 
@@ -122,6 +123,48 @@ def test_inner_selection_is_refused(inner, settings, argument, rule):
     Fastest(Accounted(), 4, fixed_size=True)  # as an accountant needs it
 
 
+# --- unbiased: the points where it stays are in tests/conformance/test_objectives.py ---
+
+
+def test_silent_node_is_an_update_of_zero():
+    examples, lr = [50, 150, 100], 0.01
+    grid = Watched(np.eye(3), [1, 2, 3], lr=lr, examples=examples, faults=[Fault(1, "errs", 2, 2)])
+    strategy = RandomSelection(flower.FedAvg(**NO_EVALUATION), None, unbiased=True)
+    found, _ = models(strategy, grid, 2, x=[0.0, 0.0, 0.0])
+    pull, shares = 1 - (1 - lr) ** 10, np.array(examples) / 300
+    assert found[1] == pytest.approx(pull * shares)
+    moves = np.where([True, False, True], shares, 0)[:, None] * (np.eye(3) - found[1])
+    assert found[2] - found[1] == pytest.approx(pull * moves.sum(axis=0))
+
+
+def test_rule_may_not_know_its_chances():
+    class Unknown(RandomSelection):
+        def chances(self, server_round, online):
+            return {}
+
+    runs = []
+    for make, unbiased in ((RandomSelection, False), (Unknown, True)):
+        grid = Watched(np.eye(3), [1, 2, 3], examples=[50, 150, 100])
+        strategy = make(flower.FedAvg(**NO_EVALUATION), 2, unbiased=unbiased)
+        runs.append(models(strategy, grid, 3, x=[0.0, 0.0, 0.0])[0])
+    assert np.array_equal(*runs)
+    with pytest.raises(NotImplementedError):
+        Fastest(flower.FedAvg(**NO_EVALUATION), unbiased=True).start(grid_of(2), toy_arrays(), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: OverSelect(RandomSelection(unbiased=True)), "leave waiting to OverSelect"),
+        (lambda: RandomSelection(flower.FedXgbBagging(), unbiased=True), "average models with"),
+        (lambda: Fastest(Accounted(), 4, fixed_size=True, unbiased=True), "unbiased must be False"),
+    ],
+)
+def test_unbiased_is_refused(make, rule):
+    with pytest.raises(ValueError, match=rule):
+        make()
+
+
 def test_random_selection_continues():
     whole = RandomSelection(seed=1)
     online = set(range(20))
@@ -131,3 +174,10 @@ def test_random_selection_continues():
     assert np.array_equal(other.select(2, None, online), whole.select(2, None, online))
     with pytest.raises(ValueError, match="RandomSelection must hold rng"):
         other.load_state_dict({})
+    unbiased = RandomSelection(unbiased=True)
+    unbiased.usual_weights = {"node-1": 3.0}
+    other = RandomSelection(unbiased=True)
+    other.load_state_dict(unbiased.state_dict())
+    assert other.usual_weights == {"node-1": 3.0}
+    with pytest.raises(ValueError, match="RandomSelection must hold usual_weights"):
+        other.load_state_dict(whole.state_dict())

@@ -1,0 +1,213 @@
+"""docs/objectives.md: every row of its tables is run, and must give what the row says.
+
+The model has a number per node, and node i descends on |x - e_i|^2 / 2, so that the point where a
+strategy stays is the list of the nodes' shares in its objective.
+"""
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from quadratics import Watched, fedavg, models
+from recording import History
+
+from flwr_hetero import keys
+from flwr_hetero import strategy as ours
+from flwr_hetero.biased_local_sgd.shared_data import read_samples
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+
+PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `(.+)` \| (own|shared) \| `(.+)` \| (\d+) % \|$", PAGE, re.MULTILINE)
+OWN = [(code, share, int(most)) for code, data, share, most in ROWS if data == "own"]
+SHARED = [(code, int(most)) for code, data, _, most in ROWS if data == "shared"]
+NOISE = re.findall(r"^\| `(.+)` \| `(.+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.M)
+
+EXAMPLES = np.array([50, 150, 100, 100, 150, 50, 100, 100])
+SPEED = np.array([2.0, 1.71, 1.33, 1.13, 0.61, 0.557, 0.503, 0.457])
+NODES, TIER = len(SPEED), np.arange(len(SPEED)) // 2
+SETTINGS = {
+    "steps": {"fast_steps": 10, "budget": "deadline"},
+    "slices": {"fast_steps": 10, "budget": "slice"},
+    "tiers": {"clients_per_round": 2, "num_tiers": 4, "profiling": "phase"},
+    "chances": (0.4, 0.3, 0.2, 0.1),
+}
+"""What the page calls so."""
+MERGES = 240
+
+
+def build(code):
+    """Make the strategy of a row."""
+    return eval(code, {**vars(ours), "FedAvg": lambda: ours.Wrapper(fedavg()), **SETTINGS})
+
+
+@pytest.fixture(autouse=True)
+def _fedavg_that_does_not_evaluate(monkeypatch):
+    monkeypatch.setattr("flwr_hetero.server.wrapper.FedAvg", fedavg)
+
+
+# --- shares ------------------------------------------------------------------------------------
+
+
+def of_tier(values):
+    """Sum up over each node's tier."""
+    return np.bincount(TIER, values)[TIER]
+
+
+def over_draws(weights, count):
+    """Return each node's mean share in the weighted means of ``count`` nodes drawn."""
+    drawn = [np.isin(range(NODES), some) * weights for some in combinations(range(NODES), count)]
+    return np.mean([one / one.sum() for one in drawn], axis=0)
+
+
+def shares(code, share, strategy, records):
+    """Return the nodes' shares by a row's expression, in the names that the page gives."""
+    p, tiers = EXAMPLES / EXAMPLES.sum(), [record.get("tifl", {}).get("tier") for record in records]
+    names = {"p": p, "q": of_tier(p), "P": np.array(SETTINGS["chances"])[TIER], "rate": SPEED}
+    names |= {"of_tier": of_tier, "over_draws": over_draws, "quick": np.arange(NODES) < 4}
+    if None not in tiers:
+        names["rounds"] = np.bincount(tiers, minlength=TIER[-1] + 1)[TIER]
+    if hasattr(strategy, "num_steps"):
+        names["tau"] = strategy.num_steps([f"node-{i}" for i in range(NODES)])
+    found = eval(share, names)
+    return found / found.sum()
+
+
+# --- where it stays ------------------------------------------------------------------------------
+
+
+def run(strategy, rounds, lr, x=None):
+    """Return the models, the records and the strategy's history of a run."""
+    history = History(strategy)
+    grid = Watched(np.eye(NODES), SPEED, lr=lr, examples=EXAMPLES.tolist())
+    found, _ = models(history, grid, rounds, x=np.full(NODES, 1 / NODES) if x is None else x)
+    return found, history.records[1:]
+
+
+def chance(strategy, records, t):
+    """Return the probability of a round's draw, up to a factor."""
+    policy = getattr(strategy, "policy", None)
+    if policy is None:
+        return 1.0  # all sets of nodes are equally likely
+    tier = records[t]["tifl"]["tier"]
+    if not isinstance(policy, str):
+        return policy[tier]
+    if strategy.unbiased and policy != "paced":
+        return records[t - 1]["tifl"]["tier_probs"][tier]
+    return np.mean([record["tifl"]["tier"] == tier for record in records])
+
+
+def stays_at(strategy, found, records):
+    """Solve for the x that the mean over all draws does not move.
+
+    Given which nodes train, a round is a linear map of x, which two such rounds tell.
+    """
+    rounds_of = {}
+    for t in range(len(records) // 4, len(records)):  # steps are measured by then
+        rounds_of.setdefault(tuple(sorted(records[t]["weights"])), []).append(t)
+    moves = slopes = 0.0
+    for rounds in rounds_of.values():
+        first, last = rounds[0], rounds[-1]
+        pulls = [chance(strategy, records, t) * (found[t + 1] - found[t]) for t in (first, last)]
+        apart = found[first] - found[last]
+        slope = (pulls[0] - pulls[1]) @ apart / (apart @ apart)
+        moves, slopes = moves + pulls[0] - slope * found[first], slopes + slope
+    return -moves / slopes
+
+
+@pytest.mark.parametrize(("code", "share", "most"), OWN, ids=[code for code, *_ in OWN])
+def test_point_where_a_strategy_stays(code, share, most):
+    strategy = build(code)
+    if isinstance(strategy, ours.FedBuff):
+        lr = 6e-4 if "concurrency" in code else 8e-4
+        goal = shares(code, share, strategy, run(strategy, 20, 0.0)[1])
+        found = run(build(code), MERGES, lr, goal)[0][MERGES // 4 :].mean(axis=0)
+    else:
+        rounds = 200 if "selection" in strategy.top.wrappers()[0].decides else 12
+        models_of, records = run(strategy, rounds, 1e-4)
+        goal = shares(code, share, strategy, records)
+        found = stays_at(strategy, models_of, records)
+    assert np.abs(found - goal).sum() <= most / 100, (found.round(4), goal.round(4))
+
+
+def shared_app(num_samples, lr=1e-3, batch=4):
+    """Make nodes that descend on the samples they are assigned, |x - e_k|^2 / 2 of sample k."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        x, steps = message.content["arrays"]["x"].numpy(), message.content["config"]["num-steps"]
+        record = message.content.config_records.get(keys.SAMPLES)
+        chosen = np.arange(steps * batch) if record is None else read_samples(record)[0]
+        for own in chosen.reshape(steps, batch) % num_samples:
+            x = x - lr * (x - np.eye(num_samples)[own].mean(axis=0))
+        metrics = {"num-examples": num_samples, "num-steps": steps, "examples-processed": steps}
+        content = {"arrays": ArrayRecord({"x": Array(x)}), "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize(("code", "most"), SHARED)
+def test_samples_of_shared_data_count_alike(code, most):
+    strategy, num_samples = build(code), 40
+    devices = [DeviceProfile(speed, seconds_per_example=1.0) for speed in SPEED]
+    start = np.full(num_samples, 1 / num_samples)
+    found, _ = models(strategy, LocalGrid(shared_app(num_samples), devices), 150, x=start)
+    steps = strategy.num_steps([f"node-{i}" for i in range(NODES)])
+    assert steps.max() >= 4 * steps.min()
+    assert np.abs(found[30:].mean(axis=0) - start).sum() <= most / 100
+
+
+# --- what it costs to undo the selection ---------------------------------------------------------
+
+
+def noise_app(length):
+    """Make nodes whose updates are noise of variance 1."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        partition = int(context.node_config["partition-id"])
+        rng = np.random.default_rng([partition, int(message.content["config"]["server-round"])])
+        x = message.content["arrays"]["x"].numpy() + rng.standard_normal(length)
+        metrics = MetricRecord({"num-examples": int(EXAMPLES[partition]), "examples-processed": 1})
+        content = {"arrays": ArrayRecord({"x": Array(x)}), "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def noise_of(strategy, length=300):
+    """Return the mean variance of a round's step over all draws."""
+    devices, history = [DeviceProfile(s, seconds_per_example=1.0) for s in SPEED], History(strategy)
+    found, _ = models(history, LocalGrid(noise_app(length), devices), 160, x=np.zeros(length))
+    squares, records = (np.diff(found, axis=0) ** 2).mean(axis=1), history.records[1:]
+    of_draw, weight_of = {}, {}
+    for t in range(len(records) // 4, len(records)):
+        nodes = tuple(sorted(records[t]["weights"]))
+        of_draw.setdefault(nodes, []).append(squares[t])
+        weight_of[nodes] = chance(strategy, records, t)
+    means = [np.mean(each) for each in of_draw.values()]
+    return np.average(means, weights=list(weight_of.values()))
+
+
+@pytest.mark.parametrize(("code", "chances", "formula", "unbiased", "usual"), NOISE)
+def test_variance_of_undoing_the_selection(code, chances, formula, unbiased, usual):
+    p = EXAMPLES / EXAMPLES.sum()
+    expected = (p**2 / eval(chances, {"P": np.array(SETTINGS["chances"])[TIER]})).sum()
+    assert f"{expected:.2f}" == formula
+    found = noise_of(build(f"{code[:-1]}, unbiased=True)"))
+    assert found == pytest.approx(expected, rel=0.05)
+    assert found == pytest.approx(float(unbiased), abs=0.006)
+    assert noise_of(build(code)) == pytest.approx(float(usual), abs=0.006)
+
+
+def test_page_has_all_rows():
+    assert len(OWN) + len(SHARED) == len(re.findall(r"^\| `.*\b(?:own|shared)\b", PAGE, re.M)) > 20
+    assert len(NOISE) == len(re.findall(r"^\| `.*\| [\d.]+ \|$", PAGE, re.M)) >= 2
+    every = {"FedAvg", "FedBuff", "FedNova", "TiFL", "ParallelTiFL", "LocalSteps", "BiasedLocalSGD"}
+    assert every | {"RandomSelection", "OverSelect"} <= set(re.findall(r"\w+(?=\()", str(ROWS)))
