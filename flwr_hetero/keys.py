@@ -112,6 +112,8 @@ WHOLE_ORDER = "order"
 ORDER_AGAIN = "order-again"
 """After a resume, for a node without any state: FIRST_PAIR and its whole order, as above. Not
 counted as payload: what a resume costs is in no clock, so that the run goes on as it would have."""
+ALONE = "alone"
+"""In an instruction, in place of all else: balance your own pairs from the next pass on."""
 SKETCH_SIZE = "sketch-size"
 """Numbers per vector; 0 for whole gradients. In a reply the length of the vectors."""
 SKETCH_SEED = "sketch-seed"

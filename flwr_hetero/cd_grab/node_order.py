@@ -51,6 +51,15 @@ class NodeOrder:
     def start_pass(self) -> None:
         """Find the order of the next pass."""
 
+    def become(self, kind: type["NodeOrder"]) -> "NodeOrder":
+        """Return another kind that goes on with this order; it learns from the next pass on."""
+        other = kind(len(self.order), self.seed)
+        for name in kind.schema:
+            if name.endswith("order"):
+                setattr(other, name, self.order)
+        other.position, other.watching = self.position, not self.position
+        return other
+
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, flat."""
         return {name: getattr(self, name) for name in self.schema}
@@ -133,6 +142,7 @@ class OwnPairs(NodeOrder):
 
     learns = watching = True
     schema = NodeOrder.schema | {
+        "watching": bool,
         "half": ((-1, -1), "f"),
         "running_sum": ((-1,), "f"),
         "signs": ((-1,), "i"),
@@ -144,6 +154,8 @@ class OwnPairs(NodeOrder):
 
     def observe(self, vectors: Vectors) -> None:
         """Give signs to the pairs that are complete."""
+        if not self.watching:
+            return
         diffs, self.half = differences(self.half, vectors)
         if len(diffs):
             start = self.running_sum if self.running_sum.size else np.zeros_like(diffs[0])
@@ -155,6 +167,7 @@ class OwnPairs(NodeOrder):
         if self.signs.size:
             self.order = reorder(self.order, unit_signs(self.signs, len(self.order)))
         self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
+        self.watching = True
 
 
 class ServedOrder(NodeOrder):
@@ -235,3 +248,12 @@ class ServedOrder(NodeOrder):
     def forget(self) -> None:
         """Drop what was seen of this pass: it is not comparable with what will be seen."""
         self.half, self.diffs, self.watching = NO_VECTORS, NO_VECTORS, not self.position
+
+
+METHODS: dict[str, type[NodeOrder]] = {
+    "cd-grab": ServedOrder,
+    "id-grab": OwnPairs,
+    "id-grab-mean": OwnMean,
+    "d-rr": Reshuffled,
+    "shuffle-once": NodeOrder,
+}

@@ -27,6 +27,10 @@ NEARLY = 1.03
 """Orders count as equally long up to this factor."""
 OUTLIER = 3.0
 """A node whose differences are longer than this many times the median node's is an outlier."""
+LOOK = 32
+"""Reports of nodes that were in a group before which show whether it pays to balance together."""
+MOSTLY_OWN = 0.8
+"""Above this share of their own sums in the votes nodes may as well balance themselves."""
 FEW = 16
 """Pairs that show how long a node's differences are; with fewer the limit is higher."""
 
@@ -73,6 +77,8 @@ class OrderServer:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
         self.states: dict[str, NodeState] = {}
+        self.shares: list[float] = []
+        """Share that a node's own sum is due by its last two groups, of the first reports."""
         self.unheard: set[str] = set()
         """Nodes that have not reported since the state was loaded: they may have lost theirs."""
 
@@ -95,7 +101,8 @@ class OrderServer:
         accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
         parts = []
         for group in side_by_side(accepted):
-            join_group((self.states[node] for node in group), frozenset(group))
+            kept = join_group((self.states[node] for node in group), frozenset(group))
+            self.shares += own_share(kept, len(group)).tolist()[: LOOK - len(self.shares)]
             split = [group] if self.exact else split_outliers(group)
             parts += [self._balance(part) for part in split]
         if not parts:
@@ -103,6 +110,12 @@ class OrderServer:
         pairs, together, shares, signed_sums = zip(*parts, strict=True)
         share = float(np.average(shares, weights=pairs))
         return Balanced(sum(pairs), sum(together), share, max(signed_sums))
+
+    @property
+    def is_of_no_use(self) -> bool:
+        """Whether, by the first reports, nodes lose nothing if each balances its own pairs."""
+        enough = len(self.shares) == LOOK and not self.exact
+        return enough and sum(self.shares) > MOSTLY_OWN * LOOK
 
     def rename(self, old: str, new: str) -> None:
         """Keep a node's state under a better identity."""
@@ -154,11 +167,12 @@ class OrderServer:
             fields["group"] = number.setdefault(own.group, len(number) - 1)
             state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
         groups = [sorted(group) for group in number if group is not None]
-        return state | {"groups": json.dumps(groups)}
+        return state | {"groups": json.dumps(groups), "shares": np.array(self.shares)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
-        check_state(state, {"groups": str}, "CDGraB")
+        check_state(state, {"groups": str, "shares": ((-1,), "f")}, "CDGraB")
+        self.shares = np.asarray(state["shares"]).tolist()
         groups = [*map(frozenset, json.loads(str(state["groups"]))), None]
         fields: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
@@ -201,9 +215,13 @@ def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
     return list(groups.values())
 
 
-def join_group(states: Iterable[NodeState], group: frozenset[str]) -> None:
-    """Put nodes into a group; track how much of its last group each is balanced with again."""
+def join_group(states: Iterable[NodeState], group: frozenset[str]) -> list[float]:
+    """Put nodes into a group; track how much of its last group each is balanced with again.
+
+    Return this of the nodes that were in one.
+    """
     num_common: dict[frozenset[str], int] = {}  # last groups are mostly the same
+    parts = []
     for state in states:
         last, state.group = state.group, group
         if last is None:
@@ -212,6 +230,8 @@ def join_group(states: Iterable[NodeState], group: frozenset[str]) -> None:
             num_common[last] = len(group & last)
         kept = (num_common[last] - 1) / max(1, len(group) - 1)
         state.overlap = MEMORY * state.overlap + (1 - MEMORY) * kept
+        parts.append(kept)
+    return parts
 
 
 def split_outliers(group: Group) -> list[Group]:

@@ -13,21 +13,12 @@ from torch.utils.hooks import RemovableHandle
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import sketch_gradients
 from flwr_hetero.cd_grab.herding_probe import HerdingProbe
-from flwr_hetero.cd_grab.node_order import NodeOrder, OwnMean, OwnPairs, Reshuffled, ServedOrder
+from flwr_hetero.cd_grab.node_order import METHODS, NodeOrder, OwnPairs, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.client.sampled_loss import on_backward
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
-
-METHODS: dict[str, type[NodeOrder]] = {
-    "cd-grab": ServedOrder,
-    "id-grab": OwnPairs,
-    "id-grab-mean": OwnMean,
-    "d-rr": Reshuffled,
-    "shuffle-once": NodeOrder,
-}
-
 
 MOST_AHEAD = 4096
 """Batches drawn and not trained that are remembered."""
@@ -299,9 +290,14 @@ class OrderedSampler(BatchSampler):
 
         What does not fit this node's order is ignored: the next report shows it to the server.
         """
-        if not instruction or not isinstance(self.node_order, ServedOrder):
+        if not instruction or self.method != "cd-grab":
             return
         self._owed = 0
+        kind = OwnPairs if instruction.get(keys.ALONE) else ServedOrder
+        if not isinstance(self.node_order, kind):
+            self.node_order, self.terms = self.node_order.become(kind), Terms()
+        if not isinstance(self.node_order, ServedOrder):
+            return
         terms = read_terms(instruction)
         num_units = min(terms.num_units, self.num_samples) or len(self.units)
         if self.unit == "batch" and num_units != len(self.units):
@@ -322,7 +318,8 @@ class OrderedSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return sizes, settings, terms and the order."""
-        own: StateDict = {"num_units": len(self.units)}
+        alone = self.method == "cd-grab" and isinstance(self.node_order, OwnPairs)
+        own: StateDict = {"num_units": len(self.units), "alone": alone}
         own |= {name: getattr(self, name) for name in _SETTINGS}
         own |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
         own |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
@@ -331,13 +328,14 @@ class OrderedSampler(BatchSampler):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         owner, names = type(self).__name__, [f"terms.{name}" for name in Terms._fields]
-        check_state(state, {"num_units": int, **dict.fromkeys(names, int)}, owner)
+        check_state(state, {"num_units": int, "alone": bool, **dict.fromkeys(names, int)}, owner)
         num_units, terms = int(state["num_units"]), Terms(*(int(state[name]) for name in names))
         wrong = [name for name in _SETTINGS if state.get(name) != getattr(self, name)]
         if wrong or not 1 <= num_units <= self.num_samples or min(terms) < 0:
             rule = f"{self.method}, {self.unit}, seed {self.seed}, {self.num_samples} examples"
             raise ValueError(f"state of {owner} must be of {rule}.")
-        order = METHODS[self.method](num_units, self.seed)
+        kind: type[NodeOrder] = OwnPairs if state["alone"] else METHODS[self.method]
+        order = kind(num_units, self.seed)
         order.load_state_dict(entries_below("order.", state))
         super().load_state_dict(state)
         self._split(num_units)

@@ -3,6 +3,7 @@
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -67,6 +68,11 @@ class CDGraB(Wrapper):
     The paper leaves partial participation out. Here the sign balances a mix of the global sum and
     the node's own sum; the own-sum weight is 0 for a fixed group and 1 for a node balanced alone
     (:func:`~flwr_hetero.cd_grab.algorithm.own_share`). A pair weighs as much as its node's model.
+    Where the first reports show an own-sum weight above 0.8, as with a few nodes drawn at random
+    each round, this has nothing over ``OrderedSampler(method="id-grab")``, which sends nothing: in
+    sketched mode the server then says so, and nodes go on like that. Use it where the same nodes
+    meet again: all of them, or whole tiers.
+
     A resumed run equals an unbroken one, its clock included, if nodes keep their state; a node that
     lost it gets its order again, and begins where the server's signs end.
 
@@ -111,6 +117,8 @@ class CDGraB(Wrapper):
         self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)
         self._names: dict[int, str] = {}
         self._dim = 0
+        self.is_off = False
+        """Whether nodes balance themselves, for a common sum is of no use."""
         self._balanced, self._bytes = Balanced(), {"bytes-down": 0, "bytes-up": 0}
 
     def on_instructions(
@@ -123,8 +131,10 @@ class CDGraB(Wrapper):
         for message in messages:
             node_id = message.metadata.dst_node_id
             self._names[node_id] = self.identity(node_id)
-            answer = self.server.answer(self._names[node_id])
-            record = ConfigRecord(write_instruction(self.terms, answer))  # type: ignore[arg-type]
+            record = ConfigRecord({keys.ALONE: True})
+            if not self.is_off:
+                answer = self.server.answer(self._names[node_id])
+                record = ConfigRecord(write_instruction(self.terms, answer))  # type: ignore[arg-type]
             message.content[keys.ORDER] = record
             self._bytes["bytes-down"] += payload_bytes(RecordDict({keys.ORDER: record}))
             if self.exact:
@@ -142,6 +152,8 @@ class CDGraB(Wrapper):
                 continue
             del reply.content[keys.ORDER]
             self._bytes["bytes-up"] += payload_bytes(RecordDict({keys.ORDER: record}))
+            if self.is_off:
+                continue
             name, before = self.identity(node_id), self._names.get(node_id, "")
             if name != before:  # its identity became known by this reply
                 self.server.rename(before, name)
@@ -157,7 +169,21 @@ class CDGraB(Wrapper):
             else:
                 good.append(reply)
         self._balanced = self.server.receive(self._weighted(good, reports))
+        if self.server.is_of_no_use:
+            self._switch_off()
         return good
+
+    def _switch_off(self) -> None:
+        """Tell nodes from now on to balance themselves, which takes no vectors."""
+        share, how = 100 * np.mean(self.server.shares), "OrderedSampler(method='id-grab')"
+        log(
+            WARNING,
+            "CD-GraB: nodes are seldom balanced with the same others again, and %.0f %% of each "
+            "vote are a node's own. From now on nodes balance themselves, as by %s, without any "
+            "traffic. Where all take part but hold unequal amounts of data, set num_units.",
+            *(share, how),
+        )
+        self.is_off, self.contracts, self.server = True, (), OrderServer()
 
     def _of_other_lengths(self, reports: dict[int, Report]) -> dict[int, str]:
         """Find nodes whose vectors are not as long as those of the others."""
@@ -193,18 +219,22 @@ class CDGraB(Wrapper):
 
     def round_info(self) -> dict[str, Any]:
         """Return what was balanced this round, and the bytes that it took."""
+        if self.is_off and not self._balanced.pairs:
+            return {"balanced-by": "nodes"} | self._bytes
         balanced = self._balanced._asdict()
         return {name.replace("_", "-"): value for name, value in balanced.items()} | self._bytes
 
     def state_dict(self) -> StateDict:
         """Return all orders and what was seen of them."""
-        return self.server.state_dict() | {"dim": self._dim}
+        return self.server.state_dict() | {"dim": self._dim, "is_off": self.is_off}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"dim": int}, "CDGraB")
+        check_state(state, {"dim": int, "is_off": bool}, "CDGraB")
         self.server.load_state_dict(state)
-        self._dim = int(state["dim"])
+        self._dim, self.is_off = int(state["dim"]), bool(state["is_off"])
+        if self.is_off:
+            self.contracts = ()
 
     def summary(self) -> None:
         """Log the mode and the wrapped strategy's settings."""

@@ -107,6 +107,32 @@ def test_server_may_set_the_number_of_units():
     assert len(each.units) == 12
 
 
+@pytest.mark.parametrize("seen", [0, 3, 8])
+def test_told_to_balance_alone_it_is_id_grab(seen):
+    """From the next pass on, whole gradients and all; an order server may take over again."""
+    gradients = torch.randn(8, 30, generator=torch.Generator().manual_seed(1))
+    sampler, twin = OrderedSampler(8, 1), OrderedSampler(8, 1, method="id-grab")
+    sampler.follow(write_instruction(Terms(sketch_size=4), Answer()))
+    for _ in range(seen):
+        indices, _ = sampler.next_batch()
+        sampler.observe(gradients[indices])
+    for number in range(4):
+        sampler.follow({keys.ALONE: True})
+        assert sampler.report() == {}
+        other = OrderedSampler(8, 1)
+        other.load_state_dict(sampler.state_dict())
+        sampler = other
+        for _ in range(8 - seen if number == 0 else 8):  # the rest of the pass
+            indices, _ = sampler.next_batch()
+            sampler.observe(gradients[indices])
+        if number or not seen:
+            run_pass(twin, gradients)
+            assert sampler.node_order.order.tolist() == twin.node_order.order.tolist()
+    assert sampler.node_order.order.tolist() != list(range(8))
+    sampler.follow(write_instruction(Terms(sketch_size=4), Answer()))
+    assert (sampler.report()[keys.VERSION], sampler.state_dict()["alone"]) == (0, False)
+
+
 @pytest.mark.parametrize("other", [{"sketch_size": 6}, {"sketch_size": 4, "sketch_seed": 1}])
 def test_another_sketch_restarts_the_watch(other):
     sampler, gradients = OrderedSampler(8, 1), torch.randn(8, 30)

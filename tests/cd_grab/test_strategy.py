@@ -24,7 +24,15 @@ from flwr_hetero.cd_grab.sampler import OrderedSampler
 from flwr_hetero.cd_grab.wire import Report, write_report
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, HerdingMeter, LocalSteps, Recorded
+from flwr_hetero.mod import load_state
+from flwr_hetero.strategy import (
+    BiasedLocalSGD,
+    CDGraB,
+    HerdingMeter,
+    LocalSteps,
+    RandomSelection,
+    Recorded,
+)
 
 
 def nodes_of(grid):
@@ -132,6 +140,55 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
     assert ratios[1] == pytest.approx(np.array(weights) / np.mean(weights))
     shares = np.array(weights) / np.sum(weights)
     assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
+
+
+# --- where a common sum is of no use -------------------------------------------------
+
+
+def few(**settings):
+    """Train two of ten nodes a round, which seldom are the same."""
+    return RandomSelection(CDGraB(fedavg(), **settings), 2, seed=1)
+
+
+def test_nodes_balance_themselves_where_groups_change(caplog):
+    grid, strategy = grid_of([12] * 10, lr=0.001), few()
+    rounds = Rounds(strategy, grid, 50)
+    up, down = rounds.of("cd-grab", "bytes-up"), rounds.of("cd-grab", "bytes-down")
+    by = rounds.of("cd-grab", "balanced-by")
+    (line,) = [r.getMessage() for r in caplog.records if "balance themselves" in r.getMessage()]
+    assert "% of each vote are a node's own" in line
+    assert "method='id-grab'" in line
+    first = by.index("nodes")
+    assert 16 <= first <= 30  # 32 reports of nodes seen before
+    assert by[first:] == ["nodes"] * (50 - first)
+    assert min(up[:first]) > 2 * 2 * 3 * DIM  # two nodes, two bytes a number, three pairs
+    assert up[first:] == [0] * (50 - first)
+    assert max(down[first:]) <= 2 * 10 < min(down[:first])
+    assert rounds.reasons() == []
+    sampler = OrderedSampler(12, BATCH, method="cd-grab")
+    alone = 0
+    for node in nodes_of(grid):
+        sampler.seed = node - 1000
+        sampler.load_state_dict(load_state(grid.context(node), "order"))
+        assert sorted(sampler.node_order.order) == list(range(6))
+        alone += sampler.state_dict()["alone"]
+    assert alone == 10
+
+
+def test_all_nodes_stay_together():
+    rounds = Rounds(CDGraB(fedavg()), grid_of([12] * 6), 12)
+    assert set(rounds.of("cd-grab", "balanced-by")) == {None}
+    assert min(rounds.of("cd-grab", "bytes-up")) > 0
+
+
+def test_switched_off_server_goes_on_after_a_resume():
+    before, after = few(), few()
+    Rounds(before, grid_of([12] * 10), 30)
+    assert before.inner.is_off
+    assert before.inner.server.states == {}
+    after.inner.load_state_dict(before.inner.state_dict())
+    rounds = Rounds(after, grid_of([12] * 10), 4)  # no node has to report
+    assert rounds.of("cd-grab", "bytes-up") == [0] * 4
 
 
 # --- faults --------------------------------------------------------------------------
