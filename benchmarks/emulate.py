@@ -10,13 +10,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import Wrapper
-from flwr_hetero.task import Settings, central_evaluate, initial_arrays
+from flwr_hetero.task import (
+    Settings,
+    central_evaluate,
+    data_shape,
+    initial_arrays,
+    load_test,
+    model_from,
+)
 
 APPS = Path(__file__).parents[1] / "apps"
 Point = dict[str, Any]
@@ -94,6 +102,21 @@ def emulate(
             evaluate_fn=evaluate,
         )
     return columns(curve.points)
+
+
+def with_last_classes(settings: Settings, count: int) -> Measure:
+    """Measure all test examples, and as ``slow`` those of the last classes."""
+    test, shape = load_test(settings.dataset), data_shape(settings.dataset)
+    slow = test.targets >= shape[1] - count
+
+    @torch.inference_mode()
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = model_from(arrays.to_torch_state_dict(), settings.model, *shape).eval()
+        found = torch.cat([model(part).argmax(1) for part in test.inputs.split(500)])
+        right = (found == test.targets).float()
+        return MetricRecord({"accuracy": float(right.mean()), "slow": float(right[slow].mean())})
+
+    return evaluate
 
 
 def columns(points: list[Point]) -> dict[str, list[Any]]:

@@ -4,23 +4,21 @@
 FedBuff has all 20 or 3 of them at work. Every run ends at its seconds of virtual time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
-from flwr.app import ArrayRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import emulate
+from benchmarks.emulate import emulate, with_last_classes
 from benchmarks.tables import Case, Line
 from flwr_hetero.client.device import WIFI_SECONDS_PER_EXAMPLE
 from flwr_hetero.fleet import DeviceProfile, named_fleet
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import FedBuff, LocalSteps, RandomSelection, Wrapper
-from flwr_hetero.task import Settings, data_shape, load_test, model_from, train_node
+from flwr_hetero.task import Settings, train_node
 
 NODES, AT_WORK, SLOW_CLASSES, LINK_MBPS = 20, 3, 2, 10.0
 SETTINGS = {"train-examples": 6000, "fast-steps": 20, "time": 1.0}
@@ -64,21 +62,6 @@ TASKS = {
 
 app = ClientApp(mods=[emulated_device])
 app.train()(train_node)
-
-
-def measure(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Make the function that measures all test examples, and those of the slow nodes' classes."""
-    test, shape = load_test(settings.dataset), data_shape(settings.dataset)
-    slow = test.targets >= shape[1] - SLOW_CLASSES
-
-    @torch.inference_mode()
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model = model_from(arrays.to_torch_state_dict(), settings.model, *shape).eval()
-        found = torch.cat([model(part).argmax(1) for part in test.inputs.split(500)])
-        right = (found == test.targets).float()
-        return MetricRecord({"accuracy": float(right.mean()), "slow": float(right[slow].mean())})
-
-    return evaluate
 
 
 def fleet(task: str) -> list[DeviceProfile]:
@@ -134,6 +117,6 @@ def run(case: Case, seed: int, data: Data, task: str) -> dict[str, Any]:
         note=lambda record: {"slow": record["global"].get("slow")},
         budget_s=case["time"] * setting.seconds,
         every=setting.every,
-        measure=measure(settings),
+        measure=with_last_classes(settings, SLOW_CLASSES),
     )
     return {"metrics": {"accuracy": curve["accuracy"][-1]}, "curve": curve}

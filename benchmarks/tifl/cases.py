@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, inf, sqrt
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -16,21 +17,24 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import app_modules, emulate
+from benchmarks.emulate import app_modules, emulate, with_last_classes
 from benchmarks.tables import Case, Line, by_seed, of
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.task import Settings
+from flwr_hetero.tifl import pacing
 from flwr_hetero.tifl.algorithm import policy_probs
 from flwr_hetero.tifl.time_estimate import expected_slowest, mape
 
 NODES, PER_ROUND, JITTER = 50, 5, 0.03
 VANILLA = "vanilla"
 SETTINGS = {"rounds": 60, "train-examples": 12_000, "test-examples": 1000, "learning-rate": 0.05}
+MIX_SETTINGS = {"train-examples": 6000, "learning-rate": 0.05}
 FAST = {"rounds": 3, "train-examples": 1000, "test-examples": 100}
-FAST_CASES = ["resource/vanilla", "resource/adaptive*", "digits/vanilla", "digits/fast3",
-              "*/uniform, jitter 3%", "order statistics/fast1"]  # fmt: skip
+FAST_CASES = ["resource/vanilla", "resource/algorithm-2", "digits/vanilla", "digits/fast3",
+              "mix, dirichlet/adaptive", "*/uniform, jitter 3%",
+              "order statistics/fast1"]  # fmt: skip
 
 PAPER: dict[str, dict[str, Any]] = {
     "resource": {"fleet": "paper-5", "partition": "iid"},
@@ -48,18 +52,25 @@ PAPER: dict[str, dict[str, Any]] = {
 """CPU shares of the groups, and how the data are partitioned."""
 POLICIES: dict[str, dict[str, Any]] = {
     **{name: {"policy": name} for name in (VANILLA, "slow", "uniform", "random", "fast")},
-    "adaptive": {"policy": "adaptive", "credits": None},
-    "adaptive, paced": {"policy": "adaptive", "credits": "paced"},
+    "algorithm-2": {"policy": "algorithm-2"},
+    "paced": {"policy": "paced"},
 }
 ON_DIGITS: dict[str, dict[str, Any]] = {
     **{name: {"policy": name} for name in (VANILLA, "uniform", "random", "fast", "fast3")},
-    "adaptive": {"policy": "adaptive", "credits": None},
-    "adaptive, paced credits": {"policy": "adaptive", "credits": "paced"},
+    "algorithm-2": {"policy": "algorithm-2"},
+    "paced": {"policy": "paced"},
 }
 """All but vanilla may use ``SHARE`` of its time, and ``MORE`` times its rounds in it."""
 SHARE, MORE = 0.5, 6
 ESTIMATED = ("slow", "uniform", "random", "fast")
 """The policies of the paper's Table 2."""
+PARTITIONS, SLOW_CLASSES = ("classes-by-speed", "dirichlet"), 2
+MIXES: dict[str, dict[str, Any]] = {
+    **{name: {"policy": name} for name in ("uniform", "paced", "algorithm-2", "adaptive")},
+    "adaptive, blind": {"policy": "adaptive", "error-power": 0.0},
+}
+"""Which tiers train, at the same virtual time; the default with and without its accuracies."""
+POWERS = (0.0, 1.0, 2.0, 3.0)
 STATIC = (VANILLA, "slow", "uniform", "fast", "fast1", "fast2", "fast3", "random")
 
 
@@ -71,6 +82,17 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             for name in POLICIES:
                 shared = {"data": options.data, **settings}
                 yield Run({"experiment": experiment, "name": name, **shared}, seed)
+    shared = {**MIX_SETTINGS, "data": options.data, "budget-s": 20.0 if options.fast else 400.0}
+    for partition in PARTITIONS:
+        for seed in options.seeds_or(range(3)):
+            for name, setting in MIXES.items():
+                case = {"experiment": f"mix, {partition}", "name": name, **shared, **setting}
+                yield Run(case | {"partition": partition}, seed)
+        for seed in options.seeds_or(range(100, 103)):
+            for power in POWERS:
+                case = {"experiment": f"power, {partition}", "name": f"{power:g}", **shared}
+                case |= {"policy": "adaptive", "error-power": power}
+                yield Run(case | {"partition": partition}, seed)
     digits = {"experiment": "digits", "rounds": settings["rounds"]}
     base = by_seed(of(lines, name=VANILLA, **digits))
     for seed in options.seeds_or(range(3)):
@@ -95,6 +117,8 @@ def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
     """Run a case of any kind."""
     if case["experiment"] == "digits":
         return on_digits(case, seed, **limit)
+    if "budget-s" in case:
+        return mix(case, seed, data)
     if case["experiment"] == "time estimate":
         return {"metrics": estimate(case, seed)}
     if case["experiment"] == "order statistics":
@@ -156,6 +180,41 @@ def train(
     metrics = {"profiling_s": 0.0 if tifl["policy"] == VANILLA else free_s}
     kept = {key: curve[key] for key in ("accuracy", "tier")}
     return {"metrics": metrics, "curve": {"clock_s": clock_s, **kept}}
+
+
+def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
+    """Train 3 of 20 nodes a round for some virtual time, evaluations included."""
+    app, _ = app_modules("tifl", "tifl_app")
+    rows = case["train-examples"]
+    run_config = {
+        "dataset": data.first(rows, rows // 3),
+        "partition": case["partition"],
+        "num-server-rounds": 1_000_000,
+        "batch-size": 16,
+        "learning-rate": case["learning-rate"],
+        "seed": seed,
+    }
+    settings = Settings.from_run_config(run_config)
+    strategy = TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=case["policy"], seed=seed)
+    power = case.get("error-power", pacing.ERROR_POWER)
+    with mock.patch.object(pacing, "ERROR_POWER", power):
+        curve = emulate(
+            app,
+            settings,
+            strategy,
+            named_fleet("paper-5", 20),
+            run_config,
+            note=lambda record: {
+                "slow": record["global"].get("slow"),
+                "tier": record["tifl"]["tier"],
+            },
+            budget_s=case["budget-s"],
+            measure=with_last_classes(settings, SLOW_CLASSES),
+        )
+    drawn = [tier for tier in curve["tier"] if tier is not None]
+    rounds = np.bincount(drawn, minlength=5).tolist()
+    kept = {key: curve[key] for key in ("virtual_s", "accuracy", "slow", "tier")}
+    return {"metrics": {"accuracy": curve["accuracy"][-1], "rounds": rounds}, "curve": kept}
 
 
 def idle_app() -> ClientApp:

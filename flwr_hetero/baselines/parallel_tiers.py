@@ -18,7 +18,7 @@ from flwr_hetero.fedbuff.strategy import FedBuff
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.state_dict import StateDict, check_state
-from flwr_hetero.tifl.algorithm import change_probs, quantile_tiers, start_credits
+from flwr_hetero.tifl.algorithm import change_probs, quantile_tiers, spread_over
 from flwr_hetero.tifl.evaluation import accuracy_per_tier
 from flwr_hetero.tifl.tiers import Tiers
 
@@ -115,7 +115,7 @@ class ParallelTiFL(FedBuff):
         self.latency: dict[str, float] = {}
         self.tiers = Tiers({}, {}, np.zeros(0))
         self.accuracy = np.full(1, np.nan)
-        self.credits_left = start_credits(self.credits, np.ones(1))
+        self.credits_left = spread_over(1, self.credits)
         self._open: list[Cohort] = []
         self._new: set[int] = set()  # nodes at work of which nothing is known
         self._drawn: dict[int, int | None] = {}
@@ -214,7 +214,7 @@ class ParallelTiFL(FedBuff):
         self.tiers, last = tiers, found.num_tiers - 1
         if len(self.accuracy) != found.num_tiers:
             self.accuracy = np.full(found.num_tiers, np.nan)
-            self.credits_left = start_credits(self.credits, found.latency)
+            self.credits_left = spread_over(found.num_tiers, self.credits)
             for cohort in self._open:
                 cohort.tier = min(cohort.tier, last)
 

@@ -3,7 +3,7 @@ r"""TiFL (Chai et al., HPDC 2020) on NumPy arrays, in the order of the paper.
     4.2      latency, dropouts <- profiling rounds     latency.median_latency
              tiers <- latency                          histogram_tiers, quantile_tiers, place
     4.3      Table 1: static policies                  policy_probs, resample
-    Alg. 2   l. 1     credits of each tier             start_credits
+    Alg. 2   l. 1     credits of each tier             spread_over
              l. 3-7   NewProbs <- ChangeProbs(A)       update_probs, change_probs
              l. 8-14  draw a tier that has credits     draw_tier, refund
     4.6      sampling rates q_j                        sampling_rates
@@ -115,8 +115,12 @@ def _cut(latency: Floats, ordered: Floats, cuts: NDArray[np.int64]) -> Tiering:
 
 VANILLA = "vanilla"
 """No tiers: one tier with every node."""
+PACED = "paced"
+"""As many rounds for each tier as its speed earns, in every period: ``pacing.paced_credits``."""
+ALGORITHM_2 = "algorithm-2"
+"""Algorithm 2 with the ranks of ``change_probs``, which begins with equal probabilities."""
 ADAPTIVE = "adaptive"
-"""Algorithm 2, which begins with equal probabilities."""
+"""Probabilities by error and latency: ``pacing.tier_chances``."""
 STATIC_POLICIES: dict[str, tuple[float, ...]] = {
     "slow": (0.0, 0.0, 0.0, 0.0, 1.0),
     "uniform": (0.2, 0.2, 0.2, 0.2, 0.2),
@@ -132,6 +136,7 @@ STATIC_POLICIES: dict[str, tuple[float, ...]] = {
 def policy_probs(policy: str | Sequence[float], num_tiers: int) -> Floats:
     """Return the probability of each tier that a policy begins with: (num_tiers,), sums to 1.
 
+    Those of "adaptive" and "paced" follow once latencies are known.
     For other than five tiers, "uniform" and "fast1" to "fast3" keep the slowest tier's
     probability and share the rest equally, and "random" is resampled.
 
@@ -148,12 +153,12 @@ def policy_probs(policy: str | Sequence[float], num_tiers: int) -> Floats:
         if not (np.isfinite(probs) & (probs >= 0)).all() or abs(probs.sum() - 1) > 1e-6:
             raise invalid("policy", policy, "hold probabilities that sum to 1")
         return np.asarray(probs / probs.sum())
-    check_choice("policy", policy, (ADAPTIVE, VANILLA, *STATIC_POLICIES))
+    check_choice("policy", policy, (ADAPTIVE, ALGORITHM_2, PACED, VANILLA, *STATIC_POLICIES))
     if num_tiers == 1:
         return np.ones(1)
     if policy == VANILLA:
         raise invalid("num_tiers", num_tiers, "be 1 for policy 'vanilla'")
-    row = STATIC_POLICIES["uniform" if policy == ADAPTIVE else policy]
+    row = STATIC_POLICIES["uniform" if policy in (ADAPTIVE, ALGORITHM_2, PACED) else policy]
     if policy == "random" or num_tiers == len(row):
         return resample(np.array(row), num_tiers)
     if policy == "fast":
@@ -183,10 +188,11 @@ def resample(probs: Floats, num_tiers: int) -> Floats:
 class TierState(NamedTuple):
     """What Algorithm 2 carries from round to round, each (num_tiers,).
 
-    ``accuracy`` is NaN where unknown, ``credits`` are those left, inf without a limit, and
-    ``full_credits`` those added once none is left.
+    ``accuracy`` is NaN where unknown, ``credits`` are those left, inf without a limit,
+    ``full_credits`` those added once none is left; ``latency`` (seconds) and ``due`` are for
+    :mod:`~flwr_hetero.tifl.pacing`.
 
-    >>> TierState.first(np.array([0.5, 0.5]), np.array([2.0, 1.0])).accuracy
+    >>> TierState.first(np.ones(2) / 2, np.array([2.0, 1.0]), np.array([0.1, 0.3])).accuracy
     array([nan, nan])
     """
 
@@ -194,53 +200,46 @@ class TierState(NamedTuple):
     accuracy: Floats
     credits: Floats
     full_credits: Floats
+    latency: Floats
+    due: Floats
 
     @classmethod
-    def first(cls, probs: Floats, full_credits: Floats) -> "TierState":
+    def first(cls, probs: Floats, full_credits: Floats, latency: Floats) -> "TierState":
         """Begin with these probabilities, all credits and no accuracy (l. 1)."""
-        return cls(probs, np.full(len(probs), np.nan), full_credits, full_credits)
+        unknown, none = np.full(len(probs), np.nan), np.zeros(len(probs))
+        return cls(probs, unknown, full_credits, full_credits, latency, none)
 
 
-PACE = 0.75
-"""Power of the speed ratio in "paced" credits: 1 would give every tier the same share of the
-run's time, 0 the same share of its rounds."""
-PACED = "paced"
+def spread_over(num_tiers: int, credits: int | Sequence[int] | None) -> Floats:
+    """Return the credits of each tier, which spends one for each round that it trains (l. 1).
 
+    credits: None (no limit), the same number for all, or one per tier, fastest first; resampled,
+    rounded up, if there are fewer tiers -> (num_tiers,).
 
-def start_credits(credits: int | str | None, latency: Floats) -> Floats:
-    r"""Return the credits of each tier; a tier spends one for each round that it trains.
-
-    .. math:: c_j = \min(2^{T-1-j}, (\max_k L_k / L_j)^{0.75}) \text{, rounded, if "paced"}
-
-    credits: None (no limit), an int (the same for all) or "paced" (as many as the tier's speed
-    earns), latency: (num_tiers,) -> (num_tiers,).
-
-    >>> start_credits("paced", latency=np.array([0.25, 0.5, 1.0, 2.0, 10.0]))
-    array([16.,  8.,  4.,  2.,  1.])
-    >>> start_credits("paced", latency=np.array([1.0, 1.1, 3.0]))
-    array([2., 2., 1.])
+    >>> spread_over(2, [8, 4, 1])
+    array([10.,  3.])
     """
     if credits is None:
-        return np.full(len(latency), np.inf)
-    if credits == PACED:
-        most = 2.0 ** np.arange(len(latency))[::-1]
-        seconds = np.maximum(latency, 1e-9)  # a clock may be too coarse to see any time
-        return np.asarray(np.minimum(most, np.round((seconds.max() / seconds) ** PACE)))
-    return np.full(len(latency), float(credits))
+        return np.full(num_tiers, np.inf)
+    if isinstance(credits, int):
+        return np.full(num_tiers, float(credits))
+    return np.ceil(resample(np.array(credits, np.float64), num_tiers))
 
 
 def draw_tier(
-    state: TierState, possible: Flags, rng: np.random.Generator
+    state: TierState, weights: Floats, possible: Flags, rng: np.random.Generator
 ) -> tuple[int, Floats, TierState]:
     """Draw the tier of a round among those with nodes and credits (Alg. 2, l. 8-14).
 
-    possible: (num_tiers,), tiers with nodes -> tier, probabilities (num_tiers,), state.
+    weights: (num_tiers,), in Algorithm 2 ``state.probs``, possible: (num_tiers,), tiers with nodes
+    -> tier, probabilities (num_tiers,), state.
 
     The paper draws until it meets a tier with credits, which never ends once no tier has any:
     here all are refilled then. A single draw over the eligible tiers has the same distribution.
 
-    >>> state = TierState.first(np.array([0.9, 0.1]), full_credits=np.array([1.0, 0.0]))
-    >>> tier, probs, state = draw_tier(state, np.array([True, True]), np.random.default_rng(0))
+    >>> state = TierState.first(np.array([0.9, 0.1]), np.array([1.0, 0.0]), latency=np.ones(2))
+    >>> possible, rng = np.array([True, True]), np.random.default_rng(0)
+    >>> tier, probs, state = draw_tier(state, state.probs, possible, rng)
     >>> tier, probs, state.credits
     (0, array([1., 0.]), array([0., 0.]))
     """
@@ -248,9 +247,8 @@ def draw_tier(
     if not eligible.any():
         state = state._replace(credits=state.credits + state.full_credits)
         eligible = possible
-    weights = np.where(eligible, state.probs, 0.0)
-    if not weights.any():  # policy "fast", say, with no node of tier 0
-        weights = eligible.astype(np.float64)
+    options = [weights * eligible, state.probs * eligible, eligible.astype(np.float64)]
+    weights = next(one for one in options if one.any())  # "fast", say, with no node of tier 0
     probs = weights / weights.sum()
     tier = int(rng.choice(len(probs), p=probs))  # l. 9
     spent = state.credits - (np.arange(len(probs)) == tier)  # l. 11; l. 16 would be the second
@@ -260,7 +258,7 @@ def draw_tier(
 def refund(state: TierState, tier: int) -> TierState:
     """Give its credit back to a tier of which no reply counts.
 
-    >>> state = TierState.first(np.array([0.5, 0.5]), full_credits=np.array([3.0, 3.0]))
+    >>> state = TierState.first(np.ones(2) / 2, np.array([3.0, 3.0]), latency=np.ones(2))
     >>> refund(state, tier=1).credits
     array([3., 4.])
     """
@@ -273,7 +271,7 @@ def update_probs(state: TierState, accuracy: Floats, current: int | None) -> Tie
     accuracy: (num_tiers,) of this evaluation, NaN where unknown; current: the tier that trained
     last (Alg. 2, l. 3-7).
 
-    >>> state = TierState.first(np.array([0.5, 0.5]), np.array([np.inf, np.inf]))
+    >>> state = TierState.first(np.ones(2) / 2, np.full(2, np.inf), latency=np.ones(2))
     >>> state = update_probs(state, np.array([0.9, 0.4]), current=0)
     >>> state = update_probs(state, np.array([0.9, 0.5]), current=0)
     >>> state.probs

@@ -1,6 +1,6 @@
 """Federated evaluation: that of the wrapped strategy, and the accuracy of each tier."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from logging import WARNING
 from typing import Any
 
@@ -13,22 +13,20 @@ from flwr_hetero._flwr import log
 from flwr_hetero.records import read_number
 from flwr_hetero.server.nodes import GridView, online_nodes
 from flwr_hetero.server.selection import Selection
-from flwr_hetero.tifl.algorithm import Floats, TierState, update_probs
+from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Floats, TierState, update_probs
 from flwr_hetero.tifl.membership import FailureCounter
+from flwr_hetero.tifl.pacing import steer
 from flwr_hetero.tifl.tiers import Available, Draw, Tiers
-
-PER_TIER = 5
-"""Nodes of each tier that are asked for TiFL alone."""
 
 
 class TierEvaluation(Selection):
     """Evaluate on the nodes that the wrapped strategy would ask alone, those at work left out.
 
-    The tiers' accuracies come from the same replies. Further nodes are asked where it does not
-    evaluate, or leaves out a tier, and only in the rounds whose accuracies are compared.
+    The tiers' accuracies are those of the same nodes each time, which are asked even if the wrapped
+    strategy leaves them out, in the rounds whose accuracies count.
     """
 
-    adaptive: bool
+    policy: str
     interval: int
     accuracy_key: str | None
     failures: FailureCounter
@@ -44,8 +42,9 @@ class TierEvaluation(Selection):
     ) -> None:
         super().__init__(strategy, clients_per_round, evaluates=evaluates, fixed_size=fixed_size)
         self.tiers = Tiers({}, {}, np.zeros(0))
-        self.state = TierState.first(np.ones(1), np.ones(1))
+        self.state = TierState.first(np.ones(1), np.ones(1), np.ones(1))
         self.draw = Draw(None, [], np.zeros(0))
+        self._panel: list[int] = []
         self._further: Set[int] = frozenset()
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
@@ -57,7 +56,7 @@ class TierEvaluation(Selection):
         return view
 
     def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
-        """Return all free nodes; where only TiFL needs figures, a sample of every tier."""
+        """Return all free nodes; where only TiFL needs figures, the same of every tier."""
         online, registry = online_nodes(grid), self.session.registry
         if self._inner_evaluates:
             blocked, identity = self.failures.blocked, registry.identity
@@ -65,21 +64,22 @@ class TierEvaluation(Selection):
             return [n for n in free if identity(n) not in blocked] if blocked else free
         if not self._is_evaluation_due(server_round):
             return []
-        return self.tiers.sample_each(PER_TIER, self._available(online), self.rng)
+        return self.tiers.panel(self._available(online))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask further nodes, for TiFL alone, of tiers that would have no accuracy when due."""
+        """Ask further nodes, for TiFL alone, where the wrapped strategy leaves out some of them."""
         messages = super().configure_evaluate(server_round, arrays, config, grid)
         self._further = frozenset()
-        if self._inner_evaluates and messages and self._is_evaluation_due(server_round):
-            available = self._available(online_nodes(grid))
-            more = ask_missing_tiers(messages, self.tiers, self.identity, available, self.rng)
-            self._further = frozenset(message.metadata.dst_node_id for message in more)
-            messages += more
-            if self.outer is None:
-                self.session.ask(messages, grid)
+        if messages and self._is_evaluation_due(server_round):
+            self._panel = self.tiers.panel(self._available(online_nodes(grid)))
+            asked = {message.metadata.dst_node_id for message in messages}
+            self._further = frozenset(self._panel) - asked
+            if self._further:
+                messages += [copy_for(node_id, messages[0]) for node_id in sorted(self._further)]
+                if self.outer is None:
+                    self.session.ask(messages, grid)
         return messages
 
     def _available(self, online: Set[int]) -> Available:
@@ -94,18 +94,27 @@ class TierEvaluation(Selection):
         return available
 
     def _is_evaluation_due(self, server_round: int) -> bool:
-        due = self.adaptive and server_round % self.interval == 0  # Alg. 2, l. 3
-        return due and bool(self.tiers.latency)
+        if self.policy not in (ADAPTIVE, ALGORITHM_2) or not self.tiers.latency:
+            return False
+        first = self.policy == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
+        return first or server_round % self.interval == 0  # Alg. 2, l. 3
 
     def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Learn the tiers' accuracies when they are due."""
         if self._is_evaluation_due(server_round):
-            names = [self.identity(reply.metadata.src_node_id) for reply in replies]
-            metrics = [next(iter(reply.content.metric_records.values())) for reply in replies]
-            reported = dict(zip(names, metrics, strict=True))
+            panel = set(self._panel)
+            reported = {
+                self.identity(reply.metadata.src_node_id): metrics
+                for reply in replies
+                for metrics in list(reply.content.metric_records.values())[:1]
+                if reply.metadata.src_node_id in panel
+            }
             weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
             accuracy = accuracy_per_tier(reported, self.tiers, self.accuracy_key, weight_key)
-            self.state = update_probs(self.state, accuracy, self.draw.tier)
+            if self.policy == ADAPTIVE:
+                self.state = steer(self.state, accuracy)
+            else:
+                self.state = update_probs(self.state, accuracy, self.draw.tier)
         return [reply for reply in replies if reply.metadata.src_node_id not in self._further]
 
     def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
@@ -114,25 +123,14 @@ class TierEvaluation(Selection):
             self.failures.record_evaluation(set(failed))
 
 
-def ask_missing_tiers(
-    messages: list[Message],
-    tiers: Tiers,
-    identity: Callable[[int], str],
-    available: Available,
-    rng: np.random.Generator,
-) -> list[Message]:
-    """Return instructions like these for nodes of the tiers that these leave out."""
-    there = {tiers.tier.get(identity(message.metadata.dst_node_id)) for message in messages}
-    further = []
-    for tier in sorted(set(range(len(tiers.members))) - there):
-        for node_id in tiers.sample(tier, PER_TIER, available, rng):
-            like: Any = messages[0]
-            content = {
-                n: r if n in like.content.array_records else type(r)(dict(r))
-                for n, r in like.content.items()
-            }
-            further.append(Message(RecordDict(content), node_id, like.metadata.message_type))
-    return further
+def copy_for(node_id: int, message: Message) -> Message:
+    """Return an instruction like this one for another node."""
+    like: Any = message
+    content = {
+        n: r if n in like.content.array_records else type(r)(dict(r))
+        for n, r in like.content.items()
+    }
+    return Message(RecordDict(content), node_id, like.metadata.message_type)
 
 
 def accuracy_per_tier(

@@ -19,6 +19,7 @@ from flwr_hetero.server.selection import Outcome
 from flwr_hetero.state_dict import StateDict, check_state, entries_below, rng_from_str, rng_to_str
 from flwr_hetero.tifl.algorithm import (
     ADAPTIVE,
+    ALGORITHM_2,
     PACED,
     VANILLA,
     Floats,
@@ -26,11 +27,12 @@ from flwr_hetero.tifl.algorithm import (
     policy_probs,
     refund,
     resample,
-    start_credits,
+    spread_over,
 )
 from flwr_hetero.tifl.evaluation import TierEvaluation
 from flwr_hetero.tifl.grouping import TIERINGS, Found, TierRule, say_small_tiers
 from flwr_hetero.tifl.membership import FailureCounter
+from flwr_hetero.tifl.pacing import draw_weights, free_draws, paced_credits, steer, was_drawn
 from flwr_hetero.tifl.tiers import Tiers, draw_nodes
 from flwr_hetero.tifl.time_estimate import TimeEstimate
 from flwr_hetero.tifl.timing import STATE as TIMING_STATE
@@ -41,8 +43,10 @@ STATE = {
     **{"tiers": str, "failures": str, "rng": str},
     **TIMING_STATE,
     **{f"state/{name}": ((-1,), "f") for name in TierState._fields},
-    **{f"estimate/{name}": float for name in ("paper_s", "exact_s", "actual_s")},
-    **{f"estimate/{name}": ((-1,), "f") for name in ("median_s", "slowest_s")},
+    **{
+        f"estimate/{name}": ((-1,), "f") if name.startswith("slowest") else float
+        for name in vars(TimeEstimate())
+    },
 }
 """Entries of a saved TiFL."""
 
@@ -65,8 +69,9 @@ class TiFL(TierEvaluation):
     num_tiers : int
         Tiers wanted; fewer result if there are fewer different latencies.
     policy : str or sequence of float
-        ``adaptive``, ``vanilla`` (no tiers), ``slow``, ``uniform``, ``random``, ``fast``,
-        ``fast1``, ``fast2``, ``fast3``, or one probability per tier, fastest first.
+        ``adaptive`` (by error and latency), ``algorithm-2`` (the paper's adaptive rule),
+        ``paced`` (by latency), ``vanilla`` (no tiers), ``slow``, ``uniform``, ``random``,
+        ``fast``, ``fast1``, ``fast2``, ``fast3``, or one probability per tier, fastest first.
     tiering : {"quantile", "histogram"}
         Tiers of equal size, or the paper's bins of equal width.
     profiling : {"training", "phase"}
@@ -79,11 +84,10 @@ class TiFL(TierEvaluation):
         Form the tiers again every so many rounds, of the latencies measured in training (None:
         every 10) or of a new phase (None: never); nodes that kept failing are asked again.
     interval : int
-        Rounds between two evaluations of all tiers (adaptive).
-    credits : int, "paced", "auto" or None
-        How often each tier may train until all are refilled: so many times, as often as its
-        measured speed earns, or without limit (None). "auto" is "paced" for the adaptive
-        policy and None for static ones.
+        Rounds between two evaluations of all tiers (adaptive, algorithm-2).
+    credits : int or sequence of int, optional
+        Rounds that each tier may train at most in the whole run, one number for all or one per
+        tier, fastest first; None: no limit.
     accuracy_key : str, optional
         Metric of the evaluation replies of which more is better. None: the first with "acc" in
         its name, else minus the first with "loss" in its name.
@@ -120,7 +124,7 @@ class TiFL(TierEvaluation):
     >>> TiFL(policy="warp")
     Traceback (most recent call last):
     ...
-    ValueError: policy must be one of adaptive, vanilla, ..., got 'warp'.
+    ValueError: policy must be one of adaptive, algorithm-2, ..., got 'warp'.
     """
 
     name: ClassVar[str] = "tifl"
@@ -139,28 +143,30 @@ class TiFL(TierEvaluation):
         t_max: float = 600.0,
         profile_interval: int | None = None,
         interval: int = 10,
-        credits: int | str | None = "auto",
+        credits: int | Sequence[int] | None = None,
         accuracy_key: str | None = None,
         on_small_tier: str = "shrink",
         max_failures: int = 3,
         seed: int = 0,
     ) -> None:
         named = policy if isinstance(policy, str) else ""
-        self.adaptive = named == ADAPTIVE
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = 1 if named == VANILLA else check_count("num_tiers", num_tiers, 1)
         policy_probs(policy, self.num_tiers)
-        self.policy = policy
+        self.policy, self._own_probs = named or "own", policy
         check_choice("tiering", tiering, TIERINGS)
         rule = TierRule(tiering, self.num_tiers, check_number("t_max", t_max, "(0, inf)"))
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
         self.interval = check_count("interval", interval, 1)
-        if isinstance(credits, str):
-            check_choice("credits", credits, ("auto", PACED), "or give a number, or None")
-            credits = PACED if self.adaptive or credits == PACED else None
-        elif credits is not None:
-            credits = check_count("credits", credits, 1)
+        if credits is not None:
+            if named == PACED:
+                raise invalid("credits", credits, "be None, for policy 'paced' has its own")
+            if not isinstance(credits, Sequence):
+                credits = [credits] * self.num_tiers
+            if len(credits) != self.num_tiers:
+                raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
+            credits = [check_count("credits", one, 1) for one in credits]
         self.credits, self.accuracy_key = credits, accuracy_key
         check_choice("on_small_tier", on_small_tier, ("shrink", "borrow"))
         self.borrow = on_small_tier == "borrow"
@@ -172,15 +178,15 @@ class TiFL(TierEvaluation):
             if in_training and value is not None:
                 hint = "or give profiling='phase' too"
                 raise invalid(option, value, "be left out, for nodes are timed in training", hint)
-        super().__init__(
-            strategy, clients_per_round, evaluates=self.adaptive, fixed_size=self.borrow
-        )
+        evaluates = named in (ADAPTIVE, ALGORITHM_2)
+        super().__init__(strategy, clients_per_round, evaluates=evaluates, fixed_size=self.borrow)
         if in_training and any(getattr(s, "accountant", None) for s in self.chain()):
             raise invalid("profiling", profiling, "be 'phase' where privacy is accounted for")
         how = (self, rule, profile_interval, self.failures)
         self.timing: Timing = TrainingTimes(*how) if in_training else Phase(*how, *phase.values())
         self.estimate = TimeEstimate()
-        self._new_tiers = False
+        self._new_tiers = self._is_foretold = False
+        self._num_rounds = 0
         self._enough: int | None = None
         self._online: Set[int] = frozenset()
 
@@ -189,11 +195,15 @@ class TiFL(TierEvaluation):
     def on_start(self, run: Run) -> None:
         """Profile the fleet if asked for, or find the nodes of a checkpoint again."""
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
+        self._num_rounds = run.num_rounds
         if run.round > 0 or self.tiers.latency:
             self._find_again(run.grid, online, run.round + 1)
         elif len(online) < self.num_tiers:
             rule = f"be at most the number of nodes, {len(online)}"
             raise invalid("num_tiers", self.num_tiers, rule)
+        elif self.credits and sum(self.credits) < run.num_rounds:
+            rule = f"add up to the rounds of the run, {run.num_rounds}, at least"
+            raise invalid("credits", self.credits, rule)
         else:
             if not self.borrow:
                 say_small_tiers(len(online), self.num_tiers, self.num_selected)
@@ -218,25 +228,26 @@ class TiFL(TierEvaluation):
         before, state = self.state, self._first_state(found.tiering.latency)
         if self.tiers.latency and len(before.probs) == len(state.probs):
             left = state.credits if found.first else before.credits
-            state = before._replace(credits=left, full_credits=state.full_credits)
+            probs = before.probs if self.policy == ALGORITHM_2 else state.probs
+            state = state._replace(probs=probs, accuracy=before.accuracy, credits=left)
+        if self.policy == ADAPTIVE:
+            state = steer(state, state.accuracy)
         self._new_tiers |= found.tiers is not self.tiers
         self.tiers, self.state = found.tiers, state
         if found.is_timed:
-            self.estimate.set_tiers(found.rounds, found.tiering, self.num_selected)
+            self.estimate.set_tiers(found.rounds, found.tiering.tier, self.num_selected)
 
     def _first_state(self, latency: Floats) -> TierState:
         """Set probabilities and credits for tiers of this latency (Alg. 2, l. 1)."""
-        if isinstance(self.policy, str):
+        if isinstance(self._own_probs, str):
             probs = policy_probs(self.policy, len(latency))
         else:
-            probs = resample(policy_probs(self.policy, self.num_tiers), len(latency))
-        credits = self.credits
-        if isinstance(credits, int):  # with fewer tiers than asked for, the same sum
-            credits = -(-credits * self.num_tiers // len(latency))
-        full_credits = start_credits(credits, latency)
-        if full_credits.tolist() != self.state.full_credits.tolist():
-            log(INFO, "TiFL: credits of the tiers until refilled: %s", full_credits.tolist())
-        return TierState.first(probs, full_credits)
+            probs = resample(policy_probs(self._own_probs, self.num_tiers), len(latency))
+        if self.policy == PACED:
+            full_credits = paced_credits(latency)
+        else:
+            full_credits = spread_over(len(latency), self.credits)
+        return TierState.first(probs, full_credits, latency)
 
     # --- selection ---------------------------------------------------------------------
 
@@ -244,6 +255,9 @@ class TiFL(TierEvaluation):
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
         self._online, timing = online, self.timing
         self._set_tiers(timing.update(server_round, grid, online, self.tiers))
+        if not (self._is_foretold or timing.forming):
+            self._is_foretold = True
+            self._foretell(self._num_rounds - server_round + 1)
         newcomers = timing.newcomers(grid, online, self.rng)
         self._draw()
         while not self.draw.nodes + newcomers and timing.wait(grid, online):
@@ -252,7 +266,8 @@ class TiFL(TierEvaluation):
         count = len(self.draw.nodes)
         self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
         if self.draw.tier is not None:
-            self.estimate.expect_round(self.draw.probs)
+            free = free_draws(self.state, self.policy)
+            self.estimate.expect_rounds(1, self.chances(), self.state.latency, free)
             log(INFO, "TiFL: tier %s, %d nodes", self.draw.tier, count)
         if newcomers:
             text = "TiFL: %d nodes are timed in this round, which takes the first %d replies"
@@ -260,8 +275,30 @@ class TiFL(TierEvaluation):
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
+        weights, state = draw_weights(self.state, self.policy)
         how = (self._available(self._online), self.num_selected, self.borrow, self.rng)
-        self.draw, self.state = draw_nodes(self.tiers, self.state, *how)
+        self.draw, self.state = draw_nodes(self.tiers, state, weights, *how)
+        if self.draw.tier is not None:
+            self.state = was_drawn(self.state, self.draw.tier)
+
+    def chances(self) -> Floats:
+        """Return the probability with which each tier trains in this round: (num_tiers,).
+
+        Of "paced" and "adaptive" it is the share of the schedule, whatever rounds were before.
+        """
+        if self.policy == PACED:
+            return np.asarray(self.state.full_credits / self.state.full_credits.sum())
+        return self.state.probs if self.policy == ADAPTIVE else self.draw.probs
+
+    def _foretell(self, count: int) -> None:
+        """Log how long the rounds to come will take."""
+        ahead = TimeEstimate(slowest_s=self.estimate.slowest_s, slowest_s2=self.estimate.slowest_s2)
+        chances = self.state.probs if self.policy != PACED else self.chances()
+        free = free_draws(self.state, self.policy, count)
+        ahead.expect_rounds(count, chances, self.state.latency, free)
+        if ahead.exact_s > 0:
+            text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
+            log(INFO, text, count, ahead.forecast())
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
@@ -296,8 +333,11 @@ class TiFL(TierEvaluation):
     # --- history and state -------------------------------------------------------------
 
     def on_finish(self, run: Run) -> None:
-        """Log the time estimate against the actual time."""
-        self.estimate.log_summary()
+        """Log the time estimate beside the actual time."""
+        done = self.estimate
+        if done.actual_s > 0 and done.exact_s > 0:
+            text = "TiFL: expected %s, took %.4g s; by the paper's Eq. 6 %.4g s"
+            log(INFO, text, done.forecast(), done.actual_s, done.paper_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return tier, probabilities, credits, accuracies and estimate; new tiers in full."""

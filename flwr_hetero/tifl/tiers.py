@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from heapq import nsmallest
 from typing import NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 
@@ -10,6 +12,9 @@ from flwr_hetero.tifl.algorithm import Floats, TierState, draw_tier, place
 
 Available: TypeAlias = Callable[[str], int | None]
 """Return the node id that belongs to an identity; None if it cannot be asked now."""
+
+PANEL = 10
+"""Nodes of each tier whose accuracy is that of the tier."""
 
 
 class Tiers:
@@ -23,12 +28,14 @@ class Tiers:
         self.members: list[list[str]] = [[] for _ in range(len(boundaries) + 1)]
         for identity, number in tier.items():
             self.members[number].append(identity)
+        self._panel: list[list[str]] | None = None
 
     def add(self, identity: str, latency_s: float) -> int:
         """Place a late joiner by the boundaries between the tiers."""
         tier = int(place(np.array([latency_s]), self.boundaries)[0])
         self.latency[identity], self.tier[identity] = latency_s, tier
         self.members[tier].append(identity)
+        self._panel = None
         return tier
 
     def moved(self, before: "Tiers") -> bool:
@@ -60,10 +67,14 @@ class Tiers:
                     chosen.append(node_id)
         return chosen[:count]
 
-    def sample_each(self, count: int, available: Available, rng: np.random.Generator) -> list[int]:
-        """Draw up to ``count`` available nodes of every tier."""
-        tiers = range(len(self.members))
-        return [node for tier in tiers for node in self.sample(tier, count, available, rng)]
+    def panel(self, available: Available) -> list[int]:
+        """Return up to ``PANEL`` available nodes of every tier, the same each time if they are."""
+        if self._panel is None:
+            self._panel = [nsmallest(2 * PANEL, names, _fixed_order) for names in self.members]
+        chosen = []
+        for names in self._panel:
+            chosen += [node for name in names if (node := available(name)) is not None][:PANEL]
+        return chosen
 
     def info(self) -> dict[str, object]:
         """Return all, JSON-able, for the history."""
@@ -82,6 +93,10 @@ class Tiers:
         return cls(saved["latency"], saved["tiers"], np.array(saved["boundaries"], np.float64))
 
 
+def _fixed_order(identity: str) -> int:
+    return crc32(identity.encode())
+
+
 class Draw(NamedTuple):
     """The tier of a round, its nodes, and the probabilities by which it was drawn."""
 
@@ -93,6 +108,7 @@ class Draw(NamedTuple):
 def draw_nodes(
     tiers: Tiers,
     state: TierState,
+    weights: Floats,
     available: Available,
     count: int,
     borrow: bool,
@@ -104,7 +120,7 @@ def draw_nodes(
     """
     possible = np.array([bool(members) for members in tiers.members])
     while possible.any():
-        tier, probs, after = draw_tier(state, possible, rng)
+        tier, probs, after = draw_tier(state, weights, possible, rng)
         nodes: list[int] = []
         for source in range(tier, -1 if borrow else tier - 1, -1):
             if len(nodes) < count:

@@ -1,14 +1,14 @@
 """How long training will take: the paper's estimate and the exact expectation (section 4.5)."""
 
+import math
 from dataclasses import dataclass, field
-from logging import INFO
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
-from flwr_hetero.tifl.algorithm import Floats, Tiering
+from flwr_hetero.tifl.algorithm import Floats
 
 
 def paper_estimate(tier_latency: Floats, tier_probs: Floats, num_rounds: int) -> float:
@@ -58,36 +58,63 @@ def mape(estimate: float, actual: float) -> float:
     return abs(estimate - actual) / actual * 100
 
 
+class Forecast(NamedTuple):
+    """Expected seconds, and the seconds between which 19 of 20 runs end."""
+
+    seconds: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.4g} s (95 %: {self.low:.4g} to {self.high:.4g} s)"
+
+
 @dataclass
 class TimeEstimate:
-    """Both estimates and the actual time, added up round by round, and the tiers' latencies."""
+    """Estimates and the actual time, added up round by round, and what a round of each tier takes.
+
+    ``within_s2`` and ``between_s2`` are variances: of which nodes of a tier are drawn, and of which
+    tiers are. ``slowest_s`` and ``slowest_s2``, mean and mean square of a round of each tier, are
+    empty where no latency is known.
+    """
 
     paper_s: float = 0.0
     exact_s: float = 0.0
     actual_s: float = 0.0
-    median_s: Floats = field(default_factory=lambda: np.zeros(0))
+    within_s2: float = 0.0
+    between_s2: float = 0.0
     slowest_s: Floats = field(default_factory=lambda: np.zeros(0))
+    slowest_s2: Floats = field(default_factory=lambda: np.zeros(0))
 
-    def set_tiers(self, rounds: Floats, tiering: Tiering, clients_per_round: int) -> None:
+    def set_tiers(self, rounds: Floats, tier: NDArray[np.int64], clients_per_round: int) -> None:
         """Estimate the rounds to come by these profiling rounds."""
-        typical = np.nanmedian(np.where(tiering.tier >= 0, rounds, 0.0), axis=0)
+        typical = np.nanmedian(np.where(tier >= 0, rounds, 0.0), axis=0)
         filled = np.where(np.isnan(rounds), typical, rounds)
-        self.median_s = tiering.latency
-        self.slowest_s = expected_round_times(filled, tiering.tier, clients_per_round)
+        self.slowest_s = expected_round_times(filled, tier, clients_per_round)
+        self.slowest_s2 = expected_round_times(filled**2, tier, clients_per_round)
 
-    def expect_round(self, tier_probs: Floats) -> None:
-        """Add a round whose tier was drawn with these probabilities."""
-        if len(self.median_s):  # else no latency is known
-            self.paper_s += paper_estimate(self.median_s, tier_probs, 1)
-            self.exact_s += paper_estimate(self.slowest_s, tier_probs, 1)
+    def expect_rounds(
+        self, count: int, chances: Floats, latency: Floats, free: float | None = None
+    ) -> None:
+        """Add rounds whose tier is drawn with these chances; latency: (num_tiers,), medians.
 
-    def log_summary(self) -> None:
-        """Log both estimates against the actual time, if there is one."""
-        if self.actual_s > 0 and len(self.median_s):
-            for label, estimate_s in (("Eq. 6", self.paper_s), ("exact", self.exact_s)):
-                error = mape(estimate_s, self.actual_s)
-                text = "TiFL: %s estimate %.1f s, actual %.1f s, MAPE %.1f %%"
-                log(INFO, text, label, estimate_s, self.actual_s, error)
+        Where the draws of a run depend on each other, as a schedule's do, ``free`` of all so far
+        count as independent ones.
+        """
+        if not len(self.slowest_s):
+            return
+        mean_s = float(chances @ self.slowest_s)
+        self.paper_s += paper_estimate(latency, chances, count)
+        self.exact_s += count * mean_s
+        self.within_s2 += count * float(chances @ (self.slowest_s2 - self.slowest_s**2))
+        between_s2 = float(chances @ self.slowest_s**2) - mean_s**2
+        independent = self.between_s2 + count * between_s2
+        self.between_s2 = independent if free is None else free * between_s2
+
+    def forecast(self) -> Forecast:
+        """Return the estimate of the rounds added so far."""
+        margin_s = 1.96 * math.sqrt(max(0.0, self.within_s2 + self.between_s2))
+        return Forecast(self.exact_s, max(0.0, self.exact_s - margin_s), self.exact_s + margin_s)
 
     def info(self) -> dict[str, float]:
         """Return the sums so far, for the history."""

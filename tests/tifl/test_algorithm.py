@@ -12,7 +12,7 @@ from flwr_hetero.tifl.algorithm import (
     policy_probs,
     quantile_tiers,
     sampling_rates,
-    start_credits,
+    spread_over,
     update_probs,
 )
 
@@ -25,7 +25,7 @@ latencies = st.lists(
 
 def state_of(probs, credits=None, full_credits=None):
     full = np.array(full_credits or [INF] * len(probs), float)
-    state = TierState.first(np.array(probs, float), full)
+    state = TierState.first(np.array(probs, float), full, np.ones(len(probs)))
     return state if credits is None else state._replace(credits=np.array(credits, float))
 
 
@@ -109,7 +109,7 @@ def test_neighbouring_floats_are_separated(fast):
         ("slow", 3, [0, 0, 1]),
         ("fast", 3, [1, 0, 0]),
         ("uniform", 4, [0.25] * 4),
-        ("adaptive", 2, [0.5, 0.5]),
+        ("algorithm-2", 2, [0.5, 0.5]),
         ("fast1", 2, [0.9, 0.1]),
         ("fast2", 3, [0.475, 0.475, 0.05]),
         ("fast3", 3, [0.5, 0.5, 0]),
@@ -155,19 +155,11 @@ def test_update_probs_only_without_improvement(now, before, changes):
 
 
 @pytest.mark.parametrize(
-    ("credits", "latency", "expected"),
-    [
-        ("paced", [0.25, 0.5, 1, 2, 10], [16, 8, 4, 2, 1]),  # the paper's CPU shares
-        ("paced", [1.0, 1.1, 1.2, 1.3, 1.4], [1] * 5),
-        ("paced", [1, 2, 2, 3, 4], [3, 2, 2, 1, 1]),
-        ("paced", [0, 1, 1, 1, 1], [16, 1, 1, 1, 1]),  # a clock too coarse
-        ("paced", [0] * 5, [1] * 5),
-        (None, [1, 2], [INF, INF]),
-        (4, [1, 2], [4, 4]),
-    ],
+    ("credits", "num_tiers", "expected"),
+    [(None, 2, [INF, INF]), (4, 2, [4, 4]), ([3, 2, 1], 3, [3, 2, 1]), ([4, 3, 2, 1], 2, [7, 3])],
 )
-def test_start_credits_by_hand(credits, latency, expected):
-    assert start_credits(credits, np.array(latency, float)).tolist() == expected
+def test_spread_over_by_hand(credits, num_tiers, expected):
+    assert spread_over(num_tiers, credits).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -182,7 +174,8 @@ def test_start_credits_by_hand(credits, latency, expected):
 )
 def test_draw_tier_spends_one_credit(credits, possible, eligible, after):
     state = state_of([0.2, 0.3, 0.5], credits, full_credits=[5, 4, 3])
-    tier, probs, new = draw_tier(state, np.array(possible, bool), np.random.default_rng(1))
+    possible, rng = np.array(possible, bool), np.random.default_rng(1)
+    tier, probs, new = draw_tier(state, state.probs, possible, rng)
     weights = np.array([0.2, 0.3, 0.5]) * eligible
     np.testing.assert_allclose(probs, weights / weights.sum())
     after[tier] -= 1
@@ -193,7 +186,7 @@ def test_draw_tier_spends_one_credit(credits, possible, eligible, after):
 def test_draw_tier_follows_the_probabilities():
     state = state_of([0.4, 0.2, 0.1, 0.3], [3, 0, 1, 2])
     rng, twin = np.random.default_rng(3), np.random.default_rng(3)
-    drawn = [draw_tier(state, np.ones(4, bool), rng)[0] for _ in range(8000)]
+    drawn = [draw_tier(state, state.probs, np.ones(4, bool), rng)[0] for _ in range(8000)]
     # five standard deviations of a share of 0.5 are 0.028
     assert np.bincount(drawn) / 8000 == pytest.approx([0.5, 0, 0.125, 0.375], abs=0.028)
     twin.random(8000)
@@ -202,7 +195,8 @@ def test_draw_tier_follows_the_probabilities():
 
 def test_draw_tier_is_uniform_without_probability():
     rng, possible = np.random.default_rng(0), np.array([False, True, True])
-    assert draw_tier(state_of([1.0, 0.0, 0.0]), possible, rng)[1].tolist() == [0.0, 0.5, 0.5]
+    state = state_of([1.0, 0.0, 0.0])
+    assert draw_tier(state, state.probs, possible, rng)[1].tolist() == [0.0, 0.5, 0.5]
 
 
 # --- section 4.6 -----------------------------------------------------------------------
@@ -224,7 +218,7 @@ def test_sampling_rates_by_hand():
         (histogram_tiers, ([NAN, NAN], 2), "latency must hold finite seconds"),
         (histogram_tiers, ([1.0, -1.0], 2), "latency must hold finite seconds"),
         (quantile_tiers, ([1.0, INF], 2), "latency must hold finite seconds"),
-        (policy_probs, ("quick", 5), "policy must be one of adaptive, vanilla, slow, .*'quick'"),
+        (policy_probs, ("quick", 5), "policy must be one of adaptive, .*'quick'"),
         (policy_probs, ("vanilla", 5), "num_tiers must be 1 for policy 'vanilla'"),
         (policy_probs, ([0.5, 0.5], 3), "policy must have num_tiers=3 entries"),
         (policy_probs, ([[0.5, 0.5]], 2), "policy must have num_tiers=2 entries"),

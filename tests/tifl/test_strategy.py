@@ -47,59 +47,78 @@ def test_histogram_and_fewer_tiers_resample_the_policy():
 # --- adaptive --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("gain", "probs"), [(0.0, np.arange(1, 6) / 15), (0.01, [0.2] * 5)])
-def test_adaptive_favours_low_accuracy(gain, probs):
-    """In round r tier t has accuracy 0.9 - 0.1 t + gain r."""
+def reporting_app(accuracy_of):
+    """Nodes that report an accuracy by tier and round."""
 
     def report(message, context, call_next):
         reply = call_next(message, context)
         if message.metadata.message_type == "evaluate":
             tier = context.node_config["partition-id"] // 4
-            accuracy = 0.9 - 0.1 * tier + gain * message.content["config"]["server-round"]
-            reply.content["metrics"]["eval-acc"] = accuracy
+            server_round = message.content["config"]["server-round"]
+            reply.content["metrics"]["eval-acc"] = accuracy_of(tier, server_round)
         return reply
 
-    grid = paper_grid(app=toy_app(mods=[report]))
-    records = records_of(training_tifl(2, interval=5), grid, 10)
-    assert records[5]["tifl"]["tier_accuracy"] == pytest.approx(
-        [0.9 - 0.1 * tier + gain * 5 for tier in range(5)]
+    return toy_app(mods=[report])
+
+
+@pytest.mark.parametrize(("gain", "probs"), [(0.0, np.arange(1, 6) / 15), (0.01, [0.2] * 5)])
+def test_algorithm_2_favours_low_accuracy(gain, probs):
+    """After one interval, for round 1 is what round 5 is compared with."""
+    grid = paper_grid(app=reporting_app(lambda tier, r: 0.9 - 0.1 * tier + gain * r))
+    records = records_of(training_tifl(2, policy="algorithm-2", interval=5), grid, 5)
+    assert records[1]["tifl"]["tier_accuracy"] == pytest.approx(
+        [0.9 - 0.1 * tier + gain for tier in range(5)]
     )
-    assert records[9]["tifl"]["tier_probs"] == [0.2] * 5
-    assert records[10]["tifl"]["tier_probs"] == pytest.approx(probs)
+    assert records[4]["tifl"]["tier_probs"] == [0.2] * 5
+    assert records[5]["tifl"]["tier_probs"] == pytest.approx(probs)
 
 
-def test_tiers_are_evaluated_only_every_interval():
-    grid, asked = Answers(20), []
-    tifl = training_tifl(2, interval=4)
+def test_adaptive_rounds_follow_accuracy():
+    def rounds(worst):
+        grid = paper_grid(app=reporting_app(lambda tier, r: 0.1 if tier == worst else 0.8))
+        records = records_of(training_tifl(2, interval=5), grid, 105)
+        return np.bincount([r["tifl"]["tier"] for r in records[6:]], minlength=5)
 
-    def count(server_round, arrays):
-        asked.append(sum(kind == "evaluate" for _, kind in grid.asked))
+    slow, fast = rounds(4), rounds(0)
+    assert slow[4] >= 20 * fast[4] > 0
+    assert fast[0] >= 2.5 * slow[0] > 0
+
+
+def test_the_same_nodes_evaluate_each_time():
+    grid, asked = Answers(60), []
+    tifl = training_tifl(2, num_tiers=2, interval=4)
+
+    def note(server_round, arrays):
+        asked.append({node for node, kind in grid.asked if kind == "evaluate"})
         grid.asked.clear()
 
-    tifl.start(grid, toy_arrays(), 8, evaluate_fn=count)
-    assert asked == [0, 0, 0, 0, 20, 0, 0, 0, 20]  # 5 of each tier, of 4
+    tifl.start(grid, toy_arrays(), 8, evaluate_fn=note)
+    assert [len(nodes) for nodes in asked] == [0, 0, 0, 0, 20, 0, 0, 0, 20]  # 10 of each tier
+    assert asked[4] == asked[8]
 
 
-# --- credits ---------------------------------------------------------------------------
+# --- paced, credits --------------------------------------------------------------------
 
 
-def test_credits_are_spent_and_refilled():
-    records = records_of(training_tifl(2, 2, policy="uniform", credits=2), num_rounds=8)
+def test_paced_periods_hold_the_same_rounds():
+    records = records_of(training_tifl(2, policy="paced"), num_rounds=93)
     tiers = [record["tifl"]["tier"] for record in records[1:]]
-    assert np.bincount(tiers[:4]).tolist() == np.bincount(tiers[4:]).tolist() == [2, 2]
+    for period in np.reshape(tiers, (3, 31)):
+        assert np.bincount(period).tolist() == [16, 8, 4, 2, 1]
+    assert tiers[:31] != tiers[31:62]
 
 
-@pytest.mark.parametrize(
-    ("policy", "credits"), [("adaptive", [16, 8, 4, 2, 1]), ("uniform", [None] * 5)]
-)
-def test_default_credits_follow_latency_if_adaptive(policy, credits):
-    (record,) = records_of(training_tifl(policy=policy), num_rounds=0)
-    assert record["tifl"]["credits"] == credits
+def test_credits_are_caps_of_the_run():
+    tifl = training_tifl(2, 2, policy=[0.1, 0.9], credits=[30, 10])
+    tiers = [record["tifl"]["tier"] for record in records_of(tifl, num_rounds=40)[1:]]
+    assert np.bincount(tiers).tolist() == [30, 10]
+    with pytest.raises(ValueError, match="credits must add up to the rounds of the run, 41,"):
+        records_of(training_tifl(2, 2, credits=20), num_rounds=41)
 
 
 def test_state_goes_on_after_a_new_profiling():
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile(4.0)] * 2 + [DeviceProfile(0.1)] * 2)
-    tifl = training_tifl(1, 2, profile_interval=2)
+    tifl = training_tifl(1, 2, policy="paced", profile_interval=2)
     records_of(tifl, grid, 1)
     before = tifl.state
     assert before.full_credits.tolist() == [2, 1]
@@ -275,10 +294,12 @@ BORROW = {"clients_per_round": 3, "on_small_tier": "borrow"}
         ({"max_failures": 0}, "max_failures must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),
         ({"t_max": 0}, r"t_max must be a number in \(0, inf\)"),
-        ({"policy": "warp"}, "policy must be one of adaptive, vanilla, .* got 'warp'"),
+        ({"policy": "warp"}, "policy must be one of adaptive, algorithm-2, .* got 'warp'"),
         ({"policy": [0.5, 0.5]}, "policy must have num_tiers=5 entries"),
         ({"credits": 0}, "credits must be a whole number of at least 1"),
-        ({"credits": "equal"}, "credits must be one of auto, paced, got 'equal'"),
+        ({"credits": "paced"}, "credits must be a whole number of at least 1, got 'p'"),
+        ({"credits": [3, 2]}, "credits must have num_tiers=5 entries"),
+        ({"credits": 3, "policy": "paced"}, "credits must be None, for policy 'paced' has its"),
         ({"tiering": "kmeans"}, "tiering must be one of quantile, histogram, got 'kmeans'"),
         ({"on_small_tier": "skip"}, "on_small_tier must be one of shrink, borrow, got 'skip'"),
         ({"strategy": accounted(), "on_small_tier": "borrow", **PHASE}, "num_sampled_clients must"),

@@ -55,9 +55,14 @@ def test_sample_is_uniform_whichever_nodes_are_away():
     assert counts == pytest.approx([0.3] * 10, abs=0.052)  # five standard deviations
 
 
-def test_sample_each_takes_some_of_every_tier():
-    nodes = make_tiers().sample_each(2, online(0, 1, 2, 4, 6, 7), np.random.default_rng(0))
-    assert [node // 3 for node in nodes] == [0, 0, 1, 2, 2]
+def test_panel_takes_the_next_nodes_for_those_away():
+    latency = {f"node-{i}": 1.0 for i in range(100)}
+    tiers = Tiers(latency, {name: int(name[5:]) // 50 for name in latency}, np.array([1.0]))
+    panel = tiers.panel(online(*range(100)))
+    assert [node // 50 for node in panel] == [0] * 10 + [1] * 10
+    again = tiers.panel(online(*set(range(100)) - set(panel[:3])))
+    assert again[10:] == panel[10:]
+    assert set(panel[3:10]) < set(again[:10])
 
 
 @pytest.mark.parametrize(
@@ -72,9 +77,9 @@ def test_sample_each_takes_some_of_every_tier():
     ],
 )
 def test_draw_nodes(there, borrow, sizes, tier, credits):
-    state = TierState.first(np.array([0.0, 0.0, 1.0]), np.array([2.0] * 3))
+    state = TierState.first(np.array([0.0, 0.0, 1.0]), np.array([2.0] * 3), np.ones(3))
     rng = np.random.default_rng(0)
-    draw, after = draw_nodes(make_tiers(), state, online(*there), 2, borrow, rng)
+    draw, after = draw_nodes(make_tiers(), state, state.probs, online(*there), 2, borrow, rng)
     assert np.bincount(np.array(draw.nodes, int) // 3, minlength=3).tolist() == sizes
     assert draw.tier == tier
     assert draw.probs.argmax() == (tier or 0)

@@ -1,8 +1,15 @@
+import re
+from itertools import permutations
+
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import FedAvg
 from oracles.tifl import mean_of_all_draws
+from tifl_toy import records_of
 
-from flwr_hetero.tifl.algorithm import Tiering, policy_probs
+from flwr_hetero.strategy import TiFL
+from flwr_hetero.tifl.algorithm import TierState, policy_probs
+from flwr_hetero.tifl.pacing import free_draws
 from flwr_hetero.tifl.time_estimate import (
     TimeEstimate,
     expected_round_times,
@@ -51,11 +58,50 @@ def test_expected_speed_ups_on_the_papers_fleet():
         assert vanilla / (policy_probs(policy, 5) @ times) == pytest.approx(times_faster, rel=0.007)
 
 
+def estimate_of(seconds=(1.0, 4.0)):
+    """Two tiers of one node each."""
+    estimate = TimeEstimate()
+    estimate.set_tiers(np.array([seconds]), np.array([0, 1]), clients_per_round=2)
+    return estimate
+
+
 def test_time_estimate_adds_up_rounds():
-    tiering = Tiering(np.array([0, 1, -1, 1]), np.array([2.0]), np.array([1.0, 4.0]))
+    tier, latency = np.array([0, 1, -1, 1]), np.array([1.0, 4.0])
     rounds = np.array([[1.0, 3.0, np.nan, 5.0], [1.0, np.nan, np.nan, 5.0]])  # the NaN counts as 3
     estimate = TimeEstimate()
-    estimate.set_tiers(rounds, tiering, clients_per_round=2)
-    estimate.expect_round(np.array([0.5, 0.5]))
-    estimate.expect_round(np.array([0.0, 1.0]))
-    assert estimate.info() == {"paper_estimate_s": 6.5, "exact_estimate_s": 8.0, "actual_s": 0.0}
+    estimate.set_tiers(rounds, tier, clients_per_round=2)
+    estimate.expect_rounds(1, np.array([0.5, 0.5]), latency)
+    estimate.expect_rounds(2, np.array([0.0, 1.0]), latency)
+    assert estimate.info() == {"paper_estimate_s": 10.5, "exact_estimate_s": 13.0, "actual_s": 0.0}
+
+
+def test_variance_of_independent_draws_adds_up():
+    estimate = estimate_of()
+    for _ in range(10):
+        estimate.expect_rounds(1, np.array([0.5, 0.5]), np.ones(2))
+    assert estimate.between_s2 == pytest.approx(10 * 1.5**2)
+    assert estimate.within_s2 == 0
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3, 4, 6])
+def test_variance_of_a_permutation_equals_all_orders(num_rounds):
+    """A period of three fast rounds and a slow one."""
+    orders = permutations([1.0, 1.0, 1.0, 4.0])
+    times = [sum(order[: num_rounds % 4]) for order in orders]
+    state = TierState.first(np.array([0.75, 0.25]), np.array([3.0, 1.0]), np.array([1.0, 4.0]))
+    estimate, free = estimate_of(), free_draws(state, "paced", num_rounds)
+    estimate.expect_rounds(num_rounds, state.probs, state.latency, free)
+    assert estimate.between_s2 == pytest.approx(np.var(times))
+    assert estimate.exact_s == pytest.approx(num_rounds // 4 * 7 + np.mean(times))
+
+
+def test_run_takes_what_was_foretold(caplog):
+    """One period and one round more, of nodes that are equally fast within a tier."""
+    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, policy="paced", profiling="phase")
+    records_of(tifl, num_rounds=32)
+    text = r"32 rounds take about (\S+) s \(95 %: (\S+) to (\S+) s\)"
+    seconds, low, high = map(float, re.search(text, caplog.text).groups())
+    assert seconds == pytest.approx(26 * 32 / 31, rel=1e-3)
+    assert low < 26 + 0.25 <= tifl.estimate.actual_s <= 26 + 10
+    assert high == pytest.approx(2 * seconds - low, rel=1e-3)
+    assert f"expected {seconds:.4g} s (95 %" in caplog.text
