@@ -27,12 +27,14 @@ PLAIN = {
     "order": "reshuffle",
     "sampler": "uniform",
     "sync-rounds": 1,  # TiFL with the paper's phase
+    "policy": "paced",
 }
 STEPS = {"steps": "deadline", "weighting": "steps"}
 ALL = {
     **STEPS,
     "selection": "tifl",
     "sync-rounds": 1,
+    "policy": "paced",
     "order": "cd-grab",
     "sampler": "top-loss+mercury+pgd",
 }

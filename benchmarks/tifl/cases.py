@@ -7,12 +7,13 @@ real ones do; without it equal devices could not be sorted into tiers.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from math import ceil, inf, sqrt
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -25,7 +26,7 @@ from flwr_hetero.strategy import TiFL
 from flwr_hetero.task import Settings
 from flwr_hetero.tifl import pacing
 from flwr_hetero.tifl.algorithm import policy_probs
-from flwr_hetero.tifl.time_estimate import expected_slowest, mape
+from flwr_hetero.tifl.time_estimate import Forecast, expected_slowest, mape
 
 NODES, PER_ROUND, JITTER = 50, 5, 0.03
 VANILLA = "vanilla"
@@ -71,6 +72,7 @@ MIXES: dict[str, dict[str, Any]] = {
 }
 """Which tiers train, at the same virtual time; the default with and without its accuracies."""
 POWERS = (0.0, 1.0, 2.0, 3.0)
+FORETOLD = ("paced", "uniform", "random")
 STATIC = (VANILLA, "slow", "uniform", "fast", "fast1", "fast2", "fast3", "random")
 
 
@@ -108,6 +110,10 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             case = {"experiment": "time estimate", "name": f"{policy}, jitter {jitter:.0%}"}
             case |= {"policy": policy, "jitter": jitter, "rounds": rounds, "sync-rounds": 5}
             yield from (Run(case, seed) for seed in options.seeds_or(range(3)))
+    for policy, unequal in product(FORETOLD, (False, True)):
+        name = f"{policy}, {'20 to 180' if unequal else '100'} examples a node"
+        case = {"experiment": "forecast", "name": name, "policy": policy, "unequal": unequal}
+        yield Run(case | {"rounds": 60, "seeds": 4 if options.fast else 40})
     for policy in STATIC:
         error = 0.1 if options.fast else 0.01
         yield Run({"experiment": "order statistics", "name": policy, "error": error})
@@ -121,6 +127,8 @@ def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
         return mix(case, seed, data)
     if case["experiment"] == "time estimate":
         return {"metrics": estimate(case, seed)}
+    if case["experiment"] == "forecast":
+        return {"metrics": foretold(case)}
     if case["experiment"] == "order statistics":
         return {"metrics": against_order_statistics(case["name"], case["error"], range(3))}
     source = data.first(case["train-examples"], case["test-examples"])
@@ -217,12 +225,14 @@ def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
     return {"metrics": {"accuracy": curve["accuracy"][-1], "rounds": rounds}, "curve": kept}
 
 
-def idle_app() -> ClientApp:
-    """Make nodes that report the work of one second at factor 1, and do not train."""
+def idle_app(unequal: bool) -> ClientApp:
+    """Make nodes that report the work of about one second at factor 1, and do not train."""
     app = ClientApp()
+    examples = np.random.default_rng(0).integers(20, 181, NODES)
 
-    def answer(message: Message, context: object) -> Message:
-        metrics = MetricRecord({keys.NUM_EXAMPLES: 100})
+    def answer(message: Message, context: Context) -> Message:
+        node = int(context.node_config[keys.PARTITION_ID])
+        metrics = MetricRecord({keys.NUM_EXAMPLES: int(examples[node]) if unequal else 100})
         arrays = message.content.array_records["arrays"]
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
@@ -232,20 +242,23 @@ def idle_app() -> ClientApp:
 
 
 def idle_run(
-    fleet: Sequence[DeviceProfile], rounds: int, seed: int, **tifl: Any
-) -> tuple[TiFL, list[int]]:
-    """Run TiFL on the paper's fleet without training; returns it and the tier of each round."""
+    fleet: Sequence[DeviceProfile], rounds: int, seed: int, unequal: bool = False, **tifl: Any
+) -> tuple[TiFL, list[int], Forecast]:
+    """Run TiFL without training; returns it, the tier of each round and what was foretold."""
     tiers: list[int] = []
+    foretold: list[Forecast] = []
     inner, phase = FedAvg(fraction_evaluate=0.0), {"profiling": "phase", "warmup_rounds": 0}
     strategy = TiFL(inner, PER_ROUND, seed=seed, **phase, **tifl)
-    grid = LocalGrid(idle_app(), fleet, seed=seed)
-    strategy.start(
-        grid,
-        ArrayRecord([np.zeros(1)]),
-        num_rounds=rounds,
-        evaluate_fn=lambda number, arrays: tiers.append(strategy.draw.tier),
-    )
-    return strategy, tiers[1:]
+    grid = LocalGrid(idle_app(unequal), fleet, seed=seed)
+
+    def note(number: int, arrays: ArrayRecord) -> None:
+        if number:
+            tiers.append(strategy.draw.tier)
+        else:
+            foretold.append(strategy.forecast(rounds))
+
+    strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds, evaluate_fn=note)
+    return strategy, tiers, foretold[0]
 
 
 def estimate(case: Case, seed: int) -> dict[str, float]:
@@ -256,10 +269,11 @@ def estimate(case: Case, seed: int) -> dict[str, float]:
     """
     fleet = [replace(one, jitter=case["jitter"]) for one in named_fleet("paper-5", NODES)]
     arguments = {"policy": case["policy"], "sync_rounds": case["sync-rounds"]}
-    strategy, tiers = idle_run(fleet, case["rounds"], seed, **arguments)
+    strategy, tiers, _ = idle_run(fleet, case["rounds"], seed, **arguments)
     found, actual_s = strategy.estimate, strategy.estimate.actual_s
-    counts = np.bincount(tiers, minlength=len(found.median_s))
-    paper_s, exact_s = float(counts @ found.median_s), float(counts @ found.slowest_s)
+    counts = np.bincount(tiers, minlength=len(found.slowest_s))
+    paper_s = float(counts @ strategy.state.latency)
+    exact_s = float(counts @ found.slowest_s)
     return {
         "paper_s": paper_s,
         "exact_s": exact_s,
@@ -267,6 +281,21 @@ def estimate(case: Case, seed: int) -> dict[str, float]:
         "paper_mape": mape(paper_s, actual_s),
         "exact_mape": mape(exact_s, actual_s),
     }
+
+
+def foretold(case: Case) -> dict[str, float]:
+    """Compare what is logged before the first round with the time of the run, for some seeds."""
+    fleet = [replace(one, jitter=JITTER) for one in named_fleet("paper-5", NODES)]
+    arguments = {"policy": case["policy"], "sync_rounds": 3, "unequal": case["unequal"]}
+    errors, inside, widths = [], [], []
+    for seed in range(case["seeds"]):
+        strategy, _, found = idle_run(fleet, case["rounds"], seed, **arguments)
+        actual_s = strategy.estimate.actual_s
+        errors.append(abs(found.seconds / actual_s - 1))
+        inside.append(found.low <= actual_s <= found.high)
+        widths.append((found.high - found.seconds) / found.seconds)
+    means = [float(np.mean(each)) for each in (errors, inside, widths)]
+    return dict(zip(("error", "inside", "half_width"), means, strict=True))
 
 
 def round_moments(policy: str) -> tuple[float, float]:

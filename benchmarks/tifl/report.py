@@ -1,6 +1,7 @@
 """Time to vanilla's accuracy, and estimates of time beside the paper's."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from benchmarks import tables
 from benchmarks.tables import Line, Vector, percent
 
-VANILLA = "vanilla"
+VANILLA, PARTITIONS = "vanilla", ("classes-by-speed", "dirichlet")
 SMOOTH, FINAL, TOLERANCE, STEPS = 5, 10, 0.01, 4001
 SKEWED = "times alike; vanilla and uniform lose least accuracy, adaptive is best"
 PAPER_SAYS = {
@@ -31,7 +32,12 @@ TABLE_2 = {
 """The paper's MAPE in % of its estimate against the actual time."""
 RACE = ["policy", "rounds", "virtual time", "faster than vanilla", "final accuracy",
         "time to target", "with profiling"]  # fmt: skip
+QUARTERS = ["all, second quarter", "all, last quarter", "last two classes, second quarter",
+            "last two classes, last quarter"]  # fmt: skip
+MIX = ["policy", "rounds per tier, fastest first", "s to the target", "of paced's", *QUARTERS]
+POWER = ["partition", "power of the error", "seeds", *QUARTERS]
 ESTIMATE = ["policy", "jitter", "Eq. 6: MAPE in %", "exact: MAPE in %", "paper's Eq. 6"]
+FORECAST = ["policy", "mean error", "interval (95 %)", "runs within it"]
 STATIC = ["policy", "mean round", "expected", "error", "standard error", "faster than vanilla"]
 
 
@@ -106,6 +112,59 @@ def experiments(panels: Mapping[str, Sequence[Line]]) -> str:
     return text
 
 
+def target_s(line: Line, base: Line) -> float:
+    """Return when accuracy (5 rounds smoothed) is within a point of the base's at its end."""
+    target = float(np.mean(last_quarter(base, "accuracy"))) - TOLERANCE
+    place = tables.reached(tables.smooth(line["curve"]["accuracy"], SMOOTH), target)
+    return inf if np.isnan(place) else float(line["curve"]["virtual_s"][int(place)])
+
+
+def last_quarter(line: Line, name: str) -> Vector:
+    """Return a column in the last quarter of a run's time."""
+    clock = np.asarray(line["curve"]["virtual_s"])
+    return np.asarray(line["curve"][name], float)[clock >= 0.75 * clock[-1]]
+
+
+def mixes(lines: Sequence[Line]) -> str:
+    """Compare the rounds of each tier and what they are worth, at the same virtual time."""
+    base, rows = tables.by_seed(tables.of(lines, name="paced")), []
+    for name, mine in tables.by(lines, "name").items():
+        tiers = np.mean([line["metrics"]["rounds"] for line in mine], axis=0)
+        times = [target_s(line, base[line["seed"]]) for line in mine]
+        shares = [
+            target_s(line, base[line["seed"]]) / target_s(base[line["seed"]], base[line["seed"]])
+            for line in mine
+        ]
+        cells = [" / ".join(f"{count:.0f}" for count in tiers)]
+        cells += [tables.spread(times, ".0f", ".0f"), tables.spread(shares, ".2f", ".2f")]
+        for key in ("accuracy", "slow"):
+            ends = [100 * float(np.mean(last_quarter(line, key))) for line in mine]
+            halves = [100 * float(np.mean(second_quarter(line, key))) for line in mine]
+            cells += [f"{np.mean(halves):.1f}", tables.extent(ends, "{:.1f}")]
+        rows.append([name, *cells])
+    return tables.table(MIX, rows)
+
+
+def second_quarter(line: Line, name: str) -> Vector:
+    """Return a column in the second quarter of a run's time."""
+    clock = np.asarray(line["curve"]["virtual_s"]) / line["curve"]["virtual_s"][-1]
+    return np.asarray(line["curve"][name], float)[(clock >= 0.25) & (clock < 0.5)]
+
+
+def powers(lines: Sequence[Line]) -> str:
+    """Compare exponents of a tier's error, on seeds of development."""
+    rows = []
+    for (experiment, name), mine in tables.by(lines, "experiment", "name").items():
+        cells = []
+        for key in ("accuracy", "slow"):
+            cells += [
+                f"{100 * np.mean([part(line, key).mean() for line in mine]):.1f}"
+                for part in (second_quarter, last_quarter)
+            ]
+        rows.append([experiment.removeprefix("power, "), name, len(mine), *cells])
+    return tables.table(POWER, rows)
+
+
 def estimates(lines: Sequence[Line]) -> str:
     rows = []
     for policy, runs in tables.by(lines, "policy").items():
@@ -114,6 +173,11 @@ def estimates(lines: Sequence[Line]) -> str:
             cells = [f"{np.mean(each):.2f} ({max(each):.2f})" for each in errors]
             rows.append([policy, f"{jitter:.0%}", *cells, TABLE_2[policy]])
     return tables.table(ESTIMATE, rows)
+
+
+def forecasts(lines: Sequence[Line]) -> str:
+    forms = {"error": "{:.1%}", "half_width": "± {:.1%}", "inside": "{:.0%}"}
+    return tables.table(FORECAST, tables.rows(lines, forms))
 
 
 def static(lines: Sequence[Line]) -> str:
@@ -133,8 +197,18 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         draw_races({"digits": digits}, folder / "digits.png")
         parts |= {"digits": race(digits), "digits_case": digits[0]["case"]}
         parts["digits_seeds"] = len(tables.seeds(digits))
+    found = {p: groups[f"mix, {p}"] for p in PARTITIONS if f"mix, {p}" in groups}
+    if found:
+        parts["mixes"] = "".join(f"### {name}\n\n{mixes(mine)}\n" for name, mine in found.items())
+        first = next(iter(found.values()))
+        parts |= {"mix_case": first[0]["case"], "mix_seeds": len(tables.seeds(first))}
+    found = [line for p in PARTITIONS for line in groups.get(f"power, {p}", [])]
+    if found:
+        parts["powers"] = powers(found)
     if mine := groups.get("time estimate"):
         parts |= {"estimate": estimates(mine), "estimate_case": mine[0]["case"]}
+    if mine := groups.get("forecast"):
+        parts |= {"forecast": forecasts(mine), "forecast_case": mine[0]["case"]}
     if mine := groups.get("order statistics"):
         parts["order_statistics"] = static(mine)
     return parts

@@ -1,9 +1,10 @@
 r"""TiFL: A Tier-based Federated Learning System (Chai et al., HPDC 2020).
 
 Nodes are timed and grouped into tiers of similar latency (section 4.2); one tier trains each
-round, drawn from fixed probabilities (section 4.3) or by Algorithm 2 (section 4.4):
+round, drawn from fixed probabilities (section 4.3), by Algorithm 2 (section 4.4, below), or, not
+in the paper, by error and latency (``pacing``):
 
-     1  NewProbs <- 1 / T; Credits_t                          algorithm.policy_probs, start_credits
+     1  NewProbs <- 1 / T; Credits_t                          algorithm.policy_probs, spread_over
      2  for each round r                                      Flower's loop
      3    if r % I == 0 and r >= I and                        strategy.TiFL
      4       A^r_current <= A^(r-I)_current:                  algorithm.update_probs

@@ -34,7 +34,7 @@ from flwr_hetero.tifl.grouping import TIERINGS, Found, TierRule, say_small_tiers
 from flwr_hetero.tifl.membership import FailureCounter
 from flwr_hetero.tifl.pacing import draw_weights, free_draws, paced_credits, steer, was_drawn
 from flwr_hetero.tifl.tiers import Tiers, draw_nodes
-from flwr_hetero.tifl.time_estimate import TimeEstimate
+from flwr_hetero.tifl.time_estimate import Forecast, TimeEstimate
 from flwr_hetero.tifl.timing import STATE as TIMING_STATE
 from flwr_hetero.tifl.timing import Phase, Timing
 from flwr_hetero.tifl.training_times import TrainingTimes
@@ -56,7 +56,7 @@ class TiFL(TierEvaluation):
 
     Each round costs the latency of one tier and not that of the slowest node of the fleet. The
     tier is drawn from fixed probabilities (static policies) or from ones that favour tiers of low
-    accuracy (adaptive). Nodes are timed while they train: round 1 asks all of them, goes on with
+    accuracy and short rounds (adaptive). Nodes are timed while they train: round 1 asks all of them, goes on with
     the first ``clients_per_round`` replies and leaves the others to finish beside later rounds.
 
     Parameters
@@ -107,11 +107,11 @@ class TiFL(TierEvaluation):
 
     Notes
     -----
-    Deviations from the paper: one credit per round (Algorithm 2 as printed takes two), one draw
-    over the tiers that have credits and nodes (as printed it may never end), credits are refilled
-    when spent and given back where no reply counts, tiers are evaluated on a sample of nodes and
-    only in the rounds whose figures are compared, quantile tiers by default. The paper leaves
-    the credits and ChangeProbs open.
+    "adaptive" and "paced" are not in the paper. Deviations of "algorithm-2" from it: one credit per
+    round (as printed two), one draw over the tiers that have credits and nodes (as printed it may
+    never end), credits given back where no reply counts, the same 10 nodes of each tier evaluated
+    each time and only in the rounds whose figures are compared, quantile tiers by default. The
+    paper leaves the credits and ChangeProbs open.
 
     References
     ----------
@@ -256,8 +256,10 @@ class TiFL(TierEvaluation):
         self._online, timing = online, self.timing
         self._set_tiers(timing.update(server_round, grid, online, self.tiers))
         if not (self._is_foretold or timing.forming):
-            self._is_foretold = True
-            self._foretell(self._num_rounds - server_round + 1)
+            self._is_foretold, count = True, self._num_rounds - server_round + 1
+            if len(self.estimate.slowest_s):
+                text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
+                log(INFO, text, count, self.forecast(count))
         newcomers = timing.newcomers(grid, online, self.rng)
         self._draw()
         while not self.draw.nodes + newcomers and timing.wait(grid, online):
@@ -290,15 +292,13 @@ class TiFL(TierEvaluation):
             return np.asarray(self.state.full_credits / self.state.full_credits.sum())
         return self.state.probs if self.policy == ADAPTIVE else self.draw.probs
 
-    def _foretell(self, count: int) -> None:
-        """Log how long the rounds to come will take."""
+    def forecast(self, num_rounds: int) -> Forecast:
+        """Return how long so many further rounds will take, with the present probabilities."""
         ahead = TimeEstimate(slowest_s=self.estimate.slowest_s, slowest_s2=self.estimate.slowest_s2)
-        chances = self.state.probs if self.policy != PACED else self.chances()
-        free = free_draws(self.state, self.policy, count)
-        ahead.expect_rounds(count, chances, self.state.latency, free)
-        if ahead.exact_s > 0:
-            text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
-            log(INFO, text, count, ahead.forecast())
+        chances = self.chances() if self.policy == PACED else self.state.probs
+        free = free_draws(self.state, self.policy, num_rounds)
+        ahead.expect_rounds(num_rounds, chances, self.state.latency, free)
+        return ahead.forecast()
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid

@@ -73,6 +73,7 @@ class FleetSettings(Settings):
     buffer_size: int = 0
     clients_per_round: int = 3
     num_tiers: int = 5
+    policy: str = "adaptive"
     sync_rounds: int = 0
     spare_clients: int = 2
     fast_steps: int = 8
@@ -157,7 +158,8 @@ class FleetSettings(Settings):
             warmup_rounds = 1 if self.fleet == "real" else 0
             phase = {"sync_rounds": self.sync_rounds, "warmup_rounds": warmup_rounds}
             more: dict[str, Any] = {"profiling": "phase", **phase} if self.sync_rounds else {}
-            strategy = TiFL(strategy, self.clients_per_round, num_tiers, seed=self.seed, **more)
+            more |= {"policy": self.policy, "seed": self.seed}
+            strategy = TiFL(strategy, self.clients_per_round, num_tiers, **more)
         else:
             count = None if self.selection == "all" else self.num_wanted
             strategy = RandomSelection(strategy, count, seed=self.seed)

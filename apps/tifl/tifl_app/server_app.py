@@ -40,9 +40,9 @@ def main(grid: Grid, context: Context) -> None:
 
 def parallel_tiers(settings: TiflSettings, num_tiers: int) -> ParallelTiFL:
     """Let all tiers train at the same time; nodes evaluate beside, for the tiers' accuracies."""
-    credits = None if settings.credits == "auto" else settings.tier_credits
     inner: Any = settings.inner_strategy()
     inner.fraction_evaluate = 1.0
+    credits = settings.tier_credits
     return ParallelTiFL(
         inner, settings.clients_per_round, num_tiers, credits=credits, seed=settings.seed
     )

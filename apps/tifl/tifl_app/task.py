@@ -34,30 +34,22 @@ class TiflSettings(Settings):
     num_tiers: int = 5
     clients_per_round: int = 3
     interval: int = 10
-    credits: str = "auto"
+    credits: str = "unlimited"
     sync_rounds: int = 0
     inner: str = "fedavg"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice("inner", INNER)
-        if self.policy == PARALLEL:
-            self._check_parallel()
-
-    def _check_parallel(self) -> None:
-        """Refuse what would have no effect where each tier runs at its own pace."""
-        if self.sync_rounds:
+        if not (self.credits == "unlimited" or self.credits.isdigit()):
+            raise invalid("credits", self.credits, "be unlimited or a number")
+        if self.policy == PARALLEL and self.sync_rounds:
             raise invalid("sync-rounds", self.sync_rounds, f"be 0 with policy={PARALLEL!r}")
-        if not (self.credits in ("auto", "unlimited") or self.credits.isdigit()):
-            rule = f"be auto, unlimited or a number with policy={PARALLEL!r}"
-            raise invalid("credits", self.credits, rule)
 
     @property
-    def tier_credits(self) -> int | str | None:
+    def tier_credits(self) -> int | None:
         """The credits as :class:`~flwr_hetero.strategy.TiFL` wants them."""
-        if self.credits == "unlimited":
-            return None
-        return int(self.credits) if self.credits.isdigit() else self.credits
+        return int(self.credits) if self.credits.isdigit() else None
 
     def inner_strategy(self) -> Strategy:
         """Make the strategy inside TiFL."""
