@@ -255,7 +255,7 @@ def idle_run(
         if number:
             tiers.append(strategy.draw.tier)
         else:
-            foretold.append(strategy.forecast(rounds))
+            foretold.append(strategy.estimate.ahead(rounds, strategy.state, strategy.named))
 
     strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds, evaluate_fn=note)
     return strategy, tiers, foretold[0]

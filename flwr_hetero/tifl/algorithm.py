@@ -120,7 +120,7 @@ PACED = "paced"
 ALGORITHM_2 = "algorithm-2"
 """Algorithm 2 with the ranks of ``change_probs``, which begins with equal probabilities."""
 ADAPTIVE = "adaptive"
-"""Probabilities by error and latency: ``pacing.tier_chances``."""
+"""Probabilities by error and latency: ``pacing.weigh_tiers``."""
 STATIC_POLICIES: dict[str, tuple[float, ...]] = {
     "slow": (0.0, 0.0, 0.0, 0.0, 1.0),
     "uniform": (0.2, 0.2, 0.2, 0.2, 0.2),
@@ -208,6 +208,16 @@ class TierState(NamedTuple):
         """Begin with these probabilities, all credits and no accuracy (l. 1)."""
         unknown, none = np.full(len(probs), np.nan), np.zeros(len(probs))
         return cls(probs, unknown, full_credits, full_credits, latency, none)
+
+
+def check_credits(credits: int | Sequence[int] | None, num_tiers: int) -> list[int] | None:
+    """Check credits, one number for all tiers or one per tier; return one per tier."""
+    if credits is None:
+        return None
+    each = list(credits) if isinstance(credits, Sequence) else [credits] * num_tiers
+    if len(each) != num_tiers:
+        raise invalid("credits", credits, f"have num_tiers={num_tiers} entries")
+    return [check_count("credits", one, 1) for one in each]
 
 
 def spread_over(num_tiers: int, credits: int | Sequence[int] | None) -> Floats:

@@ -26,7 +26,7 @@ class TierEvaluation(Selection):
     strategy leaves them out, in the rounds whose accuracies count.
     """
 
-    policy: str
+    named: str
     interval: int
     accuracy_key: str | None
     failures: FailureCounter
@@ -94,9 +94,9 @@ class TierEvaluation(Selection):
         return available
 
     def _is_evaluation_due(self, server_round: int) -> bool:
-        if self.policy not in (ADAPTIVE, ALGORITHM_2) or not self.tiers.latency:
+        if self.named not in (ADAPTIVE, ALGORITHM_2) or not self.tiers.latency:
             return False
-        first = self.policy == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
+        first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
         return first or server_round % self.interval == 0  # Alg. 2, l. 3
 
     def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
@@ -111,7 +111,7 @@ class TierEvaluation(Selection):
             }
             weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
             accuracy = accuracy_per_tier(reported, self.tiers, self.accuracy_key, weight_key)
-            if self.policy == ADAPTIVE:
+            if self.named == ADAPTIVE:
                 self.state = steer(self.state, accuracy)
             else:
                 self.state = update_probs(self.state, accuracy, self.draw.tier)

@@ -1,8 +1,19 @@
 """Beyond TiFL's paper: tiers by their speed, and by their speed and accuracy, on NumPy arrays."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from flwr_hetero.tifl.algorithm import ADAPTIVE, PACED, Floats, TierState
+from flwr_hetero.tifl.algorithm import (
+    ADAPTIVE,
+    ALGORITHM_2,
+    PACED,
+    Floats,
+    TierState,
+    policy_probs,
+    resample,
+    spread_over,
+)
 
 PACE = 0.75
 """Power of the latency in "paced" credits and "adaptive" chances: with 1 every tier would have the
@@ -31,6 +42,29 @@ def paced_credits(latency: Floats) -> Floats:
     return np.asarray(np.minimum(most, np.round(_times_faster(latency) ** PACE)))
 
 
+def first_state(
+    policy: str | Sequence[float], num_tiers: int, credits: list[int] | None, latency: Floats
+) -> TierState:
+    """Set probabilities and credits for tiers of this latency (Alg. 2, l. 1), maybe fewer tiers."""
+    count, named = len(latency), isinstance(policy, str)
+    probs = policy_probs(policy, count if named else num_tiers)
+    full = paced_credits(latency) if policy == PACED else spread_over(count, credits)
+    state = TierState.first(probs if named else resample(probs, count), full, latency)
+    return steer(state, state.accuracy) if policy == ADAPTIVE else state
+
+
+def carry_over(before: TierState, new: TierState, policy: str, *, with_credits: bool) -> TierState:
+    """Go on with accuracies, and credits if wanted, where there are as many tiers as before."""
+    if len(before.probs) != len(new.probs):
+        return new
+    new = new._replace(accuracy=before.accuracy, due=before.due)
+    if with_credits:
+        new = new._replace(credits=before.credits)
+    if policy == ALGORITHM_2:
+        new = new._replace(probs=before.probs)
+    return steer(new, new.accuracy) if policy == ADAPTIVE else new
+
+
 def draw_weights(state: TierState, policy: str) -> tuple[Floats, TierState]:
     """Return by which weights the tier of a round is drawn, (num_tiers,), and the state.
 
@@ -48,6 +82,16 @@ def draw_weights(state: TierState, policy: str) -> tuple[Floats, TierState]:
         return state.probs, state
     due = np.minimum(state.due + state.probs, MOST_DUE)
     return np.maximum(due, 0.0), state._replace(due=due)
+
+
+def schedule(state: TierState, policy: str, probs: Floats) -> Floats:
+    """Return the probability of each tier in a round, (num_tiers,); ``probs`` if it was drawn.
+
+    Of "paced" and "adaptive" it is the share of the schedule, whatever rounds were before.
+    """
+    if policy == PACED:
+        return np.asarray(state.full_credits / state.full_credits.sum())
+    return state.probs if policy == ADAPTIVE else probs
 
 
 def free_draws(state: TierState, policy: str, num_rounds: int = 0) -> float | None:
@@ -74,7 +118,7 @@ def was_drawn(state: TierState, tier: int) -> TierState:
     return state._replace(due=due)
 
 
-def tier_chances(accuracy: Floats, latency: Floats) -> Floats:
+def weigh_tiers(accuracy: Floats, latency: Floats) -> Floats:
     r"""Weigh what a tier has still to learn against the time that its rounds take.
 
     .. math:: p_j \propto E_j^2 / L_j^{0.75}, \quad E_j = \max(e_j, 0.1 \max_k e_k)
@@ -84,7 +128,7 @@ def tier_chances(accuracy: Floats, latency: Floats) -> Floats:
 
     accuracy: (num_tiers,), NaN where unknown, latency: (num_tiers,) -> (num_tiers,), sums to 1.
 
-    >>> tier_chances(np.array([0.8, 0.6]), latency=np.array([1.0, 1.0]))
+    >>> weigh_tiers(np.array([0.8, 0.6]), latency=np.array([1.0, 1.0]))
     array([0.2, 0.8])
     """
     known = accuracy[~np.isnan(accuracy)]
@@ -108,7 +152,7 @@ def steer(state: TierState, accuracy: Floats) -> TierState:
     """
     before = np.where(np.isnan(state.accuracy), accuracy, state.accuracy)
     accuracy = np.where(np.isnan(accuracy), before, (before + accuracy) / 2)
-    return state._replace(accuracy=accuracy, probs=tier_chances(accuracy, state.latency))
+    return state._replace(accuracy=accuracy, probs=weigh_tiers(accuracy, state.latency))
 
 
 def _times_faster(latency: Floats) -> Floats:

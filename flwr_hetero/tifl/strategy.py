@@ -24,17 +24,17 @@ from flwr_hetero.tifl.algorithm import (
     VANILLA,
     Floats,
     TierState,
+    check_credits,
     policy_probs,
     refund,
-    resample,
-    spread_over,
 )
 from flwr_hetero.tifl.evaluation import TierEvaluation
 from flwr_hetero.tifl.grouping import TIERINGS, Found, TierRule, say_small_tiers
 from flwr_hetero.tifl.membership import FailureCounter
-from flwr_hetero.tifl.pacing import draw_weights, free_draws, paced_credits, steer, was_drawn
+from flwr_hetero.tifl.pacing import carry_over, draw_weights, first_state, schedule, was_drawn
 from flwr_hetero.tifl.tiers import Tiers, draw_nodes
-from flwr_hetero.tifl.time_estimate import Forecast, TimeEstimate
+from flwr_hetero.tifl.time_estimate import STATE as ESTIMATE_STATE
+from flwr_hetero.tifl.time_estimate import TimeEstimate
 from flwr_hetero.tifl.timing import STATE as TIMING_STATE
 from flwr_hetero.tifl.timing import Phase, Timing
 from flwr_hetero.tifl.training_times import TrainingTimes
@@ -43,10 +43,7 @@ STATE = {
     **{"tiers": str, "failures": str, "rng": str},
     **TIMING_STATE,
     **{f"state/{name}": ((-1,), "f") for name in TierState._fields},
-    **{
-        f"estimate/{name}": ((-1,), "f") if name.startswith("slowest") else float
-        for name in vars(TimeEstimate())
-    },
+    **{f"estimate/{name}": kind for name, kind in ESTIMATE_STATE.items()},
 }
 """Entries of a saved TiFL."""
 
@@ -54,20 +51,17 @@ STATE = {
 class TiFL(TierEvaluation):
     """Group nodes into tiers by latency and let one tier train each round.
 
-    Each round costs the latency of one tier and not that of the slowest node of the fleet. The
-    tier is drawn from fixed probabilities (static policies) or from ones that favour tiers of low
-    accuracy and short rounds (adaptive). Nodes are timed while they train: round 1 asks all of them, goes on with
-    the first ``clients_per_round`` replies and leaves the others to finish beside later rounds.
+    The tier is drawn from fixed probabilities (static policies) or from ones that favour tiers of
+    low accuracy and short rounds (adaptive). Nodes are timed while they train: round 1 asks all of
+    them, goes on with the first ``clients_per_round`` replies and leaves the others to finish.
 
     Parameters
     ----------
     strategy : Strategy, optional
         What aggregates: any Flower strategy that derives from FedAvg, or another wrapper;
         FedAvg if left out. Its ``fraction_train`` must be 1: TiFL selects.
-    clients_per_round : int
-        Nodes |C| that train each round.
-    num_tiers : int
-        Tiers wanted; fewer result if there are fewer different latencies.
+    clients_per_round, num_tiers : int
+        Nodes |C| that train each round; tiers wanted, fewer if there are fewer latencies.
     policy : str or sequence of float
         ``adaptive`` (by error and latency), ``algorithm-2`` (the paper's adaptive rule),
         ``paced`` (by latency), ``vanilla`` (no tiers), ``slow``, ``uniform``, ``random``,
@@ -77,7 +71,7 @@ class TiFL(TierEvaluation):
     profiling : {"training", "phase"}
         Time nodes while they train, or as in the paper before the first round.
     sync_rounds, warmup_rounds : int, optional
-        Profiling rounds that count (3), and those before them that do not (1): of the phase.
+        Rounds of the phase that count (3), and those before them that do not (1).
     t_max : float
         Seconds after which a node that has not answered drops out, of a profiling round too.
     profile_interval : int, optional
@@ -89,11 +83,10 @@ class TiFL(TierEvaluation):
         Rounds that each tier may train at most in the whole run, one number for all or one per
         tier, fastest first; None: no limit.
     accuracy_key : str, optional
-        Metric of the evaluation replies of which more is better. None: the first with "acc" in
+        Metric of the evaluation replies of which more is better; None: the first with "acc" in
         its name, else minus the first with "loss" in its name.
     on_small_tier : {"shrink", "borrow"}
-        With fewer than |C| nodes of the tier online: train fewer, or add nodes of the next
-        faster tiers.
+        With fewer than |C| nodes of the tier online: train fewer, or add nodes of faster tiers.
     max_failures : int
         Failures in a row after which a node is not asked until the next profiling.
     seed : int
@@ -102,8 +95,7 @@ class TiFL(TierEvaluation):
     Raises
     ------
     ValueError
-        If a setting is out of range, or the wrapped strategy cannot work with a selection from
-        outside.
+        If a setting is out of range, or the wrapped strategy cannot leave selection to TiFL.
 
     Notes
     -----
@@ -153,20 +145,15 @@ class TiFL(TierEvaluation):
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = 1 if named == VANILLA else check_count("num_tiers", num_tiers, 1)
         policy_probs(policy, self.num_tiers)
-        self.policy, self._own_probs = named or "own", policy
+        self.policy, self.named = named or [float(p) for p in policy], named
         check_choice("tiering", tiering, TIERINGS)
         rule = TierRule(tiering, self.num_tiers, check_number("t_max", t_max, "(0, inf)"))
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
         self.interval = check_count("interval", interval, 1)
-        if credits is not None:
-            if named == PACED:
-                raise invalid("credits", credits, "be None, for policy 'paced' has its own")
-            if not isinstance(credits, Sequence):
-                credits = [credits] * self.num_tiers
-            if len(credits) != self.num_tiers:
-                raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
-            credits = [check_count("credits", one, 1) for one in credits]
+        if named == PACED and credits is not None:
+            raise invalid("credits", credits, "be None, for policy 'paced' has its own")
+        credits = check_credits(credits, self.num_tiers)
         self.credits, self.accuracy_key = credits, accuracy_key
         check_choice("on_small_tier", on_small_tier, ("shrink", "borrow"))
         self.borrow = on_small_tier == "borrow"
@@ -198,16 +185,16 @@ class TiFL(TierEvaluation):
         self._num_rounds = run.num_rounds
         if run.round > 0 or self.tiers.latency:
             self._find_again(run.grid, online, run.round + 1)
-        elif len(online) < self.num_tiers:
+            return
+        if len(online) < self.num_tiers:
             rule = f"be at most the number of nodes, {len(online)}"
             raise invalid("num_tiers", self.num_tiers, rule)
-        elif self.credits and sum(self.credits) < run.num_rounds:
+        if self.credits and sum(self.credits) < run.num_rounds:
             rule = f"add up to the rounds of the run, {run.num_rounds}, at least"
             raise invalid("credits", self.credits, rule)
-        else:
-            if not self.borrow:
-                say_small_tiers(len(online), self.num_tiers, self.num_selected)
-            self._set_tiers(self.timing.start(run.grid, online))
+        if not self.borrow:
+            say_small_tiers(len(online), self.num_tiers, self.num_selected)
+        self._set_tiers(self.timing.start(run.grid, online))
 
     def _find_again(self, grid: Grid, online: Set[int], server_round: int) -> None:
         identify_nodes(self, grid, self.timing.rule.t_max, server_round)
@@ -218,36 +205,19 @@ class TiFL(TierEvaluation):
             log(WARNING, text, len(self.tiers.tier), len(online))
 
     def _set_tiers(self, found: Found | None) -> None:
-        """Take new tiers; as many as before go on with their probabilities and accuracies.
+        """Take new tiers; as many as before go on with their accuracies and credits.
 
-        Credits go on too, but begin again while nodes get their first tier: tiers of which no
-        node had answered have saved theirs.
+        Credits begin again while nodes get their first tier: tiers without a node saved theirs.
         """
         if found is None:
             return
-        before, state = self.state, self._first_state(found.tiering.latency)
-        if self.tiers.latency and len(before.probs) == len(state.probs):
-            left = state.credits if found.first else before.credits
-            probs = before.probs if self.policy == ALGORITHM_2 else state.probs
-            state = state._replace(probs=probs, accuracy=before.accuracy, credits=left)
-        if self.policy == ADAPTIVE:
-            state = steer(state, state.accuracy)
+        state = first_state(self.policy, self.num_tiers, self.credits, found.tiering.latency)
+        if self.tiers.latency:
+            state = carry_over(self.state, state, self.named, with_credits=not found.first)
         self._new_tiers |= found.tiers is not self.tiers
         self.tiers, self.state = found.tiers, state
         if found.is_timed:
             self.estimate.set_tiers(found.rounds, found.tiering.tier, self.num_selected)
-
-    def _first_state(self, latency: Floats) -> TierState:
-        """Set probabilities and credits for tiers of this latency (Alg. 2, l. 1)."""
-        if isinstance(self._own_probs, str):
-            probs = policy_probs(self.policy, len(latency))
-        else:
-            probs = resample(policy_probs(self._own_probs, self.num_tiers), len(latency))
-        if self.policy == PACED:
-            full_credits = paced_credits(latency)
-        else:
-            full_credits = spread_over(len(latency), self.credits)
-        return TierState.first(probs, full_credits, latency)
 
     # --- selection ---------------------------------------------------------------------
 
@@ -257,9 +227,7 @@ class TiFL(TierEvaluation):
         self._set_tiers(timing.update(server_round, grid, online, self.tiers))
         if not (self._is_foretold or timing.forming):
             self._is_foretold, count = True, self._num_rounds - server_round + 1
-            if len(self.estimate.slowest_s):
-                text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
-                log(INFO, text, count, self.forecast(count))
+            self.estimate.log_forecast(count, self.state, self.named)
         newcomers = timing.newcomers(grid, online, self.rng)
         self._draw()
         while not self.draw.nodes + newcomers and timing.wait(grid, online):
@@ -268,8 +236,7 @@ class TiFL(TierEvaluation):
         count = len(self.draw.nodes)
         self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
         if self.draw.tier is not None:
-            free = free_draws(self.state, self.policy)
-            self.estimate.expect_rounds(1, self.chances(), self.state.latency, free)
+            self.estimate.expect(1, self.state, self.named, self.draw.probs)
             log(INFO, "TiFL: tier %s, %d nodes", self.draw.tier, count)
         if newcomers:
             text = "TiFL: %d nodes are timed in this round, which takes the first %d replies"
@@ -277,28 +244,15 @@ class TiFL(TierEvaluation):
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
-        weights, state = draw_weights(self.state, self.policy)
+        weights, state = draw_weights(self.state, self.named)
         how = (self._available(self._online), self.num_selected, self.borrow, self.rng)
         self.draw, self.state = draw_nodes(self.tiers, state, weights, *how)
         if self.draw.tier is not None:
             self.state = was_drawn(self.state, self.draw.tier)
 
-    def chances(self) -> Floats:
-        """Return the probability with which each tier trains in this round: (num_tiers,).
-
-        Of "paced" and "adaptive" it is the share of the schedule, whatever rounds were before.
-        """
-        if self.policy == PACED:
-            return np.asarray(self.state.full_credits / self.state.full_credits.sum())
-        return self.state.probs if self.policy == ADAPTIVE else self.draw.probs
-
-    def forecast(self, num_rounds: int) -> Forecast:
-        """Return how long so many further rounds will take, with the present probabilities."""
-        ahead = TimeEstimate(slowest_s=self.estimate.slowest_s, slowest_s2=self.estimate.slowest_s2)
-        chances = self.chances() if self.policy == PACED else self.state.probs
-        free = free_draws(self.state, self.policy, num_rounds)
-        ahead.expect_rounds(num_rounds, chances, self.state.latency, free)
-        return ahead.forecast()
+    def tier_chances(self) -> Floats:
+        """Return the probability with which each tier trains in this round: (num_tiers,)."""
+        return schedule(self.state, self.named, self.draw.probs)
 
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
@@ -334,10 +288,7 @@ class TiFL(TierEvaluation):
 
     def on_finish(self, run: Run) -> None:
         """Log the time estimate beside the actual time."""
-        done = self.estimate
-        if done.actual_s > 0 and done.exact_s > 0:
-            text = "TiFL: expected %s, took %.4g s; by the paper's Eq. 6 %.4g s"
-            log(INFO, text, done.forecast(), done.actual_s, done.paper_s)
+        self.estimate.log_summary()
 
     def round_info(self) -> dict[str, Any]:
         """Return tier, probabilities, credits, accuracies and estimate; new tiers in full."""

@@ -2,13 +2,22 @@
 
 import math
 from dataclasses import dataclass, field
+from logging import INFO
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
-from flwr_hetero.tifl.algorithm import Floats
+from flwr_hetero.tifl.algorithm import Floats, TierState
+from flwr_hetero.tifl.pacing import free_draws, schedule
+
+STATE = {
+    **dict.fromkeys(("paper_s", "exact_s", "actual_s", "within_s2", "between_s2"), float),
+    **dict.fromkeys(("slowest_s", "slowest_s2"), ((-1,), "f")),
+}
+"""Entries of a saved TimeEstimate."""
 
 
 def paper_estimate(tier_latency: Floats, tier_probs: Floats, num_rounds: int) -> float:
@@ -93,28 +102,44 @@ class TimeEstimate:
         self.slowest_s = expected_round_times(filled, tier, clients_per_round)
         self.slowest_s2 = expected_round_times(filled**2, tier, clients_per_round)
 
-    def expect_rounds(
-        self, count: int, chances: Floats, latency: Floats, free: float | None = None
+    def expect(
+        self, count: int, state: TierState, policy: str, probs: Floats | None = None
     ) -> None:
-        """Add rounds whose tier is drawn with these chances; latency: (num_tiers,), medians.
-
-        Where the draws of a run depend on each other, as a schedule's do, ``free`` of all so far
-        count as independent ones.
-        """
+        """Add rounds by a policy's schedule; ``probs`` are those that a tier was drawn with."""
         if not len(self.slowest_s):
             return
+        chances = schedule(state, policy, state.probs if probs is None else probs)
         mean_s = float(chances @ self.slowest_s)
-        self.paper_s += paper_estimate(latency, chances, count)
+        self.paper_s += paper_estimate(state.latency, chances, count)
         self.exact_s += count * mean_s
         self.within_s2 += count * float(chances @ (self.slowest_s2 - self.slowest_s**2))
         between_s2 = float(chances @ self.slowest_s**2) - mean_s**2
         independent = self.between_s2 + count * between_s2
+        free = free_draws(state, policy, count if probs is None else 0)
         self.between_s2 = independent if free is None else free * between_s2
+
+    def ahead(self, count: int, state: TierState, policy: str) -> Forecast:
+        """Return how long rounds to come will take."""
+        later = TimeEstimate(slowest_s=self.slowest_s, slowest_s2=self.slowest_s2)
+        later.expect(count, state, policy)
+        return later.forecast()
 
     def forecast(self) -> Forecast:
         """Return the estimate of the rounds added so far."""
         margin_s = 1.96 * math.sqrt(max(0.0, self.within_s2 + self.between_s2))
         return Forecast(self.exact_s, max(0.0, self.exact_s - margin_s), self.exact_s + margin_s)
+
+    def log_forecast(self, count: int, state: TierState, policy: str) -> None:
+        """Log how long rounds to come will take."""
+        if len(self.slowest_s):
+            text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
+            log(INFO, text, count, self.ahead(count, state, policy))
+
+    def log_summary(self) -> None:
+        """Log both estimates beside the actual time, if there is one."""
+        if self.actual_s > 0 and self.exact_s > 0:
+            text = "TiFL: expected %s, took %.4g s; by the paper's Eq. 6 %.4g s"
+            log(INFO, text, self.forecast(), self.actual_s, self.paper_s)
 
     def info(self) -> dict[str, float]:
         """Return the sums so far, for the history."""

@@ -10,8 +10,8 @@ from flwr_hetero.tifl.pacing import (
     draw_weights,
     paced_credits,
     steer,
-    tier_chances,
     was_drawn,
+    weigh_tiers,
 )
 
 NAN = float("nan")
@@ -45,18 +45,18 @@ def test_paced_credits_by_hand(latency, expected):
         ([1.0, 0.5], [1, 1], [1, 100]),  # at least a tenth of the largest error
     ],
 )
-def test_tier_chances_by_hand(accuracy, latency, weights):
-    chances = tier_chances(np.array(accuracy), np.array(latency, float))
+def test_weigh_tiers_by_hand(accuracy, latency, weights):
+    chances = weigh_tiers(np.array(accuracy), np.array(latency, float))
     np.testing.assert_allclose(chances, np.array(weights) / np.sum(weights))
 
 
 @given(st.lists(st.floats(0, 1), min_size=5, max_size=5))
 def test_a_lower_accuracy_is_never_rarer(accuracy):
-    before = tier_chances(np.array(accuracy), LATENCY)
+    before = weigh_tiers(np.array(accuracy), LATENCY)
     for tier in range(5):
         lower = np.array(accuracy)
         lower[tier] /= 2
-        after = tier_chances(lower, LATENCY)
+        after = weigh_tiers(lower, LATENCY)
         assert after[tier] >= before[tier] * (1 - 1e-9)
         assert after.min() >= LEAST_ERROR**2 * 40**-0.75 / 5
         assert after.sum() == pytest.approx(1)

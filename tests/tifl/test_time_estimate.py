@@ -9,7 +9,6 @@ from tifl_toy import records_of
 
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import TierState, policy_probs
-from flwr_hetero.tifl.pacing import free_draws
 from flwr_hetero.tifl.time_estimate import (
     TimeEstimate,
     expected_round_times,
@@ -65,20 +64,24 @@ def estimate_of(seconds=(1.0, 4.0)):
     return estimate
 
 
+def state_of(probs, credits=(np.inf, np.inf)):
+    return TierState.first(np.array(probs), np.array(credits), np.array([1.0, 4.0]))
+
+
 def test_time_estimate_adds_up_rounds():
-    tier, latency = np.array([0, 1, -1, 1]), np.array([1.0, 4.0])
+    tier = np.array([0, 1, -1, 1])
     rounds = np.array([[1.0, 3.0, np.nan, 5.0], [1.0, np.nan, np.nan, 5.0]])  # the NaN counts as 3
     estimate = TimeEstimate()
     estimate.set_tiers(rounds, tier, clients_per_round=2)
-    estimate.expect_rounds(1, np.array([0.5, 0.5]), latency)
-    estimate.expect_rounds(2, np.array([0.0, 1.0]), latency)
+    estimate.expect(1, state_of([0.5, 0.5]), "uniform")
+    estimate.expect(2, state_of([0.5, 0.5]), "uniform", np.array([0.0, 1.0]))
     assert estimate.info() == {"paper_estimate_s": 10.5, "exact_estimate_s": 13.0, "actual_s": 0.0}
 
 
 def test_variance_of_independent_draws_adds_up():
     estimate = estimate_of()
     for _ in range(10):
-        estimate.expect_rounds(1, np.array([0.5, 0.5]), np.ones(2))
+        estimate.expect(1, state_of([0.5, 0.5]), "uniform")
     assert estimate.between_s2 == pytest.approx(10 * 1.5**2)
     assert estimate.within_s2 == 0
 
@@ -88,9 +91,8 @@ def test_variance_of_a_permutation_equals_all_orders(num_rounds):
     """A period of three fast rounds and a slow one."""
     orders = permutations([1.0, 1.0, 1.0, 4.0])
     times = [sum(order[: num_rounds % 4]) for order in orders]
-    state = TierState.first(np.array([0.75, 0.25]), np.array([3.0, 1.0]), np.array([1.0, 4.0]))
-    estimate, free = estimate_of(), free_draws(state, "paced", num_rounds)
-    estimate.expect_rounds(num_rounds, state.probs, state.latency, free)
+    estimate = estimate_of()
+    estimate.expect(num_rounds, state_of([0.5, 0.5], [3.0, 1.0]), "paced")
     assert estimate.between_s2 == pytest.approx(np.var(times))
     assert estimate.exact_s == pytest.approx(num_rounds // 4 * 7 + np.mean(times))
 
