@@ -4,11 +4,12 @@ Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file i
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message, Metadata
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import SType
 from flwr.common.logger import log
@@ -34,6 +35,7 @@ __all__ = [
     "new_run",
     "quiet_strategies",
     "set_message_id",
+    "unavailable",
     "trains_trees",
 ]
 
@@ -41,6 +43,8 @@ TRIED_WITH = "1.41.0"
 """Version of flwr that all of this was tried with."""
 CLIENT_APP_RAISED = 2
 """Code of the error reply when a ClientApp raised, also for want of a handler."""
+MESSAGE_UNAVAILABLE = 3
+"""Code of the error reply for a message that has ended, or is not known."""
 NODE_UNAVAILABLE = 5
 """Code of the error reply for a node that went away."""
 _CHATTY = {"fedavg", "strategy", "strategy_utils"}
@@ -54,10 +58,30 @@ def new_run(run_id: int) -> Run:
     return Run.create_empty(run_id=run_id)
 
 
-def be_server_task(run_id: int, task_id: int, node_id: int) -> None:
-    """Set what ``Message(...)`` asks for; Flower's processes set it when they start a task."""
-    TaskIdentity.run_id, TaskIdentity.task_id = run_id, task_id
-    TaskIdentity.node_id = node_id
+def be_server_task(run_id: int, task_id: int, node_id: int) -> int:
+    """Set what ``Message(...)`` asks for, unless a ServerApp has it here; return the run's id."""
+    if None in (TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id):
+        TaskIdentity.run_id, TaskIdentity.task_id = run_id, task_id
+        TaskIdentity.node_id = node_id
+    return TaskIdentity.run_id
+
+
+def unavailable(message_id: str) -> Message:
+    """Make the answer to a request for a reply that there is not, or not any more."""
+    own = TaskIdentity.node_id
+    metadata = Metadata(
+        run_id=TaskIdentity.run_id,
+        message_id="",
+        src_node_id=own,
+        dst_node_id=own,
+        reply_to_message_id=message_id,
+        group_id="",
+        created_at=time.time(),
+        ttl=0,
+        message_type="system",
+    )
+    error = Error(MESSAGE_UNAVAILABLE, "no reply within the message's ttl, or collected before")
+    return Message(error, metadata=metadata)  # type: ignore[call-overload,no-any-return]
 
 
 def set_message_id(message: Message, message_id: str) -> None:

@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from flwr_hetero._flwr import MESSAGE_UNAVAILABLE
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 
 STEPS = 10
@@ -54,6 +55,11 @@ def app(goals, examples, lr, claims=None):
     return app
 
 
+def answers(reply):
+    """Say whether a node answers ever, and it is not the grid that does when its time is over."""
+    return reply.has_content() or reply.error.code != MESSAGE_UNAVAILABLE
+
+
 class Watched(LocalGrid):
     """See what is sent when, and that nothing is sent to a node at work."""
 
@@ -74,7 +80,7 @@ class Watched(LocalGrid):
             self.sent.append((self.virtual_time_s, node_id - 1000, kind, int(number)))
         ids = list(super().push_messages(messages))
         for message_id, message in zip(ids, messages, strict=True):
-            if self.traffic.pending[message_id][0] < 1e9:  # it answers, ever
+            if answers(self.traffic.pending[message_id][1]):
                 self.at_work[message_id] = message.metadata.dst_node_id
                 self.training |= {message_id} if message.metadata.message_type == "train" else set()
         self.most = max(self.most, len(self.training & self.at_work.keys()))

@@ -35,6 +35,7 @@ def test_no_other_file_uses_undocumented_flwr():
 def test_error_codes():
     assert _flwr.CLIENT_APP_RAISED == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert _flwr.NODE_UNAVAILABLE == ErrorCode.NODE_UNAVAILABLE
+    assert _flwr.MESSAGE_UNAVAILABLE == ErrorCode.MESSAGE_UNAVAILABLE
 
 
 def test_simulation_grid_by_name():
@@ -43,8 +44,16 @@ def test_simulation_grid_by_name():
     assert _flwr.is_simulation_grid(InMemoryGrid.__new__(InMemoryGrid))
 
 
-def test_message_id_is_set():
+def test_identity_of_a_server_app_is_kept(monkeypatch):
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(_flwr.TaskIdentity, name, None)
     _flwr.be_server_task(run_id=7, task_id=1, node_id=1)
+    _flwr.be_server_task(run_id=8, task_id=2, node_id=2)  # a LocalGrid inside this ServerApp
+    assert [getattr(_flwr.TaskIdentity, n) for n in ("run_id", "task_id", "node_id")] == [7, 1, 1]
+
+
+def test_message_id_is_set(monkeypatch):
+    monkeypatch.setattr(_flwr.TaskIdentity, "_run_id", 7)
     message = Message(RecordDict({"config": ConfigRecord()}), dst_node_id=5, message_type="train")
     _flwr.set_message_id(message, "abc")
     assert message.metadata.message_id == "abc"

@@ -64,7 +64,7 @@ class Mail:
     def send(self, messages: Sequence[Message]) -> None:
         """Send instructions; one that cannot be sent is given up when its time is over."""
         self._tick()
-        if not self.is_simulated:
+        if not self.is_simulated and self.timeout_s < inf:
             for message in messages:
                 message.metadata.ttl = self.timeout_s + LATE_S
         list(self.fleet.push_messages(messages))

@@ -1,8 +1,8 @@
 """An emulated fleet in this process: Flower's Grid on a virtual clock."""
 
 from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -13,17 +13,17 @@ from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import (
-    CLIENT_APP_RAISED,
     NODE_UNAVAILABLE,
     Run,
     be_server_task,
     new_run,
     set_message_id,
+    unavailable,
 )
 from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
 from flwr_hetero.errors import invalid
-from flwr_hetero.fleet.faults import Fault, corrupt
+from flwr_hetero.fleet.faults import Fault
+from flwr_hetero.fleet.local_node import LocalNode
 
 FIRST_NODE_ID = 1_000
 POLL_S = 0.1
@@ -32,60 +32,28 @@ _RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID = 1, 1, 1
 
 
 @dataclass
-class LocalNode:
-    """An emulated device with the state of its ClientApp; it does one job at a time."""
-
-    profile: DeviceProfile
-    context: Context
-    free_at_s: float = 0.0
-
-    def answer(
-        self, message: Message, client_app: ClientApp, seed: int, faults: list[Fault], now_s: float
-    ) -> tuple[float, Message | None]:
-        """Run the ClientApp on an instruction; return when the reply arrives, and the reply."""
-        partition = int(self.context.node_config[keys.PARTITION_ID])
-        rng = device_rng(seed, partition, message)
-        server_round, kind = in_config(message, keys.SERVER_ROUND), message.metadata.message_type
-        faults = [fault for fault in faults if fault.hits(partition, server_round, kind)]
-        if any(fault.kind == "dies" for fault in faults):
-            return inf, None
-        if away := reply_if_away(message, self.profile, rng):
-            return now_s, away
-        reply = self._run(message, client_app, faults)
-        stamp(message, reply, self.context, self.profile, rng)
-        latency_s = sum(fault.delay_s for fault in faults if fault.kind == "late")
-        if reply.has_content():
-            times: Any = reply.content[keys.TIMING]
-            latency_s += times[keys.TRAIN_TIME] + times[keys.TRANSFER_TIME]
-        self.free_at_s = max(self.free_at_s, now_s) + latency_s
-        return self.free_at_s, reply
-
-    def _run(self, message: Message, client_app: ClientApp, faults: list[Fault]) -> Message:
-        if any(fault.kind == "errs" for fault in faults):
-            return Message(Error(CLIENT_APP_RAISED, "injected error"), reply_to=message)
-        records: dict[str, Any] = dict(message.content.items())
-        copy = RecordDict({name: type(record)(dict(record)) for name, record in records.items()})
-        private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
-        try:
-            reply = client_app(private, self.context)
-        except Exception as error:  # any error of a ClientApp becomes its reply, as in Flower
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
-        for fault in faults:
-            if fault.kind == "garbage" and reply.has_content():
-                with suppress(StopIteration):  # nothing to corrupt
-                    corrupt(reply.content, fault.corrupt)
-        return reply
-
-
-@dataclass
 class _Traffic:
-    """Number of messages sent so far; arrival and reply (None: never) of those not collected."""
+    """Number of messages sent so far; arrival and reply of those not collected."""
 
     asked: int = 0
-    pending: dict[str, tuple[float, Message | None]] = field(default_factory=dict)
+    pending: dict[str, tuple[float, Message]] = field(default_factory=dict)
     in_order: list[tuple[float, str]] = field(default_factory=list)
     """Arrivals as a heap; some may have been collected."""
+    kept_until: list[tuple[float, str]] = field(default_factory=list)
+    """When messages end, as a heap."""
+
+    def add(self, message_id: str, arrival_s: float, reply: Message, until_s: float) -> None:
+        """Keep a reply until it is collected, or until its message ends."""
+        self.pending[message_id] = arrival_s, reply
+        heappush(self.in_order, (arrival_s, message_id))
+        heappush(self.kept_until, (until_s, message_id))
+
+    def forget(self, now_s: float) -> None:
+        """Drop replies that nobody has collected in time, and what is known of collected ones."""
+        while self.kept_until and self.kept_until[0][0] < now_s:
+            self.pending.pop(heappop(self.kept_until)[1], None)
+        while self.in_order and self.in_order[0][1] not in self.pending:
+            heappop(self.in_order)
 
 
 class LocalGrid(Grid):
@@ -122,7 +90,9 @@ class LocalGrid(Grid):
     Notes
     -----
     The content of a message is copied record by record, so that a ClientApp cannot change what
-    other nodes see; array payloads are immutable bytes and shared.
+    other nodes see; array payloads are immutable bytes and shared. A message that is not answered
+    within its ``ttl``, in virtual seconds, is answered with an error as by Flower; so are messages
+    that were collected or never sent.
 
     Examples
     --------
@@ -154,8 +124,7 @@ class LocalGrid(Grid):
         self.faults = list(faults)
         self.virtual_time_s = 0.0
         self.traffic = _Traffic()
-        self._run = new_run(_RUN_ID)
-        be_server_task(_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID)
+        self._run = new_run(be_server_task(_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID))
         self._run_config = dict(run_config or {})
         self._num_partitions = len(profiles)
         self._nodes: dict[int, LocalNode] = {}
@@ -201,12 +170,14 @@ class LocalGrid(Grid):
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
+        if not isinstance(run, Run):
+            raise TypeError(f"run must be a Run, got {type(run).__name__}")
         self._run = run
 
     @property
     def run(self) -> Run:
-        """Run information."""
-        return self._run
+        """A copy of the run's information."""
+        return Run(**vars(self._run))
 
     def create_message(
         self,
@@ -224,24 +195,35 @@ class LocalGrid(Grid):
         return self._online.keys()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send instructions to the nodes; return their message ids."""
-        ids = []
-        for message in messages:
-            self.traffic.asked += 1
-            message_id = f"{self.traffic.asked:08d}"
-            set_message_id(message, message_id)
-            arrival_s, reply = self._answer(message)
-            if reply is not None:
-                set_message_id(reply, f"{message_id}-reply")
-            self.traffic.pending[message_id] = arrival_s, reply
-            heappush(self.traffic.in_order, (arrival_s, message_id))
-            ids.append(message_id)
-        return ids
+        """Send instructions to the nodes; return the message ids of those that there are.
+
+        ValueError for a reply, and for a message that was sent before.
+        """
+        self.traffic.forget(self.virtual_time_s)
+        distinct = list({id(message): message for message in messages}.values())
+        for metadata in (message.metadata for message in distinct):
+            if metadata.reply_to_message_id or metadata.delivered_at or metadata.ttl <= 0:
+                raise ValueError(f"Invalid message, a reply or sent before: {metadata}")
+        return [self._send(m) for m in distinct if m.metadata.dst_node_id in self._nodes]
+
+    def _send(self, message: Message) -> str:
+        self.traffic.asked += 1
+        message_id = f"{self.traffic.asked:08d}"
+        set_message_id(message, message_id)
+        arrival_s, reply = self._answer(message)
+        message.metadata.delivered_at = datetime.now(UTC).isoformat()
+        until_s = self.virtual_time_s + message.metadata.ttl
+        if reply is None or arrival_s > until_s:
+            arrival_s, reply = until_s, unavailable(message_id)
+        else:
+            set_message_id(reply, f"{message_id}-reply")
+        self.traffic.add(message_id, arrival_s, reply, until_s)
+        return message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``."""
         ids = set(message_ids)
-        arrived = self._collect(ids, self.virtual_time_s)
+        arrived = [*self._unknown(ids), *self._collect(ids, self.virtual_time_s)]
         if ids and not arrived:
             self.virtual_time_s += POLL_S
         return arrived
@@ -262,8 +244,8 @@ class LocalGrid(Grid):
         message_ids : iterable of str
             From :meth:`push_messages`.
         timeout : float, optional
-            Seconds of virtual time. None: nodes that never answer are waited for as long as
-            the others need.
+            Seconds of virtual time. None: nodes that never answer are waited for until their
+            messages end.
         enough : int, optional
             Wait for no more replies than this, errors not counted.
 
@@ -274,18 +256,20 @@ class LocalGrid(Grid):
         """
         now_s = self.virtual_time_s
         deadline_s = inf if timeout is None else now_s + timeout
-        pending = {i: self.traffic.pending[i] for i in message_ids}
+        ids = set(message_ids)
+        pending = {i: self.traffic.pending[i] for i in ids & self.traffic.pending.keys()}
         arrivals = [arrival_s for arrival_s, _ in pending.values()]
-        good = sorted(at_s for at_s, reply in pending.values() if reply and reply.has_content())
+        good = sorted(at_s for at_s, reply in pending.values() if reply.has_content())
         in_time = [arrival_s for arrival_s in arrivals if arrival_s <= deadline_s]
         if enough is not None and len(good) >= enough and good[enough - 1] <= deadline_s:
             until_s = good[enough - 1]
         elif len(in_time) < len(arrivals) and deadline_s < inf:
             until_s = deadline_s
         else:
-            until_s = max((arrival_s for arrival_s in in_time if arrival_s < inf), default=now_s)
+            until_s = max(in_time, default=now_s)
         self.virtual_time_s = max(now_s, until_s)
-        return self._collect(set(pending), min(deadline_s, self.virtual_time_s))
+        arrived = self._collect(ids, min(deadline_s, self.virtual_time_s))
+        return [*self._unknown(ids - pending.keys()), *arrived]
 
     def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
         """Wait for the next reply, or until a virtual time; return what has arrived by then."""
@@ -293,7 +277,7 @@ class LocalGrid(Grid):
         pending, queue = self.traffic.pending, self.traffic.in_order
         mine: set[str] = set()
         others: list[tuple[float, str]] = []
-        while queue and queue[0][0] <= until_s and queue[0][0] < inf:
+        while queue and queue[0][0] <= until_s:
             at_s, message_id = heappop(queue)
             if message_id in pending and message_id not in ids:
                 others.append((at_s, message_id))
@@ -318,5 +302,8 @@ class LocalGrid(Grid):
     def _collect(self, ids: set[str], until_s: float) -> list[Message]:
         pending = self.traffic.pending
         arrived = sorted((pending[i][0], i) for i in ids & pending.keys())
-        replies = [pending.pop(i)[1] for arrival_s, i in arrived if arrival_s <= until_s]
-        return [reply for reply in replies if reply is not None]
+        return [pending.pop(i)[1] for arrival_s, i in arrived if arrival_s <= until_s]
+
+    def _unknown(self, ids: set[str]) -> list[Message]:
+        """Return errors for messages that were collected, have ended or were never sent."""
+        return [unavailable(i) for i in sorted(ids - self.traffic.pending.keys())]

@@ -1,6 +1,7 @@
 """What every strategy of this package is: a wrapper around another Flower strategy."""
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -287,7 +288,7 @@ class Wrapper(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        timeout: float | None = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
@@ -295,8 +296,9 @@ class Wrapper(Strategy):
         """Run federated learning; arguments and result as for any Flower strategy.
 
         ``grid`` may also be a :class:`~flwr_hetero.fleet.LocalGrid`; ``timeout`` is in seconds
-        of the fleet's clock.
+        of the fleet's clock, None for no limit.
         """
+        timeout = inf if timeout is None else timeout
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         settings = (num_rounds, timeout, train_config, evaluate_config, evaluate_fn)

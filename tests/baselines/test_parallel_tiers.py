@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
-from quadratics import STEPS, Watched, fedavg, models, start
+from quadratics import STEPS, Watched, answers, fedavg, models, start
 from recording import Folder, History
 
 from flwr_hetero.fleet import DeviceProfile, Fault
@@ -129,7 +129,7 @@ def test_credits_bound_the_lead_of_the_quick(credits):
 def test_dead_node_costs_its_cohort_the_time_out_and_the_others_nothing():
     class Dies(Watched):
         def push_messages(self, messages):
-            never = [i for i, (at_s, _) in self.traffic.pending.items() if at_s == np.inf]
+            never = [i for i, (_, reply) in self.traffic.pending.items() if not answers(reply)]
             self.at_work = {i: n for i, n in self.at_work.items() if i not in never}
             return super().push_messages(messages)
 

@@ -1,0 +1,1 @@
+"""What a Grid does with unusual messages: the same questions to every one."""

@@ -1,0 +1,92 @@
+"""Ask a Grid the questions, and write down what it did."""
+
+import json
+import time
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+EXPECTED = {
+    "answer": ["content"],
+    "no time-out": ["content", "content"],
+    "app without a return": ["error 2"],
+    "ttl is over": ["error 3"],
+    "unknown node": [],
+    "second pull": ["error 3"],
+    "unknown id": ["error 3"],
+    "same message twice": ["content"],
+    "same message again": "ValueError",
+    "a reply as an instruction": "refused",
+    "set_run of a number": "TypeError",
+    "run is a copy": True,
+    "run of a message": True,
+}
+"""What Flower's simulation does, and so must a LocalGrid."""
+
+
+def probe(grid) -> dict[str, object]:
+    """Return what the grid does, by question."""
+    while len(nodes := sorted(grid.get_node_ids())) < 2:
+        time.sleep(0.5)
+    node = nodes[0]
+
+    def message(does="answer", node_id=node, ttl=None):
+        content = RecordDict({"config": ConfigRecord({"does": does})})
+        return Message(content, node_id, "query", ttl=ttl)
+
+    def ask(*messages, timeout=60.0):
+        return kinds(grid.send_and_receive(list(messages), timeout=timeout))
+
+    def pull_twice():
+        ids = list(grid.push_messages([message()]))
+        while not list(grid.pull_messages(ids)):
+            time.sleep(0.1)
+        return kinds(grid.pull_messages(ids))
+
+    def reply_as_instruction():
+        (reply,) = grid.send_and_receive([message()], timeout=60.0)
+        try:
+            return "taken" if any(grid.push_messages([reply])) else "refused"
+        except ValueError:
+            return "refused"
+
+    once, twice = message(), message()
+    return {
+        "answer": ask(once),
+        "no time-out": ask(message(), message(node_id=nodes[1]), timeout=None),
+        "app without a return": ask(message("nothing")),
+        "ttl is over": ask(message("work", ttl=1.0)),
+        "unknown node": ask(message(node_id=12345), timeout=5.0),
+        "second pull": pull_twice(),
+        "unknown id": kinds(grid.pull_messages(["0" * 64])),
+        "same message twice": ask(twice, twice, timeout=10.0),
+        "same message again": attempt(lambda: ask(once, timeout=10.0)),
+        "a reply as an instruction": reply_as_instruction(),
+        "set_run of a number": attempt(lambda: grid.set_run(61016)),
+        "run is a copy": grid.run is not grid.run,
+        "run of a message": message().metadata.run_id == grid.run.run_id,
+    }
+
+
+def kinds(replies) -> list[str]:
+    """Name what came: content, or an error's code."""
+    return sorted("content" if r.has_content() else f"error {r.error.code}" for r in replies)
+
+
+def attempt(call) -> object:
+    """Return what a call returns, or the name of its error."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error).__name__
+
+
+@app.main()
+def main(grid, context):
+    """Write the answers to ``output-dir``."""
+    folder = Path(context.run_config["output-dir"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "probe.json").write_text(json.dumps(probe(grid)))
