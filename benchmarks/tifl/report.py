@@ -11,7 +11,7 @@ from benchmarks import tables
 from benchmarks.tables import Line, Vector, percent
 
 VANILLA, PARTITIONS = "vanilla", ("classes-by-speed", "dirichlet")
-SMOOTH, FINAL, TOLERANCE, STEPS = 5, 10, 0.01, 4001
+SMOOTH, WINDOW_S, FINAL, TOLERANCE, STEPS = 5, 40, 10, 0.01, 4001
 SKEWED = "times alike; vanilla and uniform lose least accuracy, adaptive is best"
 PAPER_SAYS = {
     "resource": "fast almost 11x, uniform over 6x faster; accuracies within 3.71 points",
@@ -34,7 +34,8 @@ RACE = ["policy", "rounds", "virtual time", "faster than vanilla", "final accura
         "time to target", "with profiling"]  # fmt: skip
 QUARTERS = ["all, second quarter", "all, last quarter", "last two classes, second quarter",
             "last two classes, last quarter"]  # fmt: skip
-MIX = ["policy", "rounds per tier, fastest first", "s to the target", "of paced's", *QUARTERS]
+MIX = ["policy", "rounds per tier, fastest first", "time to the target over paced's",
+       "the same, by rounds", *QUARTERS]  # fmt: skip
 POWER = ["partition", "power of the error", "seeds", *QUARTERS]
 ESTIMATE = ["policy", "jitter", "Eq. 6: MAPE in %", "exact: MAPE in %", "paper's Eq. 6"]
 FORECAST = ["policy", "mean error", "interval (95 %)", "runs within it"]
@@ -112,56 +113,63 @@ def experiments(panels: Mapping[str, Sequence[Line]]) -> str:
     return text
 
 
-def target_s(line: Line, base: Line) -> float:
-    """Return when accuracy (5 rounds smoothed) is within a point of the base's at its end."""
-    target = float(np.mean(last_quarter(base, "accuracy"))) - TOLERANCE
+def held(line: Line, name: str) -> Vector:
+    """Return a column second by second: a round's figure holds until the next round's."""
+    curve, budget_s = line["curve"], int(line["case"]["budget-s"])
+    latest = np.searchsorted(curve["virtual_s"], np.arange(budget_s), side="right") - 1
+    return np.asarray(curve[name], float)[np.maximum(latest, 0)]
+
+
+def quarter(line: Line, name: str, number: int) -> float:
+    """Return the mean of a column over a quarter of the run's time."""
+    return float(np.array_split(held(line, name), 4)[number - 1].mean())
+
+
+def target_s(line: Line, base: Line, *, by_time: bool) -> float:
+    """Return when the accuracy is within a point of the base's in its last quarter.
+
+    It is averaged over the last ``WINDOW_S`` seconds, or over the last 5 rounds.
+    """
+    target = quarter(base, "accuracy", 4) - TOLERANCE
+    if by_time:
+        place = tables.reached(tables.smooth(held(line, "accuracy"), WINDOW_S), target)
+        return inf if np.isnan(place) else place
     place = tables.reached(tables.smooth(line["curve"]["accuracy"], SMOOTH), target)
     return inf if np.isnan(place) else float(line["curve"]["virtual_s"][int(place)])
 
 
-def last_quarter(line: Line, name: str) -> Vector:
-    """Return a column in the last quarter of a run's time."""
-    clock = np.asarray(line["curve"]["virtual_s"])
-    return np.asarray(line["curve"][name], float)[clock >= 0.75 * clock[-1]]
-
-
 def mixes(lines: Sequence[Line]) -> str:
     """Compare the rounds of each tier and what they are worth, at the same virtual time."""
-    base, rows = tables.by_seed(tables.of(lines, name="paced")), []
+    base, rows = tables.of(lines, name="paced"), []
     for name, mine in tables.by(lines, "name").items():
         tiers = np.mean([line["metrics"]["rounds"] for line in mine], axis=0)
-        times = [target_s(line, base[line["seed"]]) for line in mine]
-        shares = [
-            target_s(line, base[line["seed"]]) / target_s(base[line["seed"]], base[line["seed"]])
-            for line in mine
-        ]
         cells = [" / ".join(f"{count:.0f}" for count in tiers)]
-        cells += [tables.spread(times, ".0f", ".0f"), tables.spread(shares, ".2f", ".2f")]
-        for key in ("accuracy", "slow"):
-            ends = [100 * float(np.mean(last_quarter(line, key))) for line in mine]
-            halves = [100 * float(np.mean(second_quarter(line, key))) for line in mine]
-            cells += [f"{np.mean(halves):.1f}", tables.extent(ends, "{:.1f}")]
-        rows.append([name, *cells])
+        for by_time in (True, False):
+            found = [
+                target_s(line, its, by_time=by_time) / target_s(its, its, by_time=by_time)
+                for line, its in tables.pairs(mine, base)
+            ]
+            missed = sum(share == inf for share in found)
+            known = [share for share in found if share < inf]
+            text = f"; {missed} of {len(found)} never" if missed else ""
+            cells.append((tables.extent(known) if known else "") + text)
+        rows.append([name, *cells, *quarters(mine)])
     return tables.table(MIX, rows)
 
 
-def second_quarter(line: Line, name: str) -> Vector:
-    """Return a column in the second quarter of a run's time."""
-    clock = np.asarray(line["curve"]["virtual_s"]) / line["curve"]["virtual_s"][-1]
-    return np.asarray(line["curve"][name], float)[(clock >= 0.25) & (clock < 0.5)]
+def quarters(lines: Sequence[Line]) -> list[str]:
+    """Return both accuracies in the second and last quarter: mean over seeds, and extremes."""
+    columns = [(key, number) for key in ("accuracy", "slow") for number in (2, 4)]
+    found = [[100 * quarter(line, *column) for line in lines] for column in columns]
+    return [tables.extent(each, "{:.1f}") for each in found]
 
 
 def powers(lines: Sequence[Line]) -> str:
     """Compare exponents of a tier's error, on seeds of development."""
-    rows = []
-    for (experiment, name), mine in tables.by(lines, "experiment", "name").items():
-        cells = []
-        for key in ("accuracy", "slow"):
-            cells += [
-                f"{100 * np.mean([part(line, key).mean() for line in mine]):.1f}"
-                for part in (second_quarter, last_quarter)
-            ]
-        rows.append([experiment.removeprefix("power, "), name, len(mine), *cells])
+    rows = [
+        [experiment.removeprefix("power, "), name, len(mine), *quarters(mine)]
+        for (experiment, name), mine in tables.by(lines, "experiment", "name").items()
+    ]
     return tables.table(POWER, rows)
 
 
