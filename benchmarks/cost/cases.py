@@ -23,8 +23,8 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.aggregate import mean_arrays
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import TierState, policy_probs, quantile_tiers
+from flwr_hetero.tifl.phase import Phase
 from flwr_hetero.tifl.tiers import Tiers
-from flwr_hetero.tifl.timing import Phase
 
 SETTINGS: dict[str, Any] = {"rounds": 100, "nodes": 1000, "megabytes": 1.0, "repeats": 7}
 FAST = {"rounds": 5, "nodes": 20, "megabytes": 0.1, "repeats": 2}
@@ -88,7 +88,7 @@ def profiled(num_nodes: int) -> TiFL:
     by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]
     strategy.tiers = Tiers(*by_name, found.boundaries)
     strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf))
-    strategy.timing.joiners.set_known(range(num_nodes))
+    strategy.timing.set_known(set(range(num_nodes)))
     return strategy
 
 

@@ -1,6 +1,6 @@
 r"""TiFL (Chai et al., HPDC 2020) on NumPy arrays, in the order of the paper.
 
-    4.2      latency, dropouts <- profiling rounds     latency.median_latency
+    4.2      latency, dropouts <- profiling rounds     grouping.median_latency
              tiers <- latency                          histogram_tiers, quantile_tiers, place
     4.3      Table 1: static policies                  policy_probs, resample
     Alg. 2   l. 1     credits of each tier             spread_over

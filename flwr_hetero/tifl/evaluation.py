@@ -14,7 +14,7 @@ from flwr_hetero.records import read_number
 from flwr_hetero.server.nodes import GridView, online_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Floats, TierState, update_probs
-from flwr_hetero.tifl.membership import FailureCounter
+from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.pacing import steer
 from flwr_hetero.tifl.tiers import Available, Draw, Tiers
 

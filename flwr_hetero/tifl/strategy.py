@@ -29,14 +29,14 @@ from flwr_hetero.tifl.algorithm import (
     refund,
 )
 from flwr_hetero.tifl.evaluation import TierEvaluation
+from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import TIERINGS, Found, TierRule, say_small_tiers
-from flwr_hetero.tifl.membership import FailureCounter
 from flwr_hetero.tifl.pacing import carry_over, draw_weights, first_state, schedule, was_drawn
+from flwr_hetero.tifl.phase import Phase
 from flwr_hetero.tifl.tiers import Tiers, draw_nodes
 from flwr_hetero.tifl.time_estimate import STATE as ESTIMATE_STATE
 from flwr_hetero.tifl.time_estimate import TimeEstimate
-from flwr_hetero.tifl.timing import STATE as TIMING_STATE
-from flwr_hetero.tifl.timing import Phase, Timing
+from flwr_hetero.tifl.training_times import STATE as TIMING_STATE
 from flwr_hetero.tifl.training_times import TrainingTimes
 
 STATE = {
@@ -170,7 +170,7 @@ class TiFL(TierEvaluation):
         if in_training and any(getattr(s, "accountant", None) for s in self.chain()):
             raise invalid("profiling", profiling, "be 'phase' where privacy is accounted for")
         how = (self, rule, profile_interval, self.failures)
-        self.timing: Timing = TrainingTimes(*how) if in_training else Phase(*how, *phase.values())
+        self.timing = TrainingTimes(*how) if in_training else Phase(*how, *phase.values())
         self.estimate = TimeEstimate()
         self._new_tiers = self._is_foretold = False
         self._num_rounds = 0
@@ -198,7 +198,6 @@ class TiFL(TierEvaluation):
 
     def _find_again(self, grid: Grid, online: Set[int], server_round: int) -> None:
         identify_nodes(self, grid, self.timing.rule.t_max, server_round)
-        self.timing.resume(online, self.tiers)
         find = self.session.registry.find
         if self.tiers.tier and not any(find(name) in online for name in self.tiers.tier):
             text = "TiFL: none of the %d nodes with a tier was found again among %d online"

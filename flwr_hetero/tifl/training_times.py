@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from logging import WARNING
-from typing import Any
+from logging import INFO, WARNING
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Message
@@ -23,18 +23,22 @@ from flwr_hetero.server.profiling import comparable_s
 from flwr_hetero.server.reply_checks import judge_latency, reported_partition
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.server.session import POLL_S
+from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import Found, TierRule, group
-from flwr_hetero.tifl.membership import LARGE_FLEET, LOOK_EVERY, FailureCounter
 from flwr_hetero.tifl.tiers import Tiers
-from flwr_hetero.tifl.timing import Timing
 
 MEMORY = 5
 """Latencies of a node that are kept after its first, which may be a cold start and counts only
 until there is another; their median counts."""
 AT_ONCE = 1_000
 """Nodes that are timed at once, beside those of the rounds; the others follow."""
-RENEW_EVERY = 10
-"""Rounds after which tiers are formed again; more on a fleet above ``LARGE_FLEET``."""
+LARGE_FLEET = 10_000
+"""Nodes from which on looking is rarer, in proportion, so that its mean cost does not grow."""
+RENEW_EVERY = LOOK_EVERY = 10
+"""Rounds after which tiers are formed again, and newcomers are looked for even if the number of
+nodes has not changed; more on a fleet above ``LARGE_FLEET``."""
+STATE = {"last_profile": int, "forming": int, "times": str}
+"""Entries of a saved TrainingTimes."""
 
 
 @dataclass
@@ -48,15 +52,23 @@ class Job:
     seconds: float = math.nan
 
 
-class TrainingTimes(Timing):
-    """Keep the last latencies of each node, by identity, and which nodes not to wait for."""
+class TrainingTimes:
+    """Keep the last latencies of each node, by identity, and which nodes not to wait for.
 
-    in_training = True
+    ``last`` is the round in which tiers were formed, ``forming`` whether some nodes have never
+    been placed, ``left_out`` are nodes whose replies to the last round do not count.
+    """
+
+    in_training: ClassVar[bool] = True
+    """Whether rounds go on before all nodes have answered."""
 
     def __init__(
         self, strategy: Selection, rule: TierRule, every: int | None, failures: FailureCounter
     ) -> None:
-        super().__init__(strategy, rule, every, failures)
+        self.strategy, self.session = strategy, strategy.session
+        self.rule, self.every, self.failures = rule, every, failures
+        self.last, self.forming = 0, True
+        self.left_out: list[int] = []
         self._seconds: dict[str, list[float]] = {}
         self._fresh: set[str] = set()  # timed since the tiers were formed
         self._jobs: dict[str, Job] = {}
@@ -66,6 +78,9 @@ class TrainingTimes(Timing):
         self._registry = self.session.registry
 
     # --- tiers -------------------------------------------------------------------------
+
+    def start(self, grid: Grid, online: Set[int]) -> Found | None:
+        """Begin a run without tiers."""
 
     def update(self, server_round: int, grid: Grid, online: Set[int], tiers: Tiers) -> Found | None:
         """Form tiers as first latencies come in, then every so many rounds of all latencies.
@@ -83,12 +98,18 @@ class TrainingTimes(Timing):
         found = self._form(server_round, tiers, first) if self._seconds and (due or first) else None
         self.forming &= not (last and self._seconds)
         if known and (found is None or found.tiers is tiers):
-            for name in sorted(self._fresh):
-                if self._seconds[name][-1] < self.rule.t_max:
-                    tiers.add(name, self._seconds[name][-1])
+            self._place(tiers)
         if known or found:
             self._fresh.clear()
         return found
+
+    def _place(self, tiers: Tiers) -> None:
+        """Give nodes that were timed for the first time a place in the tiers."""
+        for name in sorted(self._fresh - tiers.tier.keys()):
+            if (seconds := self._seconds[name][-1]) < self.rule.t_max:
+                tier = tiers.add(name, seconds)
+                log(INFO, "TiFL: %s joins tier %d (%.3g s)", name, tier, seconds)
+        self._fresh.clear()
 
     def _begin_again(self, tiers: Tiers) -> None:
         """Ask nodes again that kept failing or were too slow for any tier."""
@@ -155,7 +176,9 @@ class TrainingTimes(Timing):
 
     # --- a round's replies -----------------------------------------------------------------
 
-    def take(self, replies: list[Message], enough: int | None, online: Set[int]) -> list[Message]:
+    def take(
+        self, replies: list[Message], enough: int | None, online: Set[int]
+    ) -> Sequence[Message]:
         """Learn from the good replies of a round; return those that count: the first ``enough``.
 
         The others are at work until their time is over by the fleet's clock: Flower's simulation
@@ -247,6 +270,9 @@ class TrainingTimes(Timing):
         for reply in replies:
             if (job := self._jobs.get(reply.metadata.reply_to_message_id)) is None:
                 continue
+            job.over_s = clock.virtual_s
+            if not reply.has_content():
+                continue
             seen_s = time.monotonic() - job.pushed_s
             bound_s = None if simulated else seen_s
             latency, complaint = judge_latency(reply, bound_s, simulated=simulated)
@@ -256,9 +282,7 @@ class TrainingTimes(Timing):
             partition = reported_partition(reply)
             if partition is not None and not self._registry.knows(job.node_id):
                 self._registry.come_back(job.node_id, partition, online)
-            job.over_s = clock.virtual_s
-            if reply.has_content():
-                job.seconds = latency.seconds if latency else seen_s
+            job.seconds = latency.seconds if latency else seen_s
             if latency and latency.emulated:
                 job.over_s = max(clock.virtual_s, job.began_s + job.seconds)
             if latency:
@@ -270,10 +294,11 @@ class TrainingTimes(Timing):
 
     def state_dict(self) -> dict[str, str | int]:
         """Return the latencies; nodes at their first work are asked again after a resume."""
-        return super().state_dict() | {"times": json.dumps(self._seconds)}
+        times = json.dumps(self._seconds)
+        return {"last_profile": self.last, "forming": int(self.forming), "times": times}
 
     def load_state_dict(self, state: Mapping[str, object], tiers: Tiers) -> None:
         """Continue from ``state_dict``."""
-        super().load_state_dict(state, tiers)
+        self.last, self.forming = int(str(state["last_profile"])), bool(state["forming"])
         self._seconds = json.loads(str(state["times"]))
         self._fresh = set(self._seconds) - set(tiers.latency)

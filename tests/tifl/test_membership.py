@@ -11,8 +11,8 @@ from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.server.nodes import NodeRegistry
 from flwr_hetero.strategy import TiFL
+from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import TierRule, tier_fleet
-from flwr_hetero.tifl.membership import FailureCounter
 
 # --- profiling -------------------------------------------------------------------------
 
@@ -123,11 +123,12 @@ def test_late_joiner_without_profiling_is_trained():
     assert "node-4" in tifl.tiers.tier
 
 
-def test_late_joiner_that_raises_twice_is_left_out(caplog):
-    grid, tifl = Answers(4, faults=[Fault(4, "errs")]), make_tifl()
-    tifl.start(grid, toy_arrays(), 25, evaluate_fn=join_after_round_1(grid))
-    assert [grid.count(4, kind) for kind in (PROFILE, "train")] == [1, 1]
-    assert "id-1004 could not be profiled: injected error" in caplog.text
+def test_late_joiner_that_keeps_raising_is_left_out(caplog):
+    grid, tifl = Answers(4, faults=[Fault(4, "errs")]), make_tifl(max_failures=2)
+    tifl.start(grid, toy_arrays(), 45, evaluate_fn=join_after_round_1(grid))
+    assert [grid.count(4, kind) for kind in (PROFILE, "train")] == [2, 0]
+    assert "id-1004 failed 2 times in a row" in caplog.text
+    assert set(tifl.tiers.tier) == {f"node-{i}" for i in range(4)}
 
 
 def test_late_joiner_not_reached_is_asked_again():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.tifl.latency import (
+from flwr_hetero.tifl.grouping import (
     MIN_REPEATS,
     SAME,
     censored_latency,
