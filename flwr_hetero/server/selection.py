@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Mapping, Set
-from logging import INFO
+from logging import INFO, WARNING
 from math import nan
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
@@ -21,6 +21,10 @@ from flwr_hetero.state_dict import StateDict, check_state
 
 FLOWERS_DEFAULT = 2
 """Flower's own minimum of nodes: a strategy with it was given none."""
+
+LONG_STEP = 4.0
+"""Length of a round's step, where unbiased and in FedAvg's, above which the log says so."""
+LONG_HINT = "select them more often, or lower the learning rate (docs/objectives.md)"
 
 
 class Outcome(NamedTuple):
@@ -47,7 +51,7 @@ class Selection(Wrapper):
         Whether every round trains ``clients_per_round`` nodes, as privacy accounting asks for.
     unbiased : bool
         Whether updates are weighted by one over their nodes' chances to be selected, which a
-        rule gives by ``chances``.
+        rule gives by ``node_chances``.
 
     Raises
     ------
@@ -93,6 +97,7 @@ class Selection(Wrapper):
         self.selected: list[int] = []
         self.usual_weights: dict[str, float] = {}  # of every node seen, if unbiased
         self._chances: Mapping[int, float] = {}
+        self._has_warned = False
         self._outcomes: dict[str, Outcome] = {}
         self._inner_evaluates = self._open_inner_selection(evaluates, fixed_size)
 
@@ -106,7 +111,7 @@ class Selection(Wrapper):
         """Return the ids of the nodes that evaluate: those that train, if any do."""
         return self.selected if self._inner_evaluates else []
 
-    def chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
+    def node_chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
         """Return the chance of each node that ``select`` might have returned, by id.
 
         Asked for after it, if ``unbiased``. Empty if they are not known: this round counts as
@@ -123,7 +128,7 @@ class Selection(Wrapper):
         """Wait for a node and show the selected ones."""
         online = wait_for_nodes(grid, 1)
         self.selected = self.select(server_round, grid, online)
-        self._chances = self.chances(server_round, online) if self.unbiased else {}
+        self._chances = self.node_chances(server_round, online) if self.unbiased else {}
         return GridView(grid, self.selected)
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
@@ -159,6 +164,11 @@ class Selection(Wrapper):
         if start is None or not any(weights):
             return replies
         step = sum(weights) / (len(self._chances) * fmean(self.usual_weights.values()))
+        if step > LONG_STEP and not self._has_warned:
+            self._has_warned = True
+            text = "%s: a step %.3g times as long as FedAvg's, of nodes with a chance of %.2g; %s"
+            chance, advice = min(self._chances[r.metadata.src_node_id] for r in replies), LONG_HINT
+            log(WARNING, text, type(self).__name__, step, chance, advice)
         return [with_update(reply, start, start, step) for reply in replies]
 
     def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
@@ -254,7 +264,7 @@ class RandomSelection(Selection):
         count = min(self.clients_per_round or len(online), len(online))
         return self.rng.sample(sorted(online), count)
 
-    def chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
+    def node_chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
         """Give all nodes online the same chance."""
         return dict.fromkeys(online, len(self.selected) / len(online))
 

@@ -1,6 +1,6 @@
 """Federated evaluation: that of the wrapped strategy, and the accuracy of each tier."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from logging import WARNING
 from typing import Any
 
@@ -16,7 +16,7 @@ from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Floats, TierState, update_probs
 from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.pacing import steer
-from flwr_hetero.tifl.tiers import Available, Draw, Tiers
+from flwr_hetero.tifl.tiers import Available, Draw, Tiers, check_chances
 
 
 class TierEvaluation(Selection):
@@ -26,21 +26,20 @@ class TierEvaluation(Selection):
     strategy leaves them out, in the rounds whose accuracies count.
     """
 
+    policy: str | Sequence[float]
     named: str
+    num_tiers: int
+    credits: list[int] | None
+    borrow: bool
     interval: int
     accuracy_key: str | None
     failures: FailureCounter
     rng: np.random.Generator
 
-    def __init__(
-        self,
-        strategy: Strategy | None,
-        clients_per_round: int,
-        *,
-        evaluates: bool,
-        fixed_size: bool,
-    ) -> None:
-        super().__init__(strategy, clients_per_round, evaluates=evaluates, fixed_size=fixed_size)
+    def __init__(self, strategy: Strategy | None, clients_per_round: int, **settings: bool) -> None:
+        super().__init__(strategy, clients_per_round, **settings)
+        if self.unbiased:
+            check_chances(self.policy, self.num_tiers, self.credits, self.borrow)
         self.tiers = Tiers({}, {}, np.zeros(0))
         self.state = TierState.first(np.ones(1), np.ones(1), np.ones(1))
         self.draw = Draw(None, [], np.zeros(0))

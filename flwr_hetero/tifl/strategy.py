@@ -33,7 +33,7 @@ from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import TIERINGS, Found, TierRule, say_small_tiers
 from flwr_hetero.tifl.pacing import carry_over, draw_weights, first_state, schedule, was_drawn
 from flwr_hetero.tifl.phase import Phase
-from flwr_hetero.tifl.tiers import Tiers, draw_nodes
+from flwr_hetero.tifl.tiers import Tiers, draw_nodes, node_chances
 from flwr_hetero.tifl.time_estimate import STATE as ESTIMATE_STATE
 from flwr_hetero.tifl.time_estimate import TimeEstimate
 from flwr_hetero.tifl.training_times import STATE as TIMING_STATE
@@ -87,6 +87,8 @@ class TiFL(TierEvaluation):
         its name, else minus the first with "loss" in its name.
     on_small_tier : {"shrink", "borrow"}
         With fewer than |C| nodes of the tier online: train fewer, or add nodes of faster tiers.
+    unbiased : bool
+        Whether nodes count by their examples under each policy; as for :class:`Selection`.
     max_failures : int
         Failures in a row after which a node is not asked until the next profiling.
     seed : int
@@ -138,6 +140,7 @@ class TiFL(TierEvaluation):
         credits: int | Sequence[int] | None = None,
         accuracy_key: str | None = None,
         on_small_tier: str = "shrink",
+        unbiased: bool = False,
         max_failures: int = 3,
         seed: int = 0,
     ) -> None:
@@ -165,8 +168,8 @@ class TiFL(TierEvaluation):
             if in_training and value is not None:
                 hint = "or give profiling='phase' too"
                 raise invalid(option, value, "be left out, for nodes are timed in training", hint)
-        evaluates = named in (ADAPTIVE, ALGORITHM_2)
-        super().__init__(strategy, clients_per_round, evaluates=evaluates, fixed_size=self.borrow)
+        settings = {"evaluates": named in (ADAPTIVE, ALGORITHM_2), "unbiased": unbiased}
+        super().__init__(strategy, clients_per_round, fixed_size=self.borrow, **settings)
         if in_training and any(getattr(s, "accountant", None) for s in self.chain()):
             raise invalid("profiling", profiling, "be 'phase' where privacy is accounted for")
         how = (self, rule, profile_interval, self.failures)
@@ -253,6 +256,12 @@ class TiFL(TierEvaluation):
         """Return the probability with which each tier trains in this round: (num_tiers,)."""
         return schedule(self.state, self.named, self.draw.probs)
 
+    def node_chances(self, server_round: int, online: Set[int]) -> dict[int, float]:
+        """Return the chance of each node; not known where the first to answer are taken."""
+        known = self._enough is None and self.draw.tier is not None
+        how = (self.tier_chances(), self.num_selected, self._available(online))
+        return node_chances(self.tiers, *how) if known else {}
+
     def on_instructions(
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
@@ -317,6 +326,7 @@ class TiFL(TierEvaluation):
         return {
             "tiers": json.dumps(self.tiers.info()),
             "failures": json.dumps(self.failures.failures),
+            **super().state_dict(),
             **self.timing.state_dict(),
             "rng": rng_to_str(self.rng),
             **{f"state/{name}": row for name, row in self.state._asdict().items()},
@@ -326,6 +336,7 @@ class TiFL(TierEvaluation):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes are found again by their identity."""
         check_state(state, STATE, "TiFL")
+        super().load_state_dict(state)
         self.tiers = Tiers.from_json(str(state["tiers"]))
         self.state = TierState(**entries_below("state/", state))  # type: ignore[arg-type]
         self.estimate = TimeEstimate(**entries_below("estimate/", state))  # type: ignore[arg-type]

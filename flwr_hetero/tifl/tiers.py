@@ -1,14 +1,15 @@
 """The nodes of each tier, and drawing some of them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
 
-from flwr_hetero.tifl.algorithm import Floats, TierState, draw_tier, place
+from flwr_hetero.errors import invalid
+from flwr_hetero.tifl.algorithm import Floats, TierState, draw_tier, place, policy_probs
 
 Available: TypeAlias = Callable[[str], int | None]
 """Return the node id that belongs to an identity; None if it cannot be asked now."""
@@ -95,6 +96,27 @@ class Tiers:
 
 def _fixed_order(identity: str) -> int:
     return crc32(identity.encode())
+
+
+def node_chances(tiers: Tiers, probs: Floats, count: int, available: Available) -> dict[int, float]:
+    """Return the chance of each available node to be drawn, by id: its tier's and that in it."""
+    chances: dict[int, float] = {}
+    for prob, members in zip(probs.tolist(), tiers.members, strict=True):
+        free = [node_id for name in members if (node_id := available(name)) is not None]
+        chances |= dict.fromkeys(free, prob * min(1.0, count / max(1, len(free))))
+    return chances
+
+
+def check_chances(
+    policy: str | Sequence[float], num_tiers: int, credits: Sequence[int] | None, borrow: bool
+) -> None:
+    """Refuse to undo a selection that leaves nodes without a chance, or without a known one."""
+    if not policy_probs(policy, num_tiers).all():
+        raise invalid("policy", policy, "give each tier a chance with unbiased=True")
+    if credits is not None:
+        raise invalid("credits", credits, "be None with unbiased=True")
+    if borrow:
+        raise invalid("on_small_tier", "borrow", "be 'shrink' with unbiased=True")
 
 
 class Draw(NamedTuple):

@@ -3,13 +3,20 @@ import random
 import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
-from quadratics import Watched, models
+from quadratics import Watched, models, start
 from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
-from flwr_hetero.strategy import LocalSteps, OverSelect, RandomSelection, Selection, Wrapper
+from flwr_hetero.strategy import (
+    LocalSteps,
+    OverSelect,
+    RandomSelection,
+    Selection,
+    TiFL,
+    Wrapper,
+)
 
 NO_EVALUATION = {"fraction_evaluate": 0.0}
 
@@ -139,7 +146,7 @@ def test_silent_node_is_an_update_of_zero():
 
 def test_rule_may_not_know_its_chances():
     class Unknown(RandomSelection):
-        def chances(self, server_round, online):
+        def node_chances(self, server_round, online):
             return {}
 
     runs = []
@@ -152,10 +159,24 @@ def test_rule_may_not_know_its_chances():
         Fastest(flower.FedAvg(**NO_EVALUATION), unbiased=True).start(grid_of(2), toy_arrays(), 1)
 
 
+def test_long_step_is_said_once(caplog):
+    class Rare(RandomSelection):
+        def node_chances(self, server_round, online):
+            return dict.fromkeys(online, 0.1)
+
+    grid = Watched(np.eye(3), [1, 2, 3], lr=0.001)
+    Rare(flower.FedAvg(**NO_EVALUATION), 2, unbiased=True).start(grid, start([0.0] * 3), 3)
+    (said,) = [r.getMessage() for r in caplog.records if "times as long" in r.getMessage()]
+    assert said.startswith("Rare: a step 6.67 times as long as FedAvg's, of nodes with a chance of")
+
+
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
         (lambda: OverSelect(RandomSelection(unbiased=True)), "leave waiting to OverSelect"),
+        (lambda: TiFL(policy="fast3", unbiased=True), "policy must give each tier a chance"),
+        (lambda: TiFL(credits=9, unbiased=True), "credits must be None with unbiased=True"),
+        (lambda: TiFL(on_small_tier="borrow", unbiased=True), "on_small_tier must be 'shrink'"),
         (lambda: RandomSelection(flower.FedXgbBagging(), unbiased=True), "average models with"),
         (lambda: Fastest(Accounted(), 4, fixed_size=True, unbiased=True), "unbiased must be False"),
     ],
