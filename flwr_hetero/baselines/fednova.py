@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
 from flwr_hetero.errors import check_number, invalid
-from flwr_hetero.server.aggregate import BUFFERS, normalised
+from flwr_hetero.server.aggregate import normalised
+from flwr_hetero.server.reply_checks import BUFFERS
 
 
 def update_scales(

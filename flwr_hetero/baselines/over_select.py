@@ -11,13 +11,10 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number, invalid
-from flwr_hetero.server.nodes import GridView
+from flwr_hetero.server.nodes import MINIMA, GridView
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.tifl.strategy import TiFL
-
-MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
-"""Settings by which Flower's strategies wait for nodes before a round."""
 
 
 class OverSelect(Wrapper):

@@ -24,9 +24,10 @@ from flwr_hetero.biased_local_sgd.algorithm import (
 from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
-from flwr_hetero.server.aggregate import BUFFERS, with_update
+from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.contract import STEPS, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
+from flwr_hetero.server.reply_checks import BUFFERS
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
@@ -67,8 +68,8 @@ class LocalSteps(Wrapper):
     gamma : float or mapping of str to float, optional
         For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
     deadline_s : float, optional
-        Seconds of a round. None: what a quick node needs for ``fast_steps``, that is the
-        second quickest, or the one that 10 % are quicker than.
+        Seconds of a round. None: what a quick node needs for ``fast_steps``, the second or the one
+        that 10 % are quicker than, and at least half of what the quickest third needs.
     min_steps, max_steps : int
         Bounds of every node's steps; ``max_steps`` is ``fast_steps`` if left out, and four
         times that for slices.
@@ -97,8 +98,8 @@ class LocalSteps(Wrapper):
     -----
     A node that was never measured gets ``min_steps``: the first round of a new fleet is its
     profiling. A reply without ``num-steps`` counts least: with the fewest steps of the others,
-    or the smallest scale. A measured gamma trusts the fastest report; where nodes may lie about
-    their time give gamma or a deadline.
+    or the smallest scale. Less than a third of the nodes cannot move a measured gamma, or the
+    default deadline by more than 2: a fast class that is smaller is none, give gamma there.
 
     References
     ----------
@@ -310,9 +311,10 @@ class LocalSteps(Wrapper):
         if latency.emulated:
             link_s = read_number(reply.content.config_records[keys.TIMING], keys.TRANSFER_TIME, 0.0)
             compute_s -= link_s
-        elif latency.source == "reported" and not self.session.exchange.simulated:
-            seen_s = self.session.exchange.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
-            link_s = max(0.0, seen_s - compute_s)
+        now = self.session.exchange
+        if latency.source != "observed" and now.same_clock:
+            seen_s = now.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
+            link_s = max(link_s, round(seen_s - compute_s, 6))  # no rounding errors
         self.speeds.observe(self.identity(node_id), steps, compute_s, link_s)
 
     # --- the run -------------------------------------------------------------------------

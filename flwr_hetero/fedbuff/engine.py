@@ -12,6 +12,7 @@ from flwr_hetero._flwr import quiet_strategies
 from flwr_hetero.fedbuff.evaluation import Evaluation
 from flwr_hetero.fedbuff.mail import Mail, Sent, on_clock
 from flwr_hetero.records import config_of, payload_bytes
+from flwr_hetero.server.exchange import QUORUM, Exchange
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
 from flwr_hetero.server.reply_checks import Expected
 from flwr_hetero.server.rounds import (
@@ -25,12 +26,14 @@ from flwr_hetero.server.rounds import (
     opened,
     record_start,
 )
-from flwr_hetero.server.session import QUORUM, Exchange, RoundInfo
+from flwr_hetero.server.session import RoundInfo
 
 REST_S = 10.0
 """Seconds that a node is left alone after a failure, doubled with each one in a row."""
 MAX_FAILURES = 6
 """Failures in a row of every node that end a run; 2 if no reply has counted yet."""
+FRUITLESS = 2
+"""Bad replies in a row, in nodes at work and from as many nodes, that end a run."""
 LOOK_S = 10.0
 """Seconds between two looks at which nodes of a real fleet are online."""
 
@@ -87,6 +90,7 @@ class Work:
         self.asked: dict[int, tuple[int, int]] = {}  # node: version, and how often with it
         self.failures: dict[int, int] = {}
         self.rests_until_s: dict[int, float] = {}
+        self.bad: list[int] = []  # nodes whose replies were bad since the last good one
         self.evaluation = Evaluation(run)
         self.exchange = self._new_exchange([])
         self.bytes_down = self.bytes_up = 0
@@ -181,10 +185,12 @@ class Work:
             self.session.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
             return self._rest(node_id, self.run.timeout_s)
         message_id = sent.instruction.metadata.message_id
-        if not self.mail.is_local and not self.session.clock.emulated:
+        if self.mail.is_local or not self.session.clock.emulated:
             now.round_trip_s[message_id] = self.now_s - sent.sent_s
         if not self.session.is_good(reply, node_id, self._expected()):
+            self.bad += [] if reply.has_error() else [node_id]
             return self._rest(node_id)
+        self.bad.clear()
         self.failures.pop(node_id, None)
         now.messages.append(sent.instruction)
         self.buffer.append(Arrival(sent, reply, version, self.now_s))
@@ -203,6 +209,10 @@ class Work:
         count = self.failures[node_id] = self.failures.get(node_id, 0) + 1
         rest_s = max(REST_S, at_least_s) * 2 ** (min(count, MAX_FAILURES) - 1)
         self.rests_until_s[node_id] = on_clock(self.now_s + rest_s)
+        at_least = max(self.team, self.exchange.quorum)
+        enough = len(self.bad) >= FRUITLESS * at_least and len(set(self.bad)) >= at_least
+        if enough and self.session.begun:
+            raise RuntimeError(f"{len(self.bad)} bad replies in a row: {self._reasons()}.")
         if self.busy:
             return
         begun, refused = self.session.begun or bool(self.buffer), self.exchange.refused
@@ -210,10 +220,10 @@ class Work:
             self.session.check_progress()
         tries, online = MAX_FAILURES if begun else 2, online_nodes(self.run.grid)
         if all(self.failures.get(node, 0) >= tries for node in online):
-            reasons = sorted({failure.reason for failure in self.session.info.failures})
-            raise RuntimeError(
-                f"every node has failed {tries} times in a row: {'; '.join(reasons[:3])}."
-            )
+            raise RuntimeError(f"every node has failed {tries} times in a row: {self._reasons()}.")
+
+    def _reasons(self) -> str:
+        return "; ".join(sorted({failure.reason for failure in self.session.info.failures})[:3])
 
     def _count_busy(self) -> None:
         self.busy_s += len(self.busy) * (self.now_s - self.counted_s)
@@ -250,6 +260,7 @@ class Work:
 
     def _new_exchange(self, messages: list[Message]) -> Exchange:
         exchange = Exchange(messages, self.mail.is_simulated, self.run.timeout_s)
+        exchange.same_clock = self.mail.is_local or not self.mail.is_simulated
         exchange.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
         return exchange
 

@@ -7,8 +7,8 @@ from flwr.app import Message, MessageType
 
 from flwr_hetero._flwr import quiet_strategies
 from flwr_hetero.fedbuff.mail import Sent
+from flwr_hetero.server.exchange import Exchange
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.session import Exchange
 
 EVALUATION_SHARE = 0.1
 """Part of the time in which nodes are asked to evaluate."""

@@ -81,6 +81,8 @@ class LocalGrid(Grid):
     ----------
     virtual_time_s : float
         Seconds of virtual time since the grid was made.
+    arrived_s : dict of str to float
+        When the replies collected last arrived, by the id of the instruction.
 
     Raises
     ------
@@ -123,6 +125,7 @@ class LocalGrid(Grid):
         self.seed = seed
         self.faults = list(faults)
         self.virtual_time_s = 0.0
+        self.arrived_s: dict[str, float] = {}
         self.traffic = _Traffic()
         self._run = new_run(be_server_task(_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID))
         self._run_config = dict(run_config or {})
@@ -302,7 +305,8 @@ class LocalGrid(Grid):
     def _collect(self, ids: set[str], until_s: float) -> list[Message]:
         pending = self.traffic.pending
         arrived = sorted((pending[i][0], i) for i in ids & pending.keys())
-        return [pending.pop(i)[1] for arrival_s, i in arrived if arrival_s <= until_s]
+        self.arrived_s = {i: arrival_s for arrival_s, i in arrived if arrival_s <= until_s}
+        return [pending.pop(i)[1] for i in self.arrived_s]
 
     def _unknown(self, ids: set[str]) -> list[Message]:
         """Return errors for messages that were collected, have ended or were never sent."""

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from logging import ERROR
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,21 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYog
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NUMPY, attributes_of
+from flwr_hetero._flwr import NUMPY, attributes_of, log
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import read_number
-from flwr_hetero.server.reply_checks import drop_partial_metrics, view_array, weight_of
+from flwr_hetero.server.reply_checks import (
+    BUFFERS,
+    drop_partial_metrics,
+    view_array,
+    weight_of,
+    why_no_model,
+)
 
 CHUNK = 65_536
 """Elements per pass: small enough that the running sum stays in the processor's cache."""
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-"""How names end of arrays that are no parameters, in torch's batch normalisation."""
 WEIGHT = keys.PREFIX + "weight"
 """Metric by which a strategy weights models where that is not its own key."""
 
@@ -47,7 +52,7 @@ def aggregate(
     if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:
         contents = [reply.content for reply in replies]
         mean = mean_reply(replies, weights, like, own_key)
-        with _replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
+        with replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
             return leaf.aggregate_train(server_round, [mean])
     if weights == [weight_of(reply, own_key) for reply in replies]:
         return inner.aggregate_train(server_round, replies)
@@ -61,7 +66,7 @@ def aggregate(
     for reply, weight in zip(replies, weights, strict=True):
         for metrics in reply.content.metric_records.values():
             metrics[WEIGHT] = weight
-    with _replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
+    with replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
         return inner.aggregate_train(server_round, replies)
 
 
@@ -90,7 +95,7 @@ def with_update(
 
 
 @contextmanager
-def _replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
+def replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
     """Give a strategy other attributes for a while."""
     before = {name: getattr(strategy, name) for name in attributes}
     try:
@@ -181,7 +186,13 @@ def normalised(weights: ArrayLike) -> NDArray[np.float64]:
 
 
 def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
-    """Bring arrays back to the dtypes of the global model; averaging makes floats of integers."""
+    """Bring a new model back to the dtypes of the last one; averaging makes floats of integers.
+
+    One with values that no node could train from is logged and replaced by the last one.
+    """
+    if reason := why_no_model(arrays):
+        log(ERROR, "the model stays as it was: that of this round holds %s", reason)
+        return like
     for name, array in arrays.items():
         if name in like and array.dtype != like[name].dtype:
             dtype, values = np.dtype(like[name].dtype), array.numpy()

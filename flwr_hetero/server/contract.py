@@ -1,15 +1,20 @@
-"""What a strategy needs from the nodes, and whether their first replies hold it."""
+"""What goes together: strategies with each other, and a strategy with what its nodes reply."""
 
-from collections.abc import Mapping
-from logging import WARNING
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import copy, deepcopy
+from logging import ERROR, WARNING
+from types import MethodType
+from typing import Any, NamedTuple
 
 from flwr.app import Message
+from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_choice
+from flwr_hetero._flwr import chooses_one_node, log, trains_trees
+from flwr_hetero.errors import check_choice, invalid
 
+Hook = Callable[[int, list[Message]], list[Message]]
 ON_MISSING = ("raise", "warn")
 MAX_NAMES = 10
 """Nodes that a warning names."""
@@ -90,3 +95,109 @@ class HelpCheck:
         if self.on_missing == "raise":
             raise MissingHelpError(f'{text}or pass on_missing="warn" to {self.owner}.')
         log(WARNING, text)
+
+
+# --- hooks that raise --------------------------------------------------------------------------
+
+
+class HookGuard:
+    """Keep an error of a wrapper's hook from ending the run; the log has its traceback once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def heard(
+        self, hook: Hook, number: int, replies: list[Message], drop: Callable[[Message, str], None]
+    ) -> list[Message]:
+        """Return what a hook makes of replies; those on which it raises are dropped.
+
+        If it raises on each of them, or on none alone, it is no fault of theirs: what the hook
+        would have learnt is lost, and they go further in as they are.
+        """
+        try:
+            return hook(number, replies)
+        except MissingHelpError:
+            raise
+        except Exception as error:
+            self._log(hook, error)
+        reasons = [_why_raises(hook, number, reply) for reply in replies]
+        if all(reasons) or not any(reasons):
+            return replies
+        for reply, reason in zip(replies, reasons, strict=True):
+            if reason:
+                drop(reply, reason)
+        good = [reply for reply, why in zip(replies, reasons, strict=True) if not why]
+        try:
+            return hook(number, good)
+        except Exception as error:
+            self._log(hook, error)
+            return good
+
+    def tell(self, hook: Callable[..., Any], *facts: Any) -> Any:
+        """Let a hook learn or say something; if it raises, it does not."""
+        try:
+            return hook(*facts)
+        except Exception as error:
+            self._log(hook, error)
+            return None
+
+    def _log(self, hook: Callable[..., Any], error: Exception) -> None:
+        told = getattr(hook, "__qualname__", str(hook)), type(error).__name__
+        text = "%s raised %s: %s; the run goes on without what it would have done"
+        log(ERROR, text, *told, error, exc_info=None if told in self._told else error)
+        self._told.add(told)
+
+
+def _why_raises(hook: Any, number: int, reply: Message) -> str | None:
+    """Return what a copy of a hook's wrapper raises on a single reply, if it does."""
+    wrapper = getattr(hook, "__self__", None)
+    if wrapper is None:
+        return None
+    twin = copy(wrapper)
+    memo = {id(wrapper): twin, id(wrapper.inner): wrapper.inner, id(wrapper.outer): wrapper.outer}
+    for name, value in vars(wrapper).items():
+        with suppress(Exception):  # a lock or a file cannot be copied
+            setattr(twin, name, deepcopy(value, memo))
+    try:
+        MethodType(hook.__func__, twin)(number, [deepcopy(reply)])
+    except Exception as error:
+        return f"{hook.__qualname__} raised {type(error).__name__}: {error}"[:200]
+    return None
+
+
+# --- strategies with each other ----------------------------------------------------------------
+
+GRADIENT_ONLY = frozenset({"steps", "orders", "herding sketches"})
+"""Decisions about gradient steps, of which boosted trees take none."""
+
+
+def check_composition(wrapper: Any) -> None:
+    """Refuse what a new outermost wrapper does not go with, by what the classes declare."""
+    me, leaf = type(wrapper).__name__, wrapper.leaf
+    for inner in wrapper.wrappers()[1:]:
+        name = type(inner).__name__
+        if both := wrapper.decides & inner.decides:
+            rule = f"leave {' and '.join(sorted(both))} to {me}"
+            raise invalid("strategy", name, rule, "use one of the two")
+        early = inner.outside_of & wrapper.decides
+        if early or inner.outermost:
+            others = f"the wrapper that decides on {' and '.join(sorted(early))}"
+            rule = f"not be {name}, whose place is outside {others if early else 'all others'}"
+            raise invalid("strategy", name, rule, f"write {name}({me}(...))")
+        for one, other in ((wrapper, inner), (inner, wrapper)):
+            if "loop" in one.decides and other.only_rounds:
+                rule = f"work without rounds in one composition with {type(one).__name__}"
+                raise invalid("strategy", type(other).__name__, rule, other.only_rounds)
+    if trains_trees(leaf) and wrapper.decides & GRADIENT_ONLY:
+        rule = f"train by gradient steps inside {me}"
+        raise invalid("strategy", type(leaf).__name__, rule)
+    if chooses_one_node(leaf) and "waiting" in wrapper.decides:
+        raise invalid("strategy", type(leaf).__name__, f"ask several nodes at once inside {me}")
+    for strategy in wrapper.chain():
+        if not hasattr(strategy, "wrappers") and type(strategy).start is not Strategy.start:
+            rule = "leave start to the wrapper"
+            hint = (
+                "give it another name and call the wrapper's start in it; "
+                "what it does each round fits into evaluate_fn or aggregate_train"
+            )
+            raise invalid("strategy", f"{type(strategy).__name__}.start", rule, hint)

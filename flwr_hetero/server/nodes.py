@@ -15,6 +15,10 @@ WAIT_S = 600.0
 """Seconds to wait for the first node of a fleet."""
 SETTLE_S = 20.0
 """Seconds to wait for a further node of a fleet that comes online."""
+MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+"""Settings by which Flower's strategies wait for nodes before a round."""
+LONGEST_REST = 6
+"""Time-outs in a row after which a node is not left alone for longer each time."""
 
 
 class GridView(Grid):
@@ -130,6 +134,8 @@ class NodeRegistry:
         self.devices: dict[str, dict[str, str | float]] = {}
         self.busy: set[int] = set()
         """Nodes at work on an instruction whose reply no round waits for."""
+        self._asked: set[int] = set()
+        self._silent: dict[int, tuple[int, float]] = {}  # how often in a row, left alone until
         self.profile_kind: str | None = None
         """Type of the message that times a node, once it is known what the ClientApp handles."""
 
@@ -143,6 +149,26 @@ class NodeRegistry:
             elif info.public_key:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
 
+    def learn_new(self, grid: Grid, node_ids: Iterable[int]) -> None:
+        """Read names and public keys if some of these nodes are asked for the first time."""
+        new = set(node_ids) - self._asked
+        if new:
+            self._asked |= new
+            self.learn(grid)
+
+    def kept_silent(self, node_id: int, now_s: float, timeout_s: float) -> None:
+        """Leave a node alone that has cost a time-out: for one, then for 3, 7, 15, ... of them."""
+        count = min(self._silent.get(node_id, (0, 0.0))[0] + 1, LONGEST_REST)
+        self._silent[node_id] = count, now_s + (2**count - 1) * timeout_s
+
+    def heard_of(self, node_id: int) -> None:
+        """Learn that a node has answered."""
+        self._silent.pop(node_id, None)
+
+    def left_alone(self, now_s: float) -> set[int]:
+        """Return the nodes that are not asked for now, because they kept silent."""
+        return {node for node, (_, until_s) in self._silent.items() if until_s > now_s}
+
     def set_partition_id(self, node_id: int, partition_id: int) -> None:
         """Name a node by the partition that it reports, unless it has a better identity."""
         if node_id not in self._identity:
@@ -151,7 +177,8 @@ class NodeRegistry:
     def come_back(self, node_id: int, partition_id: int, online: Set[int]) -> None:
         """Name a node by its partition; a node that is offline loses that name to it."""
         owner = self.find(f"node-{partition_id}")
-        if owner is not None and owner != node_id and owner not in online:
+        gone = owner not in online and owner not in self._silent
+        if owner is not None and owner != node_id and gone:
             self.forget(owner)
         self.set_partition_id(node_id, partition_id)
 

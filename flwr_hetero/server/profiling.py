@@ -21,6 +21,8 @@ from flwr_hetero.server.wrapper import Wrapper
 
 EQUAL_S = 1.0
 """Latency of simulated nodes that report none."""
+TRUSTED = 0.5
+"""Least part of a round trip that a node may call its own time."""
 MAX_ENTRIES, MAX_TEXT = 8, 80
 """Entries of a device's metadata that are kept, and characters of each."""
 
@@ -51,7 +53,7 @@ def profile_nodes(
         good = _ask(strategy, grid, nodes, kind, t_max, server_round, number)
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
-                wrapper.on_profile_replies(good)
+                strategy.session.hooks.tell(wrapper.on_profile_replies, good)
             for reply in good:
                 node_id, row = reply.metadata.src_node_id, number - warmup_rounds
                 rounds[row, column[node_id]] = comparable_s(strategy.session, reply)
@@ -61,14 +63,17 @@ def profile_nodes(
 def comparable_s(session: Session, reply: Message) -> float:
     """Return how long a node took, NaN if unknown, so that nodes can be compared by it.
 
-    In a simulation the server also sees how long a node waited for a free worker: all nodes are
-    equally fast, ``EQUAL_S``, that do not report their time.
+    It is at least half of the round trip that the server saw. In a simulation that holds the wait
+    for a free worker: all nodes are equally fast, ``EQUAL_S``, that do not report their time.
     """
     latency = session.latency_of(reply)
     if latency is None:
         return nan
-    seen_only = latency.source == "observed" and session.exchange.simulated
-    return EQUAL_S if seen_only else latency.seconds
+    now = session.exchange
+    if latency.source == "observed" and now.simulated and not now.same_clock:
+        return EQUAL_S
+    seen_s = now.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if now.same_clock else 0
+    return max(latency.seconds, TRUSTED * seen_s)
 
 
 def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float, server_round: int = 1) -> None:

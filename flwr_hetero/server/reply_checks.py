@@ -19,7 +19,25 @@ from flwr_hetero.records import read_number
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
 MAX_VALUE = 1e15
-"""Parameters above this are nonsense, and a mean with them would spoil the next round of all."""
+"""Values above this are nonsense, and a mean with them would spoil the next round of all."""
+MAX_COUNT_STEP = 2**31
+"""Most by which integers may differ from those sent: they are counters."""
+MAX_GROWTH = (100.0, 1e4)
+"""Largest norm of a reply's model, in norms of the model sent or of the median reply.
+
+Whichever is larger, so that models that are still zero may grow. First of the parameters, then of
+the running statistics, which begin at 1 and become what the data are. Honest nodes that learnt
+anything had at most 14 and 850 (large learning rates, inputs that are not normalised, unequal
+numbers of steps); 61 where training diverged.
+"""
+SMALL = 1.0
+"""Norm up to which a model counts as this large: one of few numbers may be near zero."""
+MAX_SHARE = 10.0
+"""Most that a node's examples count, in medians of all nodes."""
+MAX_INCREASE = 2.0
+"""Most that a node's examples above the median count, in what the node said first."""
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""How names end of arrays that are no parameters, in torch's batch normalisation."""
 
 
 class Expected(NamedTuple):
@@ -67,8 +85,11 @@ def weight_of(reply: Message, weight_key: str) -> float:
 
 
 def metric_names(reply: Message) -> str:
-    """Return the names and kinds of a reply's metrics as text, those of the protocol left out."""
-    found = []
+    """Return the names of a reply's records and metrics as text, those of the protocol left out.
+
+    Flower wants the same in all replies; a metric is a number or a list of a length.
+    """
+    found: list[Any] = [sorted(reply.content.array_records)]
     for key, record in reply.content.metric_records.items():
         own = [(name, v) for name, v in record.items() if name not in keys.PROTOCOL]
         found.append([key, sorted((n, len(v) if isinstance(v, list) else None) for n, v in own)])
@@ -122,6 +143,8 @@ def _why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | Non
             return f"array {name!r} holds {reason}"
         if not _fits(values, sent[name].dtype):
             return f"array {name!r} holds figures too large for {sent[name].dtype}"
+        if np.dtype(sent[name].dtype).kind in "iu" and _steps_far(values, view_array(sent[name])):
+            return f"array {name!r} holds integers more than {MAX_COUNT_STEP} from those sent"
     return None
 
 
@@ -143,16 +166,22 @@ def _holds_trees(arrays: ArrayRecord, form: str) -> bool:
         return False
 
 
+def why_no_model(arrays: ArrayRecord) -> str | None:
+    """Return what makes arrays useless as a global model; None if nothing does."""
+    return next(filter(None, (_why_bad_values(array.numpy()) for array in arrays.values())), None)
+
+
 def _why_bad_values(values: NDArray[Any]) -> str | None:
-    if values.dtype.kind != "f":
-        return None
     flat = values.reshape(-1)
+    if values.dtype.kind != "f":
+        far = values.dtype.kind in "iu" and _largest(flat) > MAX_VALUE
+        return f"values above {MAX_VALUE:g}" if far else None
     with np.errstate(all="ignore"):
         if flat.dtype != np.float16 and np.dot(flat, flat) <= MAX_VALUE**2:
             return None  # nothing bad can hide in a small sum of squares
     if not np.isfinite(flat).all():
         return "NaN or infinity"
-    return f"values above {MAX_VALUE:g}" if np.abs(flat).max() > MAX_VALUE else None
+    return f"values above {MAX_VALUE:g}" if _largest(flat) > MAX_VALUE else None
 
 
 def _fits(values: NDArray[Any], dtype: str) -> bool:
@@ -161,7 +190,15 @@ def _fits(values: NDArray[Any], dtype: str) -> bool:
     if values.dtype == model or model.kind not in "fiu" or values.dtype.kind == "b":
         return True
     limit = float(np.finfo(model).max if model.kind == "f" else np.iinfo(model).max)
-    return not values.size or max(float(values.max()), -float(values.min())) <= limit
+    return _largest(values) <= limit
+
+
+def _largest(values: NDArray[Any]) -> float:
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
+
+
+def _steps_far(values: NDArray[Any], sent: NDArray[Any]) -> bool:
+    return _largest(values.astype(np.float64) - sent.astype(np.float64)) > MAX_COUNT_STEP
 
 
 def view_array(array: Array) -> NDArray[Any]:
@@ -183,6 +220,60 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     stream = io.BytesIO(header)
     np.lib.format.read_magic(stream)
     return np.lib.format.read_array_header_1_0(stream)
+
+
+# --- claims against what others say --------------------------------------------------------
+
+
+class Norms(NamedTuple):
+    """Euclidean norms of a model's parameters and of its running statistics."""
+
+    parameters: float
+    statistics: float
+
+
+def norms_of(arrays: Mapping[str, Array]) -> Norms:
+    """Measure a model."""
+    squares = [0.0, 0.0]
+    for name, array in arrays.items():
+        flat = view_array(array).reshape(-1)
+        if flat.dtype.kind != "f" or flat.dtype == np.float16:
+            flat = flat.astype(np.float32)
+        squares[name.endswith(BUFFERS)] += float(np.dot(flat, flat))
+    return Norms(*map(math.sqrt, squares))
+
+
+def why_too_large(found: Sequence[Norms], sent: Norms) -> list[str | None]:
+    """Return, per reply, why its model is too large beside the model sent and the other replies.
+
+    >>> why_too_large([Norms(1, 0), Norms(3, 0), Norms(999, 0)], Norms(2, 0))
+    [None, None, 'its parameters have a norm of 999, above 100 times the model sent or usual']
+    """
+    reasons: list[str | None] = [None] * len(found)
+    for part, name in enumerate(Norms._fields):
+        norms = sorted(each[part] for each in found)
+        usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
+        if len(norms) == 1 and sent[part]:
+            usual = 0.0  # there is no other to compare with
+        most = MAX_GROWTH[part]
+        for i, each in enumerate(found):
+            if each[part] > most * max(sent[part], usual, SMALL):
+                text = f"its {name} have a norm of {each[part]:.3g}, above {most:g} times"
+                reasons[i] = f"{text} the model sent or usual"
+    return reasons
+
+
+def most_examples(first: float, everybody: Sequence[float]) -> float:
+    """Return how many examples of a node may count, by what it said first and all nodes say.
+
+    >>> most_examples(100, [100, 100, 300]), most_examples(2**53, [100, 100, 2**53])
+    (200.0, 1000.0)
+    """
+    known = sorted(number for number in everybody if number)
+    if len(known) < 2:
+        return math.inf
+    median = known[(len(known) - 1) // 2]
+    return min(MAX_SHARE * median, max(MAX_INCREASE * first, median))
 
 
 # --- latency ---------------------------------------------------------------------------
@@ -218,22 +309,23 @@ def reported_partition(reply: Message) -> int | None:
 
 
 def judge_latency(
-    reply: Message, round_trip_s: float | None, *, simulated: bool
+    reply: Message, round_trip_s: float | None, *, simulated: bool, same_clock: bool = False
 ) -> tuple[Latency | None, str | None]:
     """Decide what a node's latency was; return it and what is wrong with the node's claim.
 
     A report above the round trip that the server saw is wrong, and only a simulated node may
     say that its time is emulated; then, and where there is no report, the round trip counts.
+    ``same_clock``: round trips are by the emulated devices' clock too.
     """
     reported = reported_latency(reply)
     observed = None if round_trip_s is None else Latency(round_trip_s, False, "observed")
     if reported is None:
         return observed, None
-    if reported.emulated and simulated:
-        return reported, None
-    if reported.emulated:
+    if reported.emulated and not simulated:
         return observed, "claims an emulated device outside a simulation"
-    if round_trip_s is not None and reported.seconds > round_trip_s:
+    if round_trip_s is None or (reported.emulated and not same_clock):
+        return reported, None
+    if reported.seconds > round_trip_s * (1 + 1e-6):
         complaint = f"claims {reported.seconds:.3g} s, its reply was here in {round_trip_s:.3g} s"
         return observed, complaint
     return reported, None

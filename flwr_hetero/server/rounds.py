@@ -18,6 +18,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.records import payload_bytes
+from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes
 from flwr_hetero.server.session import Session
 
 Record = dict[str, Any]
@@ -127,9 +129,27 @@ def opened(run: Run) -> Iterator[None]:
             wrapper.on_finish(run)
 
 
+@contextmanager
+def answering(run: Run) -> Iterator[Grid]:
+    """Show a strategy the nodes without those that keep silent, if there are others.
+
+    Flower's minima, for which it would wait, are at most the nodes shown meanwhile.
+    """
+    session, leaf = run.strategy.session, run.strategy.chain()[-1]
+    silent = session.registry.left_alone(session.clock.virtual_s)
+    shown = sorted(online_nodes(run.grid) - silent) if silent else []
+    if not shown:
+        yield run.grid
+        return
+    minima = {name: min(getattr(leaf, name), len(shown)) for name in MINIMA if hasattr(leaf, name)}
+    with replaced(leaf, **minima):
+        yield GridView(run.grid, shown)
+
+
 def train(run: Run, number: int) -> Record:
     """Send training instructions, wait for the replies and aggregate them."""
-    messages = run.strategy.configure_train(number, run.arrays, run.train_config, run.grid)
+    with answering(run) as grid:
+        messages = run.strategy.configure_train(number, run.arrays, run.train_config, grid)
     return aggregate(run, number, messages, run.send(messages))
 
 
@@ -147,7 +167,8 @@ def aggregate(run: Run, number: int, messages: Sequence[Message], replies: list[
 def evaluate(run: Run, record: Record) -> None:
     """Evaluate the global model on nodes and on the server, and complete the record."""
     strategy, number = run.strategy, record["round"]
-    messages = strategy.configure_evaluate(number, run.arrays, run.evaluate_config, run.grid)
+    with answering(run) as grid:
+        messages = strategy.configure_evaluate(number, run.arrays, run.evaluate_config, grid)
     metrics = strategy.aggregate_evaluate(number, run.send(messages))
     if metrics is not None:
         run.result.evaluate_metrics_clientapp[number] = metrics
@@ -196,7 +217,7 @@ def finish_round(run: Run, record: Record) -> None:
     run.round = record["round"]
     record["wall_s"] = run.wall_s
     for wrapper in run.strategy.wrappers():
-        if info := wrapper.round_info():
+        if info := run.strategy.session.hooks.tell(wrapper.round_info):
             record[wrapper.name] = info
     for wrapper in reversed(run.strategy.wrappers()):
         wrapper.on_round_end(run, record)

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from math import inf
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_hetero._flwr import log
+from flwr_hetero._flwr import NODE_UNAVAILABLE, log
+from flwr_hetero.server.contract import HookGuard
+from flwr_hetero.server.exchange import QUORUM, Exchange, emulated_s, first, is_enough, wait
 from flwr_hetero.server.nodes import NodeRegistry, is_simulated, online_nodes, whole_grid
 from flwr_hetero.server.reply_checks import (
     Expected,
@@ -19,17 +20,19 @@ from flwr_hetero.server.reply_checks import (
     drop_private_metrics,
     judge_latency,
     metric_names,
-    reported_latency,
+    most_examples,
+    norms_of,
     reported_partition,
     usual_metrics,
     weight_of,
     why_bad,
+    why_too_large,
 )
 
-QUORUM = 3
-"""Nodes that must have the same fault for it to be the app's: two cannot end a run."""
-POLL_S = 0.1
-"""Pause between two polls for replies, in seconds."""
+AWAY = f"error {NODE_UNAVAILABLE}:"
+"""How the failure of a node that was not there begins."""
+FRUITLESS_ROUNDS = 2
+"""Rounds in a row without any reply that counts, of enough nodes, that end a run."""
 
 
 class Failure(NamedTuple):
@@ -49,41 +52,6 @@ class Clock:
 
 
 @dataclass
-class Exchange:
-    """Instructions to nodes and what came back."""
-
-    messages: list[Message] = field(default_factory=list)
-    simulated: bool = False
-    timeout_s: float = inf
-    virtual_s: float = 0.0
-    """How long it took by the fleet's clock."""
-    round_trip_s: dict[str, float] = field(default_factory=dict)
-    """By message id, as the server saw it; empty where time is emulated."""
-    latency: dict[str, Latency] = field(default_factory=dict)
-    """By message id."""
-    checked: set[str] = field(default_factory=set)
-    """Message ids whose replies were found good on arrival."""
-    surplus: list[Message] = field(default_factory=list)
-    """Instructions whose replies were not waited for."""
-    counted: list[str] = field(default_factory=list)
-    """Nodes whose replies went to the innermost strategy."""
-    failed: list[str] = field(default_factory=list)
-    refused: dict[int, str] = field(default_factory=dict)
-    """Why the reply of a node, by id, does not count."""
-    quorum: int = QUORUM
-    """Nodes that must agree in a fault: fewer where there are no more."""
-
-    _by_id: dict[str, Message] = field(default_factory=dict)
-
-    @property
-    def instructions(self) -> dict[str, Message]:
-        """Instructions by message id; they have one once they are sent."""
-        if len(self._by_id) != len(self.messages):
-            self._by_id = {message.metadata.message_id: message for message in self.messages}
-        return self._by_id
-
-
-@dataclass
 class RoundInfo:
     """What the history gets of a round, beside the metrics."""
 
@@ -99,7 +67,8 @@ class Session:
     ``enough`` is the number of replies to wait for (None: all), ``stop_reason`` ends the run
     after the round, ``accepted`` counts the sets of metric names seen, by message type.
     ``refused`` has, by "training" or "evaluation", why replies of nodes have not counted since one
-    last did, ``counting`` where one has.
+    last did, ``counting`` where one has. ``examples`` has, by message type and node, of how many
+    examples a node spoke first, and how many counted last.
     """
 
     registry: NodeRegistry = field(default_factory=NodeRegistry)
@@ -113,6 +82,10 @@ class Session:
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
     refused: dict[str, dict[int, str]] = field(default_factory=dict)
     counting: set[str] = field(default_factory=set)
+    examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    _in_vain: list[dict[str, str]] = field(default_factory=list)
+    _cut: set[str] = field(default_factory=set)
+    hooks: HookGuard = field(default_factory=HookGuard)
 
     @property
     def begun(self) -> bool:
@@ -129,6 +102,7 @@ class Session:
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
         """Begin an exchange: only replies to these instructions are accepted."""
         self.exchange = Exchange(list(messages), is_simulated(grid))
+        self.registry.learn_new(grid, [message.metadata.dst_node_id for message in messages])
         if len(messages) < QUORUM:
             self.exchange.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
 
@@ -147,15 +121,18 @@ class Session:
             )
             # to the nanosecond, so that a resumed run, whose clock began later, counts the same
             now.virtual_s = round(float(fleet.virtual_time_s) - began_s, 9)
+            now.same_clock = True
+            now.round_trip_s = {i: round(at_s - began_s, 9) for i, at_s in fleet.arrived_s.items()}
         elif is_simulated(fleet):  # the first replies are those first on the devices' clock
-            replies, now.round_trip_s = _wait(fleet, messages, timeout_s, None)
-            num_missing = 0 if _is_enough(replies, self.enough) else len(messages) - len(replies)
-            replies = _first(replies, self.enough)
-            emulated_s = _emulated_s(replies, num_missing, timeout_s, known=self.clock.emulated)
-            now.virtual_s = time.monotonic() - start_s if emulated_s is None else emulated_s
+            replies, now.round_trip_s = wait(fleet, messages, timeout_s, None)
+            num_missing = 0 if is_enough(replies, self.enough) else len(messages) - len(replies)
+            replies = first(replies, self.enough)
+            took_s = emulated_s(replies, num_missing, timeout_s, known=self.clock.emulated)
+            now.virtual_s = time.monotonic() - start_s if took_s is None else took_s
         else:
-            replies, now.round_trip_s = _wait(fleet, messages, timeout_s, self.enough)
+            replies, now.round_trip_s = wait(fleet, messages, timeout_s, self.enough)
             now.virtual_s = time.monotonic() - start_s
+            now.same_clock = True
         self.clock.virtual_s += now.virtual_s
         return replies
 
@@ -169,15 +146,22 @@ class Session:
             node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node_id is None:
                 self.note(reply.metadata.src_node_id, "reply to a message that is not open")
-            elif self.is_good(reply, node_id, expected):
+                continue
+            self.registry.heard_of(node_id)
+            if self.is_good(reply, node_id, expected):
                 good.append(reply)
-        if self.enough is not None and _is_enough(replies, self.enough):
+        if self.enough is not None and is_enough(replies, self.enough):
             now.surplus = [m for m in now.messages if m.metadata.message_id in waiting]
             waiting = {}
         for node_id in waiting.values():
             self.fail(node_id, f"no reply within {now.timeout_s:g} s")
+            if expected.metrics:  # a node that is away when it is to be timed is not asked again
+                self.registry.kept_silent(node_id, self.clock.virtual_s, now.timeout_s)
         good.sort(key=lambda reply: self.registry.sort_key(reply.metadata.src_node_id))
-        return self._same_metrics(good) if expected.metrics and good else good
+        if expected.metrics and good:
+            good = self._same_metrics(good)
+            self._limit_examples(good, expected.weight_key)
+        return good if expected.arrays is None else self._same_size(good, expected)
 
     def is_good(self, reply: Message, node_id: int, expected: Expected) -> bool:
         """Check a reply of a node, once; learn its latency, or record it as a failure."""
@@ -223,6 +207,8 @@ class Session:
         In the first round; later in the second one, and in none before enough nodes have it.
         """
         now, before = self.exchange, self.refused.get(of, {})
+        if of == "training":
+            self._check_fruitless()
         if now.counted:
             self.counting.add(of)
             self.refused[of] = {}
@@ -237,6 +223,21 @@ class Session:
             raise RuntimeError(
                 f"no reply to {of} counts, {share} for the same reason: {reason} "
                 f"({', '.join(sorted(nodes)[:5])})."
+            )
+
+    def _check_fruitless(self) -> None:
+        """Stop a run in which no reply of enough nodes has counted for some rounds in a row."""
+        now = self.exchange
+        failures = {f.node: f.reason for f in self.info.failures if f.node in now.failed}
+        if now.counted:
+            self._in_vain.clear()
+        elif any(not why.startswith(AWAY) for why in failures.values()):
+            self._in_vain.append(failures)
+        reasons = {node: why for failed in self._in_vain for node, why in failed.items()}
+        if len(self._in_vain) >= FRUITLESS_ROUNDS and len(reasons) >= now.quorum:
+            told = "; ".join(f"{node}: {why}" for node, why in sorted(reasons.items())[:5])
+            raise RuntimeError(
+                f"no reply to training has counted in {len(self._in_vain)} rounds in a row: {told}."
             )
 
     # --- what is known of a reply ----------------------------------------------------
@@ -270,7 +271,9 @@ class Session:
         if partition is not None:
             self.registry.set_partition_id(node_id, partition)
         round_trip_s = now.round_trip_s.get(reply.metadata.reply_to_message_id)
-        latency, complaint = judge_latency(reply, round_trip_s, simulated=now.simulated)
+        latency, complaint = judge_latency(
+            reply, round_trip_s, simulated=now.simulated, same_clock=now.same_clock
+        )
         if complaint:
             log(WARNING, "%s: latency not believed: %s", self.registry.identity(node_id), complaint)
         drop_private_metrics(reply)
@@ -295,54 +298,37 @@ class Session:
         accepted[usual] = accepted.get(usual, 0) + len(kept)
         return kept
 
+    def _same_size(self, good: list[Message], expected: Expected) -> list[Message]:
+        """Drop replies whose models are far larger than the model sent and those of others."""
+        if not good or expected.arrays is None:
+            return good
+        found = [norms_of(next(iter(reply.content.array_records.values()))) for reply in good]
+        reasons = why_too_large(found, norms_of(expected.arrays))
+        for reply, reason in zip(good, reasons, strict=True):
+            if reason:
+                self.drop(reply, reason)
+        return [reply for reply, reason in zip(good, reasons, strict=True) if not reason]
 
-# --- waiting for replies -------------------------------------------------------------------
-
-
-def _wait(
-    grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None
-) -> tuple[list[Message], dict[str, float]]:
-    """Poll for replies; return them and the round trip of each."""
-    start_s = time.monotonic()
-    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
-    replies: list[Message] = []
-    round_trip_s: dict[str, float] = {}
-    while waiting and time.monotonic() - start_s < timeout_s and not _is_enough(replies, enough):
-        arrived = list(grid.pull_messages(waiting))
-        for reply in arrived:
-            round_trip_s[reply.metadata.reply_to_message_id] = time.monotonic() - start_s
-        replies += arrived
-        waiting -= round_trip_s.keys()
-        if waiting and not arrived:
-            time.sleep(POLL_S)
-    return replies, round_trip_s
-
-
-def _is_enough(replies: Sequence[Message], enough: int | None) -> bool:
-    return enough is not None and sum(reply.has_content() for reply in replies) >= enough
-
-
-def _first(replies: list[Message], enough: int | None) -> list[Message]:
-    """Keep errors and the first ``enough`` replies on the devices' own clock."""
-    if enough is None:
-        return replies
-    timed = [(reported_latency(r), r) for r in replies if r.has_content()]
-    timed.sort(key=lambda pair: pair[0].seconds if pair[0] else inf)
-    first = {id(reply) for _, reply in timed[:enough]}
-    return [reply for reply in replies if reply.has_error() or id(reply) in first]
-
-
-def _emulated_s(
-    replies: Sequence[Message], num_missing: int, timeout_s: float, *, known: bool
-) -> float | None:
-    """Length of an exchange on the devices' own clock (TiFL, Eq. 1); None if they have none.
-
-    An error takes no time, as in LocalGrid.
-    """
-    latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
-    seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
-    if not seconds and not known:
-        return None
-    if num_missing:
-        seconds.append(timeout_s)
-    return min(max(seconds, default=0.0), timeout_s)
+    def _limit_examples(self, good: list[Message], weight_key: str | None) -> None:
+        """Cut down what nodes say of their number of examples, by which they count."""
+        if weight_key is None:
+            return
+        kind = self.exchange.messages[0].metadata.message_type
+        known = self.examples.setdefault(kind, {})
+        for reply in good:
+            claim = weight_of(reply, weight_key)
+            name = self.registry.identity(reply.metadata.src_node_id)
+            known[name] = known.get(name, (claim, claim))[0], claim
+        everybody = [last for _, last in known.values()]
+        for reply in good:
+            name = self.registry.identity(reply.metadata.src_node_id)
+            said, claim = known[name]
+            if claim <= (most := most_examples(said, everybody)):
+                continue
+            for metrics in reply.content.metric_records.values():
+                metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most
+            known[name] = said, most
+            if name not in self._cut:
+                self._cut.add(name)
+                text = f"claims {claim:g} {weight_key}, counts as {most:g}"
+                self.note(reply.metadata.src_node_id, text)

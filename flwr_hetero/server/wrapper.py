@@ -11,12 +11,14 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero._flwr import attributes_of, format_of_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, by_node, keep_dtypes
-from flwr_hetero.server.composition import check_composition
-from flwr_hetero.server.contract import Contract, HelpCheck, holds
+from flwr_hetero.server.contract import Contract, HelpCheck, check_composition, holds
 from flwr_hetero.server.reply_checks import Expected, drop_partial_metrics, weight_of
 from flwr_hetero.server.rounds import Loop, Run, run_rounds
 from flwr_hetero.server.session import Session
 from flwr_hetero.state_dict import StateDict
+
+TIMEOUT_S = 600.0
+"""Seconds that a node has for its reply."""
 
 
 class Wrapper(Strategy):
@@ -225,7 +227,7 @@ class Wrapper(Strategy):
             sent = None if trees else like
             good = session.accept(good, Expected(sent, self._weight_key, trees=trees))
         self._check_help(good)
-        good = self.on_replies(server_round, good)
+        good = session.hooks.heard(self.on_replies, server_round, good, session.drop)
         if isinstance(self.inner, Wrapper):
             arrays, metrics = self.inner.aggregate_train(server_round, good)
         else:
@@ -239,9 +241,8 @@ class Wrapper(Strategy):
             if arrays is not None and like is not None:
                 arrays = keep_dtypes(arrays, like)  # Flower's FedAdam and its like give float64
             for wrapper in self._of_this_session():
-                wrapper.on_train_end(
-                    server_round, session.exchange.counted, session.exchange.failed
-                )
+                done = session.exchange
+                session.hooks.tell(wrapper.on_train_end, server_round, done.counted, done.failed)
             session.check_progress()
         return arrays, metrics
 
@@ -266,16 +267,15 @@ class Wrapper(Strategy):
         if self.outer is None:
             good = session.accept(good, Expected(None, self._weight_key))
             session.info.by_node = by_node(good, self.identity)
-        good = self.on_evaluate_replies(server_round, good)
+        good = session.hooks.heard(self.on_evaluate_replies, server_round, good, session.drop)
         if not isinstance(self.inner, Wrapper):
             good = session.count(good, self._weight_key)
             drop_partial_metrics(good)
         metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
             for wrapper in self._of_this_session():
-                wrapper.on_evaluate_end(
-                    server_round, session.exchange.counted, session.exchange.failed
-                )
+                done = session.exchange
+                session.hooks.tell(wrapper.on_evaluate_end, server_round, done.counted, done.failed)
             session.check_progress("evaluation")
         return metrics
 
@@ -288,7 +288,7 @@ class Wrapper(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float | None = 3600,
+        timeout: float | None = TIMEOUT_S,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
@@ -296,7 +296,7 @@ class Wrapper(Strategy):
         """Run federated learning; arguments and result as for any Flower strategy.
 
         ``grid`` may also be a :class:`~flwr_hetero.fleet.LocalGrid`; ``timeout`` is in seconds
-        of the fleet's clock, None for no limit.
+        of the fleet's clock, ten minutes if left out; None for no limit.
         """
         timeout = inf if timeout is None else timeout
         train_config = ConfigRecord() if train_config is None else train_config

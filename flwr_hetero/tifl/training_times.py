@@ -18,11 +18,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import log
+from flwr_hetero.server.exchange import POLL_S
 from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
-from flwr_hetero.server.profiling import comparable_s
+from flwr_hetero.server.profiling import TRUSTED, comparable_s
 from flwr_hetero.server.reply_checks import judge_latency, reported_partition
 from flwr_hetero.server.selection import Selection
-from flwr_hetero.server.session import POLL_S
 from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import Found, TierRule, group
 from flwr_hetero.tifl.tiers import Tiers
@@ -43,13 +43,17 @@ STATE = {"last_profile": int, "forming": int, "times": str}
 
 @dataclass
 class Job:
-    """A node's first work: when it began and will be over, by the fleet's clock, and how long."""
+    """A node's first work: when it began and will be over, by the fleet's clock, and how long.
+
+    ``missing_s`` is for how long the reply was not there yet.
+    """
 
     node_id: int
     began_s: float
     pushed_s: float
     over_s: float = math.inf
     seconds: float = math.nan
+    missing_s: float = 0.0
 
 
 class TrainingTimes:
@@ -189,7 +193,8 @@ class TrainingTimes:
         began_s, pushed_s = clock.virtual_s - now.virtual_s, time.monotonic() - now.virtual_s
         self.left_out = [message.metadata.dst_node_id for message in now.surplus]
         for message in now.surplus:
-            self._add(message, Job(message.metadata.dst_node_id, began_s, pushed_s))
+            job = Job(message.metadata.dst_node_id, began_s, pushed_s, missing_s=now.virtual_s)
+            self._add(message, job)
         seconds = {id(reply): self._latency_of(reply, online) for reply in replies}
         first = sorted(replies, key=lambda reply: seconds[id(reply)])[:enough]
         kept = {id(reply) for reply in first}
@@ -282,13 +287,17 @@ class TrainingTimes:
             partition = reported_partition(reply)
             if partition is not None and not self._registry.knows(job.node_id):
                 self._registry.come_back(job.node_id, partition, online)
-            job.seconds = latency.seconds if latency else seen_s
+            least_s = TRUSTED * job.missing_s
+            job.seconds = max(latency.seconds, least_s) if latency else seen_s
             if latency and latency.emulated:
                 job.over_s = max(clock.virtual_s, job.began_s + job.seconds)
             if latency:
                 self.session.exchange.latency[reply.metadata.reply_to_message_id] = latency
                 for wrapper in self.strategy.top.wrappers():
-                    wrapper.on_profile_replies([reply])
+                    self.session.hooks.tell(wrapper.on_profile_replies, [reply])
+        for message_id in waiting:
+            if (job := self._jobs[message_id]).over_s == math.inf:
+                job.missing_s = clock.virtual_s - job.began_s
 
     # --- state -------------------------------------------------------------------------
 

@@ -233,8 +233,9 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
     asked = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
     exchange = strategy.session.exchange
+    exchange.same_clock = True
     exchange.latency[reply.metadata.reply_to_message_id] = Latency(3.0, False, source)
-    strategy.session.exchange.round_trip_s[reply.metadata.reply_to_message_id] = 5.0
+    exchange.round_trip_s[reply.metadata.reply_to_message_id] = 5.0
     strategy.on_profile_replies([reply])
     assert strategy.speeds.step_s == {"id-7": 3.0 / 10}
     assert strategy.speeds.link_s == {"id-7": link_s}

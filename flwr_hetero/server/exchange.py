@@ -1,0 +1,106 @@
+"""An exchange with the nodes: what was sent, what came back, and how long that took."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flwr_hetero.server.reply_checks import Latency, reported_latency
+
+QUORUM = 3
+"""Nodes that must have the same fault for it to be the app's: two cannot end a run."""
+POLL_S = 0.1
+"""Pause between two polls for replies, in seconds."""
+
+
+@dataclass
+class Exchange:
+    """Instructions to nodes and what came back."""
+
+    messages: list[Message] = field(default_factory=list)
+    simulated: bool = False
+    timeout_s: float = inf
+    virtual_s: float = 0.0
+    """How long it took by the fleet's clock."""
+    round_trip_s: dict[str, float] = field(default_factory=dict)
+    """By message id, as the server saw it."""
+    same_clock: bool = False
+    """Whether round trips are by the clock of the nodes' reports: not in Flower's simulation."""
+    latency: dict[str, Latency] = field(default_factory=dict)
+    """By message id."""
+    checked: set[str] = field(default_factory=set)
+    """Message ids whose replies were found good on arrival."""
+    surplus: list[Message] = field(default_factory=list)
+    """Instructions whose replies were not waited for."""
+    counted: list[str] = field(default_factory=list)
+    """Nodes whose replies went to the innermost strategy."""
+    failed: list[str] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+    """Why the reply of a node, by id, does not count."""
+    quorum: int = QUORUM
+    """Nodes that must agree in a fault: fewer where there are no more."""
+
+    _by_id: dict[str, Message] = field(default_factory=dict)
+
+    @property
+    def instructions(self) -> dict[str, Message]:
+        """Instructions by message id; they have one once they are sent."""
+        if len(self._by_id) != len(self.messages):
+            self._by_id = {message.metadata.message_id: message for message in self.messages}
+        return self._by_id
+
+
+# --- waiting for replies -------------------------------------------------------------------
+
+
+def wait(
+    grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None
+) -> tuple[list[Message], dict[str, float]]:
+    """Poll for replies; return them and the round trip of each."""
+    start_s = time.monotonic()
+    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+    replies: list[Message] = []
+    round_trip_s: dict[str, float] = {}
+    while waiting and time.monotonic() - start_s < timeout_s and not is_enough(replies, enough):
+        arrived = list(grid.pull_messages(waiting))
+        for reply in arrived:
+            round_trip_s[reply.metadata.reply_to_message_id] = time.monotonic() - start_s
+        replies += arrived
+        waiting -= round_trip_s.keys()
+        if waiting and not arrived:
+            time.sleep(POLL_S)
+    return replies, round_trip_s
+
+
+def is_enough(replies: Sequence[Message], enough: int | None) -> bool:
+    """Return whether so many replies are here, errors not counted."""
+    return enough is not None and sum(reply.has_content() for reply in replies) >= enough
+
+
+def first(replies: list[Message], enough: int | None) -> list[Message]:
+    """Keep errors and the first ``enough`` replies on the devices' own clock."""
+    if enough is None:
+        return replies
+    timed = [(reported_latency(r), r) for r in replies if r.has_content()]
+    timed.sort(key=lambda pair: pair[0].seconds if pair[0] else inf)
+    first = {id(reply) for _, reply in timed[:enough]}
+    return [reply for reply in replies if reply.has_error() or id(reply) in first]
+
+
+def emulated_s(
+    replies: Sequence[Message], num_missing: int, timeout_s: float, *, known: bool
+) -> float | None:
+    """Length of an exchange on the devices' own clock (TiFL, Eq. 1); None if they have none.
+
+    An error takes no time, as in LocalGrid.
+    """
+    latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
+    seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
+    if not seconds and not known:
+        return None
+    if num_missing:
+        seconds.append(timeout_s)
+    return min(max(seconds, default=0.0), timeout_s)

@@ -1,0 +1,127 @@
+"""A fleet with nodes that lie, and the nests of wrappers that they attack."""
+
+import logging
+import random
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from composition_toy import composition_app
+from flwr.app import Array, ArrayRecord
+from recording import Folder, History
+from toy import FLOWER_STRATEGIES
+
+from flwr_hetero import strategy as ours
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+
+FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (4.2, 4.1, 4.0, 1.2, 1.1, 1.0)]
+STEPS = {"fast_steps": 6, "min_steps": 2}
+PHASE = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
+
+
+def leaf(name="FedAvg", **settings):
+    """Make one of Flower's strategies that does not evaluate, if not told otherwise."""
+    return FLOWER_STRATEGIES[name](**{"fraction_evaluate": 0.0} | settings)
+
+
+def recorded(inner):
+    return ours.Recorded(inner, run_dir=Folder())
+
+
+def everything(inner):
+    """Nest what goes together in rounds."""
+    inner = ours.SamplerFacts(ours.HerdingMeter(ours.CDGraB(inner, sketch_size=2), sketch_size=2))
+    inner = ours.Resharding(ours.BiasedLocalSGD(inner, **STEPS), share=0.5, budget_bytes=16)
+    return recorded(ours.OverSelect(ours.TiFL(inner, 6, 1, interval=1, **PHASE), take=6))
+
+
+def merged(inner):
+    """Nest what goes together without rounds."""
+    steps = ours.LocalSteps(inner, budget="slice", **STEPS)
+    return recorded(ours.SamplerFacts(ours.FedBuff(steps, buffer_size=6)))
+
+
+NESTS = {
+    "none": lambda inner: ours.Wrapper(inner),
+    "TiFL": lambda inner: ours.TiFL(inner, 6, 1, interval=1),
+    "TiFL phase": lambda inner: ours.TiFL(inner, 6, 1, interval=1, **PHASE),
+    "BiasedLocalSGD": lambda inner: ours.BiasedLocalSGD(inner, **STEPS),
+    "LocalSteps": lambda inner: ours.LocalSteps(inner, budget="deadline", **STEPS),
+    "FedNova": lambda inner: ours.FedNova(inner, **STEPS),
+    "AdaComm": lambda inner: ours.AdaComm(inner, 6, interval_s=0.0),
+    "CDGraB": lambda inner: ours.CDGraB(inner, sketch_size=2),
+    "HerdingMeter": lambda inner: ours.HerdingMeter(inner, sketch_size=2),
+    "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=16),
+    "SamplerFacts": lambda inner: ours.SamplerFacts(inner),
+    "OverSelect": lambda inner: ours.OverSelect(inner, take=6),
+    "RandomSelection": lambda inner: ours.RandomSelection(inner, 6),
+    "FedBuff": lambda inner: ours.FedBuff(inner, buffer_size=6),
+    "Recorded": recorded,
+    "everything": everything,
+    "merged": merged,
+}
+"""Every wrapper alone, and two legal nests of all that goes together."""
+
+
+class LyingGrid(LocalGrid):
+    """Nodes, by partition, rewrite their replies after the grid has timed them."""
+
+    def __init__(self, app, profiles, lies, **settings):
+        super().__init__(app, profiles, **settings)
+        self.lies = lies
+
+    def _answer(self, message):
+        arrival_s, reply = super()._answer(message)
+        lie = self.lies.get(message.metadata.dst_node_id - 1000)
+        if lie is not None and reply is not None and reply.has_content():
+            reply = lie(message, reply) or reply
+        return arrival_s, reply
+
+
+def trained(lie, rounds=range(1, 10**9)):
+    """Tell the lie in replies to training, in these rounds only."""
+
+    def when(message, reply):
+        number = int(message.content["config"].get("server-round", 0))
+        if message.metadata.message_type == "train" and number in rounds:
+            return lie(message, reply)
+        return None
+
+    return when
+
+
+def start(size=3):
+    return ArrayRecord({"w": Array(np.zeros(size, np.float32))})
+
+
+def attack(strategy, lies, *, rounds=3, profiles=FLEET, app=None, arrays=None, **settings):
+    """Run among liars; return the records after the first, and the models."""
+    random.seed(3)
+    history = strategy if isinstance(strategy, ours.Recorded) else History(strategy)
+    records = history.run_dir.records if isinstance(strategy, ours.Recorded) else history.records
+    grid, models = LyingGrid(app or composition_app(), profiles, lies), []
+
+    def watch(number, arrays):
+        models.append(deepcopy(arrays["w"].numpy()))
+
+    logging.disable(logging.CRITICAL)
+    try:
+        with TemporaryDirectory() as folder:
+            if isinstance(history, ours.Recorded):
+                history.run_dir.checkpoint_dir = Path(folder)
+            history.start(grid, arrays or start(), rounds, evaluate_fn=watch, **settings)
+    finally:
+        logging.disable(logging.NOTSET)
+    return records[1:], np.array(models)
+
+
+def names_of(partition):
+    """Name a node, before and after it is known."""
+    return {f"node-{partition}", f"id-{1000 + partition}"}
+
+
+def reasons(records, partition):
+    """Return what the history says of a node's failures."""
+    failures = [failure for record in records for failure in record["failures"]]
+    return [f["reason"] for f in failures if f["node"] in names_of(partition)]

@@ -1,0 +1,156 @@
+"""Claims of examples and of time: what a node says of itself buys it little, in every wrapper."""
+
+import numpy as np
+import pytest
+from attacker import FLEET, NESTS, attack, leaf, names_of, reasons, trained
+from steps_toy import steps_app, steps_arrays
+
+from flwr_hetero import keys
+from flwr_hetero import strategy as ours
+from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
+from flwr_hetero.fleet import DeviceProfile
+
+SLOWEST = 5
+ALIKE = [DeviceProfile(speed) for speed in (1.0, 1.02, 1.04, 1.06, 1.08, 1.1)]
+
+
+def examples(number):
+    """Claim so many examples, and send a model of 100."""
+
+    def lie(message, reply):
+        reply.content["metrics"]["num-examples"] = number
+
+    return lie
+
+
+def at_once(message, reply):
+    """Claim to have taken no time, and to be an emulated device."""
+    timing = reply.content[keys.TIMING]
+    timing[keys.TRAIN_TIME] = timing[keys.TRANSFER_TIME] = 0.0
+
+
+def untimed(message, reply):
+    """Leave out how long it took."""
+    reply.content.pop(keys.TIMING)
+
+
+def for_ever(message, reply):
+    reply.content[keys.TIMING][keys.TRAIN_TIME] = 1e6
+
+
+# --- examples --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nest", "rounds"),
+    [*((nest, range(1, 99)) for nest in NESTS), ("none", range(2, 99)), ("TiFL", range(2, 99))],
+)
+def test_examples_are_capped(nest, rounds):
+    """All nodes have as many; the liar's claim counts 10 times the median, or 2 times its first."""
+    usual = trained(examples(40))
+    lies = dict.fromkeys(range(6), usual) | {
+        SLOWEST: lambda m, r: usual(m, r) or trained(examples(2**53), rounds)(m, r)
+    }
+    records, models = attack(NESTS[nest](leaf()), lies, rounds=6)
+    shares = [share for r in records for node, share in r["weights"].items() if node == "node-5"]
+    assert shares
+    most = 10 / 15 if rounds.start == 1 else 2 / 7
+    if nest not in ("BiasedLocalSGD", "everything", "merged", "FedBuff"):  # by steps and time too
+        assert max(shares) == pytest.approx(most)
+    assert max(shares) < 0.95
+    assert any("claims 9.0072e+15 num-examples" in text for text in reasons(records, SLOWEST))
+    assert np.isfinite(models).all()
+
+
+def test_examples_of_honest_nodes_are_not_cut():
+    records, _ = attack(ours.Wrapper(leaf()), {})  # 10 to 60 of them
+    assert records[-1]["failures"] == []
+    assert records[-1]["weights"]["node-5"] == pytest.approx(60 / 210)
+
+
+# --- time ------------------------------------------------------------------------------------
+
+
+def steps_of(strategy, lies, profiles):
+    """Return the steps of the last round."""
+    fleet = {"profiles": profiles, "app": steps_app(), "arrays": steps_arrays()}
+    records, _ = attack(strategy, lies, rounds=6, **fleet)
+    own = [
+        r[name]
+        for r in records
+        for name in ("local-steps", "biased-local-sgd", "fednova")
+        if name in r
+    ]
+    found = {node: steps for each in own for node, steps in each["num-steps"].items()}
+    names = [names_of(i) for i in range(len(profiles))]
+    return np.array([next(found[name] for name in sorted(own) if name in found) for own in names])
+
+
+BUDGETS = {
+    "two-class": lambda: ours.BiasedLocalSGD(leaf(), 32),
+    "deadline": lambda: ours.LocalSteps(leaf(), 32, budget="deadline"),
+    "slice": lambda: ours.LocalSteps(leaf(), 32, budget="slice"),
+    "merged slices": lambda: ours.FedBuff(
+        ours.LocalSteps(leaf(), 32, budget="slice"), buffer_size=6
+    ),
+    "FedNova": lambda: ours.FedNova(leaf(), 32),
+}
+
+
+@pytest.mark.parametrize("lie", [at_once, for_ever, untimed])
+@pytest.mark.parametrize("fleet", ["alike", "two kinds"])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_one_claim_of_time_moves_nobody_elses_steps(budget, fleet, lie):
+    profiles = ALIKE if fleet == "alike" else FLEET
+    honest = steps_of(BUDGETS[budget](), {}, profiles)
+    among = steps_of(BUDGETS[budget](), {SLOWEST: lie}, profiles)
+    assert (among[:5] >= honest[:5] / 2).all(), (honest, among)
+    assert (among[:5] <= honest[:5] * 2).all(), (honest, among)
+
+
+@pytest.mark.parametrize("num_liars", [1, 6])
+def test_fewer_than_a_third_cannot_set_the_pace(num_liars):
+    def speeds(liars):
+        found = NodeSpeeds(0.0)
+        for i in range(20):
+            found.observe(f"{i}", 1, 0.0 if i < liars else 1.0 if i < 14 else 4.0, 0.0)
+        return found
+
+    honest, among = speeds(0), speeds(num_liars)
+    assert among.quick_round_s(10) >= honest.quick_round_s(10) / 2
+    assert among.classes()[1] == honest.classes()[1] == 0.25
+
+
+@pytest.mark.parametrize("profiling", ["training", "phase"])
+@pytest.mark.parametrize("lie", [at_once, untimed])
+def test_a_claim_of_time_buys_no_tier(profiling, lie):
+    speeds = [10.0] * 4 + [5.0] * 4 + [1.0] * 4
+    strategy = ours.TiFL(leaf(), 2, 3, policy="fast", profiling=profiling)
+    liar = lambda message, reply: lie(message, reply)  # noqa: E731
+    records, _ = attack(
+        strategy, {11: liar}, rounds=30, profiles=[DeviceProfile(s) for s in speeds]
+    )
+    assert strategy.tiers.tier.get("node-11", 2) == 2
+    drawn = [r for r in records[2:] if "node-11" in r["selected"]]
+    assert not drawn
+
+
+@pytest.mark.parametrize("accuracy", [7.0, -1e308, float("inf")])
+def test_an_accuracy_out_of_range_ends_no_run(accuracy):
+    def lie(message, reply):
+        if message.metadata.message_type == "evaluate":
+            reply.content["metrics"]["eval-acc"] = accuracy
+            reply.content["metrics"]["num-examples"] = 2**50
+
+    strategy = ours.TiFL(leaf(fraction_evaluate=1.0), 2, 2, interval=1, profiling="phase")
+    records, models = attack(strategy, {SLOWEST: lie}, rounds=10)
+    assert len(records) == 10
+    assert np.isfinite(models).all()
+    assert all(0 <= p <= 1 for r in records for p in r["tifl"]["tier_probs"])
+
+
+def test_a_fleet_of_two():
+    """Either node is half of it, but the round trip is seen: what it does not claim is its link."""
+    honest = steps_of(ours.LocalSteps(leaf(), 32, budget="deadline"), {}, ALIKE[:2])
+    among = steps_of(ours.LocalSteps(leaf(), 32, budget="deadline"), {1: at_once}, ALIKE[:2])
+    assert honest[0] / 2 <= among[0] <= honest[0]

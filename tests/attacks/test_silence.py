@@ -1,0 +1,203 @@
+"""Nodes that keep silent, nodes that all fail, and hooks that raise, in every wrapper."""
+
+import logging
+from inspect import signature
+
+import numpy as np
+import pytest
+from attacker import NESTS, attack, leaf, names_of, reasons, start, trained
+from composition_toy import composition_app
+from flwr.app import ConfigRecord
+from recording import Folder, History
+
+from flwr_hetero import strategy as ours
+from flwr_hetero._flwr import NodeInfo
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+
+TIMEOUT_S = 20.0
+ROUNDS_ONLY = [name for name in NESTS if name not in ("FedBuff", "merged")]
+STEADY = [name for name in ROUNDS_ONLY if "TiFL" not in name and name != "everything"]
+
+
+def run(strategy, faults, rounds, path=None):
+    """Run on six equal nodes; return all records and who was sent what when."""
+    grid, sent = LocalGrid(composition_app(), [DeviceProfile()] * 6, faults=faults), []
+    push = grid.push_messages
+
+    def watch(messages):
+        messages = list(messages)
+        found = [message.metadata for message in messages]
+        sent.extend((grid.virtual_time_s, m.dst_node_id - 1000, m.message_type) for m in found)
+        return push(messages)
+
+    grid.push_messages = watch
+    whole = ours.Recorded(strategy, run_dir=Folder(path)) if path else History(strategy)
+    records = whole.run_dir.records if path else whole.records
+    logging.disable(logging.CRITICAL)
+    try:
+        whole.start(grid, start(), rounds, TIMEOUT_S)
+    finally:
+        logging.disable(logging.NOTSET)
+    return records, sent
+
+
+@pytest.mark.parametrize("nest", [name for name in STEADY if name != "Recorded"])
+def test_a_silent_node_costs_one_time_out(nest):
+    """It dies in round 2: training waits for it, evaluation does not; then it is left alone."""
+    strategy = NESTS[nest](leaf(fraction_evaluate=1.0))
+    records, sent = run(strategy, [Fault(2, "dies", 2)], 10)
+    seconds = np.diff([record["virtual_s"] for record in records])
+    assert TIMEOUT_S <= seconds[1] < 1.9 * TIMEOUT_S
+    times = [at_s for at_s, node, _ in sent if node == 2 and at_s >= records[1]["virtual_s"]]
+    assert (np.diff(times) >= TIMEOUT_S).all()
+    assert all(len(record["selected"]) == 5 for record in records[3:5])
+    assert all(record["train"] for record in records[1:])
+
+
+def test_a_silent_node_is_asked_again():
+    faults = [Fault(2, "dies", 2, 3)]
+    records, _ = run(ours.RandomSelection(leaf(), 6), faults, 90)
+    there = ["node-2" in record["selected"] for record in records[1:]]
+    assert there[1]
+    assert not there[2]
+    assert there[-1]
+
+
+def test_all_are_asked_if_all_kept_silent():
+    faults = [Fault(i, "dies", 2, 2) for i in range(6)]
+    records, _ = run(ours.RandomSelection(leaf(), 6), faults, 4)
+    assert [len(record["selected"]) for record in records[1:]] == [6] * 4
+
+
+FAILING = {
+    "dies": "no reply within 20 s",
+    "errs": "error 2: injected error",
+    "garbage": "holds NaN or infinity",
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+@pytest.mark.parametrize("nest", ["none", "LocalSteps", "CDGraB", "OverSelect", "TiFL", "FedBuff"])
+def test_two_rounds_without_a_reply_stop_the_run(nest, kind, tmp_path):
+    """With the reasons; the checkpoint is there, of the last round that had replies or the next."""
+    faults = [Fault(i, kind, 3) for i in range(6)]
+    with pytest.raises(RuntimeError, match=FAILING[kind]):
+        run(NESTS[nest](leaf()), faults, 30, tmp_path)
+    assert (tmp_path / "state.npz").is_file()
+
+
+def test_one_round_without_a_reply_stops_no_run():
+    faults = [Fault(i, "errs", number, number) for i in range(6) for number in (2, 4, 6)]
+    records, _ = run(ours.Wrapper(leaf()), faults, 7)
+    assert [bool(record["train"]) for record in records[1:]] == [True, False] * 3 + [True]
+
+
+def test_a_bad_node_alone_in_its_rounds_stops_no_run():
+    class One(ours.RandomSelection):
+        def select(self, server_round, grid, online):
+            return [1000 if 2 <= server_round <= 5 else 1001]
+
+    records, _ = run(One(leaf()), [Fault(0, "errs")], 7)
+    assert [bool(record["train"]) for record in records[1:]] == [True, *[False] * 4, True, True]
+
+
+def test_nodes_that_are_away_stop_no_run():
+    profiles = [DeviceProfile(availability=0.02)] * 3
+    history = History(ours.RandomSelection(leaf(), 3))
+    logging.disable(logging.CRITICAL)
+    history.start(LocalGrid(composition_app(), profiles), start(), 30)
+    logging.disable(logging.NOTSET)
+    assert sum(not record["train"] for record in history.records[1:]) > 20
+
+
+# --- hooks that raise --------------------------------------------------------------------------
+
+
+class Fragile(ours.Wrapper):
+    """A wrapper with a bug in one of its hooks."""
+
+    def __init__(self, inner, where, nodes):
+        super().__init__(inner)
+        self.where, self.nodes, self.seen = where, nodes, []
+
+    def fail(self, where, node_ids):
+        if where == self.where and self.nodes.intersection(node_ids):
+            raise KeyError("a bug")
+
+    def on_replies(self, server_round, replies):
+        for reply in replies:
+            self.fail("replies", [reply.metadata.src_node_id])
+            self.seen.append(reply.metadata.src_node_id)
+        return replies
+
+    def on_evaluate_replies(self, server_round, replies):
+        self.fail("evaluation", [reply.metadata.src_node_id for reply in replies])
+        return replies
+
+    def on_train_end(self, server_round, good, failed):
+        self.fail("end", self.nodes)
+
+    def on_evaluate_end(self, server_round, good, failed):
+        self.fail("evaluated", self.nodes)
+
+    def round_info(self):
+        self.fail("info", self.nodes)
+        return {"fine": True}
+
+
+@pytest.mark.parametrize("where", ["replies", "evaluation"])
+@pytest.mark.parametrize(
+    "nest", ["none", "TiFL", "LocalSteps", "Resharding", "everything", "FedBuff"]
+)
+def test_a_hook_that_raises_costs_the_reply(nest, where):
+    strategy = Fragile(leaf(fraction_evaluate=1.0), where, {1004})
+    records, models = attack(NESTS[nest](strategy), {})
+    assert len(records) == 3
+    assert "Fragile.on_" in reasons(records, 4)[0]
+    assert {f["node"] for r in records for f in r["failures"]} <= names_of(4)
+    assert models[-1].any()
+
+
+@pytest.mark.parametrize("where", ["replies", "evaluation", "end", "evaluated", "info"])
+def test_a_hook_that_always_raises_costs_its_facts(where, caplog):
+    strategy = Fragile(leaf(fraction_evaluate=1.0), where, {1000 + i for i in range(6)})
+    history = History(strategy)
+    history.start(LocalGrid(composition_app(), [DeviceProfile()] * 6), start(), 3)
+    assert all(record["train"] and not record["failures"] for record in history.records[1:])
+    told = [record for record in caplog.records if "raised KeyError" in record.getMessage()]
+    assert len(told) >= 3
+    assert [bool(record.exc_info) for record in told] == [True, *[False] * (len(told) - 1)]
+
+
+def test_a_lie_is_no_error_of_a_hook():
+    strategy = Fragile(leaf(), "replies", {1004})
+    records, _ = attack(strategy, {4: trained(lambda m, r: r.content.pop("metrics") and None)})
+    assert {"0 MetricRecords instead of 1"} == set(reasons(records, 4))
+
+
+# --- who a node is ----------------------------------------------------------------------------
+
+
+class Named:
+    """As much of a real fleet as it takes to be asked."""
+
+    run = None
+
+    def get_node_ids(self):
+        return [7, 8]
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=7, name="roof"), NodeInfo(node_id=8, public_key=b"key")]
+
+
+@pytest.mark.parametrize("nest", STEADY)
+def test_names_and_keys_are_learnt_in_every_nest(nest):
+    """Before any reply, so that no claim of a partition comes first."""
+    strategy = NESTS[nest](leaf())
+    strategy.configure_train(1, start(), ConfigRecord(), Named())
+    assert strategy.identity(7) == "roof"
+    assert strategy.identity(8).startswith("key-")
+
+
+def test_the_default_time_out_is_no_hour():
+    assert signature(ours.Wrapper.start).parameters["timeout"].default == 600
