@@ -7,7 +7,9 @@ from flwr_hetero.tifl.algorithm import TierState, draw_tier
 from flwr_hetero.tifl.pacing import (
     LEAST_ERROR,
     MOST_DUE,
+    carry_over,
     draw_weights,
+    first_state,
     paced_credits,
     steer,
     was_drawn,
@@ -68,6 +70,25 @@ def test_steer_averages_and_keeps_what_is_known():
     state = steer(state, np.array([0.6, 0.5, NAN]))
     np.testing.assert_allclose(state.accuracy, [0.7, 0.5, 0.4])
     np.testing.assert_allclose(state.probs, np.array([9, 25, 36]) / 70)
+
+
+@pytest.mark.parametrize(
+    ("policy", "probs"), [("adaptive", [0.2, 0.8]), ("algorithm-2", [0.3, 0.7]), ("slow", [0, 1])]
+)
+def test_new_tiers_go_on_with_what_was_known(policy, probs):
+    before = TierState.first(np.array([0.3, 0.7]), np.full(2, 9.0), np.ones(2))._replace(
+        accuracy=np.array([0.8, 0.6]), credits=np.array([4.0, 5.0]), due=np.array([0.5, -0.5])
+    )
+    new = first_state(policy, 2, [9, 9], np.array([2.0, 2.0]))
+    after = carry_over(before, new, policy, with_credits=True)
+    np.testing.assert_allclose(after.probs, probs)
+    np.testing.assert_allclose(after.accuracy, [0.8, 0.6])
+    assert after.credits.tolist() == [4, 5]
+    assert after.due.tolist() == [0.5, -0.5]
+    assert carry_over(before, new, policy, with_credits=False).credits.tolist() == [9, 9]
+    fewer = first_state(policy, 2, [9, 9], np.array([2.0]))
+    assert carry_over(before, fewer, policy, with_credits=True) is fewer
+    assert fewer.credits.tolist() == [18]
 
 
 def rounds_per_tier(accuracy, num_rounds=500, possible=None):

@@ -142,6 +142,14 @@ def test_large_fleets_are_timed_some_at_a_time(monkeypatch):
 # --- afterwards ------------------------------------------------------------------------
 
 
+def test_shares_hold_though_tiers_are_formed_again():
+    """Every 10 rounds they are, of the same nodes."""
+    records = records_of(make(policy="adaptive", interval=1000), num_rounds=140)
+    tiers = [record["tifl"]["tier"] for record in records[41:]]
+    probs = records[-1]["tifl"]["tier_probs"]
+    assert np.bincount(tiers, minlength=5) == pytest.approx(100 * np.array(probs), abs=3)
+
+
 def test_node_that_slows_down_changes_its_tier():
     grid, tifl = paper_grid(10), make(clients_per_round=2, policy=[1, 0, 0, 0, 0])
 
