@@ -87,7 +87,7 @@ def profiled(num_nodes: int) -> TiFL:
     found, names = quantile_tiers(latency, 5), [f"node-{i}" for i in range(num_nodes)]
     by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]
     strategy.tiers = Tiers(*by_name, found.boundaries)
-    strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf))
+    strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf), np.ones(5))
     strategy.timing.set_known(set(range(num_nodes)))
     return strategy
 
