@@ -2,6 +2,7 @@
 
 from flwr_hetero.baselines.adacomm import AdaComm
 from flwr_hetero.baselines.fednova import FedNova
+from flwr_hetero.baselines.model_average import ModelAverage
 from flwr_hetero.baselines.over_select import OverSelect
 from flwr_hetero.baselines.parallel_tiers import ParallelTiFL
 from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
@@ -24,6 +25,7 @@ __all__ = [
     "FedNova",
     "HerdingMeter",
     "LocalSteps",
+    "ModelAverage",
     "OverSelect",
     "ParallelTiFL",
     "RandomSelection",

@@ -22,13 +22,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from benchmarks.bench import Data, Options, Run
-from benchmarks.faults import scenarios, soak
+from benchmarks.faults import engines, scenarios, soak
 from benchmarks.faults.experiment import TOY_APP, Experiment, durations
 from benchmarks.tables import Case, Line
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, RealFleet
 
-SETTINGS = {"rounds": 1000, "nodes": 1000, "work": 1.0, "messages": 12}
-"""Of the soak; CPU seconds a message and rounds of the prediction."""
+SETTINGS = {"rounds": 1000, "nodes": 1000, "work": 1.0, "messages": 12, "updates": 4}
+"""Of the soak; CPU seconds a message, rounds of the prediction, and rounds of both engines."""
 FAST = {"rounds": 30, "nodes": 120}
 FAST_CASES = ["soak/*"]
 SCENARIOS = ("bad_replies", "frozen_and_stopped", "killed_and_joined", "server_app_killed",
@@ -60,6 +60,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
     yield Run({"experiment": "soak", "name": "all kinds of faults", **soaked}, alone=True)
     case = {"experiment": "prediction", "name": "three CPU shares", "work": sizes["work"]}
     yield Run(case | {"rounds": sizes["messages"]}, alone=True)
+    case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
+    yield Run(case | {"rounds": sizes["updates"]}, alone=True)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
@@ -71,6 +73,8 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
         folder = Path(name)
         if case["experiment"] == "process":
             return {"metrics": {"faults": inject(case["name"], folder), **load}}
+        if case["experiment"] == "engines":
+            return {"metrics": engines.run(folder, case["work"], case["rounds"]) | load}
         return {"metrics": {"nodes": predict(folder, case["work"], case["rounds"]), **load}}
 
 

@@ -18,6 +18,8 @@ PENDING_KB = 2
 """Of a message with this model that was never fetched, by tracemalloc in a run of 140 rounds."""
 FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
          "lost later", "what the history says"]  # fmt: skip
+ENGINES = ["engine", "foretold", "real", "difference", "foretold error of the model", "real error",
+           "failures"]  # fmt: skip
 PREDICTION = ["CPU share", "emulated", "device's report", "constant", "predicted", "real round",
               "difference"]  # fmt: skip
 
@@ -97,6 +99,22 @@ def prediction(lines: Sequence[Line]) -> dict[str, Any]:
     return {"prediction": text, "prediction_load": m["load"], "prediction_cores": m["cores"]}
 
 
+def engines(lines: Sequence[Line]) -> dict[str, Any]:
+    """Tabulate both engines on a real fleet and on the emulated one."""
+    rows, m = [], lines[0]["metrics"]
+    for row in m["rows"]:
+        share = f"{row['real_s'] / row['foretold_s'] - 1:+.0%}"
+        seconds = [f"{row['foretold_s']:.0f} s", f"{row['real_s']:.0f} s", share]
+        errors = [f"{row['foretold_error']:.2f}", f"{row['real_error']:.2f}"]
+        rows.append([row["engine"], *seconds, *errors, row["failures"]])
+    constants = ", ".join(f"{seconds:.1f}" for seconds in m["constant_s"].values())
+    return {
+        "engines": tables.table(ENGINES, rows),
+        "engines_constants": constants,
+        "engines_load": m["load"],
+    }
+
+
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
     parts: dict[str, Any] = {}
@@ -106,5 +124,5 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         if name == "soak":
             parts |= soak(own, folder / "soak.png")
         else:
-            parts |= {"process": process, "prediction": prediction}[name](own)
+            parts |= {"process": process, "prediction": prediction, "engines": engines}[name](own)
     return parts

@@ -35,6 +35,7 @@ WRAPPERS = {
     "OverSelect": lambda inner=None: ours.OverSelect(inner, take=2),
     "RandomSelection": lambda inner=None: ours.RandomSelection(inner, 3),
     "FedBuff": lambda inner=None: ours.FedBuff(inner, buffer_size=3, weighting="examples"),
+    "ModelAverage": lambda inner=None: ours.ModelAverage(inner, rounds=2),
     "Recorded": lambda inner=None: ours.Recorded(inner, run_dir=Folder()),
 }
 ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerFacts", "Recorded"}
@@ -51,6 +52,7 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "OverSelect": ("over-select", lambda f: len(f["not_waited_for"]) > 0),
     "RandomSelection": ("selected", lambda nodes: len(nodes) in (2, 3)),
     "FedBuff": ("fedbuff", lambda f: len(f["nodes"]) == 3),
+    "ModelAverage": ("model-average", lambda f: f["models"] == 2),
     "Recorded": ("virtual_s", lambda seconds: seconds > 0),
 }
 SELECTS = ("TiFL", "RandomSelection", "FedBuff")
@@ -146,6 +148,12 @@ def merged(models, record):
     return models[-1] + total
 
 
+def newest(averages):
+    """Find the models of which ModelAverage shows the averages, here of two."""
+    later = zip(averages[1:], averages[2:], strict=False)
+    return [*averages[:2], *(2 * now - before for before, now in later)]
+
+
 def timeless(records):
     """Drop wall time, and name nodes alike.
 
@@ -181,7 +189,8 @@ def test_four_wrappers(shift, tmp_path):
 def whole_run(names, path):
     """Find all wrappers in the history, and the model where their information puts it."""
     folder = Folder(path)
-    models, states = go(names, folder, LocalGrid(composition_app(), FLEET))
+    seen, states = go(names, folder, LocalGrid(composition_app(), FLEET))
+    models = newest(seen) if "ModelAverage" in names else seen
     for name in names:
         key, says = INFO[name]
         assert any(says(r[key]) for r in folder.records[1:] if r.get(key)), (name, folder.records)
@@ -191,7 +200,7 @@ def whole_run(names, path):
             assert models[number] == pytest.approx(expected(models[number - 1], record), rel=1e-5)
         elif not {*SETS_STEPS}.intersection(names):
             assert models[number] == pytest.approx(merged(models[:number], record), rel=1e-5)
-    return models, states, folder.records
+    return seen, states, folder.records
 
 
 def stop_save_load_continue(names, path, models, states, records):

@@ -20,6 +20,7 @@ from flwr_hetero.strategy import (
     CDGraB,
     FedBuff,
     FedNova,
+    ModelAverage,
     OverSelect,
     RandomSelection,
     SamplerFacts,
@@ -52,6 +53,7 @@ FROM_ZERO = {
     "concurrency": "0 is all nodes online",
     "buffer_size": "0 is half of the nodes at work",
     "spare_clients": "2 is a start",
+    "average_rounds": "0 is the newest model",
     "num_units": "0 is each node's own",
 }
 """Settings that may be 0, and a hint."""
@@ -78,6 +80,7 @@ class FleetSettings(Settings):
     spare_clients: int = 2
     fast_steps: int = 8
     num_units: int = 0
+    average_rounds: int = 0
     fraction_evaluate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -165,6 +168,8 @@ class FleetSettings(Settings):
             strategy = RandomSelection(strategy, count, seed=self.seed)
         if self.selection == "over-select":
             strategy = OverSelect(strategy, self.clients_per_round)
+        if self.average_rounds:
+            strategy = ModelAverage(strategy, rounds=self.average_rounds)
         return SamplerFacts(strategy)
 
     @property

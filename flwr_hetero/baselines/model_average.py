@@ -1,0 +1,127 @@
+"""The running average of the global models of the last rounds is what is evaluated and returned."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from flwr_hetero._flwr import trains_trees
+from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.server.aggregate import keep_dtypes
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict, check_state, entries_below
+
+ARRAYS = "arrays/"
+
+
+class ModelAverage(Wrapper):
+    r"""Evaluate and return the running average of the global models; training is unchanged.
+
+    .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
+
+    With few nodes in a round or merge, the global model leans towards the data of those that came
+    last; the average over some rounds does not. It goes around any strategy and into any other.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What trains; FedAvg if left out.
+    rounds : int
+        R, rounds or merges over which models are averaged.
+
+    Raises
+    ------
+    ValueError
+        If ``rounds`` is no positive integer, or the strategy trains trees.
+
+    Notes
+    -----
+    Evaluation on nodes and on the server sees the average, and ``start`` returns it; nodes train
+    from the newest model and a checkpoint holds both. Integer arrays are the newest ones. Batch
+    normalisation's buffers are averaged as parameters are.
+
+    References
+    ----------
+    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", SIAM J. Control
+    and Optimization 1992; exponential forms are common in training.
+
+    Examples
+    --------
+    >>> from flwr_hetero.strategy import FedBuff, LocalSteps
+    >>> strategy = ModelAverage(FedBuff(LocalSteps(budget="slice"), concurrency=3))
+    """
+
+    name: ClassVar[str] = "model-average"
+    decides = frozenset({"the evaluated model"})
+
+    def __init__(self, strategy: Strategy | None = None, *, rounds: int = 8) -> None:
+        self.rounds = check_count("rounds", rounds, 1)
+        super().__init__(strategy)
+        if trains_trees(self.leaf):
+            rule = "average models: those of trees have no mean"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
+        self.average: dict[str, NDArray[Any]] = {}
+        self.count = 0
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the new global model to the average."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if arrays is not None:
+            like = self.session.arrays
+            whole = arrays if like is None else keep_dtypes(arrays, like)
+            self._add({name: array.numpy() for name, array in whole.items()})
+        return arrays, metrics
+
+    def _add(self, model: dict[str, NDArray[Any]]) -> None:
+        self.count += 1
+        part = max(1 / self.count, 1 / self.rounds)
+        for name, new in model.items():
+            old = self.average.get(name)
+            if old is None or new.dtype.kind != "f" or not np.isfinite(old).all():
+                self.average[name] = new.copy()
+            else:
+                self.average[name] = np.asarray(old + part * (new - old), new.dtype)
+
+    def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the average, or these arrays before the first one."""
+        if not self.average:
+            return arrays
+        return ArrayRecord({name: Array(self.average[name]) for name in arrays})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send the average to the nodes that evaluate."""
+        return super().configure_evaluate(server_round, self.averaged(arrays), config, grid)
+
+    def on_start(self, run: Run) -> None:
+        """Let the server evaluate the average."""
+        if (evaluate := run.evaluate_fn) is not None:
+            run.evaluate_fn = lambda number, arrays: evaluate(number, self.averaged(arrays))
+
+    def on_finish(self, run: Run) -> None:
+        """Return the average."""
+        run.arrays = self.averaged(run.arrays)
+
+    def round_info(self) -> dict[str, Any]:
+        """Return how many models the average is of."""
+        return {"models": min(self.count, self.rounds)}
+
+    def state_dict(self) -> StateDict:
+        """Return the average and the number of models in it."""
+        arrays: StateDict = {ARRAYS + name: array for name, array in self.average.items()}
+        return {"count": self.count, **arrays}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        check_state(state, {"count": int}, "ModelAverage")
+        self.count = int(state["count"])
+        arrays = entries_below(ARRAYS, state)
+        self.average = {name: np.asarray(array) for name, array in arrays.items()}

@@ -1,0 +1,125 @@
+import random
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+from recording import Folder, History
+from toy import toy_app, toy_arrays
+
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mod import timing
+from flwr_hetero.strategy import FedBuff, ModelAverage, Recorded
+
+FLEET = [DeviceProfile(speed) for speed in (1, 2, 4)]
+
+
+class Seen(History):
+    """Note the newest global model after each round."""
+
+    def on_round_end(self, run, record):
+        self.models = [*getattr(self, "models", []), value(run.arrays)]
+        super().on_round_end(run, record)
+
+
+def value(arrays):
+    return float(arrays["w"].numpy()[0])
+
+
+def central(server_round, arrays):
+    return MetricRecord({"w": value(arrays)})
+
+
+def run(strategy, num_rounds=5, app=None, **settings):
+    random.seed(0)
+    seen = Seen(strategy)
+    grid = LocalGrid(app or toy_app(), FLEET)
+    result = seen.start(grid, toy_arrays(), num_rounds, evaluate_fn=central, **settings)
+    return seen, result
+
+
+def average(models, rounds):
+    """By the definition: the mean of the first R models, then an exponential one."""
+    mean, means = 0.0, []
+    for t, model in enumerate(models, 1):
+        mean += max(1 / t, 1 / rounds) * (model - mean)
+        means.append(mean)
+    return means
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 8])
+def test_server_evaluates_the_average(rounds):
+    seen, result = run(ModelAverage(flower.FedAvg(), rounds=rounds))
+    found = [record["global"]["w"] for record in seen.records]
+    assert found[0] == 0.0  # the initial model is not in it
+    assert found[1:] == pytest.approx(average(seen.models[1:], rounds))
+    assert value(result.arrays) == pytest.approx(found[-1])
+
+
+def test_training_is_unchanged():
+    plain, _ = run(flower.FedAvgM(server_momentum=0.9))
+    averaged, _ = run(ModelAverage(flower.FedAvgM(server_momentum=0.9)))
+    assert averaged.models == plain.models
+    last = [s.records[-1]["global"]["w"] for s in (plain, averaged)]
+    assert last[0] != pytest.approx(last[1])
+
+
+def test_nodes_evaluate_the_average():
+    seen_by_nodes = []
+
+    def note(message, context, call_next):
+        if message.metadata.message_type == "evaluate":
+            seen_by_nodes.append(value(message.content["arrays"]))
+        return call_next(message, context)
+
+    seen, _ = run(ModelAverage(flower.FedAvg(), rounds=4), app=toy_app(mods=(timing, note)))
+    wanted = np.repeat(average(seen.models[1:], 4), len(FLEET))
+    assert seen_by_nodes == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    "nest", [lambda s: ModelAverage(FedBuff(s)), lambda s: FedBuff(ModelAverage(s))]
+)
+def test_without_rounds_inside_and_outside(nest):
+    seen, result = run(nest(flower.FedAvg(fraction_evaluate=0.0)), num_rounds=6)
+    assert value(result.arrays) == pytest.approx(average(seen.models[1:], 8)[-1], rel=1e-5)
+
+
+def test_integers_are_the_newest_and_types_stay():
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content["arrays"]
+        count = Array(np.asarray(arrays["n"].numpy() + 1))
+        new = ArrayRecord({"w": Array(arrays["w"].numpy() + 1), "n": count})
+        return Message(
+            RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 1})}),
+            reply_to=message,
+        )
+
+    _, result = run(ModelAverage(flower.FedAvg(fraction_evaluate=0.0)), app=app)
+    assert value(result.arrays) == pytest.approx(3.0)  # mean of 1 to 5
+    assert int(result.arrays["n"].numpy()) == 6
+    assert result.arrays["w"].numpy().dtype == np.float32
+
+
+def test_resumed_run_is_the_whole_one(tmp_path):
+    def go(folder, num_rounds, resume=False):
+        random.seed(0)
+        strategy = Recorded(ModelAverage(flower.FedAvg(), rounds=3), run_dir=folder, resume=resume)
+        grid = LocalGrid(toy_app(), FLEET)
+        return strategy.start(grid, toy_arrays(), num_rounds, evaluate_fn=central)
+
+    whole = go(Folder(tmp_path / "whole"), 6)
+    go(Folder(tmp_path / "parts"), 3)
+    parts = go(Folder(tmp_path / "parts"), 6, resume=True)
+    assert value(parts.arrays) == value(whole.arrays)
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match="rounds"):
+        ModelAverage(rounds=0)
+    with pytest.raises(ValueError, match="trees"):
+        ModelAverage(flower.FedXgbBagging())
