@@ -29,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"flwr-hetero: error: {error}", file=sys.stderr)
         return 2
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        where, kind = ", ".join(map(str, options.directories)), type(error).__name__
+        print(f"flwr-hetero: error: {where}: what no run writes ({kind}: {error})", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
         hint = "pip install 'flwr-hetero[report]'"
         print(f"flwr-hetero: error: {error.name} is not installed: {hint}", file=sys.stderr)

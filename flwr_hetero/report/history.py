@@ -2,7 +2,10 @@
 
 import json
 import os
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +50,14 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """Read the settings of a run."""
+    """Read the settings of a run; entries of other types than a run writes are left out."""
     try:
         config = json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return config if isinstance(config, dict) else {}
+    types = {"settings": dict, "versions": dict, "resumed": list}
+    known = as_dict(config).items()
+    return {key: value for key, value in known if isinstance(value, types.get(key, object))}
 
 
 @dataclass(frozen=True)
@@ -75,13 +80,16 @@ class History:
 
     rounds: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = ()
+    _columns: dict[tuple[str, ...], NDArray[np.float64]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def last_round(self) -> int:
         """Number of the last round; -1 if there is none."""
         return int(self.rounds[-1]["round"]) if self.rounds else -1
 
-    @property
+    @cached_property
     def unit(self) -> str:
         """What a record is of: a round, or a merge of a run without rounds."""
         return "merge" if any(FEDBUFF in record for record in self.rounds) else "round"
@@ -94,15 +102,29 @@ class History:
 
     def column(self, *path: str) -> NDArray[np.float64]:
         """Collect one number per round by its keys, such as ``"tifl", "tier"``; NaN where none."""
-        values: list[Any] = list(self.rounds)
-        for key in path:
-            values = [as_dict(value).get(key) for value in values]
-        return np.array([as_number(value) for value in values], np.float64)
+        if path not in self._columns:
+            values: list[Any] = list(self.rounds)
+            for key in path:
+                values = [as_dict(value).get(key) for value in values]
+            self._columns[path] = np.array([as_number(value) for value in values], np.float64)
+            self._columns[path].flags.writeable = False
+        return self._columns[path]
+
+    @cached_property
+    def _sections(self) -> dict[str, list[str]]:
+        """Keys of all dicts in the rounds, and the numbers in each."""
+        found: dict[str, dict[str, None]] = {}
+        for record in self.rounds:
+            for section, figures in record.items():
+                if isinstance(figures, dict):
+                    known = found.setdefault(section, {})
+                    new = [key for key in figures if key not in known]
+                    known |= dict.fromkeys(k for k in new if not isnan(as_number(figures[k])))
+        return {section: list(known) for section, known in found.items()}
 
     def wrapper_sections(self) -> list[str]:
         """Return the keys under which rounds keep figures of the wrappers, TiFL's among them."""
-        found = (key for record in self.rounds for key in record if isinstance(record[key], dict))
-        return [key for key in dict.fromkeys(found) if key not in (*METRICS, "latency", "weights")]
+        return [key for key in self._sections if key not in (*METRICS, "latency", "weights")]
 
     def metrics(self, sections: tuple[str, ...] | None = None) -> list[str]:
         """Return the names that :meth:`metric` knows, of some sections or all.
@@ -111,9 +133,9 @@ class History:
         """
         names: dict[str, None] = {}
         for section in (*METRICS, *self.wrapper_sections()) if sections is None else sections:
-            figures = [item for r in self.rounds for item in as_dict(r.get(section)).items()]
-            known = (k for k, value in figures if k != EVALUATED and not np.isnan(as_number(value)))
-            for key in dict.fromkeys(known):
+            for key in self._sections.get(section, ()):
+                if key == EVALUATED:
+                    continue
                 is_free = section in METRICS and key not in names
                 names[key if is_free else f"{section}/{key}"] = None
         return list(names)
@@ -171,28 +193,79 @@ def read_history(directory: str | Path) -> History:
         runs = sorted(str(found.parent) for found in folder.glob(f"*/{HISTORY}"))
         hint = f"did you mean {' '.join(runs)}" if runs else ""
         raise invalid("run directory", str(directory), f"hold a {HISTORY}", hint)
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.removesuffix("\n").split("\n") if text else []
     notes = []
     rounds: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
-        record = _parse(line)
-        if record is None:
-            torn = number == len(lines) and not text.endswith("\n")
-            notes.append(f"line {number} is {'torn' if torn else 'no round'} and was left out")
-            continue
-        if record["round"] in rounds:
-            notes.append(f"round {record['round']} occurs twice; the later line counts")
-        rounds[record["round"]] = record
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            record, why = _parse(line)
+            if record is None:
+                why = why if line.endswith("\n") else "is torn"
+                notes.append(f"line {number} {why} and was left out")
+                continue
+            if record["round"] in rounds:
+                notes.append(f"round {record['round']} occurs twice; the later line counts")
+            rounds[record["round"]] = record
     return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def _parse(line: str) -> tuple[dict[str, Any] | None, str]:
+    """Read a line; None, and why, if it is none that a run writes."""
     try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if type(as_dict(record).get("round")) is int else None
+        record = json.loads(line, parse_int=_whole, object_pairs_hook=_shared)
+    except (ValueError, RecursionError):
+        return None, "is no round"
+    if type(as_dict(record).get("round")) is not int:
+        return None, "is no round"
+    for key, shape in _SHAPES.items():
+        if not _fits(record.get(key), shape):
+            return None, f"has a {key} that no run writes"
+    return record, ""
+
+
+def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict whose keys are those of the other lines, which is most of their memory."""
+    return {sys.intern(key): _names(value) for key, value in pairs}
+
+
+def _names(value: Any) -> Any:
+    is_list = isinstance(value, list) and value and isinstance(value[0], str)
+    return [sys.intern(x) if isinstance(x, str) else x for x in value] if is_list else value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 18:
+        raise ValueError(f"{digits[:9]}... is no number of a run")
+    return int(digits)
+
+
+_NUMBER, _TIER = (int, float), range(10_000)
+_SHAPES: dict[str, Any] = {
+    "selected": [str],
+    "failures": [{"node": str, "reason": str}],
+    "latency": {...: _NUMBER},
+    TIFL: {
+        "tiers": {...: _TIER},
+        "latency": {...: _NUMBER},
+        **{key: [_NUMBER] for key in ("tier_probs", "credits", "tier_accuracy")},
+    },
+    FEDBUFF: {"nodes": [str], "staleness": [_NUMBER], "age_s": [_NUMBER]},
+}
+"""What a line may hold, beside numbers: ``...`` stands for any key, and anything may be null."""
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Return whether a part of a line has its shape, or is missing."""
+    if value is None:
+        return True
+    if isinstance(shape, range):
+        return type(value) is int and value in shape
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return False
+        return all(_fits(item, shape.get(key, shape.get(...))) for key, item in value.items())
+    return shape is None or isinstance(value, shape)
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -201,8 +274,9 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def as_number(value: Any) -> float:
-    """Return a number of the history; NaN where it has something else."""
-    return float(value) if isinstance(value, int | float) else float("nan")
+    """Return a finite number of the history; NaN where it has something else."""
+    is_number = isinstance(value, int | float) and isfinite(value)
+    return float(value) if is_number else float("nan")
 
 
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -85,6 +86,48 @@ def test_errors_are_one_line(arguments, words, capsys, tmp_path):
     assert said.startswith("flwr-hetero: error: ")
     assert said.count("\n") == 1
     assert words.format(tmp=tmp_path) in said
+
+
+HOSTILE = {
+    "deep": '{"round": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "400 digits": '{"round": 1, "virtual_s": ' + "9" * 400 + "}",
+    "a round of 400 digits": '{"round": ' + "9" * 400 + "}",
+    "infinite": '{"round": 1, "virtual_s": 1e999, "latency": {"a": -1e999}}',
+    "a number of nodes": '{"round": 1, "selected": 7}',
+    "a list as a node": '{"round": 1, "selected": [["a"]]}',
+    "a number as a failure": '{"round": 1, "failures": [3]}',
+    "a text as a latency": '{"round": 1, "latency": {"a": "x"}}',
+    "a list of tiers": '{"round": 1, "tifl": {"tiers": [1]}}',
+    "tiers without end": '{"round": 1, "tifl": {"tiers": {"a": 100000000000000}}}',
+    "a number of chances": '{"round": 1, "tifl": {"tier": 0, "tier_probs": 7}}',
+    "nodes of a merge": '{"round": 1, "fedbuff": {"nodes": 3}}',
+    "an evaluated round": '{"round": 1, "evaluate": {"evaluated-round": [1]}, "fairness": '
+    '{"by-node": {"a": 0.1}, "mean": 0.1, "worst-tenth": 0.1}}',
+}
+CONFIGS = ['{"resumed": 7, "settings": [1]}', '{"settings": ' + "[" * 50_000 + "]" * 50_000 + "}"]
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_history_gives_one_line(kind, make_run, capsys, tmp_path, monkeypatch):
+    """In the page's notes where the line is left out, else as the command's error."""
+    monkeypatch.setattr("flwr_hetero.report.page.plots_of", lambda _: [])  # quick
+    good = json.dumps({"round": 0, "virtual_s": 1.0, "global": {"accuracy": 0.1}})
+    folder = make_run("run", [])
+    (folder / "history.jsonl").write_text(f"{good}\n{HOSTILE[kind]}\n")
+    (folder / "config.json").write_text(CONFIGS[len(kind) % 2])
+    results = [
+        main(["report", str(folder)]),
+        main(["compare", str(folder), "--out", str(tmp_path / "compare.svg")]),
+    ]
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("\n") == sum(result == 2 for result in results)
+    if kind == "an evaluated round":
+        assert results == [2, 2]
+        assert f"flwr-hetero: error: {folder}: what no run writes (TypeError" in said
+    elif kind != "infinite":
+        assert results == [0, 0]
+        assert "line 2 " in (folder / "report.html").read_text()
 
 
 def test_help_names_a_metric_that_exists(capsys):

@@ -24,7 +24,9 @@ EXPECTED = {
     "run is a copy": True,
     "run of a message": True,
 }
-"""What Flower's simulation does, and so must a LocalGrid."""
+"""What a LocalGrid does."""
+FLOWER = EXPECTED | {"app without a return": []}
+"""What Flower's grids do: there the node keeps silent, and a LocalGrid says what is wrong."""
 
 
 def probe(grid) -> dict[str, object]:
@@ -57,7 +59,7 @@ def probe(grid) -> dict[str, object]:
     return {
         "answer": ask(once),
         "no time-out": ask(message(), message(node_id=nodes[1]), timeout=None),
-        "app without a return": ask(message("nothing")),
+        "app without a return": ask(message("nothing"), timeout=10.0),
         "ttl is over": ask(message("work", ttl=1.0)),
         "unknown node": ask(message(node_id=12345), timeout=5.0),
         "second pull": pull_twice(),
