@@ -2,17 +2,20 @@
 
 import json
 import os
-import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import check_choice, check_number, invalid
+from flwr_hetero.report.lines import parse
+
+_Result = TypeVar("_Result")
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"
@@ -31,6 +34,8 @@ EVALUATED = "evaluated-round"
 """No metric: the merge whose model the nodes evaluated, which went on meanwhile."""
 METRICS = ("global", "evaluate", "train")
 """Where metrics are looked up, in this order: central evaluation first."""
+MAX_DRAWN = 2000
+"""Longer runs are drawn in so many spans of rounds."""
 CLOCKS = {
     "virtual_s": "time on the fleet's clock",
     "wall_s": "time on the server's clock",
@@ -80,9 +85,8 @@ class History:
 
     rounds: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = ()
-    _columns: dict[tuple[str, ...], NDArray[np.float64]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was computed of the rounds, which do not change."""
 
     @property
     def last_round(self) -> int:
@@ -102,13 +106,31 @@ class History:
 
     def column(self, *path: str) -> NDArray[np.float64]:
         """Collect one number per round by its keys, such as ``"tifl", "tier"``; NaN where none."""
-        if path not in self._columns:
+        if path not in self._known:
             values: list[Any] = list(self.rounds)
             for key in path:
                 values = [as_dict(value).get(key) for value in values]
-            self._columns[path] = np.array([as_number(value) for value in values], np.float64)
-            self._columns[path].flags.writeable = False
-        return self._columns[path]
+            self._known[path] = np.array([as_number(value) for value in values], np.float64)
+            self._known[path].flags.writeable = False
+        return cast(NDArray[np.float64], self._known[path])
+
+    def once(self, compute: Callable[["History"], _Result]) -> _Result:
+        """Return what a function computes of this history, which it does once."""
+        if compute not in self._known:
+            self._known[compute] = compute(self)
+        return cast(_Result, self._known[compute])
+
+    @cached_property
+    def thinned(self) -> "History":
+        """For plots: of a long run, spans of rounds as one each, with their latest figures.
+
+        Bytes are those of the whole span.
+        """
+        if len(self.rounds) <= MAX_DRAWN:
+            return self
+        first, *others = self.rounds
+        spans = np.array_split(np.arange(len(others)), MAX_DRAWN - 1)
+        return History((first, *(_joined(others[s[0] : s[-1] + 1]) for s in spans)), self.notes)
 
     @cached_property
     def _sections(self) -> dict[str, list[str]]:
@@ -197,7 +219,7 @@ def read_history(directory: str | Path) -> History:
     rounds: dict[int, dict[str, Any]] = {}
     with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
-            record, why = _parse(line)
+            record, why = parse(line)
             if record is None:
                 why = why if line.endswith("\n") else "is torn"
                 notes.append(f"line {number} {why} and was left out")
@@ -208,64 +230,16 @@ def read_history(directory: str | Path) -> History:
     return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
 
 
-def _parse(line: str) -> tuple[dict[str, Any] | None, str]:
-    """Read a line; None, and why, if it is none that a run writes."""
-    try:
-        record = json.loads(line, parse_int=_whole, object_pairs_hook=_shared)
-    except (ValueError, RecursionError):
-        return None, "is no round"
-    if type(as_dict(record).get("round")) is not int:
-        return None, "is no round"
-    for key, shape in _SHAPES.items():
-        if not _fits(record.get(key), shape):
-            return None, f"has a {key} that no run writes"
-    return record, ""
-
-
-def _shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict whose keys are those of the other lines, which is most of their memory."""
-    return {sys.intern(key): _names(value) for key, value in pairs}
-
-
-def _names(value: Any) -> Any:
-    is_list = isinstance(value, list) and value and isinstance(value[0], str)
-    return [sys.intern(x) if isinstance(x, str) else x for x in value] if is_list else value
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > 18:
-        raise ValueError(f"{digits[:9]}... is no number of a run")
-    return int(digits)
-
-
-_NUMBER, _TIER = (int, float), range(10_000)
-_SHAPES: dict[str, Any] = {
-    "selected": [str],
-    "failures": [{"node": str, "reason": str}],
-    "latency": {...: _NUMBER},
-    TIFL: {
-        "tiers": {...: _TIER},
-        "latency": {...: _NUMBER},
-        **{key: [_NUMBER] for key in ("tier_probs", "credits", "tier_accuracy")},
-    },
-    FEDBUFF: {"nodes": [str], "staleness": [_NUMBER], "age_s": [_NUMBER]},
-}
-"""What a line may hold, beside numbers: ``...`` stands for any key, and anything may be null."""
-
-
-def _fits(value: Any, shape: Any) -> bool:
-    """Return whether a part of a line has its shape, or is missing."""
-    if value is None:
-        return True
-    if isinstance(shape, range):
-        return type(value) is int and value in shape
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return False
-        return all(_fits(item, shape.get(key, shape.get(...))) for key, item in value.items())
-    return shape is None or isinstance(value, shape)
+def _joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Make one record of those of a span: the latest of every figure."""
+    whole: dict[str, Any] = {}
+    for record in records:
+        for key, value in record.items():
+            before = whole.get(key)
+            whole[key] = {**as_dict(before), **value} if isinstance(value, dict) else value
+    for key in ("bytes_down", "bytes_up"):
+        whole[key] = np.nansum([as_number(record.get(key)) for record in records])
+    return whole
 
 
 def as_dict(value: Any) -> dict[str, Any]:

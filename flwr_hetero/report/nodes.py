@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,10 @@ class Replies(NamedTuple):
 
 def node_stats(history: History) -> list[NodeStats]:
     """Collect what is known of each node, sorted by tier, then latency."""
+    return history.once(_node_stats)
+
+
+def _node_stats(history: History) -> list[NodeStats]:
     tiers, profiled = latest_tiers(history)
     selected = Counter(name for record in history.rounds for name in record.get("selected") or ())
     lost = Counter(name for record in history.rounds for name in _lost(record))
@@ -101,7 +106,11 @@ def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | No
 
 def num_tiers(history: History) -> int:
     """Return how many tiers a run has or had; 0 without TiFL."""
-    counts = [len(of_tiers(record, "tier_probs")) for record in history.rounds]
+    return history.once(_num_tiers)
+
+
+def _num_tiers(history: History) -> int:
+    counts = [len(as_dict(r.get(TIFL)).get("tier_probs") or ()) for r in history.rounds]
     return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
 
 
@@ -171,11 +180,15 @@ def device_seconds(history: History) -> float:
     if not np.isnan(busy).all():
         return float(np.nansum(busy))
     latencies = (as_dict(record.get("latency")).values() for record in history.rounds)
-    return float(np.nansum([as_number(s) for seconds in latencies for s in seconds]))
+    return float(sum(filter(isfinite, (as_number(s) for seconds in latencies for s in seconds))))
 
 
 def failure_groups(history: History) -> list[FailureGroup]:
     """Group failures by node and reason, most frequent first."""
+    return history.once(_failure_groups)
+
+
+def _failure_groups(history: History) -> list[FailureGroup]:
     groups: dict[tuple[str, str], list[int]] = {}
     for record in history.rounds:
         for failure in record.get("failures") or ():

@@ -91,7 +91,12 @@ PLOTS = (
 
 def plots_of(history: History) -> list[Plot]:
     """Return the plots for a history: the fixed ones, then one per wrapper with figures."""
-    captions = {"metrics": PLOTS[1].caption + _rest(len(other_metrics(history)))}
+    few = history.thinned
+    captions = {"metrics": PLOTS[1].caption + _rest(len(other_metrics(few)))}
+    if few is not history:
+        span = f" Of this long run, spans of {len(history.rounds) / len(few.rounds):.0f} "
+        span += f"{history.unit}s are drawn as one."
+        captions["progress"] = PLOTS[0].caption + span
     if history.unit == "merge":
         captions["time"] = "From one merge to the next. Bytes include those of evaluation."
     plots = [plot._replace(caption=captions.get(plot.name, plot.caption)) for plot in PLOTS]

@@ -32,7 +32,8 @@ def draw_tiers(history: History) -> Figure | None:
     count = num_tiers(history)
     if count < 2:
         return None
-    figures = {key: _over_rounds(history, key, count) for key in HEIGHTS if key != "tier"}
+    few = history.thinned
+    figures = {key: _over_rounds(few, key, count) for key in HEIGHTS if key != "tier"}
     shown = ["tier", *(key for key, values in figures.items() if not np.isnan(values).all())]
     heights = [HEIGHTS[key] for key in shown]
     drawn = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
@@ -41,7 +42,7 @@ def draw_tiers(history: History) -> Figure | None:
     ).ravel()
     _draw_choice(axes[0], history, count)
     draw = {"tier_probs": _draw_probs, "credits": _draw_credits, "tier_accuracy": _draw_accuracy}
-    rounds = np.append(history.column("round"), history.last_round + 0.5)
+    rounds = np.append(few.column("round"), history.last_round + 0.5)
     for axis, key in zip(axes[1:], shown[1:], strict=True):
         draw[key](axis, rounds, figures[key])
     axes[0].set_xlim(rounds[0], rounds[-1])
@@ -56,13 +57,14 @@ def tier_name(tier: int, count: int) -> str:
 
 
 def _draw_choice(axes: Axes, history: History, count: int) -> None:
-    tiers, rounds = history.column(TIFL, "tier"), history.column("round")
-    total = max(int(np.isfinite(tiers).sum()), 1)
+    tiers, rounds = history.thinned.column(TIFL, "tier"), history.thinned.column("round")
+    every = history.column(TIFL, "tier")
+    total = max(int(np.isfinite(every).sum()), 1)
     width = np.clip(0.8 * 72 * 0.75 * WIDTH / len(rounds), 0.8, 9)  # most of a round's share
     for tier, colour in enumerate(tier_colours(count)):
-        when = rounds[tiers == tier]
-        axes.vlines(when, tier - 0.38, tier + 0.38, color=colour, lw=width)
-        text = f"{len(when)} round{'s' * (len(when) != 1)}, {100 * len(when) / total:.0f} %"
+        axes.vlines(rounds[tiers == tier], tier - 0.38, tier + 0.38, color=colour, lw=width)
+        times = int((every == tier).sum())
+        text = f"{times} round{'s' * (times != 1)}, {100 * times / total:.0f} %"
         axes.text(1.01, tier, text, transform=axes.get_yaxis_transform(), va="center", size=9)
     axes.set_yticks(range(count), [tier_name(tier, count) for tier in range(count)])
     axes.set_ylim(count - 0.4, -0.6)

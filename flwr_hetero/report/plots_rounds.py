@@ -50,6 +50,7 @@ ROOM = 0.15
 
 def draw_main_metric(history: History) -> Figure | None:
     """Draw the main metric against time and against rounds."""
+    history = history.thinned
     metric = history.main_metric()
     if metric is None:
         return None
@@ -76,6 +77,7 @@ def draw_main_metric(history: History) -> Figure | None:
 
 def draw_against_traffic(history: History) -> Figure | None:
     """Draw the main metric and the loss against the bytes that training has taken."""
+    history = history.thinned
     known = (history.main_metric(), "loss")
     names = [n for n in dict.fromkeys(known) if n is not None and n in history.metrics(METRICS)]
     total = np.nancumsum(history.column("bytes_down") + history.column("bytes_up"))
@@ -92,6 +94,7 @@ def draw_against_traffic(history: History) -> Figure | None:
 
 def draw_other_metrics(history: History) -> Figure | None:
     """Draw every metric but the main one against rounds, a small panel each."""
+    history = history.thinned
     names = other_metrics(history)[:MAX_PANELS]
     if not names:
         return None
@@ -112,12 +115,13 @@ def other_metrics(history: History) -> list[str]:
 
 def draw_round_times(history: History) -> Figure | None:
     """Draw how long each round took, estimates of the total, and the traffic."""
+    history = history.thinned
     clock = history.clock[1]
     if len(clock) < 2 or np.isnan(clock).all():
         return None
     has_estimate = not np.isnan(history.column(TIFL, "exact_estimate_s")).all()
     drawn, axes = panels(1, 3 if has_estimate else 2, 3.2)
-    _draw_durations(axes[0], history, np.diff(clock))
+    _draw_durations(axes[0], history, np.diff(clock) / np.diff(history.column("round")))
     if has_estimate:
         unit = time_unit(float(np.nanmax(history.column(TIFL, "actual_s"))))
         estimates = {
@@ -240,6 +244,7 @@ def wrappers_of(history: History) -> list[str]:
 
 def fans(history: History, section: str) -> list[Fan]:
     """Collect the numeric figures of a wrapper."""
+    history = history.thinned
     found: dict[str, dict[int, dict[str, float]]] = {}
     for record in history.rounds:
         for key, value in as_dict(record.get(section)).items():
