@@ -245,8 +245,11 @@ class Work:
         now.latency = {i: latency for i, latency in now.latency.items() if i in merged}
         session.exchange, session.arrays = now, run.arrays
         self.rule.merging(due, run.round)
+        before = set(now.refused)
         with quiet_strategies():
             record = aggregate(run, number, messages, [arrival.reply for arrival in due])
+        for node_id in now.refused.keys() - before:  # or it would fill the buffer again
+            self._rest(node_id)
         record["global"] = evaluate_centrally(run, number)
         record["evaluate"] = self._evaluated(number)
         record |= fairness(session)

@@ -17,6 +17,7 @@ from flwr_hetero.server.nodes import NodeRegistry, is_simulated, online_nodes, w
 from flwr_hetero.server.reply_checks import (
     Expected,
     Latency,
+    Norms,
     drop_private_metrics,
     judge_latency,
     metric_names,
@@ -85,6 +86,7 @@ class Session:
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     _in_vain: list[dict[str, str]] = field(default_factory=list)
     _cut: set[str] = field(default_factory=set)
+    _norms: dict[int, Norms] = field(default_factory=dict)
     hooks: HookGuard = field(default_factory=HookGuard)
 
     @property
@@ -302,12 +304,18 @@ class Session:
         """Drop replies whose models are far larger than the model sent and those of others."""
         if not good or expected.arrays is None:
             return good
+        sent, kept = norms_of(expected.arrays), []
         found = [norms_of(next(iter(reply.content.array_records.values()))) for reply in good]
-        reasons = why_too_large(found, norms_of(expected.arrays))
-        for reply, reason in zip(good, reasons, strict=True):
-            if reason:
+        nodes = [reply.metadata.src_node_id for reply in good]
+        everybody = self._norms | dict(zip(nodes, found, strict=True))
+        for reply, node_id, own in zip(good, nodes, found, strict=True):
+            others = [norms for node, norms in everybody.items() if node != node_id]
+            if reason := why_too_large([own, *others], sent)[0]:
                 self.drop(reply, reason)
-        return [reply for reply, reason in zip(good, reasons, strict=True) if not reason]
+            else:
+                kept.append(reply)
+                self._norms[node_id] = own
+        return kept
 
     def _limit_examples(self, good: list[Message], weight_key: str | None) -> None:
         """Cut down what nodes say of their number of examples, by which they count."""
@@ -322,7 +330,7 @@ class Session:
         everybody = [last for _, last in known.values()]
         for reply in good:
             name = self.registry.identity(reply.metadata.src_node_id)
-            said, claim = known[name]
+            said, claim = known[name][0], weight_of(reply, weight_key)  # a merge may hold several
             if claim <= (most := most_examples(said, everybody)):
                 continue
             for metrics in reply.content.metric_records.values():

@@ -154,3 +154,12 @@ def test_a_fleet_of_two():
     honest = steps_of(ours.LocalSteps(leaf(), 32, budget="deadline"), {}, ALIKE[:2])
     among = steps_of(ours.LocalSteps(leaf(), 32, budget="deadline"), {1: at_once}, ALIKE[:2])
     assert honest[0] / 2 <= among[0] <= honest[0]
+
+
+def test_several_replies_of_a_node_are_all_capped():
+    """The quickest node is in a merge more than once."""
+    lie = trained(examples(2**53))
+    strategy = ours.FedBuff(leaf(), buffer_size=8)
+    records, _ = attack(strategy, {0: lie}, rounds=4)
+    assert max(record["fedbuff"]["nodes"].count("node-0") for record in records) > 1
+    assert all(record["fedbuff"]["step"] > 1e-3 for record in records)

@@ -74,3 +74,16 @@ def test_model_under_another_name_in_a_robust_rule(nest, inner):
     assert len(records) == 3
     assert np.isfinite(models).all()
     assert reasons(records, LIAR)
+
+
+@pytest.mark.parametrize("nest", ["none", "TiFL", "merged"])
+def test_a_metric_that_ruins_a_rule_leaves_the_model(nest):
+    """QFedAvg weights by the losses that nodes report: its model of such a round is not used."""
+
+    def lie(message, reply):
+        reply.content["metrics"]["train-loss"] = float("nan")
+
+    records, models = attack(NESTS[nest](leaf("QFedAvg")), {LIAR: trained(lie, range(2, 3))})
+    assert len(records) == 3
+    assert np.isfinite(models).all()
+    assert models[-1].any()
