@@ -22,15 +22,19 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from benchmarks.bench import Data, Options, Run
-from benchmarks.faults import engines, scenarios, soak
+from benchmarks.faults import influence, scenarios, soak
 from benchmarks.faults.experiment import TOY_APP, Experiment, durations
 from benchmarks.tables import Case, Line
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, RealFleet
 
-SETTINGS = {"rounds": 1000, "nodes": 1000, "work": 1.0, "messages": 12, "updates": 4}
-"""Of the soak; CPU seconds a message, rounds of the prediction, and rounds of both engines."""
-FAST = {"rounds": 30, "nodes": 120}
-FAST_CASES = ["soak/*"]
+SETTINGS = {"rounds": 1000, "nodes": 1000, "work": 1.0, "messages": 12, "lies": 25, "checks": "on"}
+"""Of the soak; CPU seconds a message and rounds of the prediction; rounds among liars, and whether
+this is the code with the checks of claims, or ("off") commit 05fb446, or ("before") the last one
+without."""
+FAST = {"rounds": 30, "nodes": 120, "lies": 3}
+FAST_CASES = ["soak/*", "influence/FedAvg: *"]
+LIARS = {"no time": (1, 6)}
+"""How many nodes lie, of 20; 1 where nothing is said."""
 SCENARIOS = ("bad_replies", "frozen_and_stopped", "killed_and_joined", "server_app_killed",
              "superlink_restarted")  # fmt: skip
 KINDS = {
@@ -58,23 +62,28 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
         yield Run({"experiment": "process", "name": name}, alone=True)
     soaked = {"rounds": sizes["rounds"], "nodes": sizes["nodes"]}
     yield Run({"experiment": "soak", "name": "all kinds of faults", **soaked}, alone=True)
+    for wrapper in influence.WRAPPERS:
+        for lie in influence.LIES:
+            for seed in options.seeds_or(range(5 if lie == "honest" else 3)):
+                for liars in LIARS.get(lie, (1,)):
+                    case = {"experiment": "influence", "name": f"{wrapper}: {lie}", "liars": liars}
+                    yield Run(case | {"rounds": sizes["lies"], "checks": sizes["checks"]}, seed)
     case = {"experiment": "prediction", "name": "three CPU shares", "work": sizes["work"]}
     yield Run(case | {"rounds": sizes["messages"]}, alone=True)
-    case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
-    yield Run(case | {"rounds": sizes["updates"]}, alone=True)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Run a case of any kind."""
     if case["experiment"] == "soak":
         return soak.run(case["rounds"], case["nodes"])
+    if case["experiment"] == "influence":
+        wrapper, _, lie = case["name"].partition(": ")
+        return influence.run(wrapper, lie, case["liars"], case["rounds"], seed)
     load = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if case["experiment"] == "process":
             return {"metrics": {"faults": inject(case["name"], folder), **load}}
-        if case["experiment"] == "engines":
-            return {"metrics": engines.run(folder, case["work"], case["rounds"]) | load}
         return {"metrics": {"nodes": predict(folder, case["work"], case["rounds"]), **load}}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ PENDING_KB = 2
 """Of a message with this model that was never fetched, by tracemalloc in a run of 140 rounds."""
 FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
          "lost later", "what the history says"]  # fmt: skip
-ENGINES = ["engine", "foretold", "real", "difference", "foretold error of the model", "real error",
-           "failures"]  # fmt: skip
+GAIN = ["lie", "strategy", "seeds", "share, off", "steps, off", "accuracy, off", "share, on",
+        "steps, on", "accuracy, on"]  # fmt: skip
 PREDICTION = ["CPU share", "emulated", "device's report", "constant", "predicted", "real round",
               "difference"]  # fmt: skip
 
@@ -99,20 +100,40 @@ def prediction(lines: Sequence[Line]) -> dict[str, Any]:
     return {"prediction": text, "prediction_load": m["load"], "prediction_cores": m["cores"]}
 
 
-def engines(lines: Sequence[Line]) -> dict[str, Any]:
-    """Tabulate both engines on a real fleet and on the emulated one."""
-    rows, m = [], lines[0]["metrics"]
-    for row in m["rows"]:
-        share = f"{row['real_s'] / row['foretold_s'] - 1:+.0%}"
-        seconds = [f"{row['foretold_s']:.0f} s", f"{row['real_s']:.0f} s", share]
-        errors = [f"{row['foretold_error']:.2f}", f"{row['real_error']:.2f}"]
-        rows.append([row["engine"], *seconds, *errors, row["failures"]])
-    constants = ", ".join(f"{seconds:.1f}" for seconds in m["constant_s"].values())
+def influence(lines: Sequence[Line]) -> dict[str, Any]:
+    """Tabulate what lies gain without and with the checks, and what these cost honest runs."""
+    shares, honest = [], []
+    for (name, liars), own in tables.by(lines, "name", "liars").items():
+        wrapper, _, lie = name.partition(": ")
+        off, on = tables.of(own, checks="off"), tables.of(own, checks="on")
+        if lie == "honest":
+            off = tables.of(own, checks="before") or off
+            pairs = tables.pairs(on, off)
+            lost = [100 * (b["metrics"]["accuracy"] - a["metrics"]["accuracy"]) for a, b in pairs]
+            accuracy = [tables.percent(mean(tables.metric(x, "accuracy"))) for x in (off, on)]
+            if lost:
+                honest.append([wrapper, len(lost), *accuracy, f"{max(lost):+.1f}"])
+            continue
+        cells = [cell for version in (off, on) for cell in cells_of(version, lie)]
+        seeds = len(tables.seeds(on)) if on else len(tables.seeds(off))
+        shares.append([lie if liars == 1 else f"{lie}, six nodes", wrapper, seeds, *cells])
+    order = {row[0]: i for i, row in reversed(list(enumerate(shares)))}
+    shares.sort(key=lambda row: order[row[0]])
     return {
-        "engines": tables.table(ENGINES, rows),
-        "engines_constants": constants,
-        "engines_load": m["load"],
+        "influence": tables.table(GAIN, shares),
+        "honest": tables.table(["strategy", "seeds", "off", "on", "most lost, points"], honest),
     }
+
+
+def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
+    """Write the liars' share or, of silent nodes, the time; the others' steps; the accuracy."""
+    if not lines:
+        return [""] * 3
+    means = {n: mean(tables.metric(lines, n)) for n in ("virtual_s", "share", "accuracy", "ended")}
+    share = f"{means['virtual_s']:.0f} s" if lie == "never answers" else f"{means['share']:.3f}"
+    accuracy = tables.percent(means["accuracy"]) if means["ended"] == 1 else "**run lost**"
+    steps = [count for count in tables.metric(lines, "steps") if count is not None]
+    return [share, f"{mean(steps):.1f}" if steps else "", accuracy]
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -124,5 +145,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         if name == "soak":
             parts |= soak(own, folder / "soak.png")
         else:
-            parts |= {"process": process, "prediction": prediction, "engines": engines}[name](own)
+            tabulate = {"process": process, "prediction": prediction, "influence": influence}
+            parts |= tabulate[name](own)
     return parts
