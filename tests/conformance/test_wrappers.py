@@ -6,7 +6,7 @@ import logging
 import os
 import random
 from collections import deque
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -150,7 +150,7 @@ def merged(models, record):
 
 def newest(averages):
     """Find the models of which ModelAverage shows the averages, here of two."""
-    later = zip(averages[1:], averages[2:], strict=False)
+    later = pairwise(averages[1:])
     return [*averages[:2], *(2 * now - before for before, now in later)]
 
 

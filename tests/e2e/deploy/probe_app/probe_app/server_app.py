@@ -56,21 +56,22 @@ def probe(grid) -> dict[str, object]:
             return "refused"
 
     once, twice = message(), message()
-    return {
-        "answer": ask(once),
-        "no time-out": ask(message(), message(node_id=nodes[1]), timeout=None),
-        "app without a return": ask(message("nothing"), timeout=10.0),
-        "ttl is over": ask(message("work", ttl=1.0)),
-        "unknown node": ask(message(node_id=12345), timeout=5.0),
-        "second pull": pull_twice(),
-        "unknown id": kinds(grid.pull_messages(["0" * 64])),
-        "same message twice": ask(twice, twice, timeout=10.0),
-        "same message again": attempt(lambda: ask(once, timeout=10.0)),
-        "a reply as an instruction": reply_as_instruction(),
-        "set_run of a number": attempt(lambda: grid.set_run(61016)),
-        "run is a copy": grid.run is not grid.run,
-        "run of a message": message().metadata.run_id == grid.run.run_id,
+    questions = {
+        "answer": lambda: ask(once),
+        "no time-out": lambda: ask(message(), message(node_id=nodes[1]), timeout=None),
+        "app without a return": lambda: ask(message("nothing"), timeout=10.0),
+        "ttl is over": lambda: ask(message("work", ttl=1.0)),
+        "second pull": pull_twice,
+        "unknown id": lambda: kinds(grid.pull_messages(["0" * 64])),
+        "same message twice": lambda: ask(twice, twice, timeout=10.0),
+        "same message again": lambda: ask(once, timeout=10.0),
+        "a reply as an instruction": reply_as_instruction,
+        "set_run of a number": lambda: grid.set_run(61016),
+        "run is a copy": lambda: grid.run is not grid.run,
+        "run of a message": lambda: message().metadata.run_id == grid.run.run_id,
+        "unknown node": lambda: ask(message(node_id=12345), timeout=5.0),
     }
+    return {name: attempt(question) for name, question in questions.items()}
 
 
 def kinds(replies) -> list[str]:
