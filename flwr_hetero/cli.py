@@ -1,6 +1,7 @@
 """The command ``flwr-hetero``: rebuild reports, compare runs, start real fleets."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,7 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.report.history import CLOCKS
 
 if TYPE_CHECKING:
-    from flwr_hetero.report.compare import Comparison
-
-FORMATS = (".png", ".svg", ".pdf")
+    from flwr_hetero.report.compare.groups import Comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
     compare = commands.add_parser(
-        "compare", help="show several runs on one axis", description=_compare.__doc__
+        "compare", help="write a page that says which run was sooner", description=_compare.__doc__
     )
     compare.set_defaults(run=_compare)
     for command in (report, compare):
@@ -77,21 +76,35 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--target",
         type=float,
-        help="value to reach (default: 1 %% short of what all runs hold at their end, each "
-        "judged by the median of its last five evaluations)",
+        help="value to reach (default: the baseline's end less a point, the end being the median "
+        "of the last five evaluations)",
     )
     compare.add_argument(
-        "--baseline", metavar="RUN", help="run to measure against (default: the first)"
+        "--baseline",
+        metavar="RUN",
+        help="folder of the run to measure against (default: the first)",
     )
     compare.add_argument(
         "--clock",
         choices=[clock.removesuffix("_s") for clock in CLOCKS],
-        default="virtual",
-        help="what to measure by (default: virtual)",
+        help="what to measure by (default: the first of these that all runs have)",
     )
     compare.add_argument(
-        "--out", type=Path, default=Path("compare.png"), help="the figure (default: compare.png)"
+        "--out",
+        type=Path,
+        default=Path("compare.html"),
+        metavar="PAGE.html",
+        help="the page, one file that works offline (default: compare.html)",
     )
+    for kind in ("json", "csv"):
+        compare.add_argument(
+            f"--{kind}",
+            type=Path,
+            nargs="?",
+            const=Path(),
+            metavar="FILE",
+            help=f"write the figures as {kind.upper()}, too (default: beside the page)",
+        )
     commands.add_parser("fleet", help="start, inspect and end a real fleet on this machine")
     return parser
 
@@ -105,64 +118,57 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    """Compare runs by the time that each needs to reach the same quality."""
-    from flwr_hetero.report.compare import compare, draw_comparison, read_runs
-    from flwr_hetero.report.style import LIGHT
+    """Compare runs, the first being the baseline; those that differ in the seed are one kind."""
+    from flwr_hetero.report.compare.groups import compare, csv_text, figures, read_runs
+    from flwr_hetero.report.compare.page import write_page
 
-    if options.out.suffix not in FORMATS:
-        raise invalid("--out", str(options.out), f"end in {', '.join(FORMATS)}")
+    outs = (options.out, options.json, options.csv)
+    if options.out.suffix != ".html":
+        raise invalid("--out", str(options.out), "end in .html")
+    if folders := [str(out) for out in outs if out not in (None, Path()) and out.is_dir()]:
+        raise invalid("FILE", folders[0], "be a file, not a folder", "put it behind the folders")
     comparison = compare(
         read_runs(options.directories),
         options.metric,
         options.target,
         baseline=options.baseline,
-        clock=next(clock for clock in CLOCKS if clock.startswith(options.clock)),
+        clock=next((clock for clock in CLOCKS if clock.startswith(options.clock or "?")), None),
         falls=options.falls,
     )
-    _print_table(comparison, options.target is None)
-    with LIGHT.applied():
-        draw_comparison(comparison).savefig(options.out)
-    print(options.out.absolute())
+    page = write_page(comparison, options.out)
+    for kind, file in (("json", options.json), ("csv", options.csv)):
+        if file is not None:
+            path = options.out.with_suffix(f".{kind}") if file == Path() else file
+            is_json = kind == "json"
+            text = json.dumps(figures(comparison), indent=2) if is_json else csv_text(comparison)
+            path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    _print_table(comparison)
+    print("\n".join([*comparison.sentences, str(page)]))
 
 
-def _print_table(comparison: "Comparison", target_is_default: bool) -> None:
+def _print_table(comparison: "Comparison") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from flwr_hetero.report.compare import clock_text, cost_text, units
-    from flwr_hetero.report.nodes import last_fairness
+    from flwr_hetero.report.compare.verdict import cost_text, mean_of, times
     from flwr_hetero.report.style import figure, words
 
-    metric, clock, counted = comparison.metric, comparison.clock, units(comparison.runs)
-    table = Table(
-        title=f"{words(metric)} against {clock_text(clock, comparison.runs)}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    judge = comparison.judge
+    target = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", overflow="fold")
-    for name in (" or ".join(counted), "final", "best", "in all", "to target", "speed-up"):
+    for name in ("runs", f"to {target}", "speed-up", "end"):
         table.add_column(name, justify="right")
-    for row in comparison.rows:
-        reached = cost_text(clock, row.to_target, counted[0])
-        speed_up = "" if row.speed_up is None else f"{row.speed_up:.3g} x"
-        quality = (figure(metric, row.final), figure(metric, row.best))
-        total = cost_text(clock, row.total, counted[0])
-        table.add_row(Text(row.name), str(row.rounds), *quality, total, reached, speed_up)
-    console = Console()
-    console.print(table)
-    why = "1 % short of what all runs hold at their end" if target_is_default else "as asked"
-    target = f"{figure(metric, comparison.target)} ({comparison.target:.6g})"
-    console.print(
-        Text(f"Target: {words(metric)} {target}, {why}. Baseline: {comparison.baseline}.")
-    )
-    for name, run in comparison.runs.items():
-        if (found := last_fairness(run)) is not None:
-            worst, mean = (figure(found.metric, value) for value in (found.worst, found.mean))
-            said = f"{words(found.metric)} {worst} on the worst tenth, {mean} on all"
-            console.print(
-                Text(f"{name}: {said} {found.nodes} nodes, {run.unit} {found.round}."),
-                soft_wrap=True,
-            )
+    for group in comparison.groups:
+        cost = mean_of([run.cost for run in group.results if run.cost is not None])
+        end = mean_of([run.end for run in group.results])
+        table.add_row(
+            Text(group.label),
+            str(len(group.runs)),
+            cost_text(judge.clock, cost, group.pace.unit),
+            times(group.speed.factor) if group.speed else "",
+            figure(judge.metric, end or 0.0),
+        )
+    Console().print(table)

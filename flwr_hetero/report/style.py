@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -96,7 +97,19 @@ GREY = "#8c8c8c"
 TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
 """From the fastest tier to the slowest."""
 
-RUN_COLOURS = (BLUE, RED, GREEN, "#cc79a7", ORANGE, SKY, GREY)
+PURPLE = "#cc79a7"
+
+RUN_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
+METHOD_COLOURS = {
+    "fedavg": GREY,
+    "fedbuff": SKY,
+    "tifl": BLUE,
+    "biased-local-sgd": RED,
+    "cd-grab": GREEN,
+    "mercury": PURPLE,
+    "pgd": ORANGE,
+}
+"""A method's colour on every page; FedAvg and random selection are one."""
 RUN_STYLES = ("-", "--", "-.", ":")
 
 DPI = 144
@@ -179,6 +192,18 @@ def run_look(number: int) -> dict[str, Any]:
     """Return colour and line style of the n-th run or line of a panel."""
     style = RUN_STYLES[number // len(RUN_COLOURS) % len(RUN_STYLES)]
     return {"color": RUN_COLOURS[number % len(RUN_COLOURS)], "linestyle": style}
+
+
+def method_colours(methods: Sequence[str]) -> list[str]:
+    """Return a colour for each kind of run: its method's, or a free one where that is taken."""
+    wanted = [METHOD_COLOURS.get(method, "") for method in methods]
+    free = [colour for colour in RUN_COLOURS if colour not in wanted] or list(RUN_COLOURS)
+    found: list[str] = []
+    for colour in wanted:
+        is_new = colour and colour not in found
+        found.append(colour if is_new else free[0])
+        free = free if is_new else [*free[1:], free[0]]
+    return found
 
 
 def metric_axis(axes: Axes, metric: str, values: NDArray[np.float64]) -> None:

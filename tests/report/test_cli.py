@@ -27,44 +27,40 @@ def test_report_rebuilds_and_says_where(two_runs, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "out", "start", "words"),
+    ("options", "words"),
     [
-        (
-            ("--target", "0.4"),
-            "compare.png",
-            b"\x89PNG",
-            "[bold]fast|20 min 00 s|3 min 20 s|6 x|"
-            "Target: accuracy 40.0 % (0.4), as asked. Baseline: slow.",
-        ),
-        (
-            ("--clock", "round"),
-            "compare.svg",
-            b"<?xml",
-            "2 rounds|Target: accuracy 39.6 % (0.396), 1 % short of what all runs hold",
-        ),
+        (("--target", "0.4"), "[bold]fast reaches accuracy 40.0 % 6.0x sooner than slow (3 min"),
+        (("--clock", "round"), "as soon as slow (2 rounds instead of 2 rounds)"),
     ],
 )
-def test_compare_prints_and_draws(two_runs, capsys, tmp_path, options, out, start, words):
-    assert main(["compare", *two_runs, *options, "--out", str(tmp_path / out)]) == 0
+def test_compare_prints_and_writes(two_runs, capsys, tmp_path, options, words):
+    out = tmp_path / "page.html"
+    assert main(["compare", *two_runs, *options, "--out", str(out), "--csv", "--json"]) == 0
     said = capsys.readouterr().out
-    assert said.endswith(f"{tmp_path / out}\n")
-    for word in words.split("|"):
-        assert word in " ".join(said.split())
-    assert (tmp_path / out).read_bytes().startswith(start)
+    assert said.endswith(f"\n{out}\n")
+    assert words in said.splitlines()[-2]
+    assert said.splitlines()[-2] in json.loads(out.with_suffix(".json").read_text())["verdict"]
+    head, *rows = out.with_suffix(".csv").read_text().splitlines()
+    assert head.startswith("label,directory,seed,rounds,last,best,end,to_target,")
+    assert [row.split(",")[0] for row in rows] == ["slow", "[bold]fast"]
 
 
 @pytest.mark.parametrize(
-    ("way", "best"), [((), "8"), (("--lower",), "2"), (("--higher",), "8")], ids=str
+    ("way", "best"), [((), 8.0), (("--lower",), 2.0), (("--higher",), 8.0)], ids=str
 )
-def test_compare_is_told_which_way_is_better(make_run, capsys, tmp_path, way, best):
+def test_compare_is_told_which_way_is_better(make_run, tmp_path, way, best):
     rounds = [
         {"round": number, "virtual_s": number, "cd-grab": {"pairs": value}}
         for number, value in enumerate((5, 2, 8, 4))
     ]
-    run, out = str(make_run("run", rounds)), str(tmp_path / "compare.svg")
-    assert main(["compare", run, "--metric", "cd-grab/pairs", *way, "--out", out]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["run", "3", "4", best] in [row[:4] for row in rows]
+    run, out, figures = (
+        str(make_run("run", rounds)),
+        *map(str, (tmp_path / "c.html", tmp_path / "f")),
+    )
+    options = ["--metric", "cd-grab/pairs", *way, "--out", out, "--json", figures]
+    assert main(["compare", run, *options]) == 0
+    [group] = json.loads((tmp_path / "f").read_text())["groups"]
+    assert group["runs"][0]["best"] == best
 
 
 @pytest.mark.parametrize(
@@ -75,8 +71,9 @@ def test_compare_is_told_which_way_is_better(make_run, capsys, tmp_path, way, be
         (["compare", "{tmp}/slow", "--metric", "f1"], "slow has accuracy, got 'f1'"),
         (["compare", "{tmp}/slow", "--baseline", "x"], "baseline must be one of slow"),
         (["compare", "{tmp}/slow", "--target", "nan"], "target must be a number in"),
-        (["compare", "{tmp}/slow", "--out", "a.jpg"], "--out must end in .png, .svg, .pdf"),
-        (["compare", "{tmp}/slow", "--out", "{tmp}/no/a.png"], "No such file or directory"),
+        (["compare", "{tmp}/slow", "--out", "a.png"], "--out must end in .html, got 'a.png'"),
+        (["compare", "--json", "{tmp}/slow", "{tmp}/slow"], "FILE must be a file, not a folder"),
+        (["compare", "{tmp}/slow", "--out", "{tmp}/no/a.html"], "No such file or directory"),
     ],
 )
 @pytest.mark.usefixtures("two_runs")
@@ -117,7 +114,7 @@ def test_hostile_history_gives_one_line(kind, make_run, capsys, tmp_path, monkey
     (folder / "config.json").write_text(CONFIGS[len(kind) % 2])
     results = [
         main(["report", str(folder)]),
-        main(["compare", str(folder), "--out", str(tmp_path / "compare.svg")]),
+        main(["compare", str(folder), "--out", str(tmp_path / "compare.html")]),
     ]
     said = capsys.readouterr().err
     assert "Traceback" not in said

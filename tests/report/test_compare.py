@@ -1,67 +1,203 @@
+"""Runs whose outcome is known by hand: grouping, labels, verdicts, and the page."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
 import pytest
 
-from flwr_hetero.report.compare import compare, default_target, draw_comparison, read_runs
-from flwr_hetero.report.history import History, time_to_target
+from flwr_hetero.report.compare import compare, read_runs
+from flwr_hetero.report.compare.groups import figures
+from flwr_hetero.report.compare.page import chart_data, write_page
+from flwr_hetero.report.compare.verdict import Result, default_target, smooth, speed_up
+from flwr_hetero.report.history import History
+from flwr_hetero.report.style import METHOD_COLOURS, RUN_COLOURS, method_colours
 
 
-def run_of(values, round_s=1.0, metric="accuracy"):
-    rounds = [
-        {"round": i, "virtual_s": round_s * i, "wall_s": 1.0 * i, "global": {metric: value}}
+def rounds_of(values, round_s=1.0, metric="accuracy", **more):
+    return [
+        {"round": i, "virtual_s": round_s * i, "global": {metric: value}, **more}
         for i, value in enumerate(values)
     ]
-    return History(tuple(rounds))
 
 
-SLOW = run_of([0.1, 0.4, 0.6, 0.7, 0.8], 10.0)
-FAST = run_of([0.1, 0.3, 0.5, 0.7, 0.9], 2.0)
-POOR = run_of([0.1, 0.2, 0.2, 0.3, 0.3])
-ALL = {"slow": SLOW, "fast": FAST, "poor": POOR}
+RISE = [0.1 * i for i in range(9)] + [0.9] * 12
+"""Reaches 0.89, a point less than its end, in round 9."""
 
 
-def test_rows_by_hand():
-    assert [row[1:] for row in compare(ALL, target=0.7).rows] == [
-        (4, 0.8, 0.8, 40.0, 30.0, 1.0),
-        (4, 0.9, 0.9, 8.0, 6.0, 5.0),
-        (4, 0.3, 0.3, 4.0, None, None),
+@pytest.fixture
+def three(make_run):
+    """Write a baseline, a run of rounds a fifth as long, and one that never gets there."""
+    base = make_run("a/base", rounds_of(RISE, 10.0), settings("vanilla"))
+    fast = make_run("b/fast", rounds_of(RISE, 2.0, tifl=TIER), settings("fast"))
+    poor = make_run("c/poor", rounds_of([0.5 * v for v in RISE], 2.0), settings("slow"))
+    return base, fast, poor
+
+
+TIER = {"tier": 0, "tier_probs": [0.5, 0.5]}
+
+
+def settings(policy, seed=0, **more):
+    given = {"policy": policy, "seed": seed, "output-dir": f"/runs/{policy}-{seed}", **more}
+    return {"settings": given}
+
+
+def test_three_runs_whose_answer_is_known(three):
+    compared = compare(read_runs(three))
+    assert compared.judge[:3] == ("accuracy", pytest.approx(0.89), "virtual_s")
+    assert [group.results[0].cost for group in compared.groups] == [90.0, 18.0, None]
+    assert compared.sentences == (
+        "policy=fast reaches accuracy 89.0 % 5.0x sooner than policy=vanilla (18 s instead of "
+        "1 min 30 s) and ends level (90.0 %), because a round takes 2 s instead of 10 s (the "
+        "fastest tier has 100 % of the rounds, the slowest 0 %).",
+        "policy=slow does not reach accuracy 89.0 % within 40 s (policy=vanilla: after 1 min 30 "
+        "s) and ends 45.0 points lower (45.0 % against 90.0 %).",
+    )
+    turned = compare(read_runs(three), baseline="fast").sentences
+    assert "5.0x later than policy=fast (1 min 30 s instead of 18 s)" in turned[0]
+    assert "because a round takes 10 s instead of 2 s" in turned[0]
+
+
+def test_seeds_are_put_together(make_run):
+    lengths = {"vanilla": (10.0, 12.0, 8.0), "fast": (2.0, 3.0, 1.0)}
+    runs = [
+        make_run(f"{policy}-{seed}", rounds_of(RISE, s), settings(policy, seed, **{"num-tiers": 5}))
+        for policy, seconds in lengths.items()
+        for seed, s in enumerate(seconds)
     ]
+    compared = compare(read_runs(runs))
+    assert [group.label for group in compared.groups] == ["policy=vanilla", "policy=fast"]
+    assert compared.groups[1].speed == pytest.approx((5.0, 4.0, 8.0, 3))
+    assert "5.0x sooner than policy=vanilla (4.0x to 8.0x over 3 seeds" in compared.sentences[0]
+    curve = chart_data(compared)["groups"][1]["curves"]["accuracy"]["virtual_s"]
+    assert (curve["x"][0], curve["x"][-1]) == (0.0, 0.333333)  # minutes that all seeds have
+    assert all(np.less_equal(curve["low"], curve["y"]) & np.less_equal(curve["y"], curve["high"]))
+
+
+def test_without_settings_folders_are_names(make_run):
+    runs = [make_run(f"{name}/run", rounds_of(RISE, s)) for name, s in (("a", 5), ("b", 1))]
+    labels = [group.label for group in compare(read_runs(runs)).groups]
+    assert labels == [f"run ({run})" for run in runs]
+
+
+def test_missing_fields_leave_what_there_is(make_run, tmp_path):
+    bare = [{"round": i, "global": {"accuracy": v}} for i, v in enumerate(RISE)]
+    runs = read_runs([make_run("a", bare), make_run("b", [*bare[3:], {"round": 99}])])
+    compared = compare(runs)
+    assert compared.judge.clock == "round"
+    assert "as soon as a (9 rounds instead of 9 rounds)" in compared.sentences[0]
+    assert [axis["key"] for axis in chart_data(compared)["axes"]] == ["round"]
+    said = " ".join(Page(write_page(compared, tmp_path / "p.html").read_text()).texts)
+    assert not re.search(r"\bnan\b|\binf\b|None", said)
+
+
+def test_labels_take_the_settings_that_tell_apart(make_run):
+    more = {"alpha": 0.1, "model": "m", "fleet": "real", "batch-size": 8}
+    runs = [
+        make_run("a", rounds_of(RISE), settings("fast")),
+        make_run("b", rounds_of(RISE), settings("fast", **more)),
+        make_run("c", rounds_of(RISE), settings("slow", **more | {"alpha": 0.2})),
+    ]
+    compared = compare(read_runs(runs))
+    assert [group.label for group in compared.groups] == [
+        *("alpha=not set", "alpha=0.1", "alpha=0.2")
+    ]
+    assert compared.differing == ("policy", "alpha", "model", "fleet", "batch-size")
 
 
 @pytest.mark.parametrize(
-    ("target", "settings", "costs", "ratios"),
+    ("metric", "values", "target"),
     [
-        (0.5, {"baseline": "fast", "clock": "round"}, [2.0, 2.0, None], [1.0, 1.0, None]),
-        (0.5, {"baseline": "fast"}, [20.0, 4.0, None], [0.2, 1.0, None]),
-        (0.7, {"baseline": "poor"}, [30.0, 6.0, None], [None] * 3),
+        ("accuracy", [0.5, 0.6, 0.7], 0.59),
+        ("accuracy", [50.0, 60.0, 70.0], 59.0),
+        ("loss", [3.0, 2.0, 1.0], 2.02),
     ],
 )
-def test_baseline_and_clock(target, settings, costs, ratios):
-    rows = compare(ALL, target=target, **settings).rows
-    assert [row.to_target for row in rows] == costs
-    assert [row.speed_up for row in rows] == ratios
+def test_default_target(metric, values, target):
+    run = History(tuple(rounds_of(values, metric=metric)))
+    assert default_target([run], metric, falls=metric == "loss") == pytest.approx(target)
 
 
-@pytest.mark.parametrize(("metric", "falls"), [("loss", None), ("drift", True)])
-def test_metric_that_falls(metric, falls):
-    values = {"a": [3.0, 2.0, 1.0], "b": [3.0, 1.0, 0.5]}
-    runs = {name: run_of(given, metric=metric) for name, given in values.items()}
-    compared = compare(runs, falls=falls)
-    assert compared.target == pytest.approx(2.0 / 0.99)
-    assert [(row.to_target, row.best) for row in compared.rows] == [(1.0, 1.0), (1.0, 0.5)]
-    assert [row.to_target for row in compare(runs, target=1.5, falls=False).rows] == [0.0, 0.0]
-    legend = draw_comparison(compared).axes[1].get_legend()
-    assert legend._loc == 1  # upper right, where a falling curve leaves room
+def test_a_lucky_round_does_not_count():
+    np.testing.assert_allclose(
+        smooth(np.array([0.1, 0.2, 0.9, 0.9, 0.3, 0.3])), [0.1, 0.2, 0.3, 0.3, 0.3, 0.3]
+    )
+    np.testing.assert_array_equal(smooth(np.array(RISE)), RISE)
 
 
-def test_every_run_reaches_the_default_target():
-    target = default_target(ALL, "accuracy", falls=False)
-    assert target == pytest.approx(0.2 * 0.99)
-    assert all(time_to_target(run, "accuracy", target) is not None for run in ALL.values())
+def test_speed_up_pairs_seeds():
+    def results(*costs):
+        return [Result(seed, 0.9, cost, 99.0) for seed, cost in costs]
+
+    before = results((0, 10.0), (1, 20.0), (2, 30.0))
+    assert speed_up(before, results((0, 5.0), (1, 5.0), (2, None))) == (3.0, 2.0, 4.0, 2)
+    assert speed_up(before, results((7, 5.0))) == (4.0, 2.0, 6.0, 3)  # no seed in common
+    assert speed_up(before, results((2, None))) is None
 
 
-def test_runs_are_named_after_their_folders(make_run):
-    one, two, three = (make_run(name, [{"round": 0}]) for name in ("x/seed-0", "y/seed-0", "z"))
-    assert list(read_runs([one, three])) == ["seed-0", "z"]
-    assert list(read_runs([one, two])) == ["x/seed-0", "y/seed-0"]
+def test_a_method_has_one_colour():
+    assert method_colours(["fedavg", "tifl"]) == [METHOD_COLOURS[m] for m in ("fedavg", "tifl")]
+    many = method_colours(["tifl", "tifl", "mine", "fedavg"])
+    assert many[0] == METHOD_COLOURS["tifl"]
+    assert len(set(many)) == 4
+    assert {*METHOD_COLOURS.values()} <= {*RUN_COLOURS}
+
+
+class Page(HTMLParser):
+    """Collects tags, texts and the data of the charts; checks that elements are closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.open += [] if tag in {"meta", "input"} else [tag]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in {"script", "style"}:
+            self.texts.append(data)
+        if self.open[-1:] == ["script"] and self.tags[-1] == (
+            "script",
+            {"type": "application/json", "id": "data"},
+        ):
+            self.data = json.loads(data)
+
+
+def test_page(three, make_run, tmp_path):
+    evil = "</script><script>alert(1)</script>"
+    config = settings(evil)
+    last = make_run("d", rounds_of(RISE, failures=[{"node": evil, "reason": evil}]), config)
+    compared = compare(read_runs([*three, last]))
+    text = write_page(compared, tmp_path / "page.html").read_text()
+    page = Page(text)
+    assert {*compared.sentences, f"policy={evil}", evil} <= {*page.texts}
+    assert {"Runs", "Tiers", "Failures", "Settings that differ"} <= {*page.texts}
+    sources = [v for _, given in page.tags for k, v in given.items() if k in ("src", "href")]
+    assert not sources
+    assert not [k for _, given in page.tags for k in given if k.startswith("on")]
+    [policy] = [g["content"] for t, g in page.tags if "http-equiv" in g]
+    assert policy.startswith("default-src 'none'")
+    assert policy.count("'sha256-") == len([t for t, _ in page.tags if t == "script"]) - 1
+    assert len(page.data["groups"]) == 4
+    for group in page.data["groups"]:
+        for curves in group["curves"].values():
+            assert all(len(c["x"]) == len(c["y"]) > 0 for c in curves.values())
+    assert evil not in json.dumps(page.data)
+
+
+def test_figures(three):
+    found = figures(compare(read_runs(three)))
+    runs = [group["runs"][0] for group in found["groups"]]
+    assert [run["to_target"] for run in runs] == [90.0, 18.0, None]
+    assert found["groups"][1]["speed_up"]["factor"] == 5.0
+    json.dumps(found, allow_nan=False)
 
 
 def test_read_runs_refusals(make_run, tmp_path):
@@ -76,28 +212,18 @@ def test_read_runs_refusals(make_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("runs", "settings", "rule"),
+    ("options", "rule"),
     [
-        (ALL, {"baseline": "x"}, "baseline must be one of slow, fast, poor, got 'x'"),
-        ({"fast": FAST}, {"metric": "f1"}, "every run; fast has accuracy, got 'f1'"),
-        (
-            {"fast": FAST, "other": run_of([1.0], metric="loss")},
-            {},
-            "every run; other has loss, got 'accuracy'",
-        ),
-        ({"run": History(({"round": 0},))}, {}, "metric must be in the history, which has none"),
+        ({"baseline": "x"}, "baseline must be one of base, fast, poor, got 'x'"),
+        ({"metric": "f1"}, "every run; base has accuracy, got 'f1'"),
+        ({"clock": "wall_s"}, "clock must be in every run"),
     ],
 )
-def test_compare_refusals(runs, settings, rule):
+def test_compare_refusals(three, options, rule):
     with pytest.raises(ValueError, match=rule):
-        compare(runs, **settings)
+        compare(read_runs(three), **options)
 
 
-def test_figure_shows_runs_and_costs():
-    by_time, by_round, cost = draw_comparison(compare(ALL, target=0.7)).axes
-    assert [text.get_text() for text in by_round.get_legend().get_texts()] == list(ALL)
-    assert by_time.get_ylim()[0] < 0.7 < by_time.get_ylim()[1]
-    assert by_time.lines[1].get_xdata().tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
-    assert by_round.lines[0].get_ydata().tolist() == [0.1, 0.4, 0.6, 0.7, 0.8]
-    assert [bar.get_width() for bar in cost.patches] == [30.0, 6.0, 0.0]
-    assert [text.get_text() for text in cost.texts] == ["30 s", "6 s, 5 x faster", "never"]
+def test_a_run_without_metrics_is_refused(make_run):
+    with pytest.raises(ValueError, match="metric must be in the history, which has none"):
+        compare(read_runs([make_run("run", [{"round": 0}])]))

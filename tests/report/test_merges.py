@@ -1,6 +1,5 @@
 """A run without rounds in history, page and comparison."""
 
-import json
 import re
 
 import numpy as np
@@ -9,10 +8,10 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from toy import toy_app, toy_arrays
 
-from flwr_hetero.cli import main
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.report import RunDirectory, read_history
-from flwr_hetero.report.compare import compare, draw_comparison
+from flwr_hetero.report.compare import compare, read_runs
+from flwr_hetero.report.compare.page import chart_data
 from flwr_hetero.report.history import History
 from flwr_hetero.report.nodes import device_seconds, last_fairness, merged_replies
 from flwr_hetero.report.page import summary, write_report
@@ -186,26 +185,19 @@ def test_sparse_merges(record):
         assert picture is None or picture.startswith(b"\x89PNG")
 
 
-def test_rounds_and_merges_are_compared_by_time(runs, merges, capsys, tmp_path):
-    rounds = read_history(runs / "rounds")
-    both = {"rounds": rounds, "merges": merges}
+def test_rounds_and_merges_are_compared_by_time(runs):
+    both = read_runs([runs / "rounds", runs / "merges"])
     compared = compare(both, target=0.85)
-    by_time, cost = draw_comparison(compared).axes
-    np.testing.assert_allclose(by_time.lines[1].get_xdata(), merges.column("virtual_s"))
-    assert [text.get_text() for text in by_time.get_legend().get_texts()] == list(both)
-    assert len(cost.patches) == 2
+    assert compared.sentences[0].startswith("merges reaches accuracy 85.0 %")
+    assert "a merge takes " in compared.sentences[0]
+    assert "merges stale on average" in compared.sentences[0]
+    assert [axis["key"] for axis in chart_data(compared)["axes"]][:2] == ["virtual_s", "wall_s"]
+    assert "round" not in {axis["key"] for axis in chart_data(compared)["axes"]}
     with pytest.raises(ValueError, match="clock must be virtual or wall where one run counts"):
         compare(both, clock="round")
-    args = ["compare", str(runs / "rounds"), str(runs / "merges"), "--target", "0.85"]
-    assert main([*args, "--out", str(tmp_path / "both.png")]) == 0
-    said = capsys.readouterr().out
-    assert "rounds or merges" in said
-    assert "merges: eval acc 50.0 % on the worst tenth, 51.5 % on all 4 nodes, merge 30." in said
 
 
-def test_two_runs_of_merges(merges):
-    compared = compare({"one": merges, "two": merges}, clock="round", target=0.85)
-    _, by_round, cost = draw_comparison(compared).axes
-    assert by_round.get_xlabel() == "merge"
-    assert cost.texts[0].get_text() == "9 merges"
-    assert json.dumps(compared.rows[0].to_target) == "9.0"
+def test_runs_of_merges_count_merges(runs):
+    compared = compare(read_runs([runs / "merges"]), clock="round", target=0.85)
+    assert compared.groups[0].results[0].cost == 9.0
+    assert chart_data(compared)["axes"][0]["label"] == "rounds (merges)"
