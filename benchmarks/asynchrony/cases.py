@@ -115,7 +115,7 @@ def strategy(setting: Setting, fast_steps: int, seed: int) -> Wrapper:
         return RandomSelection(fedavg, setting.at_work, seed=seed)
     if setting.merging == "paper":
         return FedBuff(fedavg, concurrency=setting.at_work, weighting="equal", seed=seed)
-    weighting = "examples" if setting.merging == "examples" else None  # the default
+    weighting = "examples" if setting.merging == "examples" else "sqrt"
     steps = LocalSteps(fedavg, fast_steps, budget="slice", weighting=weighting)
     return FedBuff(steps, concurrency=setting.at_work, weighting=setting.merging, seed=seed)
 

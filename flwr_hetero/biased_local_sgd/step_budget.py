@@ -77,12 +77,12 @@ class LocalSteps(Wrapper):
         Weight of the past in a node's measured times, in [0, 1).
     traffic : float
         For slices: largest share of transfers in a node's time, in (0, 1).
-    weighting : {"normalised", "sqrt", "examples", "steps"}, optional
+    weighting : {"normalised", "sqrt", "examples", "steps"}
         What a node's update counts. ``normalised``: scaled to the mean number of steps, so that
-        its data count as in FedAvg. ``sqrt``, the default for slices: scaled by the root of
-        that, so that they count by the root of the steps; sooner at its goal than either
-        neighbour, for single steps are magnified less. ``examples``: unscaled, so that data
-        count about by the steps; ``steps``: models by steps, about by their square.
+        its data count as in FedAvg; a node's single step may so be many times as long, which
+        asks for a lower learning rate. ``sqrt``, the default: scaled by the root of that, so
+        that data count by the root of the steps. ``examples``: unscaled, so that they count
+        about by the steps; ``steps``: models by steps, about by their square.
     on_missing : {"raise", "warn"}
         What to do if no node reports its steps.
 
@@ -131,7 +131,7 @@ class LocalSteps(Wrapper):
         max_steps: int | None = None,
         smoothing: float = 0.5,
         traffic: float = 0.25,
-        weighting: str | None = None,
+        weighting: str = "sqrt",
         on_missing: str = "raise",
     ) -> None:
         self.fast_steps = check_count("fast_steps", fast_steps, 1)
@@ -150,8 +150,7 @@ class LocalSteps(Wrapper):
             raise invalid("deadline_s", deadline_s, "be left out with budget='two-class'")
         self.gamma, self.deadline_s = gamma, deadline_s
         self.traffic = check_number("traffic", traffic, "(0, 1)")
-        usual = "sqrt" if budget == "slice" else "normalised"
-        self.weighting = check_choice("weighting", weighting or usual, WEIGHTINGS)
+        self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
         self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
         if self.weighting == "steps":

@@ -88,7 +88,7 @@ class BiasedLocalSGD(LocalSteps):
             self.decides = self.decides | {"samples", "orders"}
             self.has_shared_data = True
             self.only_rounds = "indices are assigned to all nodes of a round together"
-        default = None if shared_samples is None else "steps"
+        default = "sqrt" if shared_samples is None else "steps"
         super().__init__(strategy, fast_steps, weighting=weighting or default, **budget)
         if high_loss_fraction is not None:
             check_number("high_loss_fraction", high_loss_fraction, "(0, 1]", "None switches it off")

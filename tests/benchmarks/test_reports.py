@@ -9,6 +9,7 @@ from benchmarks import bench
 from benchmarks.asynchrony import report as asynchrony
 from benchmarks.headline import report as headline
 from benchmarks.mercury import report as mercury
+from benchmarks.objectives import report as objectives
 from benchmarks.pgd import curves as pgd
 from benchmarks.tifl import report as tifl
 
@@ -96,6 +97,19 @@ def test_time_to_target_counts_whole_windows_only():
     assert asynchrony.end(views["all, fair"][0], "slow") == pytest.approx(0.2)
     assert views["all, fair, averaged"][0]["curve"]["accuracy"] == quick["curve"]["accuracy"]
     assert asynchrony.at_time(quick, 17.9) == pytest.approx((0.6, 0.3))
+
+
+# --- objectives -----------------------------------------------------------------------------
+
+
+def test_settings_that_lose_the_slow_nodes_classes_are_named():
+    lines = {}
+    for name, slow in (("FedAvg", 0.5), ("TiFL, paced", 0.47), ("biased, sqrt", 0.49)):
+        lines[name] = rising(name, 0, rise=0.04)
+        lines[name]["curve"]["slow"] = [slow] * len(lines[name]["curve"]["accuracy"])
+    base = [lines["FedAvg"]]
+    assert objectives.losers([(n, [each], base) for n, each in lines.items()]) == "TiFL, paced"
+    assert objectives.row("biased, sqrt", [lines["biased, sqrt"]], base)[2:4] == ["49.0", "-1.0"]
 
 
 # --- tifl -----------------------------------------------------------------------------------

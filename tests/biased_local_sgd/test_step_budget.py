@@ -100,8 +100,8 @@ def test_deadline_of_the_quickest_node():
         ({"weighting": "examples"}, 1.0, "WARNING", "by its steps"),
         ({"budget": "slice", "max_steps": 16}, 1.0, "INFO", "by the root of its steps"),
         ({"weighting": "steps"}, 2.0, None, ""),  # a ratio of 4 only
-        ({}, 1.0, None, ""),
-        ({"budget": "deadline"}, 1.0, None, ""),
+        ({"budget": "deadline"}, 1.0, "INFO", "by the root of its steps"),
+        ({"weighting": "normalised"}, 1.0, None, ""),
     ],
 )
 def test_objective_by_steps_is_said_once(settings, slow, level, count, caplog):
@@ -143,12 +143,9 @@ def test_without_a_report_and_warned_all_count_alike(weighting):
     np.testing.assert_allclose(w, mean, rtol=1e-6)
 
 
-def test_slices_are_normalised_by_the_root():
-    assert [LocalSteps(budget=b).weighting for b in ("slice", "deadline", "two-class")] == [
-        "sqrt", "normalised", "normalised"
-    ]  # fmt: skip
-    assert LocalSteps(budget="slice", weighting="normalised").weighting == "normalised"
-    assert BiasedLocalSGD(budget="slice").weighting == "sqrt"
+def test_private_data_count_by_the_root_of_the_steps():
+    assert LocalSteps().weighting == BiasedLocalSGD().weighting == "sqrt"
+    assert BiasedLocalSGD(shared_samples=64, batch_size=BATCH).weighting == "steps"
 
 
 @pytest.mark.parametrize(

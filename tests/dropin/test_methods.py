@@ -67,9 +67,9 @@ def test_biased_local_sgd_in_nine_lines(quickstart, records, spied):  # noqa: F8
         assert [taken[number, node] for node in fast + slow] == [20, 20, 1, 1]
         assert records[number]["train"]["num-steps"] == 10.5
         assert records[number]["train"]["examples-processed"] < 11 * 16
-        for reply, sent in models[number]:  # each counts as if it took the mean of the steps
+        for reply, sent in models[number]:  # scaled by the root of mean steps over its own
             node = reply.metadata.src_node_id
-            scale = 10.5 / (20 if node in fast else 1)
+            scale = np.sqrt(10.5 / (20 if node in fast else 1))
             moved = model_of(reply) - starts[number]
             np.testing.assert_allclose(moved, scale * (sent - starts[number]), atol=1e-4)
     latency = records[3]["latency"]
