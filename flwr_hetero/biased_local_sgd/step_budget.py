@@ -130,7 +130,7 @@ class LocalSteps(Wrapper):
         min_steps: int = 1,
         max_steps: int | None = None,
         smoothing: float = 0.5,
-        traffic: float = 0.25,
+        traffic: float = 0.5,
         weighting: str = "sqrt",
         on_missing: str = "raise",
     ) -> None:

@@ -71,7 +71,8 @@ def test_deadline_counts_the_link():
 def test_slice_grows_with_the_link():
     # 0.08 s a step; some 300 bytes up at 300 byte/s: a link of about 1 s, and a slice of 4 s
     slow_link = DeviceProfile(uplink_mbps=2400e-6)
-    strategy = LocalSteps(FedAvg(**TRAIN_ONLY), budget="slice", deadline_s=2.0, smoothing=0.0)
+    slices = {"budget": "slice", "deadline_s": 2.0, "traffic": 0.25}
+    strategy = LocalSteps(FedAvg(**TRAIN_ONLY), **slices, smoothing=0.0)
     _, _, steps = run(strategy, [DeviceProfile(), slow_link], num_rounds=2)
     link_s = strategy.speeds.link_s["node-1"]
     assert steps[1] == [25, math.floor(3 * link_s / 0.08 + 1e-9)]
