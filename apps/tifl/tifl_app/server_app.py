@@ -1,6 +1,8 @@
 """Build the strategy from the run-config and run it."""
 
-from logging import WARNING
+from dataclasses import replace
+from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -8,10 +10,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from flwr_hetero.client.device import REAL
+from flwr_hetero.report import RunDirectory
 from flwr_hetero.server.nodes import is_simulated, settled_nodes
 from flwr_hetero.strategy import ParallelTiFL, TiFL
 from flwr_hetero.task.run import run_app
-from tifl_app.task import PARALLEL, TiflSettings
+from tifl_app.client_app import app as client_app
+from tifl_app.task import PARALLEL, RANDOM, TiflSettings
 
 app = ServerApp()
 
@@ -20,7 +25,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run TiFL."""
     settings = TiflSettings.from_run_config(context.run_config)
-    num_tiers = tiers_for(settings.num_tiers, len(settled_nodes(grid, settings.num_tiers)))
+    num_nodes = len(settled_nodes(grid, settings.num_tiers))
+    num_tiers = tiers_for(settings.num_tiers, num_nodes)
     with settings.as_typed():
         if settings.policy == PARALLEL:
             strategy: Strategy = parallel_tiers(settings, num_tiers)
@@ -35,7 +41,30 @@ def main(grid: Grid, context: Context) -> None:
                 **phase(settings.sync_rounds, is_simulated(grid)),
                 seed=settings.seed,
             )
+    if not wants_baseline(settings, grid):
+        run_app("tifl", settings, strategy, grid)
+        return
+    from tifl_app.baseline import run_baseline, verdict
+
+    settings = replace(settings, output_dir=str(settings.run_directory("tifl")))
+    out = Path(settings.output_dir)
+    log(INFO, "First the baseline: random selection, same seed and rounds, in this process.")
+    config = dict(context.run_config)
+    RunDirectory(out, resume=settings.resume).close()  # refuses a folder before any training
+    baseline = run_baseline(settings, client_app, num_nodes, config, out / "baseline")
+    log(INFO, "Now TiFL, policy %s.", settings.policy)
     run_app("tifl", settings, strategy, grid)
+    log(INFO, "%s", verdict(baseline, out))
+
+
+def wants_baseline(settings: TiflSettings, grid: Grid) -> bool:
+    """Leave the baseline out where it would be the run itself, or cost real devices' time."""
+    if not settings.baseline or settings.policy == RANDOM:
+        return False
+    if is_simulated(grid) and settings.fleet != REAL:
+        return True
+    log(INFO, "No baseline on real devices: run policy='vanilla' and compare the two.")
+    return False
 
 
 def parallel_tiers(settings: TiflSettings, num_tiers: int) -> ParallelTiFL:

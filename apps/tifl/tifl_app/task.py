@@ -16,6 +16,8 @@ from flwr_hetero.task.settings import Settings
 
 PARALLEL = "parallel"
 """The policy by which all tiers train at the same time."""
+RANDOM = "vanilla"
+"""The policy that selects nodes at random."""
 INNER = {
     "fedavg": lambda: FedAvg(fraction_evaluate=0.0),
     "fedadam": lambda: FedAdam(fraction_evaluate=0.0),
@@ -37,6 +39,7 @@ class TiflSettings(Settings):
     credits: str = "unlimited"
     sync_rounds: int = 0
     inner: str = "fedavg"
+    baseline: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,14 +2,14 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const config = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d"] };
+const config = { displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d"] };
 
-function theme() {
+function theme(id) {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
   const axis = { gridcolor: of("--line"), zerolinecolor: of("--line"), automargin: true };
   return {
-    paper_bgcolor: of("--paper"), plot_bgcolor: of("--paper"),
+    width: find(id).clientWidth, paper_bgcolor: of("--paper"), plot_bgcolor: of("--paper"),
     font: { color: of("--ink"), family: "system-ui, sans-serif", size: 13 },
     margin: { l: 48, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest",
     hoverlabel: { bgcolor: of("--ground"), font: { color: of("--ink") } },
@@ -38,7 +38,7 @@ function drawCurves() {
       hovertemplate: `${group.label}<br>%{y${percent ? ":.1%" : ":.4g"}} at %{x:.4g}<extra></extra>`,
     });
   });
-  const layout = theme();
+  const layout = theme("curves");
   layout.xaxis.title = { text: axis.label };
   layout.xaxis.type = find("log").checked ? "log" : "linear";
   layout.yaxis.title = { text: metric.label };
@@ -55,7 +55,7 @@ function drawCurves() {
 function drawCosts() {
   const labels = data.groups.map((group) => group.label);
   const mean = (list) => (list.length ? list.reduce((a, b) => a + b, 0) / list.length : 0);
-  const layout = theme();
+  const layout = theme("costs");
   const short = (text) => (text.length > 28 ? text.slice(0, 27) + "\u2026" : text);
   layout.yaxis = { ...layout.yaxis, autorange: "reversed", tickvals: labels.map((_, n) => n), ticktext: labels.map(short) };
   layout.xaxis.title = { text: data.clock.label + (data.clock.round ? "" : " (s)") };
@@ -99,4 +99,5 @@ document.querySelectorAll("input.filter").forEach((input) => input.addEventListe
 const draw = () => { drawCurves(); drawCosts(); };
 ["metric", "axis", "log", "shown"].forEach((id) => find(id).addEventListener("change", drawCurves));
 dark.addEventListener("change", draw);
+addEventListener("resize", draw);
 draw();

@@ -28,7 +28,7 @@ def run(name, out, num_nodes=2, **changes):
     )
     grid = LocalGrid(client.app, named_fleet(config["fleet"], num_nodes), run_config=config)
     server.main(grid, Context(1, 1, {}, RecordDict(), config))
-    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    return history(out)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,27 @@ def test_two_nodes_are_enough(name, tmp_path):
     history = run(name, tmp_path / "run")
     assert [record["round"] for record in history] == [0, 1, 2]
     assert not any(record["failures"] for record in history), history
+
+
+def test_tifl_is_compared_with_random_selection(tmp_path):
+    out, alone = tmp_path / "run", tmp_path / "alone"
+    both = run("tifl", out, 4)
+    assert times(both) == times(run("tifl", alone, 4, baseline=False))
+    vanilla = run("tifl", tmp_path / "vanilla", 4, policy="vanilla")
+    assert times(history(out / "baseline")) == times(vanilla)
+    assert "policy=adaptive" in (text := (out / "compare.html").read_text())
+    assert "policy=vanilla" in text
+    assert not (alone / "compare.html").exists()
+    resumed = run("tifl", out, 4, resume=True)
+    assert times(resumed) == times(both)
+
+
+def times(rounds):
+    return [(record["virtual_s"], record["global"]) for record in rounds]
+
+
+def history(out):
+    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
 
 
 def test_random_nodes_are_as_many_as_there_are(tmp_path):

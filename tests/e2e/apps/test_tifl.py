@@ -15,8 +15,10 @@ def whole(flower, tmp_path_factory):
 def test_twenty_nodes_on_the_papers_fleet(whole):
     out, log = whole
     assert f"{out}/report.html" in log, log[-3000:]
-    rounds = history(out)
+    assert f"{out}/compare.html" in log, log[-3000:]
+    baseline, rounds = history(out / "baseline"), history(out)
     assert [record["round"] for record in rounds] == list(range(9))
+    assert len(baseline) == 9
     tiers, latency = rounds[0]["tifl"]["tiers"], rounds[0]["tifl"]["latency"]
     by_speed = sorted(latency, key=latency.get)
     assert [tiers[node] for node in by_speed] == [i // 4 for i in range(20)]
@@ -30,8 +32,10 @@ def test_twenty_nodes_on_the_papers_fleet(whole):
 
 def test_same_seed_and_a_resume_give_the_same_run(whole, flower, tmp_path):
     out = tmp_path / "broken"
-    flower("tifl", 20, num_server_rounds=3, interval=4, output_dir=out)
-    log = flower("tifl", 20, num_server_rounds=8, interval=4, output_dir=out, resume=True)
+    flower("tifl", 20, num_server_rounds=3, interval=4, output_dir=out, baseline=False)
+    log = flower(
+        "tifl", 20, num_server_rounds=8, interval=4, output_dir=out, resume=True, baseline=False
+    )
     assert "Resumed after round 3" in log, log[-3000:]
 
     def essence(folder):
@@ -43,7 +47,7 @@ def test_same_seed_and_a_resume_give_the_same_run(whole, flower, tmp_path):
 
 def test_two_nodes_are_enough_and_it_says_so(flower, tmp_path):
     out = tmp_path / "run"
-    log = flower("tifl", num_server_rounds=2, output_dir=out)
+    log = flower("tifl", num_server_rounds=2, output_dir=out, baseline=False)
     assert "2 nodes are too few for 5 tiers" in log, log[-3000:]
     assert history(out)[0]["tifl"]["num_tiers"] == 2
 

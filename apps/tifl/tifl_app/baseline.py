@@ -1,0 +1,50 @@
+"""The same run with random selection, and the page that compares the two."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.clientapp import ClientApp
+
+from flwr_hetero.client.device import named_fleet
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.report import read_history
+from flwr_hetero.report.compare import compare, read_runs
+from flwr_hetero.report.compare.page import write_page
+from flwr_hetero.report.history import HISTORY
+from flwr_hetero.strategy import TiFL
+from flwr_hetero.task.run import run_app
+from tifl_app.task import RANDOM, TiflSettings
+
+
+def run_baseline(
+    settings: TiflSettings, client_app: ClientApp, num_nodes: int, run_config: dict, out: Path
+) -> Path:
+    """Run random selection on the same emulated devices, in this process; return its folder.
+
+    A resumed run that had its baseline keeps it.
+    """
+    done = read_history(out).last_round if (out / HISTORY).is_file() else -1
+    if settings.resume and done >= settings.num_server_rounds:
+        return out
+    given = replace(
+        settings, policy=RANDOM, output_dir=str(out), resume=settings.resume and done >= 0
+    )
+    strategy = TiFL(
+        given.inner_strategy(), given.clients_per_round, 1, policy=RANDOM, seed=given.seed
+    )
+    devices = named_fleet(given.fleet, num_nodes)
+    grid = LocalGrid(client_app, devices, seed=given.seed, run_config=run_config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small batches: more threads wait for each other
+    try:
+        return run_app("tifl", given, strategy, grid)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def verdict(baseline: Path, run: Path) -> str:
+    """Write the page beside the run's report; return its first sentence and its path."""
+    compared = compare(read_runs([baseline, run]))
+    page = write_page(compared, run / "compare.html")
+    return " ".join([*compared.sentences, str(page)])
