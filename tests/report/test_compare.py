@@ -123,6 +123,7 @@ def test_a_lucky_round_does_not_count():
     np.testing.assert_allclose(
         smooth(np.array([0.1, 0.2, 0.9, 0.9, 0.3, 0.3])), [0.1, 0.2, 0.3, 0.3, 0.3, 0.3]
     )
+    assert smooth(np.array([0.3, 0.3, 0.3, 0.3, 0.3, 0.9])).tolist() == [0.3] * 6  # nor the last
     np.testing.assert_array_equal(smooth(np.array(RISE)), RISE)
 
 

@@ -56,20 +56,22 @@ class Pace(NamedTuple):
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Take the running median of five values, of fewer towards the ends.
+    """Take the running median of five values; of fewer at the start, of the last five at the end.
 
     Notes
     -----
-    One or two lucky rounds do not count, and a curve that only rises stays as it is.
+    One or two lucky rounds do not count, not even the last; a curve that only rises stays as it is
+    but for its last two values.
 
     Examples
     --------
     >>> smooth(np.array([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])).tolist()
-    [0.1, 0.2, 0.3, 0.4, 0.4, 0.5]
+    [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
     """
-    last = len(values) - 1
-    reach = [min(WINDOW // 2, place, last - place) for place in range(len(values))]
-    spans = [values[i - r : i + r + 1] for i, r in enumerate(reach)]
+    half, last = WINDOW // 2, len(values) - 1
+    middle = [max(min(place, last - half), min(place, half)) for place in range(len(values))]
+    reach = [min(half, place) for place in middle]
+    spans = [values[i - r : i + r + 1] for i, r in zip(middle, reach, strict=True)]
     return np.array([np.median(span) for span in spans], np.float64)
 
 
