@@ -22,12 +22,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from benchmarks.bench import Data, Options, Run
-from benchmarks.faults import influence, scenarios, soak
+from benchmarks.faults import engines, influence, scenarios, soak
 from benchmarks.faults.experiment import TOY_APP, Experiment, durations
 from benchmarks.tables import Case, Line
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, RealFleet
 
-SETTINGS = {"rounds": 1000, "nodes": 1000, "work": 1.0, "messages": 12, "lies": 25, "checks": "on"}
+SETTINGS = {"rounds": 1000, "nodes": 1000, "work": 1.0, "messages": 12, "lies": 25, "checks": "on",
+            "updates": 4}  # fmt: skip
 """Of the soak; CPU seconds a message and rounds of the prediction; rounds among liars, and whether
 this is the code with the checks of claims, or ("off") commit 05fb446, or ("before") the last one
 without."""
@@ -70,6 +71,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
                     yield Run(case | {"rounds": sizes["lies"], "checks": sizes["checks"]}, seed)
     case = {"experiment": "prediction", "name": "three CPU shares", "work": sizes["work"]}
     yield Run(case | {"rounds": sizes["messages"]}, alone=True)
+    case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
+    yield Run(case | {"rounds": sizes["updates"]}, alone=True)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
@@ -84,6 +87,8 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
         folder = Path(name)
         if case["experiment"] == "process":
             return {"metrics": {"faults": inject(case["name"], folder), **load}}
+        if case["experiment"] == "engines":
+            return {"metrics": engines.run(folder, case["work"], case["rounds"]) | load}
         return {"metrics": {"nodes": predict(folder, case["work"], case["rounds"]), **load}}
 
 

@@ -21,6 +21,8 @@ FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "se
          "lost later", "what the history says"]  # fmt: skip
 GAIN = ["lie", "strategy", "seeds", "share, off", "steps, off", "accuracy, off", "share, on",
         "steps, on", "accuracy, on"]  # fmt: skip
+ENGINES = ["engine", "foretold", "real", "difference", "foretold error of the model", "real error",
+           "failures"]  # fmt: skip
 PREDICTION = ["CPU share", "emulated", "device's report", "constant", "predicted", "real round",
               "difference"]  # fmt: skip
 
@@ -136,6 +138,22 @@ def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
     return [share, f"{mean(steps):.1f}" if steps else "", accuracy]
 
 
+def engines(lines: Sequence[Line]) -> dict[str, Any]:
+    """Tabulate both engines on a real fleet and on the emulated one."""
+    rows, m = [], lines[0]["metrics"]
+    for row in m["rows"]:
+        share = f"{row['real_s'] / row['foretold_s'] - 1:+.0%}"
+        seconds = [f"{row['foretold_s']:.0f} s", f"{row['real_s']:.0f} s", share]
+        errors = [f"{row['foretold_error']:.2f}", f"{row['real_error']:.2f}"]
+        rows.append([row["engine"], *seconds, *errors, row["failures"]])
+    constants = ", ".join(f"{seconds:.1f}" for seconds in m["constant_s"].values())
+    return {
+        "engines": tables.table(ENGINES, rows),
+        "engines_constants": constants,
+        "engines_load": m["load"],
+    }
+
+
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
     parts: dict[str, Any] = {}
@@ -145,6 +163,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         if name == "soak":
             parts |= soak(own, folder / "soak.png")
         else:
-            tabulate = {"process": process, "prediction": prediction, "influence": influence}
+            tabulate = {"process": process, "prediction": prediction}
+            tabulate |= {"influence": influence, "engines": engines}
             parts |= tabulate[name](own)
     return parts

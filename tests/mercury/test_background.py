@@ -54,7 +54,8 @@ def test_scores_are_those_of_the_model_then():
     wait_until(lambda: workers_of(folder), step_s=0.001)
     (pid,) = workers_of(folder)
     wait_until(lambda: maps(pid, "libtorch"), step_s=0.01)
-    assert os.getpriority(os.PRIO_PROCESS, pid) == 19, "even while it imports torch"
+    lowest = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 19)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == lowest, "even while it imports torch"
     wait_until(lambda: scored(folder) == 600)
     wait_until(lambda: not maps(pid, "libtorch"))  # it waits as a small process
     wait_until(lambda: workers_of(folder) == [pid])

@@ -9,6 +9,7 @@ import pytest
 
 from flwr_hetero.fleet import processes
 
+collect_ignore = ["simulate_probe.py"]  # a program that a test runs
 APPS = Path(__file__).parents[3] / "apps"
 
 
