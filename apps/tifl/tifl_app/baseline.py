@@ -1,6 +1,7 @@
 """The same run with random selection, and the page that compares the two."""
 
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -17,6 +18,10 @@ from flwr_hetero.task.run import run_app
 from tifl_app.task import RANDOM, TiflSettings
 
 
+SHARE = 0.4
+"""Rounds of the baseline over those of TiFL, which are several times as short."""
+
+
 def run_baseline(
     settings: TiflSettings, client_app: ClientApp, num_nodes: int, run_config: dict, out: Path
 ) -> Path:
@@ -25,10 +30,15 @@ def run_baseline(
     A resumed run that had its baseline keeps it.
     """
     done = read_history(out).last_round if (out / HISTORY).is_file() else -1
-    if settings.resume and done >= settings.num_server_rounds:
+    num_rounds = ceil(SHARE * settings.num_server_rounds)
+    if settings.resume and done >= num_rounds:
         return out
     given = replace(
-        settings, policy=RANDOM, output_dir=str(out), resume=settings.resume and done >= 0
+        settings,
+        policy=RANDOM,
+        num_server_rounds=num_rounds,
+        output_dir=str(out),
+        resume=settings.resume and done >= 0,
     )
     strategy = TiFL(
         given.inner_strategy(), given.clients_per_round, 1, policy=RANDOM, seed=given.seed

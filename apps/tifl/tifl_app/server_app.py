@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
 
     settings = replace(settings, output_dir=str(settings.run_directory("tifl")))
     out = Path(settings.output_dir)
-    log(INFO, "First the baseline: random selection, same seed and rounds, in this process.")
+    log(INFO, "First the baseline: random selection, same seed, in this process.")
     config = dict(context.run_config)
     RunDirectory(out, resume=settings.resume).close()  # refuses a folder before any training
     baseline = run_baseline(settings, client_app, num_nodes, config, out / "baseline")
