@@ -17,7 +17,6 @@ from flwr_hetero.strategy import TiFL
 from flwr_hetero.task.run import run_app
 from tifl_app.task import RANDOM, TiflSettings
 
-
 SHARE = 0.4
 """Rounds of the baseline over those of TiFL, which are several times as short."""
 
