@@ -32,7 +32,7 @@ CELLS = [
 ]
 REASONS = {
     "one node at a time": r"leave the choice of nodes open|ask several nodes at once",
-    "no mean": r"updates of trees cannot be added to a newer model",
+    "no mean": r"updates of trees cannot be added to a newer model|trees have no mean",
     "no steps": r"train by gradient steps inside",
 }
 WRAPPERS = {
