@@ -32,7 +32,7 @@ def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
 def composition_app(mods=()) -> ClientApp:
     """Make a ClientApp with steps, ordered units, herding sketches, samples to swap and statistics.
 
-    Its model depends on nothing but the node and its steps, so that a test can foretell it.
+    Its model depends on nothing but the node and its steps, so that a test can predict it.
     """
     app = ClientApp(mods=[*mods, timing])
 

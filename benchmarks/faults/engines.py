@@ -1,4 +1,4 @@
-"""Rounds and merges on one real fleet, beside what the emulated fleet foretold of both.
+"""Rounds and merges on one real fleet, beside what the emulated fleet predicted of both.
 
 Six SuperNodes are held at shares of a CPU that fit into one core together. What an emulated device
 does not know, a constant per device, is measured first, by merges without any work.
@@ -42,7 +42,7 @@ def config_of(engine: str, rounds: int) -> Found:
 
 
 def run(folder: Path, work: float, rounds: int) -> Found:
-    """Measure the constants, foretell both runs, and make them."""
+    """Measure the constants, predict both runs, and make them."""
     fleet = RealFleet(folder / "fleet", QUICK)
     fleet.up([DeviceProfile(share / max(SHARES)) for share in SHARES], cpu=max(SHARES))
     try:
@@ -50,14 +50,14 @@ def run(folder: Path, work: float, rounds: int) -> Found:
         constant_s = constants(idle)
         rows = []
         for engine in ("rounds", "buffered"):
-            foretold, w = emulated(engine, work, rounds, constant_s)
+            predicted, w = emulated(engine, work, rounds, constant_s)
             records, found_w = real(fleet, folder / engine, engine, work, rounds)
             rows.append(
                 {
                     "engine": engine,
-                    "foretold_s": round(foretold, 1),
+                    "predicted_s": round(predicted, 1),
                     "real_s": round(records[-1]["wall_s"] - records[0]["wall_s"], 1),
-                    "foretold_error": round(abs(w - GOAL), 3),
+                    "predicted_error": round(abs(w - GOAL), 3),
                     "real_error": round(abs(found_w - GOAL), 3),
                     "failures": sum(len(record["failures"]) for record in records),
                 }

@@ -21,7 +21,7 @@ FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "se
          "lost later", "what the history says"]  # fmt: skip
 GAIN = ["lie", "strategy", "seeds", "share, off", "steps, off", "accuracy, off", "share, on",
         "steps, on", "accuracy, on"]  # fmt: skip
-ENGINES = ["engine", "foretold", "real", "difference", "foretold error of the model", "real error",
+ENGINES = ["engine", "predicted", "real", "difference", "predicted error", "real error",
            "failures"]  # fmt: skip
 PREDICTION = ["CPU share", "emulated", "device's report", "constant", "predicted", "real round",
               "difference"]  # fmt: skip
@@ -142,9 +142,9 @@ def engines(lines: Sequence[Line]) -> dict[str, Any]:
     """Tabulate both engines on a real fleet and on the emulated one."""
     rows, m = [], lines[0]["metrics"]
     for row in m["rows"]:
-        share = f"{row['real_s'] / row['foretold_s'] - 1:+.0%}"
-        seconds = [f"{row['foretold_s']:.0f} s", f"{row['real_s']:.0f} s", share]
-        errors = [f"{row['foretold_error']:.2f}", f"{row['real_error']:.2f}"]
+        share = f"{row['real_s'] / row['predicted_s'] - 1:+.0%}"
+        seconds = [f"{row['predicted_s']:.0f} s", f"{row['real_s']:.0f} s", share]
+        errors = [f"{row['predicted_error']:.2f}", f"{row['real_error']:.2f}"]
         rows.append([row["engine"], *seconds, *errors, row["failures"]])
     constants = ", ".join(f"{seconds:.1f}" for seconds in m["constant_s"].values())
     return {

@@ -72,7 +72,7 @@ MIXES: dict[str, dict[str, Any]] = {
 }
 """Which tiers train, at the same virtual time; the default with and without its accuracies."""
 POWERS = (0.0, 1.0, 2.0, 3.0)
-FORETOLD = ("paced", "uniform", "random")
+PREDICTED = ("paced", "uniform", "random")
 STATIC = (VANILLA, "slow", "uniform", "fast", "fast1", "fast2", "fast3", "random")
 
 
@@ -110,7 +110,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             case = {"experiment": "time estimate", "name": f"{policy}, jitter {jitter:.0%}"}
             case |= {"policy": policy, "jitter": jitter, "rounds": rounds, "sync-rounds": 5}
             yield from (Run(case, seed) for seed in options.seeds_or(range(3)))
-    for policy, unequal in product(FORETOLD, (False, True)):
+    for policy, unequal in product(PREDICTED, (False, True)):
         name = f"{policy}, {'20 to 180' if unequal else '100'} examples a node"
         case = {"experiment": "forecast", "name": name, "policy": policy, "unequal": unequal}
         yield Run(case | {"rounds": 60, "seeds": 4 if options.fast else 40})
@@ -128,7 +128,7 @@ def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
     if case["experiment"] == "time estimate":
         return {"metrics": estimate(case, seed)}
     if case["experiment"] == "forecast":
-        return {"metrics": foretold(case)}
+        return {"metrics": predicted(case)}
     if case["experiment"] == "order statistics":
         return {"metrics": against_order_statistics(case["name"], case["error"], range(3))}
     source = data.first(case["train-examples"], case["test-examples"])
@@ -244,9 +244,9 @@ def idle_app(unequal: bool) -> ClientApp:
 def idle_run(
     fleet: Sequence[DeviceProfile], rounds: int, seed: int, unequal: bool = False, **tifl: Any
 ) -> tuple[TiFL, list[int], Forecast]:
-    """Run TiFL without training; returns it, the tier of each round and what was foretold."""
+    """Run TiFL without training; returns it, the tier of each round and what was predicted."""
     tiers: list[int] = []
-    foretold: list[Forecast] = []
+    predicted: list[Forecast] = []
     inner, phase = FedAvg(fraction_evaluate=0.0), {"profiling": "phase", "warmup_rounds": 0}
     strategy = TiFL(inner, PER_ROUND, seed=seed, **phase, **tifl)
     grid = LocalGrid(idle_app(unequal), fleet, seed=seed)
@@ -255,10 +255,10 @@ def idle_run(
         if number:
             tiers.append(strategy.draw.tier)
         else:
-            foretold.append(strategy.estimate.ahead(rounds, strategy.state, strategy.named))
+            predicted.append(strategy.estimate.ahead(rounds, strategy.state, strategy.named))
 
     strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds, evaluate_fn=note)
-    return strategy, tiers, foretold[0]
+    return strategy, tiers, predicted[0]
 
 
 def estimate(case: Case, seed: int) -> dict[str, float]:
@@ -283,7 +283,7 @@ def estimate(case: Case, seed: int) -> dict[str, float]:
     }
 
 
-def foretold(case: Case) -> dict[str, float]:
+def predicted(case: Case) -> dict[str, float]:
     """Compare what is logged before the first round with the time of the run, for some seeds."""
     fleet = [replace(one, jitter=JITTER) for one in named_fleet("paper-5", NODES)]
     arguments = {"policy": case["policy"], "sync_rounds": 3, "unequal": case["unequal"]}

@@ -4,7 +4,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -243,15 +243,18 @@ def norms_of(arrays: Mapping[str, Array]) -> Norms:
     return Norms(*map(math.sqrt, squares))
 
 
-def why_too_large(found: Sequence[Norms], sent: Norms) -> list[str | None]:
-    """Return, per reply, why its model is too large beside the model sent and the other replies.
+def why_too_large(
+    found: Sequence[Norms], sent: Norms, everybody: Sequence[Norms]
+) -> list[str | None]:
+    """Return, per reply, why its model is too large beside the model sent and all nodes' last ones.
 
-    >>> why_too_large([Norms(1, 0), Norms(3, 0), Norms(999, 0)], Norms(2, 0))
+    >>> found = [Norms(1, 0), Norms(3, 0), Norms(999, 0)]
+    >>> why_too_large(found, Norms(2, 0), everybody=found)
     [None, None, 'its parameters have a norm of 999, above 100 times the model sent or usual']
     """
     reasons: list[str | None] = [None] * len(found)
     for part, name in enumerate(Norms._fields):
-        norms = sorted(each[part] for each in found)
+        norms = sorted(each[part] for each in everybody)
         usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
         if len(norms) == 1 and sent[part]:
             usual = 0.0  # there is no other to compare with
@@ -263,17 +266,20 @@ def why_too_large(found: Sequence[Norms], sent: Norms) -> list[str | None]:
     return reasons
 
 
-def most_examples(first: float, everybody: Sequence[float]) -> float:
-    """Return how many examples of a node may count, by what it said first and all nodes say.
+def usual_examples(everybody: Iterable[float]) -> float:
+    """Return the median of what nodes say of their examples; infinity if only one has any."""
+    known = sorted(number for number in everybody if number)
+    return known[(len(known) - 1) // 2] if len(known) > 1 else math.inf
 
-    >>> most_examples(100, [100, 100, 300]), most_examples(2**53, [100, 100, 2**53])
+
+def most_examples(first: float, usual: float) -> float:
+    """Return how many examples of a node may count, by what it said first and the median.
+
+    >>> usual = usual_examples([100, 100, 300, 2**53])
+    >>> most_examples(100, usual), most_examples(2**53, usual)
     (200.0, 1000.0)
     """
-    known = sorted(number for number in everybody if number)
-    if len(known) < 2:
-        return math.inf
-    median = known[(len(known) - 1) // 2]
-    return min(MAX_SHARE * median, max(MAX_INCREASE * first, median))
+    return min(MAX_SHARE * usual, max(MAX_INCREASE * first, usual))
 
 
 # --- latency ---------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from flwr_hetero.server.reply_checks import (
     most_examples,
     norms_of,
     reported_partition,
+    usual_examples,
     usual_metrics,
     weight_of,
     why_bad,
@@ -308,9 +309,9 @@ class Session:
         found = [norms_of(next(iter(reply.content.array_records.values()))) for reply in good]
         nodes = [reply.metadata.src_node_id for reply in good]
         everybody = self._norms | dict(zip(nodes, found, strict=True))
-        for reply, node_id, own in zip(good, nodes, found, strict=True):
-            others = [norms for node, norms in everybody.items() if node != node_id]
-            if reason := why_too_large([own, *others], sent)[0]:
+        reasons = why_too_large(found, sent, list(everybody.values()))
+        for reply, node_id, own, reason in zip(good, nodes, found, reasons, strict=True):
+            if reason:
                 self.drop(reply, reason)
             else:
                 kept.append(reply)
@@ -327,11 +328,11 @@ class Session:
             claim = weight_of(reply, weight_key)
             name = self.registry.identity(reply.metadata.src_node_id)
             known[name] = known.get(name, (claim, claim))[0], claim
-        everybody = [last for _, last in known.values()]
+        usual = usual_examples(last for _, last in known.values())
         for reply in good:
             name = self.registry.identity(reply.metadata.src_node_id)
             said, claim = known[name][0], weight_of(reply, weight_key)  # a merge may hold several
-            if claim <= (most := most_examples(said, everybody)):
+            if claim <= (most := most_examples(said, usual)):
                 continue
             for metrics in reply.content.metric_records.values():
                 metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most

@@ -175,7 +175,7 @@ class TiFL(TierEvaluation):
         how = (self, rule, profile_interval, self.failures)
         self.timing = TrainingTimes(*how) if in_training else Phase(*how, *phase.values())
         self.estimate = TimeEstimate()
-        self._new_tiers = self._is_foretold = False
+        self._new_tiers = self._is_predicted = False
         self._num_rounds = 0
         self._enough: int | None = None
         self._online: Set[int] = frozenset()
@@ -227,8 +227,8 @@ class TiFL(TierEvaluation):
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
         self._online, timing = online, self.timing
         self._set_tiers(timing.update(server_round, grid, online, self.tiers))
-        if not (self._is_foretold or timing.forming):
-            self._is_foretold, count = True, self._num_rounds - server_round + 1
+        if not (self._is_predicted or timing.forming):
+            self._is_predicted, count = True, self._num_rounds - server_round + 1
             self.estimate.log_forecast(count, self.state, self.named)
         newcomers = timing.newcomers(grid, online, self.rng)
         self._draw()

@@ -121,7 +121,7 @@ def go(names, folder, grid, stop_after=None, **recorded):
 
 
 def expected(model, record):
-    """Foretell the next model from what a line of the history says of nodes and steps."""
+    """Predict the next model from what a line of the history says of nodes and steps."""
     nodes = sorted(record["latency"])
     own = [record[key] for key in ("biased-local-sgd", "local-steps", "fednova") if key in record]
     usual = record.get("adacomm", {}).get("num_steps", USUAL_STEPS)
@@ -137,7 +137,7 @@ def expected(model, record):
 
 
 def merged(models, record):
-    """Foretell the next model from what the history says of a merge."""
+    """Predict the next model from what the history says of a merge."""
     info, total = record["fedbuff"], 0.0
     parts = [int(node.removeprefix("node-")) for node in info["nodes"]]
     share = np.array([num_examples(p) for p in parts], float) / sum(map(num_examples, parts))

@@ -97,7 +97,7 @@ def test_variance_of_a_permutation_equals_all_orders(num_rounds):
     assert estimate.exact_s == pytest.approx(num_rounds // 4 * 7 + np.mean(times))
 
 
-def test_run_takes_what_was_foretold(caplog):
+def test_run_takes_what_was_predicted(caplog):
     """One period and one round more, of nodes that are equally fast within a tier."""
     tifl = TiFL(FedAvg(fraction_evaluate=0.0), 2, policy="paced", profiling="phase")
     records_of(tifl, num_rounds=32)
