@@ -25,7 +25,8 @@ ROOMS = {
     "report": {*BASE},
     "task": {*LOWER, *PAPERS, *FACES, "baselines", "fleet", "report"},
     "advise": {*BASE, "client", "fleet", "report", "strategy", "task"},
-    "cli": {*BASE, "advise", "client", "report", "fleet"},
+    "reproduce": {*LOWER, *PAPERS, *FACES, "baselines", "fleet", "report", "task"},
+    "cli": {*BASE, "advise", "client", "report", "reproduce", "fleet"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -33,6 +34,7 @@ METHODS = {path.parent.name for path in PACKAGE.glob("*/strategy.py")} - {*ROOMS
 """Methods added since: each may import what a paper may."""
 ROOMS |= dict.fromkeys(METHODS, LOWER)
 ROOMS["baselines"] |= METHODS
+ROOMS["reproduce"] |= METHODS
 ROOMS |= {face: {*LOWER, *PAPERS, *METHODS, "baselines"} for face in FACES}
 """A room or file of the package, and which others it may import."""
 UNWANTED = {

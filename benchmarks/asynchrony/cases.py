@@ -13,11 +13,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import Measure, emulate, with_last_classes
 from benchmarks.tables import Case, Line
 from flwr_hetero.client.device import WIFI_SECONDS_PER_EXAMPLE
 from flwr_hetero.fleet import DeviceProfile, named_fleet
 from flwr_hetero.mod import emulated_device
+from flwr_hetero.reproduce.emulate import Measure, emulate, with_last_classes
 from flwr_hetero.strategy import FedBuff, LocalSteps, ModelAverage, RandomSelection, Wrapper
 from flwr_hetero.task import Settings, train_node
 

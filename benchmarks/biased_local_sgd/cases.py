@@ -10,8 +10,8 @@ from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
 
+from benchmarks.apps import app_modules
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import app_modules
 from benchmarks.tables import Case, Line
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.apps import APPS
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import APPS
 from benchmarks.faults.experiment import Experiment
 from benchmarks.tables import Case
 from flwr_hetero.fleet import RealFleet, named_fleet

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.apps import app_modules
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import app_modules, emulate
 from benchmarks.mercury import costs, estimators
 from benchmarks.tables import Case, Line
 from flwr_hetero import keys
 from flwr_hetero.fleet import named_fleet
+from flwr_hetero.reproduce.emulate import emulate
 from flwr_hetero.task import initial_arrays
 
 SETTINGS = {"rows": 12_000, "test-rows": 2000, "num-server-rounds": 60, "batch-size": 32,

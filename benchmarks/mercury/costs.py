@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks.apps import APPS
 from benchmarks.bench import Options, Run
-from benchmarks.emulate import APPS
 from benchmarks.faults.experiment import Experiment, durations
 from benchmarks.tables import Case
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler

@@ -11,10 +11,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import emulate, with_last_classes
 from benchmarks.tables import Case, Line
 from flwr_hetero.fleet import named_fleet
 from flwr_hetero.mod import emulated_device
+from flwr_hetero.reproduce.emulate import emulate, with_last_classes
 from flwr_hetero.strategy import BiasedLocalSGD, RandomSelection, TiFL
 from flwr_hetero.task import Settings, evaluate_node, train_node
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-from benchmarks.emulate import app_modules
+from benchmarks.apps import app_modules
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import Wrapper

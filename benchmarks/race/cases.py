@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import tables
+from benchmarks.apps import app_modules
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import app_modules
 from benchmarks.race.methods import BASE, METHODS, OURS, Method, best_of, trials_of
 from benchmarks.race.node import IN_TORCH, NUMPY, Task
 from benchmarks.race.watch import WINDOWS, Limits, race

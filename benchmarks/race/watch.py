@@ -13,13 +13,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from benchmarks.emulate import Enough, columns
 from benchmarks.race.node import Task, client_app, first_model, parts, predict, splits
 from flwr_hetero import keys
 from flwr_hetero.client.device import FORWARD_SHARE, DeviceProfile
 from flwr_hetero.client.emulation import work
 from flwr_hetero.fleet import Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
+from flwr_hetero.reproduce.emulate import Enough, columns
 from flwr_hetero.strategy import Wrapper
 
 SLOWEST = 0.2

@@ -17,11 +17,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from benchmarks.apps import app_modules
 from benchmarks.bench import Data, Options, Run
-from benchmarks.emulate import app_modules, emulate, with_last_classes
 from benchmarks.tables import Case, Line, by_seed, of
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.reproduce.emulate import emulate, with_last_classes
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.task import Settings
 from flwr_hetero.tifl import pacing

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from flwr_hetero import __version__
-from flwr_hetero.cli import advise, doctor, fleet, run, runs, watch
+from flwr_hetero.cli import advise, doctor, fleet, reproduce, run, runs, watch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,5 +42,6 @@ def _parser() -> argparse.ArgumentParser:
     watch.add(commands)
     fleet.add(commands)
     advise.add(commands)
+    reproduce.add(commands)
     doctor.add(commands)
     return parser

@@ -1,13 +1,9 @@
-"""Train an app on an emulated fleet in this process, and note a curve."""
+"""Train on an emulated fleet in this process, and note a curve."""
 
 import random
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import import_module
 from math import inf
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,17 +22,9 @@ from flwr_hetero.task import (
     model_from,
 )
 
-APPS = Path(__file__).parents[1] / "apps"
 Point = dict[str, Any]
 Note = Callable[[dict[str, Any]], Point]
 Measure = Callable[[int, ArrayRecord], MetricRecord]
-
-
-def app_modules(folder: str, package: str) -> tuple[ClientApp, ModuleType]:
-    """Import an app of ``apps/``: its ClientApp and its ``task`` module."""
-    sys.path.insert(0, str(APPS / folder))
-    app = import_module(f"{package}.client_app").app
-    return app, import_module(f"{package}.task")
 
 
 class Enough(Exception):
@@ -95,7 +83,7 @@ def emulate(
 
     random.seed(settings.seed)  # Flower draws the nodes of a round from it
     curve = Curve(strategy, note, budget_s, charged)
-    own = {"seed": settings.seed, "run_config": run_config, "workers": workers}
+    own: dict[str, Any] = {"seed": settings.seed, "run_config": run_config, "workers": workers}
     with suppress(Enough), LocalGrid(app, profiles, **own) as grid:
         curve.start(
             grid,
@@ -115,7 +103,7 @@ def with_last_classes(settings: Settings, count: int) -> Measure:
     @torch.inference_mode()
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model = model_from(arrays.to_torch_state_dict(), settings.model, *shape).eval()
-        found = torch.cat([model(part).argmax(1) for part in test.inputs.split(500)])
+        found = torch.cat([model(part).argmax(1) for part in torch.split(test.inputs, 500)])
         right = (found == test.targets).float()
         return MetricRecord({"accuracy": float(right.mean()), "slow": float(right[slow].mean())})
 

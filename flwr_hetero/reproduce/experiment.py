@@ -1,0 +1,90 @@
+"""What an experiment of a paper is, what it claims and what we find."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from flwr_hetero.errors import check_count
+
+PAPERS = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "pgd")
+REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not run"
+EMBEDDED = {"images": "digits", "texts": "stdlib", "numbers": "breast-cancer"}
+"""Data that need no download, by their kind."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an experiment is to be run."""
+
+    fast: bool = False
+    data: str = ""
+    seed: int = 0
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+
+    def __post_init__(self) -> None:
+        check_count("seed", self.seed)
+
+    def pick(self, fast: T, full: T) -> T:
+        """Return the value of the form that was asked for."""
+        return fast if self.fast else full
+
+    def dataset(self, kind: str) -> str:
+        """Return the data that were given, else those of a kind that need no download."""
+        return self.data or EMBEDDED[kind]
+
+
+class Claim(NamedTuple):
+    """One sentence of the paper, and whether it holds here."""
+
+    text: str
+    published: str
+    found: str
+    holds: bool
+
+
+class Curve(NamedTuple):
+    """A line of a figure."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Our table beside the paper's numbers, and the claims that it decides."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    claims: Sequence[Claim]
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    axes: tuple[str, str] = ("", "")
+
+    @property
+    def verdict(self) -> str:
+        """Say in a word how many claims hold."""
+        held = sum(claim.holds for claim in self.claims)
+        return REPRODUCED if held == len(self.claims) else PARTLY if held else NOT
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or table of a paper; without ``run`` it is listed with the reason why not."""
+
+    paper: str
+    name: str
+    title: str
+    run: Callable[[Options], Outcome] | None = None
+    differs: str = ""
+    """What is other than in the paper, also in the full form."""
+    cut: str = ""
+    """What ``--fast`` makes smaller besides."""
+    why: str = ""
+    """Why it is not run, or why a claim does not hold."""
+
+    @property
+    def command(self) -> str:
+        """What to type."""
+        return f"flwr-hetero reproduce {self.paper} {self.name}"
