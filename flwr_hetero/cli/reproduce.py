@@ -55,14 +55,18 @@ def _reproduce(options: argparse.Namespace) -> None:
 
 def _run(experiment: "Experiment", how: "Options") -> "tuple[Outcome, float] | None":
     """Run one, and print it; None if it cannot be run."""
-    from flwr_hetero.reproduce.experiment import NOT_RUN, REPRODUCED
+    from flwr_hetero.reproduce.experiment import NOT_RUN, REPRODUCED, NotHereError
 
     print(f"{experiment.paper} {experiment.name}: {experiment.title}")
     if experiment.run is None:
         print(f"{NOT_RUN}: {experiment.why}\n")
         return None
     start_s = time.perf_counter()
-    outcome = experiment.run(how)
+    try:
+        outcome = experiment.run(how)
+    except NotHereError as error:
+        print(f"{NOT_RUN}: {error}\n")
+        return None
     took_s = time.perf_counter() - start_s
     _print(outcome)
     print(f"{outcome.verdict}, {took_s:.0f} s")

@@ -18,12 +18,15 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
 def find(paper: str = ALL, name: str = ALL) -> list[Experiment]:
     """Return the experiments of a paper, or one of them.
 
-    A paper may be spelt as its folder, with underscores, and a figure with a space or a dash.
+    A paper may be spelt as its folder, with underscores, and a figure with a space or a dash;
+    "figure-3" stands for figure-3a and figure-3b.
     """
     paper, name = (text.lower().replace("_", "-").replace(" ", "-") for text in (paper, name))
     check_choice("paper", paper, (*PAPERS, ALL))
     found = [e for key, group in EXPERIMENTS.items() if paper in (key, ALL) for e in group]
     if name == ALL:
         return found
-    check_choice("figure", name, [experiment.name for experiment in found])
-    return [experiment for experiment in found if experiment.name == name]
+    parts = [each for each in found if each.name == name or each.name.rstrip("abcd") == name]
+    if not parts:
+        check_choice("figure", name, [experiment.name for experiment in found])
+    return parts

@@ -12,7 +12,14 @@ REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "no
 EMBEDDED = {"images": "digits", "texts": "stdlib", "numbers": "breast-cancer"}
 """Data that need no download, by their kind."""
 
+ENOUGH = 2 / 3
+"""Share of a paper's factor from which ours counts as that factor."""
+
 T = TypeVar("T")
+
+
+class NotHereError(Exception):
+    """Raised by an experiment that this machine cannot run; the text says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,12 @@ class Claim(NamedTuple):
     published: str
     found: str
     holds: bool
+
+
+def times(text: str, published: float, found: float) -> Claim:
+    """Claim a factor: two thirds of the paper's count, for testbeds differ, and so does more."""
+    holds = found >= ENOUGH * published
+    return Claim(f"{text} (at least 2/3 of it)", f"{published:g}x", f"{found:.1f}x", holds)
 
 
 class Curve(NamedTuple):

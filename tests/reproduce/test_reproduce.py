@@ -8,8 +8,10 @@ from flwr_hetero.reproduce.experiment import (
     PAPERS,
     Claim,
     Experiment,
+    NotHereError,
     Options,
     Outcome,
+    times,
 )
 
 
@@ -40,6 +42,30 @@ def experiments(monkeypatch):
 )
 def test_claims_decide(held, verdict):
     assert outcome(*held).verdict == verdict
+
+
+def test_a_factor_holds_from_two_thirds_of_the_papers():
+    assert times("faster", 6, 4.0) == ("faster (at least 2/3 of it)", "6x", "4.0x", True)
+    assert not times("faster", 6, 3.9).holds
+
+
+def test_a_figure_stands_for_its_columns(monkeypatch):
+    parts = tuple(Experiment("tifl", f"figure-{part}", "", toy) for part in ("3a", "3b", "13"))
+    monkeypatch.setattr(catalogue, "EXPERIMENTS", {"tifl": parts})
+    assert catalogue.find("tifl", "figure 3") == list(parts[:2])
+    assert catalogue.find("tifl", "figure-3b") == [parts[1]]
+
+
+def test_what_this_machine_cannot_run_is_said_and_not_kept(monkeypatch, tmp_path, capsys):
+    def needs_more(options):
+        raise NotHereError("needs a GPU")
+
+    lonely = (Experiment("tifl", "figure-1", "", needs_more),)
+    monkeypatch.setattr(catalogue, "EXPERIMENTS", {"tifl": lonely})
+    path = tmp_path / "lines.jsonl"
+    assert main(["reproduce", "--results", str(path)]) == 0
+    assert "not run: needs a GPU" in capsys.readouterr().out
+    assert not path.exists()
 
 
 def test_list_has_a_line_for_each_that_begins_with_the_paper(experiments, capsys):
