@@ -123,7 +123,7 @@ def test_no_import_circle():
 def test_files_stay_small():
     lines = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
     assert not {name: count for name, count in lines.items() if count > 350}
-    folders = [path.parent.name for path in MODULES.values()]
+    folders = [path.parent for path in MODULES.values()]
     assert max(folders.count(folder) for folder in folders) <= 12
 
 
