@@ -126,7 +126,7 @@ def influence(lines: Sequence[Line]) -> dict[str, Any]:
             lost = [100 * (b["metrics"]["accuracy"] - a["metrics"]["accuracy"]) for a, b in pairs]
             accuracy = [tables.percent(mean(tables.metric(x, "accuracy"))) for x in (off, on)]
             if lost:
-                honest.append([wrapper, len(lost), *accuracy, f"{max(lost):+.1f}"])
+                honest.append([wrapper, len(lost), *accuracy, tables.extent(lost, "{:+.1f}")])
             continue
         cells = [cell for version in (off, on) for cell in cells_of(version, lie)]
         seeds = len(tables.seeds(on)) if on else len(tables.seeds(off))
@@ -135,7 +135,7 @@ def influence(lines: Sequence[Line]) -> dict[str, Any]:
     shares.sort(key=lambda row: order[row[0]])
     return {
         "influence": tables.table(GAIN, shares),
-        "honest": tables.table(["strategy", "seeds", "off", "on", "most lost, points"], honest),
+        "honest": tables.table(["strategy", "seeds", "off", "on", "points lost"], honest),
     }
 
 
