@@ -35,7 +35,7 @@ def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
 
     def loss_of(params: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
         outputs = functional_call(model, params, (example[None],))
-        return loss(outputs, target[None])
+        return loss(outputs, target[None]).mean()
 
     each = vmap(grad(loss_of), in_dims=(None, 0, 0))(trained, inputs, targets)
     return torch.cat([each[name].reshape(len(inputs), -1) for name in trained], dim=1).detach()

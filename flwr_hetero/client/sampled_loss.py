@@ -85,11 +85,11 @@ def scoring(model: nn.Module) -> Iterator[None]:
 
 
 def score_batches(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], loss_fn: Loss = LOSS
 ) -> NDArray[np.float64]:
-    """Return the cross-entropy of samples, from a forward pass that leaves the model as it was."""
+    """Return the losses of samples, from a forward pass that leaves the model as it was."""
     with scoring(model):
-        losses = [LOSS(model(inputs), targets) for inputs, targets in batches]
+        losses = [loss_fn(model(inputs), targets) for inputs, targets in batches]
     return torch.cat(losses).cpu().numpy().astype(np.float64)
 
 

@@ -29,6 +29,8 @@ from flwr_hetero.errors import check_count, check_number
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from flwr_hetero.client.sampled_loss import Loss
+
 PREFIX = "flwr-hetero-scoring-"
 SCORES, SECONDS = "scores.f8", "seconds.f8"
 MODULE = "flwr_hetero.mercury.background"
@@ -46,10 +48,13 @@ def start_scoring(
     inputs: "Tensor",
     targets: "Tensor",
     *,
+    loss_fn: "Loss | None" = None,
     batch_size: int = 256,
     limit_s: float = 600.0,
 ) -> str:
     """Start a detached process that takes samples' losses by the model now; return its folder.
+
+    The loss is cross-entropy if none is given.
 
     The worker has the lowest priority, no terminal, and no open files of its parent. On the CPU
     it scores in one thread, or in as many as the environment's ``OMP_NUM_THREADS`` says. It gets
@@ -58,7 +63,7 @@ def start_scoring(
     """
     check_count("batch_size", batch_size, 1)
     deadline_s = time.monotonic() + check_number("limit_s", limit_s, "(0, inf)")
-    job = pickle.dumps((model, inputs.cpu(), targets.cpu(), batch_size))
+    job = pickle.dumps((model, inputs.cpu(), targets.cpu(), loss_fn, batch_size))
     folder = tempfile.mkdtemp(prefix=PREFIX)
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # the worker inherits the mask: no SIGTERM before it can clean up
@@ -121,15 +126,15 @@ def _exit(*_: object) -> None:
 
 def _score(job: bytes, folder: Path, deadline_s: float) -> None:
     """Append scores to the folder until done or unwanted."""
-    from flwr_hetero.client.sampled_loss import score_batches  # PyTorch
+    from flwr_hetero.client.sampled_loss import LOSS, score_batches  # PyTorch
 
-    model, inputs, targets, batch_size = pickle.loads(job)
+    model, inputs, targets, loss_fn, batch_size = pickle.loads(job)
     device = next(model.parameters()).device
     for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
         if not folder.is_dir() or time.monotonic() > deadline_s:
             return
         start_s = time.monotonic()
-        scores = score_batches(model, [(x.to(device), y.to(device))])
+        scores = score_batches(model, [(x.to(device), y.to(device))], loss_fn or LOSS)
         try:
             for name, values in ((SCORES, scores), (SECONDS, time.monotonic() - start_s)):
                 with (folder / name).open("ab") as file:

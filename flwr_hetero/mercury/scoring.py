@@ -13,7 +13,7 @@ from flwr_hetero._flwr import log
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.emulation import is_emulated
 from flwr_hetero.client.keep import load_state, save_state
-from flwr_hetero.client.sampled_loss import score_batches
+from flwr_hetero.client.sampled_loss import LOSS, Loss, score_batches
 from flwr_hetero.client.timing import note_pace, read_pace
 from flwr_hetero.mercury.algorithm import group_size
 from flwr_hetero.mercury.background import collect_scores, start_scoring
@@ -41,6 +41,7 @@ def score(
     examples: tuple[Tensor, Tensor],
     sampler: MercurySampler,
     indices: NDArray[np.int64],
+    loss_fn: Loss = LOSS,
 ) -> int:
     """Score some of the node's examples by the model as it is, now; return how many."""
     if not len(indices):
@@ -50,12 +51,16 @@ def score(
     index = torch.from_numpy(indices).to(device)
     parts = index.tensor_split(-(-len(index) // SCORE_BATCH))
     batches = ((inputs[part], targets[part]) for part in parts)
-    sampler.update(indices, score_batches(model, batches))
+    sampler.update(indices, score_batches(model, batches, loss_fn))
     return len(indices)
 
 
 def score_hidden(
-    model: nn.Module, examples: tuple[Tensor, Tensor], context: Context, sampler: MercurySampler
+    model: nn.Module,
+    examples: tuple[Tensor, Tensor],
+    context: Context,
+    sampler: MercurySampler,
+    loss_fn: Loss = LOSS,
 ) -> int:
     """Score the next group while the reply travels and the server aggregates.
 
@@ -64,12 +69,12 @@ def score_hidden(
     """
     group = next_group(context, sampler)
     if is_emulated(context):
-        return score(model, examples, sampler, group)
+        return score(model, examples, sampler, group, loss_fn)
     pace = read_pace(context)
     if pace is not None and len(group):
         inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
         limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
-        folder = start_scoring(model, inputs, targets, limit_s=limit_s)
+        folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, limit_s=limit_s)
         save_state(context, JOB, {"folder": folder, "indices": group})
     return 0
 

@@ -7,6 +7,7 @@ from flwr_hetero.task.data import (
     load_partition,
     load_test,
 )
+from flwr_hetero.task.kinds import Classification, Forecasting, LanguageModel, Task
 from flwr_hetero.task.models import make_model, model_from
 from flwr_hetero.task.node import NodeTask, evaluate_node, open_node, profile_node, train_node
 from flwr_hetero.task.run import central_evaluate, initial_arrays
@@ -14,9 +15,13 @@ from flwr_hetero.task.settings import Settings
 from flwr_hetero.task.training import TrainResult, batch_losses, evaluate, train
 
 __all__ = [
+    "Classification",
     "Examples",
+    "Forecasting",
+    "LanguageModel",
     "NodeTask",
     "Settings",
+    "Task",
     "TrainResult",
     "batch_losses",
     "central_evaluate",

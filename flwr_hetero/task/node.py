@@ -15,9 +15,10 @@ from torch import nn
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated, repeat_of
+from flwr_hetero.client.sampled_loss import Loss
 from flwr_hetero.errors import invalid
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.task.data import Examples, data_shape, hold_out, load_partition
+from flwr_hetero.task.data import Examples, hold_out, load_partition
 from flwr_hetero.task.models import model_from
 from flwr_hetero.task.settings import Settings
 from flwr_hetero.task.training import OnBatch, TrainResult, evaluate, train
@@ -43,6 +44,11 @@ class NodeTask:
         """The instruction's settings; empty if it has none."""
         return self.message.content.config_records.get("config", ConfigRecord())
 
+    @property
+    def losses(self) -> Loss:
+        """The task's loss, one number per example."""
+        return self.examples.task.losses
+
     def num_steps(self, sampler: BatchSampler) -> int:
         """Return the steps that the server asks for, else ``local-epochs`` passes over the data."""
         asked = in_config(self.message, keys.NUM_STEPS)
@@ -51,7 +57,7 @@ class NodeTask:
     def model(self) -> nn.Module:
         """Build the model with the parameters in the instruction."""
         state = self.message.content.array_records["arrays"].to_torch_state_dict()
-        return model_from(state, self.settings.model, *data_shape(self.settings.dataset))
+        return model_from(state, self.settings.model, *self.settings.shape)
 
     def sampler(self) -> UniformSampler:
         """Make the plain sampler, new in each round: it has no state to keep."""

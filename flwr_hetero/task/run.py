@@ -15,7 +15,7 @@ from flwr_hetero._flwr import log
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.strategy import Recorded, Wrapper
-from flwr_hetero.task.data import data_shape, load_test
+from flwr_hetero.task.data import load_test
 from flwr_hetero.task.models import make_model, model_from
 from flwr_hetero.task.settings import Settings
 from flwr_hetero.task.training import evaluate
@@ -23,20 +23,20 @@ from flwr_hetero.task.training import evaluate
 
 def initial_arrays(settings: Settings) -> ArrayRecord:
     """Draw the initial global model."""
-    model = make_model(settings.model, *data_shape(settings.dataset), settings.seed)
+    model = make_model(settings.model, *settings.shape, settings.seed)
     return ArrayRecord(model.state_dict())
 
 
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Make the function that measures the global model on the test examples."""
-    test, shape = load_test(settings.dataset), data_shape(settings.dataset)
-
+    test = load_test(settings.dataset, settings.task)
     device = "auto" if settings.device.startswith("cuda") else settings.device  # of the nodes
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model = model_from(arrays.to_torch_state_dict(), settings.model, *shape)
+        model = model_from(arrays.to_torch_state_dict(), settings.model, *settings.shape)
         loss, accuracy = evaluate(model, test, device=device)
-        return MetricRecord({"loss": loss, "accuracy": accuracy})
+        own = test.task.metrics(loss, accuracy)
+        return MetricRecord({"loss": loss, "accuracy": accuracy, **own})
 
     return evaluate_fn
 

@@ -15,6 +15,8 @@ from flwr_hetero._flwr import quiet_strategies
 from flwr_hetero.client.device import REAL, named_fleet
 from flwr_hetero.errors import check_choice, check_count, check_key, check_number, invalid
 from flwr_hetero.report.trackers import TRACKERS
+from flwr_hetero.task.data import data_shape
+from flwr_hetero.task.kinds import AUTO, Outputs, check_task
 from flwr_hetero.task.models import check_model
 from flwr_hetero.task.partitions import check_partition
 from flwr_hetero.task.training import check_device, check_optimizer
@@ -50,6 +52,7 @@ class Settings:
 
     num_server_rounds: int = 30
     dataset: str = "digits"
+    task: str = AUTO
     partition: str = "dirichlet"
     alpha: float = 0.5
     classes_per_node: int = 2
@@ -88,6 +91,7 @@ class Settings:
             raise invalid("lr-decay", self.lr_decay, f"be 1 with lr-schedule={COSINE!r}")
         check_count("seed", self.seed)
         check_partition(self.partition, self.alpha, self.classes_per_node)
+        check_task(self.task)
         check_model(self.model)
         if self.fleet != REAL:
             named_fleet(self.fleet, num_nodes=1)
@@ -154,9 +158,14 @@ class Settings:
 
     @property
     def partitioning(self) -> dict[str, Any]:
-        """How examples are partitioned: keyword arguments of ``load_partition``."""
-        names = ("partition", "alpha", "classes_per_node", "seed")
+        """Which examples a node has: keyword arguments of ``load_partition``."""
+        names = ("task", "partition", "alpha", "classes_per_node", "seed")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], Outputs]:
+        """What a model must fit: the shape of an input, and the outputs."""
+        return data_shape(self.dataset, self.task)
 
     def run_directory(self, app: str) -> Path:
         """Return the folder of this run's files; without ``output-dir`` a new one."""

@@ -1,4 +1,4 @@
-"""Texts as token numbers, and texts that every Python brings along: its standard library."""
+"""Texts as numbers, and texts that every Python brings along: its standard library."""
 
 import re
 import sysconfig
@@ -16,6 +16,9 @@ LENGTH = 64
 """Tokens of a text: more are cut off, fewer are padded with 0."""
 VOCABULARY = 4096
 """Token numbers, with 0 for padding."""
+PADDING = 0
+CHARACTERS = 128
+"""Numbers of characters: those of ASCII, with 0 for padding."""
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]")
 """A word, divided at underscores, or a punctuation mark."""
 
@@ -43,14 +46,48 @@ def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
     return numbers
 
 
+def character_windows(
+    texts: Sequence[str], length: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Cut texts into windows of characters, ASCII, each other character as ``?``.
+
+    Returns windows (count, length), the last of a text padded with 0, and the text of each; a
+    rest of a single character, which says nothing of the next, is left out.
+    """
+    windows, origin = [], []
+    for number, text in enumerate(texts):
+        codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
+        count = len(codes) // length + (len(codes) % length > 1)
+        padded = np.zeros(count * length, dtype=np.uint8)
+        padded[: len(codes)] = codes[: len(padded)]
+        windows.append(padded.reshape(count, length))
+        origin += [number] * count
+    empty = np.zeros((0, length), dtype=np.uint8)
+    return np.concatenate([empty, *windows]), np.array(origin, dtype=np.int64)
+
+
+def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Cut the code of Python's standard library into windows; the label is the package.
+
+    As many windows of each package, spread evenly over its files.
+    """
+    found = []
+    for package in PACKAGES:
+        codes = [file.read_text("utf-8") for file in _files(package)]
+        windows, _ = character_windows([c[: len(c) // length * length] for c in codes], length)
+        found.append(windows)
+    count = min(TEXTS_PER_CLASS, *map(len, found))
+    chosen = [part[np.linspace(0, len(part) - 1, count).astype(int)] for part in found]
+    return np.concatenate(chosen), np.repeat(np.arange(len(PACKAGES)), count)
+
+
 def stdlib_texts() -> tuple[list[str], NDArray[np.int64]]:
     """Read windows of code of Python's standard library; the label is the package.
 
     As many windows of each package, spread evenly over its files. Their content differs a little
     from one version of Python to the next.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    windows = [_windows(root, package) for package in PACKAGES]
+    windows = [_windows(package) for package in PACKAGES]
     count = min(TEXTS_PER_CLASS, *map(len, windows))
     texts = [
         found[i]
@@ -60,17 +97,23 @@ def stdlib_texts() -> tuple[list[str], NDArray[np.int64]]:
     return texts, np.repeat(np.arange(len(PACKAGES)), count)
 
 
-def _windows(root: Path, package: str) -> list[str]:
-    """Divide the lines of a package that are not empty; tests are left out."""
+def _windows(package: str) -> list[str]:
+    """Divide the lines of a package that are not empty."""
+    windows = []
+    for file in _files(package):
+        lines = [s for line in file.read_text("utf-8").splitlines() if (s := line.strip())]
+        starts = range(0, len(lines) - WINDOW + 1, WINDOW)
+        windows += ["\n".join(lines[i : i + WINDOW]) for i in starts]
+    return windows
+
+
+def _files(package: str) -> list[Path]:
+    """List the files of a package; tests are left out."""
+    root = Path(sysconfig.get_path("stdlib"))
     single = root / f"{package}.py"
     files = [single] if single.is_file() else sorted((root / package).rglob("*.py"))
-    windows = []
-    for file in files:
-        if not {"test", "tests"} & {*file.relative_to(root).parts}:
-            lines = [s for line in file.read_text("utf-8").splitlines() if (s := line.strip())]
-            starts = range(0, len(lines) - WINDOW + 1, WINDOW)
-            windows += ["\n".join(lines[i : i + WINDOW]) for i in starts]
-    if not windows:
+    files = [file for file in files if not {"test", "tests"} & {*file.relative_to(root).parts}]
+    if not any(file.stat().st_size for file in files):
         rule = f"find the sources of {package!r} in {root}"
         raise invalid("dataset", STDLIB, rule, "this Python has no standard library as files")
-    return windows
+    return files

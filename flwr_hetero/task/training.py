@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
@@ -100,24 +99,24 @@ def train(
 def batch_losses(model: nn.Module, examples: Examples, indices: NDArray[np.int64]) -> Tensor:
     """Run a batch forward."""
     inputs, targets = examples.take(indices)
-    return cross_entropy(model(inputs), targets, reduction="none")
+    return examples.task.losses(model(inputs), targets)
 
 
 def evaluate(
     model: nn.Module, examples: Examples, batch_size: int = 512, *, device: str = "cpu"
 ) -> tuple[float, float]:
-    """Measure a model."""
+    """Measure a model: the means over examples of the loss and the accuracy."""
     where = pick_device(device)
     was_training, examples = model.training, examples.to(where)
     model.to(where).eval()
     loss = torch.zeros((), dtype=torch.float64, device=where)
-    right = torch.zeros((), dtype=torch.int64, device=where)
+    right = torch.zeros((), dtype=torch.float64, device=where)
     with torch.inference_mode():
         for start in range(0, len(examples), batch_size):
             targets = examples.targets[start : start + batch_size]
-            logits = model(examples.inputs[start : start + batch_size])
-            loss += cross_entropy(logits, targets, reduction="sum")
-            right += (logits.argmax(1) == targets).sum()
+            outputs = model(examples.inputs[start : start + batch_size])
+            loss += examples.task.losses(outputs, targets).sum()
+            right += examples.task.accuracy(outputs, targets).sum()
     model.train(was_training)
     return float(loss) / len(examples), float(right) / len(examples)
 

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from waiting import wait_until
 
 from flwr_hetero.client.sampled_loss import score_batches
@@ -47,8 +49,9 @@ def maps(pid: int, library: str) -> bool:
 @pytest.mark.deploy
 def test_scores_are_those_of_the_model_then():
     model, inputs, targets = data()
-    expected = score_batches(model, [(inputs, targets)])
-    folder = start_scoring(model, inputs, targets, batch_size=100)
+    loss_fn = partial(cross_entropy, reduction="none", label_smoothing=0.2)
+    expected = score_batches(model, [(inputs, targets)], loss_fn)
+    folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, batch_size=100)
     with torch.no_grad():
         model.weight.zero_()  # the worker has its own copy
     wait_until(lambda: workers_of(folder), step_s=0.001)

@@ -57,7 +57,7 @@ def test_real_node_scores_in_the_background(monkeypatch):
     sampler, model = sampler_and_model()
     context, calls = node(emulated=False), []
 
-    def start(model, inputs, targets, *, limit_s):
+    def start(model, inputs, targets, *, loss_fn, limit_s):
         calls.append((inputs, targets, limit_s))
         return "folder"
 

@@ -18,8 +18,8 @@ from flwr_hetero.task import (
     load_test,
     make_model,
 )
-from flwr_hetero.task.columns import ImageColumn
 from flwr_hetero.task.sources import open_source
+from flwr_hetero.task.sources.columns import ImageColumn
 
 SHAPE = (6, 5)
 
@@ -75,7 +75,7 @@ def test_held_back_split_uses_training_statistics(folder):
 
 def test_node_decodes_its_own_part_only(folder, monkeypatch):
     # 1024 rows are measured; a tiny data set would be decoded whole
-    monkeypatch.setattr("flwr_hetero.task.sources.MEASURED_ROWS", 2)
+    monkeypatch.setattr("flwr_hetero.task.sources.source.MEASURED_ROWS", 2)
     open_source.cache_clear()
     decoded, decode = [], ImageColumn._image
     monkeypatch.setattr(
@@ -212,7 +212,7 @@ IMAGES, LABELS = pixels(6, 0), np.arange(6) % 2
         (
             "train.parquet",
             {"label": [0]},
-            r"columns of images, texts or numbers \(its columns: label\)",
+            r"columns of images, texts, series or numbers \(its columns: label\)",
         ),
         (
             "train.parquet",

@@ -116,8 +116,21 @@ def test_arrays_of_another_model_are_refused():
         (("vgg", (1, 8, 8), 10), "model must be one of softmax, .* got 'vgg'"),
         (("lenet", (1, 8, 8), 10), r"model must fit images of 8x8 \(it needs 12 pixels\)"),
         (("cnn", (1, 8, 1), 10), r"model must fit images of 8x1"),
-        (("cnn", (64,), 10), "model must fit inputs that are texts: auto, bag, textcnn, got 'cnn'"),
-        (("bag", (1, 8, 8), 10), "model must fit inputs that are numbers: auto, softmax, .*'bag'"),
+        (
+            ("cnn", (64,), 10),
+            "model must fit inputs that are texts, with .*: auto, bag, .*'cnn'",
+        ),
+        (
+            ("bag", (1, 8, 8), 10),
+            "fit inputs that are images or .*: auto, softmax, .*'bag'",
+        ),
+        (
+            ("bag", (64,), (64, 128)),
+            "fit inputs that are texts, for a .*: auto, lstm-lm",
+        ),
+        (("lstm-lm", (64,), 10), "fit inputs that are texts, with classes: auto, bag"),
+        (("ar-mlp", (64,), (64, 128)), "fit inputs that are texts, for a language model"),
+        (("gpt", (1, 20), (6,)), "fit inputs that are series, for forecasting: auto, ar-mlp, got"),
         (("cnn", (30, 1, 1), 10), "images of 1x1 .*softmax and mlp take any size"),
         (("auto", (0,), 10), "input_shape must be positive"),
         (("cnn", (0, 8, 8), 10), "input_shape must be positive"),
@@ -163,8 +176,8 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "own_models.py").write_text(OWN, "utf-8")
     (tmp_path / "broken_models.py").write_text("import no_such_package", "utf-8")
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
-    [block] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    (tmp_path / "page_models.py").write_text(block, "utf-8")
+    block, task = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "page_models.py").write_text(block + task, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield "own_models"
     for name in ("own_models", "broken_models", "page_models"):
@@ -187,6 +200,13 @@ def test_own_model_by_import_path(own):
 def test_own_model_of_the_page_takes_texts(own):
     model = make_model("page_models:build", *data_shape("stdlib"))
     assert model(load_test("stdlib").inputs[:3]).shape == (3, 10)
+
+
+def test_own_task_of_the_page(own):
+    test = load_test("digits", "page_models:Smoothed")
+    model = make_model("softmax", (1, 8, 8), 10)
+    expected = nn.CrossEntropyLoss(label_smoothing=0.1)(model(test.inputs), test.targets)
+    assert test.task.losses(model(test.inputs), test.targets).mean().isclose(expected)
 
 
 @pytest.mark.parametrize(

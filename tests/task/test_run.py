@@ -44,6 +44,13 @@ def run(tmp_path, monkeypatch):
     return go
 
 
+def test_history_has_the_own_metric_of_a_task(run):
+    given = {"dataset": "series", "model": "auto", "batch_size": 256, "learning_rate": 0.2}
+    measured = [record["global"] for record in run(**given, num_server_rounds=2)]
+    assert measured[-1]["smape"] == pytest.approx(2 - 2 * measured[-1]["accuracy"])
+    assert measured[-1]["smape"] < measured[0]["smape"]
+
+
 def test_target_accuracy_ends_the_run(run, caplog):
     accuracy = [record["global"]["accuracy"] for record in run("whole")]
     target = max(accuracy[1], accuracy[2]) - 0.001

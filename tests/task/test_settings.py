@@ -19,13 +19,13 @@ class AppSettings(Settings):
 
 def test_all_keys_arrive():
     run_config = {
-        **{"num-server-rounds": 7, "dataset": "digits", "partition": "classes", "alpha": 2},
-        **{"classes-per-node": 3, "model": "mlp", "fleet": "uniform", "seed": 4},
+        **{"num-server-rounds": 7, "dataset": "digits", "task": "auto", "alpha": 2},
+        **{"partition": "classes", "classes-per-node": 3, "model": "mlp", "seed": 4},
         **{"output-dir": "/data/run", "resume": True, "local-epochs": 2, "batch-size": 8},
         **{"learning-rate": 0.5, "lr-schedule": "cosine", "lr-decay": 1, "optimizer": "rmsprop"},
         **{"momentum": 0.5, "weight-decay": 1, "proximal-mu": 2, "amp": True, "device": "cpu"},
         **{"evaluate-every": 3, "target-accuracy": 1, "time-budget-s": 60},
-        "trackers": "mlflow+wandb",
+        **{"trackers": "mlflow+wandb", "fleet": "uniform"},
     }
     settings = Settings.from_run_config(run_config)
     assert {name.replace("_", "-"): value for name, value in vars(settings).items()} == run_config

@@ -83,4 +83,4 @@ class BiasedSettings(Settings):
 
 def all_examples(settings: Settings) -> Examples:
     """Load the data set that all nodes see in shared-data mode."""
-    return load_partition(settings.dataset, 0, 1, seed=settings.seed)
+    return load_partition(settings.dataset, 0, 1, task=settings.task, seed=settings.seed)

@@ -5,7 +5,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from cd_grab_app.task import OrderSettings
 from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
@@ -40,7 +39,7 @@ def train(message: Message, context: Context) -> Message:
         if not (sampler.watching or sampler.probe.on):
             return 0
         if settings.unit == "example":
-            gradients = example_gradients(model, cross_entropy, *node.examples.take(indices))
+            gradients = example_gradients(model, node.losses, *node.examples.take(indices))
             cost = round(len(indices) / FORWARD_SHARE)  # each forward and backward once more
         else:
             gradients, cost = batch_gradient(model), reading_cost(len(indices))

@@ -101,7 +101,7 @@ def report(
     """Add to the reply what the server wants to know of a sampler."""
     if isinstance(sampler, MercurySampler):
         examples = node.examples.inputs, node.examples.targets
-        hidden = score_hidden(model, examples, context, sampler)
+        hidden = score_hidden(model, examples, context, sampler, node.losses)
         reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     names = {MercurySampler: "mercury", PriorityFeed: "pgd", PruningSampler: "pruning"}
     if isinstance(sampler, (MercurySampler, PriorityFeed, PruningSampler)):

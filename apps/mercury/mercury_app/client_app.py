@@ -14,7 +14,7 @@ from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import MercurySampler
-from flwr_hetero.task import Examples, data_shape
+from flwr_hetero.task import Examples
 from flwr_hetero.task.node import NodeTask, evaluate_node, open_node, profile_node
 from mercury_app.task import MercurySettings
 
@@ -42,7 +42,7 @@ def train(message: Message, context: Context) -> Message:
     else:
         result = node.train(model, sampler)
         if settings.sampling == "bacc":
-            hidden = score_hidden(model, examples, context, sampler)
+            hidden = score_hidden(model, examples, context, sampler, node.losses)
     reply = node.reply(model, result)
     reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     if settings.sampling != "uniform":
@@ -87,14 +87,14 @@ def with_others(node: NodeTask, shard: NodeShard) -> Examples:
     if shard.held:
         slots = list(shard.held)
         content = b"".join(shard.held.values())
-        new_inputs, new_targets = unpack(content, *data_shape(node.settings.dataset))
+        new_inputs, new_targets = unpack(content, *node.settings.shape)
         inputs, targets = inputs.clone(), targets.clone()
         inputs[slots] = torch.from_numpy(new_inputs).to(inputs.dtype)  # token numbers are whole
         targets[slots] = torch.from_numpy(new_targets)
     if shard.missing:
         keep = np.setdiff1d(np.arange(len(targets)), shard.missing)
         inputs, targets = inputs[keep], targets[keep]
-    return Examples(inputs, targets)
+    return replace(node.examples, inputs=inputs, targets=targets)
 
 
 def offer_samples(

@@ -48,6 +48,9 @@ class MercurySettings(Settings):
         if self.communication == "adacomm":
             strategy = AdaComm(strategy, max(self.local_steps, 1), interval_s=self.adapt_every_s)
         if self.resharding != "off":
+            if not isinstance(self.shape[1], int):
+                hint = "only examples with a label can be exchanged"
+                raise invalid("resharding", self.resharding, "be off with this task", hint)
             strategy = Resharding(
                 strategy,
                 share=self.reshard_share,

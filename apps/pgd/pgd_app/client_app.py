@@ -15,7 +15,6 @@ from flwr_hetero.task.training import pick_device
 from pgd_app.task import TOPS, PGDSettings
 
 STATE, RECEIVED = "pgd", "pgd-received"
-LOSS = nn.CrossEntropyLoss(reduction="none")
 
 app = ClientApp(mods=[emulated_device])
 app.train("profile")(profile_node)
@@ -47,7 +46,7 @@ def open_feed(
     """Continue with sampler and gradient of the last round; start from scratch without them."""
     feed = PriorityFeed(sampler, model, layers=settings.layers)
     if not restore(feed, context, STATE) and settings.full_pass:
-        feed.full_pass(model, LOSS, *on_device(model, node))
+        feed.full_pass(model, node.losses, *on_device(model, node))
     if settings.direction == "global":
         follow_fleet(feed, context)
     return feed
@@ -65,7 +64,7 @@ def follow_fleet(feed: PriorityFeed, context: Context) -> None:
 
 def look(model: nn.Module, node: NodeTask) -> dict[str, float]:
     """Compute all priorities of the node's samples, for the plots; trains nothing."""
-    priorities, _ = all_priorities(model, LOSS, *on_device(model, node))
+    priorities, _ = all_priorities(model, node.losses, *on_device(model, node))
     relative = priorities / (np.abs(priorities).mean() or 1.0)
     stats = {
         f"priority-over-mean-size.{q}th percentile": float(np.quantile(relative, q / 100))

@@ -1,8 +1,6 @@
-"""Data sets of labelled images, texts or rows of numbers.
+"""Data sets of images, texts, series or rows of numbers, with labels.
 
-Three need no download: ``digits`` (images) and ``breast-cancer`` (numbers) of scikit-learn, and
-``stdlib`` (texts, Python itself).
-Others are Parquet on this disk or a name on the Hub.
+Those of ``EMBEDDED`` need no download. Others are Parquet on this disk or a name on the Hub.
 """
 
 import re
@@ -14,16 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
-from flwr_hetero.task.columns import Array, Inputs, inputs_and_labels
-from flwr_hetero.task.texts import STDLIB, stdlib_texts, token_numbers
+from flwr_hetero.task.kinds import AUTO, Outputs, Task, task_of
+from flwr_hetero.task.sources.columns import Array, Columns, Inputs, inputs_and_labels
+from flwr_hetero.task.sources.series import SERIES, generated_series
+from flwr_hetero.task.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
 
 DIGITS, BREAST_CANCER = "digits", "breast-cancer"
+EMBEDDED = {
+    DIGITS: "classification",
+    BREAST_CANCER: "classification",
+    STDLIB: "classification",
+    SERIES: "forecasting",
+}
+"""Data sets that need no download, and what they are for by ``auto``."""
 TEST_SHARE = 0.2
 """Share held out as test split where a data set has none of its own."""
+WHOLE_SERIES = 48
+"""Steps of a generated series where the task cuts no windows."""
 MEASURED_ROWS = 1024
 """Training rows from which mean and standard deviation are measured."""
 USE = (
-    "use digits, stdlib, breast-cancer, the absolute path of a Parquet folder or file, "
+    f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
     "or a name on the Hub"
 )
 
@@ -37,67 +46,80 @@ class Split(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Mean and standard deviation of each channel, shape (C, 1, 1)."""
+    """Mean and standard deviation of each channel, shape (C, 1, ...)."""
 
     mean: NDArray[np.float32]
     std: NDArray[np.float32]
 
 
 class Source(NamedTuple):
-    """A data set, opened; inputs are decoded when they are asked for."""
+    """A data set, opened for a task; inputs are decoded when they are asked for."""
 
     train: Split
     test: Split
+    task: Task
     num_classes: int
     shape: tuple[int, ...]
+    outputs: Outputs
     scale: Scale | None
-    """By which inputs are standardised; None for texts."""
+    """By which inputs are standardised; None for texts and windows of series."""
 
 
 @lru_cache(maxsize=4)
-def open_source(dataset: str) -> Source:
+def open_source(dataset: str, task: str = AUTO) -> Source:
     """Open a data set, once per process."""
-    if dataset in (DIGITS, BREAST_CANCER):
-        train, test = _of_sklearn(dataset)
-    elif dataset == STDLIB:
-        texts, labels = stdlib_texts()
-        train, test = _divide(Array(token_numbers(texts)), labels)
-    elif Path(dataset).expanduser().exists():
-        train, test = _splits(dataset, *_read_parquet(dataset))
+    if dataset in EMBEDDED:
+        chosen = task_of(EMBEDDED[dataset] if task == AUTO else task)
+        train, test = _divide(*_embedded(dataset, chosen))
     else:
-        train, test = _splits(dataset, *_read_hub(dataset))
+        is_here = Path(dataset).expanduser().exists()
+        tables = _read_parquet(dataset) if is_here else _read_hub(dataset)
+        chosen = Columns.of(tables[0]).task(task)
+        train, test = _splits(dataset, *tables, chosen)
     sample = np.linspace(0, len(train.rows) - 1, min(len(train.rows), MEASURED_ROWS))
-    inputs = train.inputs.take(train.rows[sample.astype(np.int64)])
-    shape, test_shape = inputs.shape[1:], test.inputs.take(test.rows[:1]).shape[1:]
+    found = train.inputs.take(train.rows[sample.astype(np.int64)])
+    shape, test_shape = found.shape[1:], test.inputs.take(test.rows[:1]).shape[1:]
     if test_shape != shape:
         rule = f"have inputs of one shape (test {test_shape}, training {shape})"
         raise invalid("dataset", dataset, rule)
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
-    return Source(train, test, num_classes, shape, measure(inputs))
+    inputs, targets = chosen.divide(found[:1], train.labels[:1])
+    outputs = chosen.outputs(targets, num_classes)
+    return Source(train, test, chosen, num_classes, inputs.shape[1:], outputs, measure(found))
 
 
 def measure(inputs: NDArray[Any]) -> Scale | None:
     """Measure each channel; one that does not vary is only shifted."""
-    if inputs.dtype.kind != "f":
+    if inputs.dtype.kind != "f" or inputs.ndim < 3:
         return None
-    mean, std = (f((0, 2, 3), keepdims=True)[0] for f in (inputs.mean, inputs.std))
+    axes = (0, *range(2, inputs.ndim))
+    mean, std = (f(axes, keepdims=True)[0] for f in (inputs.mean, inputs.std))
     return Scale(mean, np.where(std > 1e-6 * np.abs(mean), std, np.float32(1)))
 
 
-def _of_sklearn(dataset: str) -> tuple[Split, Split]:
+def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
+    if dataset == STDLIB and task.window:
+        windows, labels = stdlib_windows(task.window)
+        return Array(windows), labels
+    if dataset == STDLIB:
+        texts, labels = stdlib_texts()
+        return Array(token_numbers(texts)), labels
+    if dataset == SERIES:
+        series, labels = generated_series(task.window or WHOLE_SERIES)
+        return Array(series if task.window else series[:, None]), labels
     from sklearn import datasets  # takes a second, and is needed here only
 
     found = datasets.load_digits() if dataset == DIGITS else datasets.load_breast_cancer()
     inputs = found.images[:, None] / 16.0 if dataset == DIGITS else found.data[:, :, None, None]
-    return _divide(Array(inputs.astype(np.float32)), found.target.astype(np.int64))
+    return Array(inputs.astype(np.float32)), found.target.astype(np.int64)
 
 
-def _splits(dataset: str, train: Any, test: Any | None) -> tuple[Split, Split]:
+def _splits(dataset: str, train: Any, test: Any | None, task: Task) -> tuple[Split, Split]:
     """Find inputs and labels in tables; without a test table, divide the other."""
-    inputs, labels = inputs_and_labels(dataset, train)
+    inputs, labels = inputs_and_labels(dataset, train, task)
     if test is None:
         return _divide(inputs, labels)
-    test_inputs, test_labels = inputs_and_labels(dataset, test)
+    test_inputs, test_labels = inputs_and_labels(dataset, test, task)
     train_rows, test_rows = np.arange(len(labels)), np.arange(len(test_labels))
     return Split(inputs, train_rows, labels), Split(test_inputs, test_rows, test_labels)
 

@@ -1,0 +1,80 @@
+"""Models for images, and those that take any numbers."""
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+SMALL = 16
+"""Images smaller than this are pooled once by ``cnn``, larger ones twice."""
+LARGE = 64
+"""Images from this size on get ``resnet18`` by ``auto``, and its original stem."""
+
+
+def softmax(shape: Shape, num_classes: int) -> nn.Module:
+    """Multinomial logistic regression: a convex problem."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), num_classes))
+
+
+def mlp(shape: Shape, num_classes: int) -> nn.Module:
+    """One hidden layer of 300 units (PGD, section 6)."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(shape), 300), nn.ReLU(), nn.Linear(300, num_classes)
+    )
+
+
+def cnn(shape: Shape, num_classes: int) -> nn.Module:
+    """Two convolutions of 16 and 32 channels and one linear layer."""
+    pool = nn.Identity() if min(shape[1:]) < SMALL else nn.MaxPool2d(2)
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 16, 3, padding=1), pool, nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
+    )  # fmt: skip
+    return nn.Sequential(*body, nn.Linear(_features(body, shape), num_classes))
+
+
+def lenet(shape: Shape, num_classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max pooling; 28x28 images are padded to 32x32."""
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 6, 5, padding=2 if shape[1] < 32 else 0), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
+    )  # fmt: skip
+    return nn.Sequential(
+        *body, nn.Linear(_features(body, shape), 120), nn.ReLU(),
+        nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes),
+    )  # fmt: skip
+
+
+def cnn4(shape: Shape, num_classes: int) -> nn.Module:
+    """Four convolutions and two linear layers (TiFL, section 5.1, for CIFAR-10)."""
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 32, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
+    )  # fmt: skip
+    return nn.Sequential(
+        *body, nn.Linear(_features(body, shape), 128), nn.ReLU(), nn.Linear(128, num_classes)
+    )
+
+
+def resnet18(shape: Shape, num_classes: int) -> nn.Module:
+    """Torchvision's ResNet-18 with GroupNorm; small images get a 3x3 stem without pooling."""
+    from torchvision import models  # takes seconds, and is needed here only
+
+    model: nn.Module = models.resnet18(
+        weights=None, num_classes=num_classes, norm_layer=lambda width: nn.GroupNorm(32, width)
+    )
+    if min(shape[1:]) < LARGE:
+        model.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    elif shape[0] != 3:
+        model.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
+    return model
+
+
+def _features(body: nn.Module, shape: Shape) -> int:
+    with torch.no_grad():
+        flat: Tensor = body(torch.zeros(1, *shape))
+    return flat.shape[1]

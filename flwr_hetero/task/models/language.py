@@ -1,0 +1,84 @@
+"""Language models: logits of the next character at each place of a text."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+WIDTH, HEADS, LAYERS = 64, 2, 2
+
+
+class LSTMLanguageModel(nn.Module):
+    """Two layers of LSTM; the embedding of characters is also that of the outputs.
+
+    The head is a layer of its own, so that PGD's priorities can count its parameters: those of
+    the tied embedding are used in two places.
+    """
+
+    def __init__(self, characters: int, width: int = WIDTH) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, width)
+        self.lstm = nn.LSTM(width, width, LAYERS, batch_first=True)
+        self.head = nn.Linear(width, width)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Map numbers of characters (batch, length) to logits (batch, length, characters)."""
+        found = self.head(self.lstm(self.embedding(numbers))[0])
+        return linear(found, self.embedding.weight)
+
+
+class Block(nn.Module):
+    """A layer of a transformer: attention to what came before, then a layer of its own."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        parts = self.attend(self.before(x)).unflatten(2, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.join(seen.transpose(1, 2).flatten(2))
+        return cast(Tensor, x + self.narrow(self.widen(self.between(x)).relu()))
+
+
+class GPT(nn.Module):
+    """A small decoder-only transformer, layers normalised before they act."""
+
+    def __init__(self, length: int, characters: int, width: int = WIDTH) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, HEADS) for _ in range(LAYERS)))
+        self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, characters)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Map numbers of characters (batch, length) to logits (batch, length, characters)."""
+        # a place for each example: its gradient then has the examples in its first dimension
+        places = torch.arange(numbers.shape[1], device=numbers.device).expand_as(numbers)
+        found = self.blocks(self.embedding(numbers) + self.places(places))
+        return cast(Tensor, self.output(self.norm(found)))
+
+
+def lstm_lm(shape: tuple[int, ...], outputs: tuple[int, int]) -> nn.Module:
+    """Two LSTM layers with a tied embedding, 64 wide (CD-GraB, appendix D.1, with 32)."""
+    return scaled(LSTMLanguageModel(outputs[1]))
+
+
+def gpt(shape: tuple[int, ...], outputs: tuple[int, int]) -> nn.Module:
+    """Two transformer layers of two heads, 64 wide (CD-GraB, appendix D.2, with 128)."""
+    return scaled(GPT(*outputs))
+
+
+def scaled(model: nn.Module) -> nn.Module:
+    """Draw embeddings from N(0, 0.1^2), for with tied ones of N(0, 1) the first loss is large."""
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.Embedding):
+                layer.weight *= 0.1
+    return model

@@ -1,0 +1,203 @@
+"""Every task is learnt: by each sampler, and by a fleet."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero import keys
+from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mercury.scoring import score
+from flwr_hetero.pgd.layer_priorities import LayerPriorities
+from flwr_hetero.pgd.priorities import sample_priorities
+from flwr_hetero.sampler import (
+    MercurySampler,
+    OrderedSampler,
+    PGDSampler,
+    PriorityFeed,
+    PruningSampler,
+    TopLossSampler,
+)
+from flwr_hetero.task import (
+    Settings,
+    evaluate,
+    initial_arrays,
+    load_partition,
+    load_test,
+    make_model,
+    model_from,
+    train,
+    train_node,
+)
+from flwr_hetero.task.kinds import TASKS
+
+KINDS = {
+    "lstm-lm": ("stdlib", "language-model", {"lr": 0.01, "optimizer": "adam"}),
+    "gpt": ("stdlib", "language-model", {"lr": 0.01, "optimizer": "adam"}),
+    "ar-mlp": ("series", "forecasting", {"lr": 0.03}),
+}
+"""Model to data set, task and how it is trained."""
+NUM, BATCH = 64, 8
+
+
+SAMPLERS = {
+    "uniform": lambda model: UniformSampler(NUM, BATCH, seed=0),
+    "mercury": lambda model: MercurySampler(NUM, BATCH, seed=0, scores="loss"),
+    "top-loss": lambda model: TopLossSampler(NUM, BATCH, seed=0, fast=False),
+    "pruning": lambda model: PruningSampler(NUM, BATCH, seed=0),
+    "id-grab": lambda model: OrderedSampler(NUM, BATCH, seed=0, method="id-grab"),
+    "pgd": lambda model: PriorityFeed(PGDSampler(NUM, BATCH, seed=0, rule="topk"), model),
+}
+
+
+def watch(sampler: BatchSampler):
+    def on_batch(model, indices, losses):
+        assert losses.shape == indices.shape
+        if isinstance(sampler, OrderedSampler):
+            sampler.observe(batch_gradient(model))
+        return sampler.on_batch(model, indices, losses) if isinstance(sampler, PriorityFeed) else 0
+
+    return on_batch
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "gpt"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_trains_every_task(caplog, sampler, name):
+    dataset, task, how = KINDS[name]
+    examples = load_partition(dataset, 0, len(load_partition(dataset, 0, 1, task=task)) // NUM,
+                              task=task, partition="iid")  # fmt: skip
+    model = make_model(name, tuple(examples.inputs.shape[1:]), outputs_of(examples))
+    drawing = SAMPLERS[sampler](model)
+    before, _ = evaluate(model, examples)
+    train(model, examples, drawing, num_steps=2 * len(drawing), on_batch=watch(drawing), **how)
+    assert evaluate(model, examples)[0] < 0.9 * before
+    assert not caplog.records  # PGD's priorities need no other way
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_mercury_scores_by_the_loss_of_the_task(name):
+    model, loss, inputs, targets = tiny(name)
+    sampler, count = MercurySampler(len(inputs), 4, seed=0, scores="loss"), len(inputs)
+    assert score(model, (inputs, targets), sampler, np.arange(count), loss) == count
+    losses = loss(model(inputs), targets).detach().numpy()
+    np.testing.assert_allclose(sampler.cache.values, 1 - np.exp(-losses), rtol=1e-4)
+
+
+def outputs_of(examples):
+    return examples.task.outputs(examples.targets.numpy(), 0)
+
+
+def tiny(name):
+    """Make a model, its loss and twelve examples; as many places as examples, to confuse them."""
+    rng = np.random.default_rng(0)
+    if name == "ar-mlp":
+        shape, outputs = (1, 20), (6,)
+        inputs, targets = rng.random((12, 1, 20)), rng.random((12, 6))
+        data = (torch.from_numpy(x).float() for x in (inputs, targets))
+    else:
+        shape, outputs = (12,), (12, 128)
+        data = (torch.from_numpy(rng.integers(1, 128, (12, 12))) for _ in range(2))
+    inputs, targets = data
+    if name != "ar-mlp":
+        targets[0, 5:] = 0
+    return make_model(name, shape, outputs, seed=1), TASKS[KINDS[name][1]].losses, inputs, targets
+
+
+def gradients_one_by_one(model, loss, inputs, targets):
+    rows = []
+    for i in range(len(inputs)):
+        model.zero_grad()
+        loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum().backward()
+        rows.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    model.zero_grad()
+    return rows
+
+
+def along(rows, direction):
+    return torch.stack([sum((row[n] * d).sum() for n, d in direction.items()) for row in rows])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_priorities_equal_brute_force(name):
+    model, loss, inputs, targets = tiny(name)
+    rows = gradients_one_by_one(model, loss, inputs, targets)
+    direction = {n: sum(row[n] for row in rows) for n in rows[0]}
+    found = sample_priorities(model, loss, inputs, targets, direction)
+    torch.testing.assert_close(found, along(rows, direction), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_layers_priorities_equal_brute_force(name, layers):
+    model, loss, inputs, targets = tiny(name)
+    if (name, layers) == ("lstm-lm", "all"):
+        with pytest.raises(ValueError, match="layer 'lstm' must be linear in its parameters"):
+            LayerPriorities(model, layers)
+        return
+    rows = gradients_one_by_one(model, loss, inputs, targets)
+    listener = LayerPriorities(model, layers)
+    direction = {n: sum(row[n] for row in rows) for n in listener.parameters}
+    listener.direction = direction
+    loss(model(inputs), targets).mean().backward()
+    found = listener.collect(len(inputs))
+    assert not listener.by_forward_mode
+    priorities = len(inputs) * found.priorities
+    torch.testing.assert_close(priorities, along(rows, direction), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_of_examples_equal_brute_force(name):
+    model, loss, inputs, targets = tiny(name)
+    rows = gradients_one_by_one(model, loss, inputs, targets)
+    expected = torch.stack([torch.cat([g.flatten() for g in row.values()]) for row in rows])
+    found = example_gradients(model, loss, inputs, targets)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_language_model_sees_no_later_character():
+    for name in ("lstm-lm", "gpt"):
+        model, _, inputs, _ = tiny(name)
+        changed = inputs.clone()
+        changed[:, 7:] = 1
+        with torch.no_grad():
+            before, after = model(inputs), model(changed)
+        torch.testing.assert_close(before[:, :7], after[:, :7])
+        assert not before[:, 7:].allclose(after[:, 7:])
+
+
+FLEET = [
+    ("stdlib", "language-model", "gpt", {"learning_rate": 0.005, "optimizer": "adam"}, 3),
+    ("series", "auto", "ar-mlp", {"learning_rate": 0.2}, 8),
+]
+"""Data set, task, model, settings and rounds of eight steps."""
+
+
+def without_learning(test):
+    """Return the accuracy of always a space, or of the last value again."""
+    inputs, targets = test.inputs, test.targets
+    if targets.is_floating_point():
+        return float(test.task.accuracy(inputs[:, 0, -1:].expand_as(targets), targets).mean())
+    return float((targets == ord(" ")).float().mean())
+
+
+@pytest.mark.parametrize(("dataset", "task", "model", "more", "rounds"), FLEET)
+def test_a_fleet_learns(dataset, task, model, more, rounds):
+    settings = Settings(dataset=dataset, task=task, model=model, **more)
+    config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
+    app = ClientApp()
+    app.train()(train_node)
+    strategy = FedAvg(fraction_evaluate=0.0)
+    with LocalGrid(app, [DeviceProfile()] * 3, run_config=config) as grid:
+        steps = ConfigRecord({keys.NUM_STEPS: 8})
+        result = strategy.start(grid, initial_arrays(settings), rounds, train_config=steps)
+    test = load_test(dataset, task)
+    test = replace(test, inputs=test.inputs[::5], targets=test.targets[::5])
+    trained = model_from(result.arrays.to_torch_state_dict(), model, *settings.shape)
+    assert evaluate(trained, test)[1] > without_learning(test) + 0.03
