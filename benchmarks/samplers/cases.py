@@ -30,7 +30,7 @@ from flwr_hetero.sampler import (
 from flwr_hetero.task import load_partition, load_test, make_model
 from flwr_hetero.task.data import Examples
 
-SETTINGS = {"rows": 60000, "epochs": 16, "evaluations": 20}
+SETTINGS = {"rows": 20000, "epochs": 16, "evaluations": 20}
 FAST = {"rows": 300, "epochs": 3, "evaluations": 3}
 FAST_CASES = ["race/*"]
 DEVELOPMENT = 100
@@ -43,18 +43,24 @@ HORIZON = 64
 
 TASKS: dict[str, dict[str, tuple[str, int, tuple[float, ...]]]] = {
     "fashion_mnist": {
-        "images": ("mlp", 64, (0.1, 0.3)),
-        "images, 30 % wrong labels": ("mlp", 64, (0.1, 0.3)),
-        "images, rare classes": ("mlp", 64, (0.1, 0.3)),
-        "images, each five times": ("mlp", 64, (0.1, 0.3)),
-        "images, cnn": ("cnn", 64, (0.1, 0.3)),
+        "images": ("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, 30 % wrong labels": ("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, rare classes": ("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, each five times": ("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, cnn": ("cnn", 64, (0.1, 0.3, 0.6)),
     },
-    "stdlib": {"texts": ("bag", 32, (0.6, 1.2)), "texts, cnn": ("textcnn", 32, (0.1, 0.3))},
-    "synthetic": {"table": ("mlp", 32, (0.3, 0.6)), "table, rare": ("mlp", 32, (0.3, 0.6))},
+    "stdlib": {
+        "texts": ("bag", 32, (0.6, 1.2, 2.4)),
+        "texts, cnn": ("textcnn", 32, (0.1, 0.3, 0.6)),
+    },
+    "synthetic": {
+        "table": ("mlp", 32, (0.3, 0.6, 1.2)),
+        "table, rare": ("mlp", 32, (0.3, 0.6, 1.2)),
+    },
     "digits": {
-        "digits": ("mlp", 16, (0.1, 0.3)),
-        "digits, rare classes": ("mlp", 16, (0.1, 0.3)),
-        "digits, 30 % wrong labels": ("mlp", 16, (0.1, 0.3)),
+        "digits": ("mlp", 16, (0.1, 0.3, 0.6)),
+        "digits, rare classes": ("mlp", 16, (0.1, 0.3, 0.6)),
+        "digits, 30 % wrong labels": ("mlp", 16, (0.1, 0.3, 0.6)),
     },
 }
 """By data set: model, batch size, learning rates tried."""
@@ -63,6 +69,7 @@ TASKS: dict[str, dict[str, tuple[str, int, tuple[float, ...]]]] = {
 METHODS: dict[str, Callable[[int, int, int], BatchSampler]] = {
     "uniform": lambda num, size, seed: UniformSampler(num, size, seed=seed),
     "half batches": lambda num, size, seed: UniformSampler(num, size // 2, seed=seed),
+    "double batches": lambda num, size, seed: UniformSampler(num, 2 * size, seed=seed),
     "pruning": lambda num, size, seed: PruningSampler(num, size, seed=seed),
     "mercury": lambda num, size, seed: MercurySampler(num, size, seed=seed, scores="loss"),
 }
