@@ -1,9 +1,11 @@
 """Pages from the results: how costs, gains and misses are read; the committed pages stand."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks import bench
 from benchmarks.asynchrony import report as asynchrony
@@ -14,7 +16,9 @@ from benchmarks.tifl import report as tifl
 
 
 @pytest.mark.parametrize("claim", bench.CLAIMS)
-def test_committed_page_is_what_its_results_say(claim, tmp_path):
+def test_committed_page_is_what_its_results_say(claim, tmp_path, monkeypatch):
+    if claim != "tifl":  # one is enough to see that figures can be written: it takes seconds
+        monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: Path(path).touch())
     folder = bench.HERE / claim
     shutil.copy(folder / "results.jsonl", tmp_path)
     text = bench.make_report(claim, tmp_path)
