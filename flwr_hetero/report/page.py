@@ -21,7 +21,15 @@ from flwr_hetero.report.history import (
 )
 from flwr_hetero.report.nodes import device_seconds, failure_groups, last_fairness, node_stats
 from flwr_hetero.report.panels import panels_of
-from flwr_hetero.report.style import UNKNOWN, duration, figure, method_colours, size, words
+from flwr_hetero.report.style import (
+    UNKNOWN,
+    duration,
+    figure,
+    method_colours,
+    on_nodes,
+    size,
+    words,
+)
 from flwr_hetero.report.tables import Named, rounds_table, settings_table, tables_of
 
 
@@ -145,7 +153,7 @@ def _fairness(history: History) -> list[Fact]:
         return []
     mean = f"{figure(found.metric, found.mean)} on all {found.nodes}"
     value = figure(found.metric, found.worst)
-    label = f"{words(found.metric).capitalize()} on the worst tenth of the nodes"
+    label = f"{on_nodes(found.metric)} on the worst tenth of the nodes"
     return [Fact(label, value, f"{mean}, {history.unit} {found.round}")]
 
 

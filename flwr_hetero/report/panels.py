@@ -24,9 +24,9 @@ from flwr_hetero.report.style import (
     ORANGE,
     RED,
     is_share,
+    on_nodes,
     tier_colours,
     time_unit,
-    words,
 )
 
 MAX_NODES = 1000
@@ -93,11 +93,8 @@ def _tiers(history: History, parts: Any) -> list[Panel]:
     drawn = history.column(TIFL, "tier")[ends]
     dots: list[Trace] = [
         {
-            **{
-                "name": name,
-                "mode": "markers",
-                "y": rounded(np.where(drawn == tier, tier, np.nan)),
-            },
+            **{"name": name, "mode": "markers"},
+            "y": rounded(np.where(drawn == tier, tier, np.nan)),
             "marker": {"color": colour, "symbol": "line-ns-open", "size": 18, "line": {"width": 2}},
         }
         for tier, (name, colour) in enumerate(zip(names, colours, strict=True))
@@ -111,8 +108,8 @@ def _tiers(history: History, parts: Any) -> list[Panel]:
             continue
         columns = [_means(column, parts) for column in table.T]
         stacked = key == "tier_chances"
-        more: Trace = {"stackgroup": "all", "line": {"width": 0}} if stacked else {}
-        more |= {} if stacked or key == "tier_accuracy" else {"line": {"shape": "hv"}}
+        more: Trace = {"stackgroup": "all"} if stacked else {}
+        more |= {} if key == "tier_accuracy" else {"line": STEPS[stacked]}
         traces = [
             _line(name, np.nan_to_num(column) if stacked else column, colour, **more)
             for name, column, colour in zip(names, columns, colours, strict=True)
@@ -122,6 +119,8 @@ def _tiers(history: History, parts: Any) -> list[Panel]:
 
 
 PERCENT = {"tickformat": ".4~p"}
+STEPS = ({"shape": "hv"}, {"shape": "vh", "width": 0})
+"""Lines of what a round leaves behind, and of what holds until its end."""
 TIER_CHARTS = (
     ("tier_chances", "Chance of each tier", "By which the round's tier was drawn: credits and "
      "nodes that are there included.", PERCENT | {"range": [0, 1]}),
@@ -131,8 +130,10 @@ TIER_CHARTS = (
 
 
 def _by_tier(history: History, key: str, count: int) -> Floats:
+    """Take a figure of each tier; before nodes are timed there is one tier, and nothing to tell."""
     rows = [as_dict(record.get(TIFL)).get(key) or () for record in history.rounds]
-    padded = [x for row in rows for x in (*row[:count], *[None] * (count - len(row)))]
+    known = [row[:count] if len(row) > 1 else () for row in rows]
+    padded = [x for row in known for x in (*row, *[None] * (count - len(row)))]
     return as_numbers(padded).reshape(len(rows), count)
 
 
@@ -272,7 +273,7 @@ def _fairness(history: History) -> list[Panel]:
     some = f"The {len(names)} worst of {last.nodes}. " if last.nodes > len(names) else ""
     caption = f"{some}As the nodes last measured it on data of their own; dotted: the mean."
     axis = {"type": "category", "showticklabels": len(names) <= MAX_NAMES}
-    title = f"{words(last.metric).capitalize()} on each node"
+    title = f"{on_nodes(last.metric)} on each node"
     layout = {"xaxis": axis, "yaxis": share, "shapes": [shape], "showlegend": False}
     return [_panel(title, [dots], caption, **layout)]
 

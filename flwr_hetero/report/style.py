@@ -1,6 +1,7 @@
 """One palette, and figures with their units."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -73,13 +74,18 @@ def words(key: str) -> str:
     for suffix, unit in SUFFIXES.items():
         if key.endswith(suffix):
             return f"{words(key[: -len(suffix)])} ({unit})"
-    return key.replace("_", " ").replace("-", " ").strip()
+    return re.sub(r"\bacc\b", "accuracy", key.replace("_", " ").replace("-", " ").strip())
 
 
 def heading(key: str) -> str:
     """Turn a key of the history into a heading."""
     text = words(key).replace("/", ": ")
     return text[:1].upper() + text[1:]
+
+
+def on_nodes(metric: str) -> str:
+    """Name what nodes evaluated, where it is plain that they did."""
+    return heading(metric.removeprefix("eval-").removeprefix("eval_"))
 
 
 # Okabe and Ito's colours: distinct under all common forms of colour blindness.

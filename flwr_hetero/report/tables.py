@@ -14,7 +14,7 @@ from flwr_hetero.report.nodes import (
     num_tiers,
     of_tiers,
 )
-from flwr_hetero.report.style import duration, figure, heading
+from flwr_hetero.report.style import duration, figure, heading, on_nodes
 
 MAX_ROWS = 1000
 """Longest table on a page; the histories have the rest."""
@@ -123,7 +123,7 @@ def _nodes(history: History) -> Iterator[list[Cell]]:
 def _fairness(history: History) -> Iterator[list[Cell]]:
     if fair := last_fairness(history):
         yield [
-            text(heading(fair.metric)),
+            text(on_nodes(fair.metric)),
             number(fair.worst, figure(fair.metric, fair.worst)),
             number(fair.mean, figure(fair.metric, fair.mean)),
             number(fair.nodes),

@@ -318,8 +318,8 @@ class TiFL(TierEvaluation):
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
         credits = "" if self.credits is None else f", {self.credits} credits a tier"
-        text = "\t├──> TiFL: %d nodes a round, %d tiers, policy %s%s"
-        log(INFO, text, self.num_selected, self.num_tiers, self.policy, credits)
+        text = "\t├──> TiFL: %d nodes a round, policy %s, tiers: %d%s"
+        log(INFO, text, self.num_selected, self.policy, self.num_tiers, credits)
         super().summary()
 
     def state_dict(self) -> StateDict:

@@ -88,7 +88,7 @@ def test_summary_of_merges(merges):
     assert device_seconds(merges) == pytest.approx(busy)
     note = f"{busy / merges.rounds[-1]['virtual_s']:.3g} nodes at work on average"
     assert found["Time of all devices"].note == note
-    worst = found["Eval acc on the worst tenth of the nodes"]
+    worst = found["Accuracy on the worst tenth of the nodes"]
     assert worst.value == "50.0 %"
     assert worst.note.startswith("51.5 % on all 4, merge 30")
 
@@ -131,7 +131,7 @@ def test_fairness_of_each_node(merges):
     found = last_fairness(merges)
     expected = {f"node-{i}": pytest.approx(0.5 + 0.01 * i) for i in range(4)}
     assert (found.nodes, found.by_node) == (4, expected)
-    [dots] = panel(merges, "Eval acc on each node")["traces"]
+    [dots] = panel(merges, "Accuracy on each node")["traces"]
     np.testing.assert_allclose(dots["y"], [0.5, 0.51, 0.52, 0.53])  # fast to slow
 
 

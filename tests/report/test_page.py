@@ -253,6 +253,17 @@ def test_chances_are_those_of_the_draw(history):
     assert [trace["y"][:2] for trace in traces] == [[1, 0], [0, 0.5], [0, 0.5], [0, 0], [0, 0]]
 
 
+def test_chart_of_credits_needs_credits(history):
+    def credits(first, others):
+        each = [first, *[others] * (len(history.rounds) - 1)]
+        told = zip(history.rounds, each, strict=True)
+        rounds = [{**r, "tifl": {**r["tifl"], "credits": one}} for r, one in told]
+        return "Credits left" in {p["title"] for p in panels_of(History((*rounds,)), "virtual_s")}
+
+    assert credits([1.0], [3.0] * 5)
+    assert not credits([1.0], [None] * 5)  # one tier before nodes are timed
+
+
 def test_selection_counts_good_and_lost_rounds(history):
     good, lost = panel(history, "Who trained")["traces"]
     asked = [name for record in history.rounds for name in record["selected"]]
