@@ -5,6 +5,8 @@ import json
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from flwr_hetero.errors import check_count
+
 if TYPE_CHECKING:
     from flwr_hetero.advise.advice import Advice
 
@@ -31,6 +33,7 @@ def add(commands: Any) -> None:
 def _advise(options: argparse.Namespace) -> None:
     from flwr_hetero.advise.advice import advise
 
+    check_count("--nodes", options.nodes, 1)
     names = ("nodes", "clients_per_round", "examples", "batch_size", "model_mb", "seconds", "seed")
     found = advise(options.fleet, **{name: getattr(options, name) for name in names})
     print(json.dumps(found.as_dict(), indent=2)) if options.json else _print(found)

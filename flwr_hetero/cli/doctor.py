@@ -67,7 +67,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     if options.superlink:
         yield from superlink(options.superlink)
     if options.app:
-        yield from run_config(options.app, options.run_config)
+        yield from run_config(options.app, options.run_config, options.federation_config)
 
 
 def installation() -> Iterator[Finding]:
@@ -174,11 +174,11 @@ def _nodes(name: str) -> Finding:
     return OK if online else FAIL, f"{online} of {len(listed)} registered SuperNodes are online"
 
 
-def run_config(app: Path, given: list[str]) -> Iterator[Finding]:
+def run_config(app: Path, given: list[str], federation: list[str]) -> Iterator[Finding]:
     """Check an app's run-config by Flower's rules and its own."""
     from flwr_hetero.cli.run_config import check_run_config
 
     try:
-        yield OK, f"run-config of {app}: {len(check_run_config(app, given))} keys"
+        yield OK, f"run-config of {app}: {len(check_run_config(app, given, federation))} keys"
     except ValueError as error:
         yield FAIL, f"run-config of {app}: {error}"

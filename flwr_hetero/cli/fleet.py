@@ -5,6 +5,8 @@ from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flwr_hetero.errors import check_count
+
 if TYPE_CHECKING:
     from flwr_hetero.fleet.real_fleet import RealFleet
 
@@ -57,6 +59,7 @@ def _fleet(options: argparse.Namespace) -> "RealFleet":
 def _up(options: argparse.Namespace) -> None:
     from flwr_hetero.client.device import named_fleet
 
+    check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
     fleet.up(
         named_fleet(options.fleet, options.nodes),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero.cli.doctor import add_configs
+from flwr_hetero.errors import check_count
 from flwr_hetero.progress import bar
 
 RUN_ID = re.compile(r"Successfully started run (\d+)")
@@ -41,13 +42,14 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from flwr_hetero.cli.run_config import check_run_config
 
-    check_run_config(options.app, options.run_config)
+    federation = list(options.federation_config)
+    if options.nodes is not None:
+        check_count("--nodes", options.nodes, 1)
+        federation.append(f"num-supernodes={options.nodes} client-resources-num-cpus=1")
+    check_run_config(options.app, options.run_config, federation)
     flwr = str(Path(sys.executable).with_name("flwr"))
     where = [options.superlink] if options.superlink else []
     command = [flwr, "run", str(options.app), *where, "--stream"]
-    federation = list(options.federation_config)
-    if options.nodes is not None:
-        federation.append(f"num-supernodes={options.nodes} client-resources-num-cpus=1")
     for name, given in (("run", options.run_config), ("federation", federation)):
         command += [word for text in given for word in (f"--{name}-config", text)]
     status, run_id = _follow(command, verbose=options.verbose)

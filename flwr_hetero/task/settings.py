@@ -19,6 +19,7 @@ from flwr_hetero.task.data import data_shape
 from flwr_hetero.task.kinds import AUTO, Outputs, check_task
 from flwr_hetero.task.models import check_model
 from flwr_hetero.task.partitions import check_partition
+from flwr_hetero.task.sources import check_dataset
 from flwr_hetero.task.training import check_device, check_optimizer
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -95,8 +96,7 @@ class Settings:
         check_model(self.model)
         if self.fleet != REAL:
             named_fleet(self.fleet, num_nodes=1)
-        if not self.dataset:
-            raise invalid("dataset", self.dataset, "be given", "digits needs no download")
+        check_dataset(self.dataset)
         if self.output_dir and not Path(self.output_dir).expanduser().is_absolute():
             rule = "be absolute (a ServerApp has a working directory of its own) or empty"
             raise invalid("output-dir", self.output_dir, rule)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flwr_hetero._flwr import app_tables
 from flwr_hetero.cli import doctor, main
+from flwr_hetero.cli.run_config import check_run_config
 from flwr_hetero.fleet import certificates
 
 APPS = Path(__file__).parents[2] / "apps"
@@ -36,6 +38,8 @@ def home(tmp_path, monkeypatch):
         ("num-tiers = 3", "without blanks around ="),
         ("credits=5", "credits must be a text, got 5: write credits='5'"),
         ("seed=-1", "seed must be a whole number of at least 0"),
+        ("dataset='mnsit'", "got 'mnsit': did you mean 'mnist'?"),
+        ("dataset='me/mnist'", None),
         ("seed=1 num-tiers=4", None),
     ],
 )
@@ -46,6 +50,36 @@ def test_run_config_is_checked_by_the_apps_rules(given, words, capsys, monkeypat
     assert status == (words is not None)
     assert said.startswith("FAIL " if words else "ok  ")
     assert (words or "run-config of") in said
+
+
+WRONG = {str: "'nonsense'", int: "-1", float: "-1.0", bool: "1"}
+
+
+@pytest.mark.parametrize("app", sorted(path.name for path in APPS.iterdir()))
+def test_every_key_of_every_app_has_a_rule(app):
+    _, defaults = app_tables(APPS / app)
+    defaults.pop("dataset")  # the Hub may have anything
+    for key, value in defaults.items():
+        with pytest.raises(ValueError, match=f"^{key} must "):
+            check_run_config(APPS / app, [f"{key}={WRONG[type(value)]}"])
+
+
+@pytest.mark.parametrize(
+    ("federation", "words"),
+    [
+        ("num-supernodes=0", "num-supernodes must be a whole number of at least 1, got 0"),
+        ("num-supernodes=20", "clients-per-round must be at most the number of nodes, 20, got 50"),
+        ("num-supernodes=50", None),
+        ("client-resources-num-cpus=1", None),
+    ],
+)
+def test_run_config_must_fit_the_number_of_nodes(federation, words):
+    given = (APPS / "tifl", ["clients-per-round=50"], [federation])
+    if words is None:
+        assert check_run_config(*given)["clients-per-round"] == 50
+    else:
+        with pytest.raises(ValueError, match=words):
+            check_run_config(*given)
 
 
 def test_app_without_rules_of_its_own_has_known_keys(tmp_path, capsys):

@@ -21,7 +21,7 @@ def main(arguments):
         (["down", "--dir", "{}/none"], "dir must hold a fleet"),
         (["status", "--dir", "{}/none"], "dir must hold a fleet"),
         (["up", "--dir", "{}"], "dir must be empty or new"),
-        (["up", "--dir", "{}/new", "--nodes", "0"], "num_nodes must be a whole number"),
+        (["up", "--dir", "{}/new", "--nodes", "0"], "--nodes must be a whole number"),
         (["up", "--dir", "{}/new", "--fleet", "warp"], "fleet must be a known name"),
         (["up", "--dir", "{}/new", "--cpu", "2"], "cpu must be a number in"),
         (["certificates", "{}/keys", "--node", "a/b"], "node must be a plain file name"),

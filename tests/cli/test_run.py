@@ -50,6 +50,8 @@ def test_run_refuses_before_flower_starts(flwr, capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert "did you mean 'num-tiers'" in said.err
+    assert main(["run", str(APP), "--nodes", "0"]) == 2
+    assert "--nodes must be a whole number of at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["watch"], ["compare"], ["fleet", "up"]])

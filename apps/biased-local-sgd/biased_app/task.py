@@ -48,9 +48,13 @@ class BiasedSettings(Settings):
         if self.shared_data and self.algorithm == FEDNOVA:
             rule = "be false with fednova, whose nodes have data of their own"
             raise invalid("shared-data", True, rule, "choose another algorithm")
+        self._strategy(1 if self.shared_data else None)  # refuses what it cannot take
 
     def strategy(self) -> Wrapper:
         """Make the strategy of the algorithm."""
+        return self._strategy(len(all_examples(self)) if self.shared_data else None)
+
+    def _strategy(self, shared_samples: int | None) -> Wrapper:
         if self.algorithm == FEDNOVA:
             return FedNova(self._inner(), self.fast_steps, **self._budget())
         weights, sampling = BIASES[self.algorithm]
@@ -61,7 +65,7 @@ class BiasedSettings(Settings):
             weighting="steps" if weights else "examples",
             high_loss_fraction=self.high_loss_fraction if sampling else None,
             share=self.share or None,
-            shared_samples=len(all_examples(self)) if self.shared_data else None,
+            shared_samples=shared_samples,
             batch_size=self.batch_size,
             unified=self.unified,
             seed=self.seed,

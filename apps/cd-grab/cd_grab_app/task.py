@@ -47,6 +47,7 @@ class OrderSettings(Settings):
             raise invalid("mode", self.mode, "be sketched without cd-grab", "choose another mode")
         if not 0 < self.fraction_train <= 1:
             raise invalid("fraction-train", self.fraction_train, "lie in (0, 1]", "1 is all nodes")
+        self._cd_grab()  # refuses what it cannot take
 
     def strategy(self) -> Strategy:
         """Make the strategy."""
@@ -57,11 +58,14 @@ class OrderSettings(Settings):
             min_available_nodes=1,
         )
         if self.method == CD_GRAB:
-            strategy = CDGraB(
-                strategy,
-                mode=self.mode,
-                sketch_size=self.sketch_size,
-                num_units=self.num_units or None,
-                seed=self.seed,
-            )
+            strategy = self._cd_grab(strategy)
         return HerdingMeter(strategy) if self.measure else strategy
+
+    def _cd_grab(self, strategy: Strategy | None = None) -> CDGraB:
+        return CDGraB(
+            strategy,
+            mode=self.mode,
+            sketch_size=self.sketch_size,
+            num_units=self.num_units or None,
+            seed=self.seed,
+        )

@@ -89,12 +89,14 @@ class FleetSettings(Settings):
                 value = getattr(self, name)
                 raise invalid(key_of(name), value, "be at least 1", "see pyproject.toml")
         check_count("sync-rounds", self.sync_rounds)
+        check_count("fast-steps", self.fast_steps, 1)
         for name, hint in FROM_ZERO.items():
             if getattr(self, name) < 0:
                 raise invalid(key_of(name), getattr(self, name), "be at least 0", hint)
         check_number("fraction-evaluate", self.fraction_evaluate, "[0, 1]")
         self._check_together()
         self._check_engine()
+        TiFL(None, self.clients_per_round, self.num_tiers, policy=self.policy)  # refuses others
 
     def _check_together(self) -> None:
         if self.steps == "epochs" and self.weighting not in ("auto", "examples"):

@@ -41,6 +41,9 @@ class MercurySettings(Settings):
             raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")
         check_number("gate", self.gate, "[0, inf)")
         check_count("local-steps", self.local_steps)
+        check_number("adapt-every-s", self.adapt_every_s, "[0, inf)")
+        check_number("reshard-share", self.reshard_share, "(0, 1]")
+        check_count("reshard-budget", self.reshard_budget, 1)
 
     def strategy(self) -> Strategy:
         """Make FedAvg, with AdaComm and resharding around it where they are asked for."""

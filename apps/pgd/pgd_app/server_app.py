@@ -15,4 +15,6 @@ def main(grid: Grid, context: Context) -> None:
     """Run PGD or uniform sampling."""
     settings = PGDSettings.from_run_config(context.run_config)
     steps = {keys.NUM_STEPS: settings.local_steps} if settings.local_steps else {}
-    run_app("pgd", settings, settings.strategy(), grid, ConfigRecord(steps))
+    with settings.as_typed():
+        strategy = settings.strategy()
+    run_app("pgd", settings, strategy, grid, ConfigRecord(steps))

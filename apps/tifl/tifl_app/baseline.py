@@ -39,9 +39,9 @@ def run_baseline(
         output_dir=str(out),
         resume=settings.resume and done >= 0,
     )
-    strategy = TiFL(
-        given.inner_strategy(), given.clients_per_round, 1, policy=RANDOM, seed=given.seed
-    )
+    with given.as_typed():
+        inner = given.inner_strategy()
+    strategy = TiFL(inner, given.clients_per_round, 1, policy=RANDOM, seed=given.seed)
     devices = named_fleet(given.fleet, num_nodes)
     grid = LocalGrid(client_app, devices, seed=given.seed, run_config=run_config)
     threads = torch.get_num_threads()

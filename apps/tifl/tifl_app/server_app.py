@@ -26,6 +26,8 @@ def main(grid: Grid, context: Context) -> None:
     settings = TiflSettings.from_run_config(context.run_config)
     num_nodes = len(settled_nodes(grid, settings.num_tiers))
     num_tiers = tiers_for(settings.num_tiers, num_nodes, is_simulated(grid))
+    if (wanted := settings.clients_per_round) > num_nodes:
+        log(WARNING, "clients-per-round is %d, of %d nodes: all train.", wanted, num_nodes)
     with settings.as_typed():
         strategy = TiFL(
             settings.inner_strategy(),

@@ -4,6 +4,7 @@ Those of ``EMBEDDED`` need no download. Others are Parquet on this disk or a nam
 """
 
 import re
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,27 @@ USE = (
     f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
     "or a name on the Hub"
 )
+PLAIN_NAMES = (
+    *(DIGITS, STDLIB, BREAST_CANCER),
+    *("ag_news", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist"),
+)
+"""Names without a slash: those here, and well-known ones of the Hub."""
+
+
+def check_dataset(dataset: str) -> None:
+    """Refuse what can be no data set, or is a slip of the keyboard, before any download.
+
+    >>> check_dataset("mnsit")
+    Traceback (most recent call last):
+    ...
+    ValueError: dataset must be a data set, got 'mnsit': did you mean 'mnist'? Else use digits, ...
+    """
+    if not dataset:
+        raise invalid("dataset", dataset, "be given", "digits needs no download")
+    plain = "/" not in dataset and not Path(dataset).exists()
+    close = get_close_matches(dataset, PLAIN_NAMES, n=1)
+    if plain and close and dataset not in PLAIN_NAMES:
+        raise invalid("dataset", dataset, "be a data set", f"did you mean {close[0]!r}? Else {USE}")
 
 
 class Split(NamedTuple):

@@ -90,11 +90,11 @@ def test_private_mode_sends_no_single_loss():
         ({"inner": "sgd"}, "inner must be one of fedavg"),
         ({"algorithm": "fednova", "shared-data": True}, "shared-data must be false with fednova"),
         ({"gamma": 2.0}, "gamma must be a number in"),
-        ({"fast-steps": 0}, "fast_steps must be a whole number of at least 1"),
-        ({"high-loss-fraction": 1.5}, "high_loss_fraction must be a number in"),
+        ({"fast-steps": 0}, "fast-steps must be a whole number of at least 1"),
+        ({"high-loss-fraction": 1.5}, "high-loss-fraction must be a number in"),
         ({"budget": "deadline", "gamma": 0.5}, "gamma must be left out with"),
     ],
 )
 def test_settings_refusals(config, named):
     with pytest.raises(ValueError, match=named):
-        BiasedSettings.from_run_config(config).strategy()
+        BiasedSettings.from_run_config(config)

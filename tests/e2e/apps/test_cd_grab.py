@@ -96,10 +96,10 @@ def test_defaults_are_those_of_the_pyproject():
         ({"mode": "exact", "method": "d-rr"}, "mode must be sketched without cd-grab"),
         ({"fraction-train": 0.0}, r"fraction-train must lie in \(0, 1\]"),
         ({"mode": "fast"}, "mode must be one of sketched, exact"),
-        ({"sketch-size": 0}, "sketch_size must be a whole number of at least 1"),
-        ({"num-units": 1}, "num_units must be a whole number of at least 2"),
+        ({"sketch-size": 0}, "sketch-size must be a whole number of at least 1"),
+        ({"num-units": 1}, "num-units must be a whole number of at least 2"),
     ],
 )
 def test_settings_refusals(config, named):
     with pytest.raises(ValueError, match=named):
-        OrderSettings.from_run_config(config).strategy()
+        OrderSettings.from_run_config(config)
