@@ -37,7 +37,7 @@ USE = (
     "or a name on the Hub"
 )
 PLAIN_NAMES = (
-    *(DIGITS, STDLIB, BREAST_CANCER),
+    *EMBEDDED,
     *("ag_news", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist"),
 )
 """Names without a slash: those here, and well-known ones of the Hub."""
