@@ -44,6 +44,7 @@ __all__ = [
     "parse_run_config",
     "superlink_connection",
     "new_run",
+    "only_errors",
     "quiet_strategies",
     "set_message_id",
     "unavailable",
@@ -138,6 +139,18 @@ def quiet_strategies(most: int = logging.INFO) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(lower)
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Log errors alone."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def attributes_of(strategy: Strategy) -> dict[str, Any]:

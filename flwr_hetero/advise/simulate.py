@@ -1,6 +1,5 @@
 """Run settings on the emulated fleet, and rank them by the time to FedAvg's accuracy."""
 
-import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
+from flwr_hetero._flwr import only_errors
 from flwr_hetero.advise.candidates import Candidate
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import ModelAverage, Wrapper
@@ -68,16 +68,11 @@ class Work:
     def run(self) -> list[Point]:
         """Train to the target, or for all of the rounds."""
         random.seed(self.seed)
-        logger = logging.getLogger("flwr")
-        level = logger.level
-        logger.setLevel(logging.ERROR)
         watch = Watch(self)
         own: dict[str, Any] = {"seed": self.seed, "run_config": dict(self.run_config)}
-        try:
-            with suppress(Enough), LocalGrid(self.learning.app, self.profiles, **own) as grid:
-                watch.start(grid, self.learning.first(), 1_000_000, timeout=3600.0)
-        finally:
-            logger.setLevel(level)
+        grid = LocalGrid(self.learning.app, self.profiles, **own)
+        with only_errors(), suppress(Enough), grid:
+            watch.start(grid, self.learning.first(), 1_000_000, timeout=3600.0)
         return watch.points
 
 

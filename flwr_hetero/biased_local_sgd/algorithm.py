@@ -5,6 +5,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flwr_hetero.errors import check_count, check_number
+
 Indices: TypeAlias = NDArray[np.int64]
 
 SAME_CLASS_RATIO = 1.5
@@ -207,3 +209,43 @@ def slow_allocation(
     if taken is not None:
         pool = np.delete(pool, taken)
     return rng.choice(pool, size=min(num_slow, pool.size), replace=False)
+
+
+# --- section 4.5: convergence -------------------------------------------------------------
+
+
+def largest_learning_rate(smoothness: float, num_steps: int) -> float:
+    r"""Bound the learning rate (Lemma 1).
+
+    .. math:: \eta \le 1 / (L \tau)
+
+    smoothness: L, of the gradient's Lipschitz condition.
+
+    >>> largest_learning_rate(smoothness=2.0, num_steps=32)
+    0.015625
+    """
+    check_number("smoothness", smoothness, "(0, inf)")
+    return 1 / (smoothness * check_count("num_steps", num_steps, 1))
+
+
+def gradient_bound(
+    decrease: float,
+    learning_rate: float,
+    num_rounds: int,
+    *,
+    smoothness: float,
+    num_steps: int,
+    variance: float,
+) -> float:
+    r"""Bound the mean squared gradient over rounds (Theorem 1).
+
+    .. math:: 2 (F(x_0) - F(x_T)) / (\eta T) + L \eta \tau^2 \sigma_p^2
+
+    The paper has it for any sampling p. Its proof drops a positive term, and biased sampling
+    exceeds it: ``flwr-hetero reproduce biased-local-sgd theorem-1``.
+
+    >>> gradient_bound(1.0, 0.5, 100, smoothness=1.0, num_steps=2, variance=0.25)
+    0.54
+    """
+    noise = smoothness * learning_rate * num_steps**2 * variance
+    return 2 * decrease / (learning_rate * num_rounds) + noise

@@ -1,12 +1,16 @@
 """The command ``reproduce``: an experiment of a paper, ours beside theirs."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr_hetero.reproduce.experiment import Experiment, Options, Outcome
+
+WIDTH = 120
+"""Columns of tables that go to a file."""
 
 
 def add(commands: Any) -> None:
@@ -55,6 +59,7 @@ def _reproduce(options: argparse.Namespace) -> None:
 
 def _run(experiment: "Experiment", how: "Options") -> "tuple[Outcome, float] | None":
     """Run one, and print it; None if it cannot be run."""
+    from flwr_hetero._flwr import only_errors
     from flwr_hetero.reproduce.experiment import NOT_RUN, REPRODUCED, NotHereError
 
     print(f"{experiment.paper} {experiment.name}: {experiment.title}")
@@ -63,7 +68,8 @@ def _run(experiment: "Experiment", how: "Options") -> "tuple[Outcome, float] | N
         return None
     start_s = time.perf_counter()
     try:
-        outcome = experiment.run(how)
+        with only_errors():
+            outcome = experiment.run(how)
     except NotHereError as error:
         print(f"{NOT_RUN}: {error}\n")
         return None
@@ -86,13 +92,16 @@ def _print(outcome: "Outcome") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else WIDTH
+    console = Console(highlight=False, markup=False, width=width)
     claims = [(*claim[:3], "holds" if claim.holds else "does not hold") for claim in outcome.claims]
     for head, rows in (
         (outcome.head, outcome.rows),
         (("claim", "paper", "here", ""), claims),
     ):
-        table = Table(*head, box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for name in head:
+            table.add_column(name, overflow="fold")
         for row in rows:
             table.add_row(*map(str, row))
         console.print(table)

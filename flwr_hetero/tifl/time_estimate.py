@@ -1,4 +1,4 @@
-"""How long training will take: the paper's estimate and the exact expectation (section 4.5)."""
+"""How long rounds and runs take (sections 3.2 and 4.5): stragglers, estimate, expectation."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_count
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.tifl.algorithm import Floats, TierState
 from flwr_hetero.tifl.pacing import free_draws, schedule
 
@@ -18,6 +18,31 @@ STATE = {
     **dict.fromkeys(("slowest_s", "slowest_s2"), ((-1,), "f")),
 }
 """Entries of a saved TimeEstimate."""
+
+
+def straggler_chance(num_nodes: int, num_slowest: int, num_selected: int) -> float:
+    r"""Compute the probability that a random round holds a node of the slowest level (Eq. 2, 3).
+
+    .. math:: Pr_s = 1 - \binom{|K| - |\tau_m|}{|C|} / \binom{|K|}{|C|}
+
+    >>> round(straggler_chance(50, num_slowest=10, num_selected=5), 4)
+    0.6894
+    """
+    chosen = check_count("num_selected", num_selected, 1)
+    if not 0 <= num_slowest <= num_nodes or chosen > num_nodes:
+        raise invalid("num_nodes", num_nodes, f"be at least {max(num_slowest, chosen)}")
+    return 1 - math.comb(num_nodes - num_slowest, chosen) / math.comb(num_nodes, chosen)
+
+
+def straggler_bound(num_nodes: int, num_slowest: int, num_selected: int) -> float:
+    r"""Bound that probability from below (Theorem 3.1, Eq. 5); they are equal for one node.
+
+    .. math:: Pr_s > 1 - ((|K| - |\tau_m|) / |K|)^{|C|}
+
+    >>> round(straggler_bound(50, num_slowest=10, num_selected=5), 4)
+    0.6723
+    """
+    return 1.0 - (1 - num_slowest / num_nodes) ** num_selected
 
 
 def paper_estimate(tier_latency: Floats, tier_probs: Floats, num_rounds: int) -> float:

@@ -1,0 +1,89 @@
+"""The experiments of TiFL, in the order of the paper."""
+
+from flwr_hetero.reproduce.experiment import Experiment
+from flwr_hetero.reproduce.tifl import adaptive, static, times
+from flwr_hetero.reproduce.tifl.runs import BOTH, CREDITS, CUT, FLEET, OPTIMIZER, SMALL
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        "tifl",
+        "figure-1a",
+        "time per round by CPU share and amount of data",
+        times.figure_1a,
+        "time of this process on one CPU, divided by the CPU share",
+        "100 to 1000 digits and a small CNN",
+    ),
+    Experiment(
+        "tifl",
+        "figure-1b",
+        "accuracy by classes per client",
+        static.figure_1b,
+        f"{OPTIMIZER}; classes are dealt at random, so that 10 of 10 classes is nearly IID",
+        SMALL,
+    ),
+    Experiment(
+        "tifl",
+        "equation-3",
+        "how often a straggler is in a round (Eq. 2 to 5)",
+        times.equation_3,
+        "the paper derives it and does not measure it: counted in rounds of 50 emulated clients",
+        "500 rounds instead of 5000",
+    ),
+    Experiment(
+        "tifl",
+        "table-1",
+        "probabilities of the policies",
+        times.table_1,
+        cut="nothing",
+    ),
+    Experiment(
+        "tifl",
+        "table-2",
+        "estimated and actual training time",
+        times.table_2,
+        "nodes report the work of 100 examples without training, which changes no time; " + FLEET,
+        "nothing",
+    ),
+    Experiment("tifl", "figure-3a", "unequal resources", static.figure_3a, BOTH, SMALL),
+    Experiment("tifl", "figure-3b", "unequal amounts of data", static.figure_3b, BOTH, SMALL),
+    Experiment("tifl", "figure-4", "classes per client", static.figure_4, BOTH, CUT.format(40, 2)),
+    Experiment(
+        "tifl",
+        "figure-5",
+        "MNIST and Fashion-MNIST: unequal resources and data",
+        static.figure_5,
+        f"{BOTH}, of which this is one column; two classes per client are dealt, not shards",
+        SMALL,
+    ),
+    Experiment(
+        "tifl",
+        "figure-6a",
+        "unequal resources, 5 classes per client",
+        static.figure_6a,
+        BOTH,
+        SMALL,
+    ),
+    Experiment(
+        "tifl", "figure-6b", "unequal resources, amounts and classes", static.figure_6b, BOTH, SMALL
+    ),
+    Experiment(
+        "tifl", "figure-7", "the adaptive policy", adaptive.figure_7, f"{BOTH}; {CREDITS}", SMALL
+    ),
+    Experiment(
+        "tifl",
+        "figure-8",
+        "the adaptive policy by classes per client",
+        adaptive.figure_8,
+        f"{BOTH}; {CREDITS}",
+        SMALL,
+    ),
+    Experiment(
+        "tifl",
+        "figure-9",
+        "LEAF: many clients of unequal amounts and classes",
+        adaptive.figure_9,
+        "not FEMNIST's writers: amounts and classes per client are drawn (Dirichlet 0.5); "
+        f"SGD with 0.004 as LEAF has it; {FLEET}; {CREDITS}",
+        "60 clients, 6 a round, RMSprop; " + SMALL,
+    ),
+)

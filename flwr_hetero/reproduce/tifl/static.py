@@ -1,0 +1,192 @@
+"""Figures 1b and 3 to 6: vanilla and the static policies."""
+
+import numpy as np
+
+from flwr_hetero.reproduce.experiment import Claim, Options, Outcome, times
+from flwr_hetero.reproduce.tifl.runs import (
+    CIFAR_CPUS,
+    COMBINED,
+    FAST,
+    LEVELS,
+    MNIST_CPUS,
+    QUANTITY,
+    SLOW,
+    STATIC,
+    UNIFORM,
+    Plan,
+    alike,
+    classes,
+    compare,
+    lowest,
+    outcome,
+    percents,
+    speed,
+)
+from flwr_hetero.tifl.algorithm import VANILLA
+
+
+def figure_1b(options: Options) -> Outcome:
+    """Train vanilla FL with 2, 5, 10 and all classes per client."""
+    plans = {f"non-IID({count})": Plan(partition=classes(count), nodes=20) for count in LEVELS}
+    found = compare(options, plans | {"IID": Plan(nodes=20)}, [VANILLA])
+    percent = {setting: one[VANILLA].accuracy for setting, one in found.items()}
+    order = list(percent.values())
+    drop = percent["IID"] - percent["non-IID(2)"]
+    claims = [
+        Claim(
+            "the fewer classes a client has, the lower the accuracy (in this order)",
+            "2 < 5 < 10 < IID",
+            ", ".join(f"{setting} {value:.1f}" for setting, value in percent.items()),
+            order == sorted(order),
+        ),
+        Claim(
+            "with 2 classes per client accuracy drops by 18 points (at least half of that)",
+            "18 points",
+            f"{drop:.1f} points",
+            drop >= 9,
+        ),
+    ]
+    paper = {"non-IID(2), vanilla": "-18 points", "non-IID(5), vanilla": "a further -8 points"}
+    paper |= {"non-IID(10), vanilla": "-6 points"}
+    return outcome(found, claims, paper, by_time=False)
+
+
+def figure_3a(options: Options) -> Outcome:
+    """Compare the policies on devices of five speeds with IID data."""
+    found = compare(options, {"resource": Plan(cpus=CIFAR_CPUS)}, STATIC)
+    ours = found["resource"]
+    gains = {
+        name: one.accuracy_at(ours[FAST].seconds) - ours[VANILLA].accuracy_at(ours[FAST].seconds)
+        for name, one in ours.items()
+    }
+    best = max(gains, key=lambda name: gains[name])
+    claims = [
+        times("fast takes less time than vanilla", 11, speed(ours, FAST)),
+        times("even uniform takes less time than vanilla", 6, speed(ours, UNIFORM)),
+        alike("the policies' accuracies hardly differ", "within 3.71", percents(ours)),
+        Claim(
+            "if time is short, TiFL is more accurate than vanilla (at the end of fast, at "
+            "least 2/3 of the paper's gain)",
+            "up to 6.19 points",
+            f"{gains[best]:.1f} points ({best})",
+            gains[best] >= 6.19 * 2 / 3,
+        ),
+    ]
+    paper = {"resource, fast": "almost 11x", "resource, uniform": "over 6x"}
+    return outcome(found, claims, paper)
+
+
+def figure_3b(options: Options) -> Outcome:
+    """Compare the policies on equal devices with 10 to 30 % of the data in each group."""
+    found = compare(options, {"quantity": Plan(partition=QUANTITY)}, STATIC)
+    ours = found["quantity"]
+    best = max(speed(ours, policy) for policy in STATIC)
+    slow = {name: ours[name].accuracy for name in (VANILLA, SLOW)}
+    claims = [
+        times("unequal amounts of data alone give a speed-up, at best", 3, best),
+        lowest("fast has 10 % of the data and loses accuracy", "an obvious drop", ours, FAST),
+        alike("slow, with 30 % of the data, keeps its accuracy", "good accuracy", slow),
+    ]
+    return outcome(found, claims, {"quantity, fast": "up to 3x"})
+
+
+def figure_4(options: Options) -> Outcome:
+    """Compare the policies on equal devices by the number of classes per client."""
+    plans = {f"non-IID({n})": Plan(partition=classes(n), fast_seeds=2) for n in LEVELS}
+    found = compare(options, plans | {"IID": Plan(fast_seeds=2)}, STATIC)
+    ratios = [speed(one, policy) for one in found.values() for policy in STATIC]
+    lost = {
+        name: found["IID"][name].accuracy - found["non-IID(2)"][name].accuracy for name in STATIC
+    }
+    even, biased = (
+        float(np.mean([lost[name] for name in names]))
+        for names in ((VANILLA, UNIFORM), (SLOW, "random", FAST))
+    )
+    claims = [
+        Claim(
+            "non-IID data do not change the training time (all policies within 10 % of vanilla)",
+            "no impact",
+            f"{min(ratios):.2f}x to {max(ratios):.2f}x",
+            min(ratios) >= 0.9 and max(ratios) <= 1.1,
+        ),
+        Claim(
+            "they cost accuracy under all policies (2 classes against IID)",
+            "a lower accuracy",
+            f"{min(lost.values()):.1f} to {max(lost.values()):.1f} points lost",
+            min(lost.values()) > 0,
+        ),
+        Claim(
+            "vanilla and uniform lose less than slow, random and fast (means)",
+            "better resilience",
+            f"{even:.1f} against {biased:.1f} points lost",
+            even < biased,
+        ),
+    ]
+    return outcome(found, claims, by_time=False)
+
+
+def figure_5(options: Options) -> Outcome:
+    """Compare policies that avoid the slowest tier more and more."""
+    plan = Plan(MNIST_CPUS, classes(2), "mnist_cnn")
+    policies = (VANILLA, UNIFORM, "fast1", "fast2", "fast3")
+    found = compare(options, {"resource + non-IID(2)": plan}, policies)
+    ours = found["resource + non-IID(2)"]
+    seconds = [ours[policy].seconds for policy in policies]
+    claims = [
+        Claim(
+            "policies that are more aggressive towards fast tiers take less time (in this order)",
+            "vanilla > uniform > fast1 > fast2 > fast3",
+            " > ".join(f"{value:.0f} s" for value in seconds),
+            seconds == sorted(seconds, reverse=True),
+        ),
+        alike("all but fast3 are close to vanilla", "close", percents(ours, policies[:-1])),
+        lowest("fast3 falls short, for it ignores tier 5", "falls short", ours, "fast3"),
+    ]
+    return outcome(found, claims)
+
+
+def figure_6a(options: Options) -> Outcome:
+    """Compare the policies on devices of five speeds with 5 classes per client."""
+    even, skewed = "resource", "resource + non-IID(5)"
+    plans = {even: Plan(CIFAR_CPUS), skewed: Plan(CIFAR_CPUS, classes(5))}
+    found = compare(options, plans, STATIC)
+    ratios = [found[skewed][name].seconds / found[even][name].seconds for name in STATIC]
+    means = [float(np.mean(list(percents(one).values()))) for one in found.values()]
+    claims = [
+        Claim(
+            "times are as with unequal resources alone (each policy within 10 %)",
+            "similar",
+            f"{min(ratios):.2f} to {max(ratios):.2f} of them",
+            min(ratios) >= 0.9 and max(ratios) <= 1.1,
+        ),
+        Claim(
+            "accuracy degrades slightly more (mean of the policies)",
+            "slightly",
+            f"{means[0]:.1f} to {means[1]:.1f}",
+            means[1] < means[0],
+        ),
+    ]
+    return outcome(found, claims)
+
+
+def figure_6b(options: Options) -> Outcome:
+    """Compare the policies where speed, amount and classes of data are all unequal."""
+    found = compare(options, {"combined": Plan(CIFAR_CPUS, COMBINED)}, STATIC)
+    ours = found["combined"]
+    end_s = ours[UNIFORM].seconds
+    by_then = {name: ours[name].accuracy_at(end_s) for name in (VANILLA, UNIFORM)}
+    claims = [
+        lowest("fast degrades a lot more", "a lot more", ours, FAST),
+        alike(
+            "uniform is almost the same as vanilla",
+            "almost the same",
+            percents(ours, (VANILLA, UNIFORM)),
+        ),
+        Claim(
+            "in the same time TiFL gets further (uniform against vanilla when uniform ends)",
+            "more iterations in the same time",
+            f"{by_then[UNIFORM]:.1f} against {by_then[VANILLA]:.1f}",
+            by_then[UNIFORM] > by_then[VANILLA],
+        ),
+    ]
+    return outcome(found, claims)
