@@ -19,6 +19,6 @@ in the paper, by error and latency (``pacing``):
     20    w <- sum_c w_c s_c / sum_c s_c                      the wrapped strategy
     22    A^r_t <- Eval(w, TestData_t) for each tier t        evaluation.accuracy_per_tier
 
-The training time is estimated in ``time_estimate`` (section 4.5), the sampling rates for
-differential privacy are ``algorithm.sampling_rates`` (section 4.6).
+Section 3.2's chance of a straggler and section 4.5's training time are in ``time_estimate``, the
+sampling rates for differential privacy (section 4.6) are ``algorithm.sampling_rates``.
 """
