@@ -5,7 +5,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
-from flwr_hetero.task.models import Shape
+from flwr_hetero.task.models.images import Shape
 
 
 class Block(nn.Module):

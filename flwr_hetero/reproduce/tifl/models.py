@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from flwr_hetero.task.models import Shape
+from flwr_hetero.task.models.images import Shape
 
 
 def cifar_cnn(shape: Shape, num_classes: int) -> nn.Module:
