@@ -107,6 +107,7 @@ def test_series_are_what_their_kind_says():
         ("stdlib", "language-model", (64,), (64, CHARACTERS)),
         ("series", "auto", (1, 20), (6,)),
         ("series", "classification", (1, 48), 16),
+        ("speech", "auto", (24, 24), 10),
     ],
 )
 @pytest.mark.parametrize("partition", ["dirichlet", "classes", "quantity"])

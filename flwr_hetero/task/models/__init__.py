@@ -11,8 +11,8 @@ from flwr_hetero.task.models.build import (
 )
 from flwr_hetero.task.models.images import cnn, cnn4, lenet, mlp, resnet18, softmax
 from flwr_hetero.task.models.language import gpt, lstm_lm
-from flwr_hetero.task.models.signals import ar_mlp
-from flwr_hetero.task.models.texts import bag, textcnn
+from flwr_hetero.task.models.signals import ar_mlp, speech_cnn
+from flwr_hetero.task.models.texts import bag, lstm, textcnn
 
 __all__ = [
     "FITTING",
@@ -26,11 +26,13 @@ __all__ = [
     "cnn4",
     "gpt",
     "lenet",
+    "lstm",
     "lstm_lm",
     "make_model",
     "mlp",
     "model_from",
     "resnet18",
     "softmax",
+    "speech_cnn",
     "textcnn",
 ]

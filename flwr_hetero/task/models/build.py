@@ -12,12 +12,12 @@ from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.task.kinds import Outputs, imported, is_path
 from flwr_hetero.task.models.images import LARGE, cnn, cnn4, lenet, mlp, resnet18, softmax
 from flwr_hetero.task.models.language import gpt, lstm_lm
-from flwr_hetero.task.models.signals import ar_mlp
-from flwr_hetero.task.models.texts import bag, textcnn
+from flwr_hetero.task.models.signals import ar_mlp, speech_cnn
+from flwr_hetero.task.models.texts import bag, lstm, textcnn
 
 Shape = tuple[int, ...]
 """Of an input: (C, H, W) of an image, (columns, 1, 1) of a row of numbers, (1, steps) of a series,
-(length,) of a text."""
+(bands, frames) of speech, (length,) of a text."""
 Builder = Callable[..., nn.Module]
 """Takes the shape of an input and the outputs."""
 
@@ -34,7 +34,7 @@ LANGUAGE, FORECASTS = Kind(1, 2), Kind(2, 1)
 NAMES = {
     IMAGES: "images or rows of numbers, with classes",
     TEXTS: "texts, with classes",
-    SERIES: "series, with classes",
+    SERIES: "series or speech, with classes",
     LANGUAGE: "texts, for a language model",
     FORECASTS: "series, for forecasting",
 }
@@ -47,11 +47,11 @@ IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
     "resnet18": (resnet18, 8),
 }
 """Name to builder and the smallest height and width it can take; 1 fits rows of numbers too."""
-TEXT_MODELS: dict[str, Builder] = {"bag": bag, "textcnn": textcnn}
+TEXT_MODELS: dict[str, Builder] = {"bag": bag, "textcnn": textcnn, "lstm": lstm}
 FITTING: dict[Kind, dict[str, Builder]] = {
     IMAGES: {name: build for name, (build, _) in IMAGE_MODELS.items()},
     TEXTS: TEXT_MODELS,
-    SERIES: {"mlp": mlp, "softmax": softmax},
+    SERIES: {"speech-cnn": speech_cnn, "mlp": mlp, "softmax": softmax},
     LANGUAGE: {"lstm-lm": lstm_lm, "gpt": gpt},
     FORECASTS: {"ar-mlp": ar_mlp},
 }
@@ -79,6 +79,8 @@ def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
         if kind == IMAGES:
             smallest = min(shape[1:])
             return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
+        if kind == SERIES and shape[0] == 1:
+            return mlp  # one channel: there is nothing to tell apart by bands
         if kind not in FITTING:
             rule = f"be your own for inputs {shape} and outputs {outputs}"
             raise invalid("model", name, rule, "give package.module:function")

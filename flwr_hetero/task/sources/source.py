@@ -16,6 +16,7 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.task.kinds import AUTO, Outputs, Task, task_of
 from flwr_hetero.task.sources.columns import Array, Columns, Inputs, inputs_and_labels
 from flwr_hetero.task.sources.series import SERIES, generated_series
+from flwr_hetero.task.sources.speech import SPEECH, generated_speech
 from flwr_hetero.task.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
 
 DIGITS, BREAST_CANCER = "digits", "breast-cancer"
@@ -24,6 +25,7 @@ EMBEDDED = {
     BREAST_CANCER: "classification",
     STDLIB: "classification",
     SERIES: "forecasting",
+    SPEECH: "classification",
 }
 """Data sets that need no download, and what they are for by ``auto``."""
 TEST_SHARE = 0.2
@@ -129,6 +131,9 @@ def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     if dataset == SERIES:
         series, labels = generated_series(task.window or WHOLE_SERIES)
         return Array(series if task.window else series[:, None]), labels
+    if dataset == SPEECH:
+        frames, labels = generated_speech()
+        return Array(frames), labels
     from sklearn import datasets  # takes a second, and is needed here only
 
     found = datasets.load_digits() if dataset == DIGITS else datasets.load_breast_cancer()
