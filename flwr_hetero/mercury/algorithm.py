@@ -278,3 +278,20 @@ def speedup(iterations_ratio: float, score_s: float, compute_s: float, network_s
     1.6
     """
     return 1.0 / (iterations_ratio * (1.0 + score_s / (compute_s + network_s)))
+
+
+# --- section 4.4: the step size of the proof ----------------------------------------------
+
+
+def step_size(num_steps: int) -> float:
+    r"""Return the constant step size for T steps, with which gradients vanish as the proof says.
+
+    .. math:: \eta = 1 / \sqrt{T}
+
+    Then :math:`\min_t E \|\nabla l\|^2 = O(1 / \sqrt{T})`, once eta < 2 / L for gradients of
+    Lipschitz constant L.
+
+    >>> step_size(400)
+    0.05
+    """
+    return 1.0 / float(np.sqrt(check_count("num_steps", num_steps, 1)))

@@ -1,0 +1,99 @@
+"""What a step costs on the paper's testbed: ResNet-18 on Jetson TX1 behind Wi-Fi."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from flwr_hetero.client.device import (
+    FORWARD_SHARE,
+    WIFI_SECONDS_PER_EXAMPLE,
+    DeviceProfile,
+    compute_time_s,
+    transfer_time_s,
+)
+
+BYTES, BATCH = 45e6, 32
+"""Of ResNet-18, and examples in a step."""
+SAMPLES = 50_000
+"""Of CIFAR-10, on all devices together."""
+MBPS = (10, 50, 100, 200)
+SMALL_CNN_BYTES = 4 * 20_490
+"""Of the model for which the emulated Wi-Fi fleets give seconds per example."""
+WARM = 3
+"""Steps after which one that overlaps with the next is like any other."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a step's parts: computing, exchanging gradients, scoring all local data."""
+
+    compute_s: float
+    exchange_s: float
+    score_all_s: float
+
+    @property
+    def hidden_share(self) -> float:
+        """Return the part of the local data that can be scored during an exchange."""
+        return min(1.0, self.exchange_s / self.score_all_s)
+
+    def step_s(self, share: float = 0.0, *, is_hidden: bool = True) -> float:
+        """Return the seconds of a step in which a share of the local data is scored."""
+        score_s = share * self.score_all_s
+        return self.compute_s + (
+            max(score_s, self.exchange_s) if is_hidden else score_s + self.exchange_s
+        )
+
+
+def costs(mbps: float, workers: int = 4) -> Costs:
+    """Return the costs of the paper's model and data on so many of its devices."""
+    device = DeviceProfile(
+        uplink_mbps=mbps,
+        downlink_mbps=mbps,
+        seconds_per_example=WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES,
+    )
+    return Costs(
+        compute_time_s(device, BATCH),
+        transfer_time_s(device, BYTES, BYTES),
+        compute_time_s(device, 0, SAMPLES / workers),
+    )
+
+
+@lru_cache
+def resnet18_layers() -> tuple[tuple[float, float], ...]:
+    """Return each layer's share of ResNet-18's work and of its bytes, first to last."""
+    found, inputs = [(9 * 3 * 64, 32)], 64
+    for width, size in ((64, 32), (128, 16), (256, 8), (512, 4)):
+        found += [(9 * before * width, size) for before in (inputs, width, width, width)]
+        inputs = width
+    found.append((512 * 10, 1))
+    work, weights = (sum(w * s**2 for w, s in found), sum(w for w, _ in found))
+    return tuple((w * s**2 / work, w / weights) for w, s in found)
+
+
+def overlapped_s(cost: Costs, layers: Sequence[tuple[float, float]] | None = None) -> float:
+    """Return the seconds of a step whose transfers overlap with computing, as TicTac's do.
+
+    A layer's gradient is exchanged when it is there; of several, that of the first layer goes
+    first, since the next forward pass needs it first. Layers are shares of work and of bytes.
+
+    >>> round(overlapped_s(Costs(1.0, exchange_s=1.0, score_all_s=0.0), [(0.5, 0.5)] * 2), 3)
+    1.667
+    """
+    layers = resnet18_layers() if layers is None else layers
+    forward_s, backward_s = FORWARD_SHARE * cost.compute_s, (1 - FORWARD_SHARE) * cost.compute_s
+    now, arrives, starts = 0.0, [0.0] * len(layers), []
+    for _ in range(WARM):
+        starts.append(now)
+        for (work, _), arrived in zip(layers, arrives, strict=True):
+            now = max(now, arrived) + work * forward_s
+        link, waiting = now, dict[int, float]()
+        for number in reversed(range(len(layers))):
+            now += layers[number][0] * backward_s
+            waiting[number] = now
+        while waiting:
+            link = max(link, min(waiting.values()))
+            number = min(n for n, ready in waiting.items() if ready <= link)
+            del waiting[number]
+            link += layers[number][1] * cost.exchange_s
+            arrives[number] = link
+    return starts[-1] - starts[-2]
