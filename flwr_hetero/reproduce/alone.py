@@ -8,21 +8,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.task import Examples, evaluate
 
 Columns: TypeAlias = dict[str, list[float]]
-Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Outputs and targets of a batch: a loss per example."""
 Look: TypeAlias = Callable[[nn.Module], dict[str, float]]
 """Measures a model; what it calls ``loss`` ends a run that has diverged."""
 Observe: TypeAlias = Callable[[int, NDArray[np.int64], Tensor], None]
 """Worker, indices and losses of its batch, after the backward pass: gradients can be read."""
 EVALUATED = 512
 """Examples that are evaluated at a time."""
+DIVERGED = 1e6
+"""A batch's mean loss from which a run counts as diverged."""
 
 
 def split(examples: Examples, num_workers: int, seed: int) -> list[Examples]:
@@ -31,7 +30,8 @@ def split(examples: Examples, num_workers: int, seed: int) -> list[Examples]:
     if not size:
         raise invalid("num_workers", num_workers, f"be at most {len(examples)}, the examples")
     order = np.random.default_rng(seed).permutation(len(examples))[: num_workers * size]
-    return [Examples(*examples.take(part)) for part in order.reshape(num_workers, size)]
+    parts = (examples.take(part) for part in order.reshape(num_workers, size))
+    return [Examples(inputs, targets, examples.task) for inputs, targets in parts]
 
 
 def loss_and_accuracy(train_set: Examples, test_set: Examples) -> Look:
@@ -44,11 +44,6 @@ def loss_and_accuracy(train_set: Examples, test_set: Examples) -> Look:
     return look
 
 
-def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each example."""
-    return cross_entropy(outputs, targets, reduction="none")
-
-
 def train(
     model: nn.Module,
     shares: Sequence[Examples],
@@ -59,13 +54,12 @@ def train(
     every: int,
     look: Look,
     observe: Observe = lambda worker, indices, losses: None,
-    losses_of: Losses = each_loss,
 ) -> Columns:
     """Take synchronous steps, each on the mean of the workers' gradients; return the curve.
 
     A worker's gradient is that of the mean of weight times loss over the batch that its sampler
-    draws of its share. The model is looked at before the first step and after ``every`` steps; the
-    curve ends early where the loss is not finite any more.
+    draws of its share. The model is looked at before the first step and after ``every`` steps; a
+    curve that diverges ends early, with an infinite loss.
     """
     points: list[dict[str, float]] = []
     for step in range(steps + 1):
@@ -80,8 +74,8 @@ def train(
             indices, weights = sampler.next_batch()
             inputs, targets = share.take(indices)
             model.zero_grad(set_to_none=False)
-            losses = losses_of(model(inputs), targets)
-            if not torch.isfinite(losses).all():
+            losses = share.task.losses(model(inputs), targets)
+            if not float(losses.detach().mean()) < DIVERGED:  # nor is nan
                 points.append({"step": step + 1, "loss": inf})
                 return columns(points)
             (losses * torch.from_numpy(weights).to(losses)).mean().backward()  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ def line_of(experiment: Experiment, outcome: Outcome, *, form: str, took_s: floa
         "name": experiment.name,
         "form": form,
         "verdict": outcome.verdict,
-        "claims": [claim._asdict() for claim in outcome.claims],
+        "claims": [claim._asdict() | {"holds": bool(claim.holds)} for claim in outcome.claims],
         "took_s": round(took_s, 1),
     }
 

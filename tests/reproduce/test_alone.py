@@ -1,5 +1,6 @@
 """Training without Flower: what a step is, and where a curve ends."""
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -59,9 +60,7 @@ def test_each_worker_is_observed_with_its_own_gradient(examples):
 
 
 def test_a_run_that_diverges_ends_with_an_infinite_loss(examples):
-    curve = run(
-        examples, 2, losses_of=lambda outputs, targets: alone.each_loss(outputs, targets) / 0
-    )
+    curve = run(replace(examples, inputs=examples.inputs * 1e8), 2)
     assert curve["loss"][-1] == inf
     assert len(curve["step"]) < 3
 

@@ -1,5 +1,6 @@
 """The command ``reproduce``, its verdicts and the page of them, on experiments made here."""
 
+import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
@@ -16,7 +17,9 @@ from flwr_hetero.reproduce.experiment import (
 
 
 def outcome(*held):
-    claims = [Claim(f"claim {i}", "2.0x", "1.9x", is_held) for i, is_held in enumerate(held)]
+    claims = [
+        Claim(f"claim {i}", "2.0x", "1.9x", np.bool_(is_held)) for i, is_held in enumerate(held)
+    ]
     return Outcome(["policy", "seconds"], [["fast", 1.0]], claims)
 
 

@@ -1,0 +1,46 @@
+"""The experiments of PGD."""
+
+from functools import partial
+
+from flwr_hetero.reproduce.experiment import Experiment
+from flwr_hetero.reproduce.pgd import figures, priorities
+
+MNIST = "MNIST is any set of images of --data, such as Fashion-MNIST."
+TIME = (
+    "Time is counted in gradients of examples, with those of the first pass; the paper's seconds "
+    "are of a C++ program. The learning rate is not in the paper."
+)
+DIGITS = "1,437 images of 8x8"
+_of = partial(Experiment, "pgd")
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    _of("figure-1", "distribution of priorities, and what the top adds to the loss decrease",
+        priorities.figure_1, differs=f"{MNIST} The learning rate is not in the paper: 0.1.",
+        cut=f"{DIGITS}."),
+    _of("figure-5", "priorities over time", priorities.figure_5,
+        differs=f"{MNIST} The learning rate is not in the paper: 0.1. All examples are measured, "
+        "not three.",
+        cut=f"{DIGITS}; the CNN has kernels of 3x3."),
+    _of("figure-6", "impact of the top ratio k", figures.figure_6, differs=TIME,
+        cut="4,000 points of 400 numbers and 200 steps instead of 10,000, 1,000 and 10,000."),
+    _of("figure-7", "impact of the renewal ratio r", figures.figure_7, differs=TIME,
+        cut="4,000 points of 400 numbers and 200 steps instead of 10,000, 1,000 and 10,000."),
+    _of("figure-8", "impact of k and r with a fixed sum", figures.figure_8,
+        differs=f"{MNIST} {TIME}",
+        cut=f"4,000 points of 400 numbers, {DIGITS}, 200 steps."),
+    _of("figure-9", "with and without aggressive updates", figures.figure_9,
+        differs=f"{MNIST} {TIME} k is 1%, r 0.5, 1 and 2%. PGD-S adds the gradients of its step "
+        "to the aggregate, and no others.",
+        cut=f"{DIGITS}, 200 steps."),
+    _of("figure-10a", "convergence against SGD, MLP", figures.figure_10a,
+        differs=f"{MNIST} {TIME} Each method has the best of three.",
+        cut=f"{DIGITS}, 300 steps, 1 seed."),
+    _of("figure-10b", "convergence against SGD, CNN", figures.figure_10b,
+        differs=f"{MNIST} {TIME} Each method has the best of three.",
+        cut=f"{DIGITS}, 300 steps, 1 seed; the CNN has kernels of 3x3."),
+    _of("figure-11", "scaling to 8 workers", figures.figure_11,
+        differs="Synchronous only. Steps to one loss are counted; a step's time is worked out "
+        "from a core's time per example and links of 10 Gbit/s, for the paper names neither, and "
+        "selecting the top takes none.",
+        cut=f"Steps are counted on {DIGITS}, 200 at most; their time is that of 60,000 of 28x28."),
+)  # fmt: skip
