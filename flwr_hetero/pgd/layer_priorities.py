@@ -100,6 +100,7 @@ class LayerPriorities:
         self.is_checked = self.by_forward_mode = False
         self._sums: list[Tensor] = []
         self._norms: Tensor | None = None
+        self._last: nn.Module | None = None
         self._call: Call | None = None
         self._pass, self._pass_of_sums, self._pass_ended = 0, 0, False
         self._handles = [layer.register_forward_hook(self._on_forward) for layer in self._names]
@@ -125,8 +126,10 @@ class LayerPriorities:
             moved = layer.forward(inputs)
         gradient = gradient.flatten(1).to(kind)
         self._sums.append((gradient * moved.flatten(1)).sum(1))
-        if self._norms is None:
-            self._norms = gradient.norm(dim=1)
+        if self._norms is None or layer is self._last:  # a layer may be called several times
+            norms = gradient.norm(dim=1)
+            self._norms = norms if self._norms is None else torch.hypot(self._norms, norms)
+            self._last = layer
 
     def _on_output(
         self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: object

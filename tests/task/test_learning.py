@@ -161,6 +161,21 @@ def test_layers_priorities_equal_brute_force(name, layers):
     torch.testing.assert_close(priorities, along(rows, direction), rtol=1e-4, atol=1e-6)
 
 
+def test_norms_count_every_call_of_the_last_layer():
+    """The MLP's last layer is called once per step of the horizon."""
+    model, loss, inputs, targets = tiny("ar-mlp")
+    listener, seen = LayerPriorities(model), []
+    listener.direction = {name: torch.ones_like(p) for name, p in listener.parameters.items()}
+    model.layers[-1].register_forward_hook(lambda _layer, _inputs, output: seen.append(output))
+    total = loss(model(inputs), targets).sum()
+    expected = torch.cat(torch.autograd.grad(total, seen, retain_graph=True), dim=1).norm(dim=1)
+    listener.collect()  # what that pass measured
+    total.backward()
+    found = listener.collect()
+    assert found is not None
+    torch.testing.assert_close(found.norms, expected)
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_of_examples_equal_brute_force(name):
