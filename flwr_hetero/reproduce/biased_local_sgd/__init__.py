@@ -9,7 +9,7 @@ DIFFERS = (
     "cost nothing, so that synchronous and balanced local SGD take the same time; lambda, which "
     "the paper does not give, is 0.5"
 )
-CUT = "the digits of scikit-learn, an MLP, 8 epochs, batches of 4 (of 16 on two nodes)"
+CUT = "the digits of scikit-learn, an MLP, 3 epochs, batches of 4 (of 16 on two nodes)"
 SETTINGS = "of five data sets and models only the first pair is had here"
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(

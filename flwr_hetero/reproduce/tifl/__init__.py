@@ -46,7 +46,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment("tifl", "figure-3a", "unequal resources", static.figure_3a, BOTH, SMALL),
     Experiment("tifl", "figure-3b", "unequal amounts of data", static.figure_3b, BOTH, SMALL),
-    Experiment("tifl", "figure-4", "classes per client", static.figure_4, BOTH, CUT.format(40, 2)),
+    Experiment(
+        "tifl", "figure-4", "classes per client", static.figure_4, BOTH, CUT.format(30, "1 seed")
+    ),
     Experiment(
         "tifl",
         "figure-5",

@@ -52,8 +52,8 @@ CREDITS = (
     "the paper does not print ChangeProbs, credits and the interval: ranks, no limit or half as "
     "many credits from tier to tier, and every 10 rounds"
 )
-CUT = "the digits of scikit-learn, a small CNN, {} rounds, {} seeds; tiers are measured every 5"
-SMALL = CUT.format(40, 3)
+CUT = "the digits of scikit-learn, a small CNN, {} rounds, {}; tiers are measured every 5"
+SMALL = CUT.format(30, "2 seeds")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Plan:
     nodes: int = 50
     per_round: int = 5
     rounds: int = 500
-    fast_rounds: int = 40
-    fast_seeds: int = 3
+    fast_rounds: int = 30
+    fast_seeds: int = 2
     config: Mapping[str, Any] = field(default_factory=lambda: PAPER)
 
     @property
