@@ -1,0 +1,70 @@
+"""Ranks advised and found, and what is lost by taking the advice."""
+
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import kendalltau
+
+from benchmarks import tables
+from benchmarks.advise.cases import BASE, looks
+from benchmarks.tables import Line
+from flwr_hetero.advise.advice import PARTITIONS
+from flwr_hetero.advise.candidates import candidates
+from flwr_hetero.advise.simulate import Row, judge, row
+
+WANTED = 0.7
+HEAD = ["setting", "advised", "found", "runs", "not reached"]
+
+
+def found_rows(lines: list[Line]) -> list[Row]:
+    """Judge the runs of a fleet and a way that data lie, as the advice judges its own."""
+    bases = {line["seed"]: looks(line) for line in tables.of(lines, name=BASE)}
+    choices = {choice.name: choice for choice in candidates(20, 3)}
+    judged = {
+        name: [judge(looks(line), bases[line["seed"]]) for line in own]
+        for name, own in tables.by(lines, "name").items()
+    }
+    return [row(choices[name], results) for name, results in judged.items()]
+
+
+def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
+    """Write a fleet's tables; return rows of the summary as well."""
+    (advice,) = tables.of(lines, name="advice")
+    text, sums = f"### {fleet}\n", list[list[Any]]()
+    for meaning, partition in PARTITIONS.items():
+        advised = {each["candidate"]: each["speedup"] for each in
+                   advice["metrics"]["settings"][meaning]}  # fmt: skip
+        rows = sorted(found_rows(tables.of(lines, partition=partition)), key=lambda r: -r.speedup)
+        found = {each.candidate.name: each.speedup for each in rows}
+        names = [name for name in found if name in advised]
+        tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
+        first, best = max(names, key=lambda n: advised[n]), names[0]
+        sums.append([fleet, meaning, f"{tau:.2f}", first, f"{found[first]:.1f}x", best,
+                     f"{found[best]:.1f}x"])  # fmt: skip
+        cells = [
+            [each.candidate.name, f"{advised[each.candidate.name]:.1f}x",
+             f"{each.speedup:.1f}x ({each.least:.1f} to {each.most:.1f})", each.seeds,
+             each.seeds - each.reached]
+            for each in rows
+            if each.candidate.name in advised
+        ]  # fmt: skip
+        text += f"\n{meaning[0].upper()}{meaning[1:]}:\n\n{tables.table(HEAD, cells)}"
+    return text, sums
+
+
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    """Return the parts of the page."""
+    texts, sums = [], list[list[Any]]()
+    for fleet, own in tables.by(lines, "experiment").items():
+        text, rows = section(fleet, own)
+        texts.append(text)
+        sums += rows
+    head = ["fleet", "data", "Kendall's tau", "advised first", "it is", "best", "it is"]
+    reached = sum(float(row[2]) >= WANTED for row in sums)
+    return {
+        "software": tables.software(lines),
+        "summary": tables.table(head, sums),
+        "reached": f"{reached} of {len(sums)}",
+        "wanted": WANTED,
+        "sections": "\n".join(texts),
+    }
