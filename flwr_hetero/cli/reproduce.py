@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
     add("--data", default="", help="Parquet folder; by default data that need no download")
     add("--seed", type=int, default=0)
     add("--list", action="store_true", help="print a line per experiment and end")
+    add("--html", type=Path, metavar="PAGE", help="draw curves and tables on a page")
     add("--results", type=Path, metavar="JSONL", help="keep what was found in this file")
     page = "write such a file's page of verdicts, in Markdown, and end"
     add("--page", type=Path, metavar="JSONL", help=page)
@@ -33,7 +34,7 @@ def add(commands: Any) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> None:
-    from flwr_hetero.reproduce import coverage
+    from flwr_hetero.reproduce import coverage, page
     from flwr_hetero.reproduce.catalogue import find
     from flwr_hetero.reproduce.experiment import Options
 
@@ -47,13 +48,17 @@ def _reproduce(options: argparse.Namespace) -> None:
             print(f"{name}  {each.title}{'' if each.run else ' (not run)'}")
         return None
     how = Options(options.fast, options.data, options.seed)
+    form, done = "fast" if how.fast else "full", []
     for each in chosen:
-        if (found := _run(each, how)) is not None and options.results:
-            outcome, took_s = found
-            form = "fast" if how.fast else "full"
-            coverage.keep(
-                options.results, coverage.line_of(each, outcome, form=form, took_s=took_s)
-            )
+        if (found := _run(each, how)) is None:
+            continue
+        outcome, took_s = found
+        done.append((each, outcome))
+        if options.results:
+            line = coverage.line_of(each, outcome, form=form, took_s=took_s)
+            coverage.keep(options.results, line)
+        if options.html:
+            page.write(done, options.html)
     return None
 
 
@@ -92,13 +97,12 @@ def _print(outcome: "Outcome") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from flwr_hetero.reproduce.experiment import CLAIMS
+
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(highlight=False, markup=False, width=width)
-    claims = [(*claim[:3], "holds" if claim.holds else "does not hold") for claim in outcome.claims]
-    for head, rows in (
-        (outcome.head, outcome.rows),
-        (("claim", "paper", "here", ""), claims),
-    ):
+    claims = [claim.cells for claim in outcome.claims]
+    for head, rows in ((outcome.head, outcome.rows), (CLAIMS, claims)):
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name in head:
             table.add_column(name, overflow="fold")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from flwr_hetero.errors import check_count
 
 PAPERS = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "pgd")
+CLAIMS = ("claim", "paper", "here", "")
 REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not run"
 EMBEDDED = {"images": "digits", "texts": "stdlib", "numbers": "breast-cancer"}
 """Data that need no download, by their kind."""
@@ -50,6 +51,11 @@ class Claim(NamedTuple):
     published: str
     found: str
     holds: bool
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """What a table shows, with :data:`CLAIMS` as its head."""
+        return self.text, self.published, self.found, "holds" if self.holds else "does not hold"
 
 
 def times(text: str, published: float, found: float) -> Claim:

@@ -1,5 +1,8 @@
 """The command ``reproduce``, its verdicts and the page of them, on experiments made here."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ from flwr_hetero.reproduce import catalogue, coverage
 from flwr_hetero.reproduce.experiment import (
     PAPERS,
     Claim,
+    Curve,
     Experiment,
     NotHereError,
     Options,
@@ -136,3 +140,19 @@ def test_options_pick_by_form_and_take_given_data():
     assert Options().pick(3, 500) == 500
     assert Options().dataset("images") == "digits"
     assert Options(data="/data").dataset("images") == "/data"
+
+
+def test_page_draws_curves_and_shows_claims(experiments, tmp_path, monkeypatch):
+    run, _ = experiments
+    found = replace(outcome(True, False), curves={"fast": Curve([0, 1], [0.1, 0.9])})
+    drawn = replace(run, run=lambda options: replace(found, axes=("seconds", "accuracy")))
+    monkeypatch.setattr(catalogue, "EXPERIMENTS", {"tifl": (drawn,)})
+    path = tmp_path / "page.html"
+    assert main(["reproduce", "tifl", "--html", str(path)]) == 0
+    text = path.read_text()
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data["panels"][0]["traces"][0]["y"] == [0.1, 0.9]
+    assert data["panels"][0]["layout"]["xaxis"]["title"]["text"] == "seconds"
+    assert [row[3][0] for row in data["tables"][1]["rows"]] == ["holds", "does not hold"]
+    assert data["sentences"] == ["tifl figure-1: partly."]
+    assert data["notes"] == ["tifl figure-1: too small"]
