@@ -1,5 +1,6 @@
-"""What mkdocs does not do: pages from where they stand, the API reference, formulas as MathML."""
+"""What mkdocs does not do: pages from where they stand, notebooks, the API, formulas as MathML."""
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -25,19 +26,36 @@ def on_files(files, config):
     for name, path in found.items():
         if path.name != "page.md":  # a benchmark's template
             files.append(File.generated(config, name, abs_src_path=str(path)))
+    for path in (ROOT / "docs").glob("*.ipynb"):
+        files.append(File.generated(config, f"{path.stem}.md", content=page_of(path)))
     return files
+
+
+def page_of(notebook):
+    """Write a notebook as a page: texts, code, and what the code printed or drew."""
+    parts = []
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        text, is_code = "".join(cell["source"]), cell["cell_type"] == "code"
+        parts.append(f"```python\n{text}\n```" if is_code else text)
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append("```text\n" + "".join(output["text"]).rstrip() + "\n```")
+            else:
+                parts.append(f"![](data:image/png;base64,{output['data']['image/png'].strip()})")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown, page, config, files):
     """Let links lead to pages of the site; those to other files of the repository stay as text."""
-    source = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
+    made = f"docs/{page.file.src_uri}"  # of a notebook
+    source = Path(page.file.abs_src_path or ROOT / made).relative_to(ROOT).as_posix()
 
     def link(match):
         picture, text, target, anchor = match.groups(default="")
         if not target or ":" in target:
             return match[0]
         wanted = normpath(f"{dirname(source)}/{target}") if dirname(source) else normpath(target)
-        for name in (wanted, f"{wanted}/README.md"):
+        for name in (wanted.replace(".ipynb", ".md"), f"{wanted}/README.md"):
             name = name.removeprefix("docs/").replace("README.md", "index.md", name == "README.md")
             if files.get_file_from_path(name):
                 where = relpath(name, dirname(page.file.src_uri) or ".")

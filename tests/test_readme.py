@@ -1,6 +1,9 @@
 """What README and docs show must run, and their links must lead somewhere."""
 
+import json
+import logging
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+
+
+NOTEBOOK = ROOT / "docs" / "fleet.ipynb"
+
+
+def cells(kind: str) -> list[str]:
+    book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert "widgets" not in book["metadata"]
+    return ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == kind]
 
 
 def blocks(page: Path) -> list[str]:
@@ -24,7 +36,21 @@ def test_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     if page.stem == "tutorial":
         said = capsys.readouterr().out
         assert re.search(r"FedBuff reaches accuracy .* [\d.]+x sooner than strategy=FedAvg", said)
-        assert (tmp_path / "first-fleet" / "FedBuff" / "report.html").is_file()
+        assert (tmp_path / "first-fleet" / "FedBuff-0" / "report.html").is_file()
+
+
+def test_notebook_runs_and_is_small(tmp_path, monkeypatch, capsys):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(logging.getLogger("flwr"), "level", logging.INFO)  # it sets another
+    assert NOTEBOOK.stat().st_size < 60_000
+    names: dict = {}
+    for number, text in enumerate(cells("code")):
+        exec(compile(text, f"cell {number + 1}", "exec"), names)
+    pyplot.close("all")
+    assert re.search(r"ours reaches accuracy .* [\d.]+x sooner than", capsys.readouterr().out)
+    assert list(tmp_path.glob("*/compare.html"))
 
 
 def test_readme_is_short_and_has_examples():
@@ -32,8 +58,9 @@ def test_readme_is_short_and_has_examples():
     assert PAGES[0].read_text(encoding="utf-8").count("\n") <= 120
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK], ids=[*NAMES, "notebook"])
 def test_links_lead_somewhere(page):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = page.read_text(encoding="utf-8") if page != NOTEBOOK else "\n".join(cells("markdown"))
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     targets = re.findall(r"\]\((?!\w+:)([^)#]+)(?:#[^)]*)?\)", text)
     assert not [target for target in targets if not (page.parent / target).exists()]

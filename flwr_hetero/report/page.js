@@ -104,7 +104,7 @@ function drawCosts(element) {
   const lines = data.curves.lines;
   const mean = (list) => (list.length ? list.reduce((a, b) => a + b, 0) / list.length : 0);
   const layout = { ...theme(element.clientWidth), showlegend: false };
-  const most = element.clientWidth < 500 ? 14 : 28;
+  const most = element.clientWidth < 500 ? 16 : 28;
   const ticks = { tickvals: lines.map((_, n) => n), ticktext: lines.map((line) => escaped(cut(line.label, most))) };
   layout.yaxis = { ...layout.yaxis, autorange: "reversed", ...ticks };
   layout.xaxis.title = { text: label };
