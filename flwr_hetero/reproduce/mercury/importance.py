@@ -26,6 +26,8 @@ FAST_LINKS = (1000, 10_000, 50_000)
 """Mbit/s of the networks of data centers."""
 MOMENTS = (0, 50, 100, 200)
 """Iterations after which importance is looked at."""
+MOST = 2000
+"""Samples whose own gradients are taken."""
 FEW = 0.15
 """Part of the samples that counts as a small portion."""
 
@@ -107,6 +109,7 @@ def figure_3(options: Options) -> Outcome:
 def figure_4(options: Options) -> Outcome:
     """Draw batches at random and by importance, and compare what they hold."""
     training, rows = trained(options, MOMENTS[-1])
+    rows = rows[:MOST]
     losses = training.all_losses(rows)
     norms = gradient_norms(training, rows)
     ways = {
