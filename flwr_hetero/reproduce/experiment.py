@@ -10,7 +10,12 @@ from flwr_hetero.errors import check_count
 PAPERS = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "pgd")
 CLAIMS = ("claim", "paper", "here", "")
 REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not run"
-EMBEDDED = {"images": "digits", "texts": "stdlib", "numbers": "breast-cancer"}
+EMBEDDED = {
+    "images": "digits",
+    "texts": "stdlib",
+    "series": "series",
+    "numbers": "breast-cancer",
+}
 """Data that need no download, by their kind."""
 
 ENOUGH = 2 / 3

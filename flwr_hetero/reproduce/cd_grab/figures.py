@@ -150,7 +150,7 @@ def figure_3b(options: Options) -> Outcome:
 def figure_3c(options: Options) -> Outcome:
     """Autoregressive MLP on series."""
     task = tasks.given(
-        options.data or "series", "ar-mlp", options.pick(2048, 10**6), task="forecasting",
+        options.dataset("series"), "ar-mlp", options.pick(2048, 10**6), task="forecasting",
         metric="smape",
     )  # fmt: skip
     settings = Settings(32, 32, 30, options.pick(1e-2, 1e-3))
