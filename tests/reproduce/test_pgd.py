@@ -108,7 +108,8 @@ def test_convergence_is_decided_by_work(monkeypatch, speed, verdict):
     def found(task, method, settings, rates, seeds):
         own = {SGD: 1.0, PGD_A: speed, PGD_S: 1.0}[method]
         loss = np.exp(-0.03 * work) + (0.2 if method == PGD_S else 0.0)
-        return rates[0], [{"work": (work / own).tolist(), "loss": loss.tolist()}]
+        spent = (work / own).tolist()
+        return rates[0], [{"work": spent, "step": spent, "loss": loss.tolist()}]
 
     monkeypatch.setattr(figures, "at_best_rate", found)
     outcome = figures.convergence(QUIET, "mlp")
