@@ -64,9 +64,9 @@ class Claim(NamedTuple):
 
 
 def times(text: str, published: float, found: float) -> Claim:
-    """Claim a factor: two thirds of the paper's count, for testbeds differ, and so does more."""
-    holds = found >= ENOUGH * published
-    return Claim(f"{text} (at least 2/3 of it)", f"{published:g}x", f"{found:.1f}x", holds)
+    """Claim a factor: two thirds of the paper's count, for testbeds differ; 0 stands for never."""
+    holds, value = found >= ENOUGH * published, f"{found:.1f}x" if found else "never"
+    return Claim(f"{text} (at least 2/3 of it)", f"{published:g}x", value, holds)
 
 
 class Curve(NamedTuple):

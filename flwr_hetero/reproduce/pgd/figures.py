@@ -113,7 +113,8 @@ def figure_6(options: Options) -> Outcome:
         Claim("with r = 0.1% a small k (0.1%) diverges: the loss ends above its start",
               "diverges", f"{diverged:.3f} from {start:.3f}", diverged > start),
         Claim("with r = 10% a large k is slower: k = 30% needs more gradients than k = 1% to the "
-              "last loss that both reach", "slower", f"{work[1]:.3g} against {work[0]:.3g}", work[1] > work[0]),
+              "last loss that both reach", "slower",
+              f"{work[1]:.3g} against {work[0]:.3g}", work[1] > work[0]),
         Claim("with r = 10% a too small k bumps: k = 0.1% rises more than k = 30%", "big bumps",
               f"{rough[0]:.4f} against {rough[1]:.4f}", rough[0] > rough[1]),
     ]  # fmt: skip
