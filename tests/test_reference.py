@@ -5,6 +5,7 @@ import inspect
 import re
 import warnings
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -73,6 +74,9 @@ def test_site_builds_strictly_and_loads_nothing(tmp_path, monkeypatch):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=.?(?:https?:)?//", text), path
         assert "$$" not in text, f"{path.name}: a formula is not rendered"
+        links = re.findall(r'(?:href|src)="?(?![\w+.-]+:|/|#)([^"#? >]+)', text)
+        lost = {link for link in links if not (path.parent / unquote(link)).exists()}
+        assert not lost, f"{path.relative_to(tmp_path)} links to what is not there: {lost}"
     assert "<math" in (tmp_path / "objectives.html").read_text(encoding="utf-8")
 
 
