@@ -5,6 +5,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
+from textwrap import fill
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
@@ -13,6 +14,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("CONTRIBUTING.md", "deploy/*.md", "flwr_hetero/*/README.md", "benchmarks/**/*.md")
 """Pages beside those in docs, and the pictures next to them."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+NARROW = """
+.pdoc .attr, .pdoc .docstring, .pdoc .bases { overflow-x: auto; overflow-wrap: anywhere; }
+.pdoc h1, .pdoc dt { overflow-wrap: anywhere; }
+"""
+"""Style of the reference on a phone: what is too wide scrolls by itself."""
 CODE = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
 
 
@@ -39,7 +45,8 @@ def page_of(notebook):
         parts.append(f"```python\n{text}\n```" if is_code else text)
         for output in cell.get("outputs", ()):
             if "text" in output:
-                parts.append("```text\n" + "".join(output["text"]).rstrip() + "\n```")
+                lines = "".join(output["text"]).rstrip().splitlines()
+                parts.append("```text\n" + "\n".join(fill(line, 90) for line in lines) + "\n```")
             else:
                 parts.append(f"![](data:image/png;base64,{output['data']['image/png'].strip()})")
     return "\n\n".join(parts) + "\n"
@@ -83,6 +90,7 @@ def on_post_build(config):
     for path in folder.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"\$\$(.+?)\$\$", lambda m: mathml(m[1], block=True), text, flags=re.DOTALL)
+        text = text.replace("</head>", f"<style>{NARROW}</style></head>", 1)
         path.write_text(text, encoding="utf-8")
 
 
