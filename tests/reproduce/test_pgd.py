@@ -32,6 +32,17 @@ def test_pgd_s_steps_on_the_top_alone(task):
     assert weights.tolist() == [1.0] * 6
 
 
+def test_pgd_s_adds_the_gradients_of_its_step(task):
+    model = task.make_model(0)
+    sampler = workers.BasicPGD(model, task.examples, num_renewed=10, num_top=8, seed=0)
+    before = {name: part.clone() for name, part in sampler.gradient.total.items()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 0.5)
+    sampler.on_batch(model, sampler.next_batch()[0], torch.zeros(8))
+    for name, part in sampler.gradient.total.items():
+        torch.testing.assert_close(part, 0.9 * before[name] + 8 * 0.5)
+
+
 @pytest.mark.parametrize(("method", "first"), [(SGD, 0), (PGD_A, 80), (PGD_S, 80)])
 def test_work_counts_gradients_and_the_first_pass(task, method, first):
     settings = workers.Settings(0.1, 0.1, 0.1, steps=4, workers=4)
@@ -85,6 +96,15 @@ def test_a_step_along_all_gradients_lowers_the_loss_by_the_sum_of_priorities(tas
     look = priorities.look_at(model, examples)
     assert all(map(torch.equal, before, model.parameters()))
     np.testing.assert_allclose(look.of_decrease, look.of_priorities, rtol=0.02)
+
+
+def test_decrease_is_the_square_of_the_gradient_times_the_step(task):
+    model = task.make_model(0).double()
+    examples = Examples(task.examples.inputs.double(), task.examples.targets)
+    _, total = priorities.priorities_of(model, examples)
+    square = sum(float(part.square().sum()) for part in total.values()) / 80**2
+    fell = priorities.decrease(model, examples, total)
+    assert fell == pytest.approx(priorities.SMALL_STEP * square, rel=0.02)
 
 
 def test_straight_lines_are_explained_and_noise_is_not():
