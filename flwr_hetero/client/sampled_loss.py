@@ -76,6 +76,8 @@ def scoring(model: nn.Module) -> Iterator[None]:
     with _one_at_a_time:
         modes = {module: module.training for module in model.modules()}
         model.eval()
+        for module in modes:  # cuDNN has no backward pass for an RNN in eval mode
+            module.training = isinstance(module, nn.RNNBase) and not module.dropout
         try:
             with torch.no_grad():
                 yield

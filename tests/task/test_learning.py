@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero.client.sampled_loss import scoring
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.scoring import score
 from flwr_hetero.pgd.layer_priorities import LayerPriorities
@@ -27,6 +28,7 @@ from flwr_hetero.sampler import (
 from flwr_hetero.task import (
     Settings,
     evaluate,
+    evaluate_node,
     initial_arrays,
     load_partition,
     load_test,
@@ -161,6 +163,17 @@ def test_layers_priorities_equal_brute_force(name, layers):
     torch.testing.assert_close(priorities, along(rows, direction), rtol=1e-4, atol=1e-6)
 
 
+def test_scoring_leaves_an_lstm_differentiable_by_cudnn():
+    """In eval mode cuDNN has no backward pass; without dropout the mode says nothing else."""
+    model = make_model("lstm-lm", *SHAPES["language-model"]).eval()
+    with scoring(model):
+        assert [name for name, module in model.named_modules() if module.training] == ["lstm"]
+        model.lstm.dropout = 0.5
+    with scoring(model.train()):
+        assert not any(module.training for module in model.modules())
+    assert all(module.training for module in model.modules())
+
+
 def test_norms_count_every_call_of_the_last_layer():
     """The MLP's last layer is called once per step of the horizon."""
     model, loss, inputs, targets = tiny("ar-mlp")
@@ -221,11 +234,15 @@ def test_a_fleet_learns(dataset, task, model, more, rounds):
     config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
     app = ClientApp()
     app.train()(train_node)
-    strategy = FedAvg(fraction_evaluate=0.0)
+    app.evaluate()(evaluate_node)
+    strategy = FedAvg(fraction_evaluate=float(model == "ar-mlp"))
     with LocalGrid(app, [DeviceProfile()] * 3, run_config=config) as grid:
         steps = ConfigRecord({keys.NUM_STEPS: 8})
         result = strategy.start(grid, initial_arrays(settings), rounds, train_config=steps)
     test = load_test(dataset, task)
     test = replace(test, inputs=test.inputs[::5], targets=test.targets[::5])
     trained = model_from(result.arrays.to_torch_state_dict(), model, *settings.shape)
-    assert evaluate(trained, test)[1] > without_learning(test) + 0.03
+    least = without_learning(test) + 0.03
+    assert evaluate(trained, test)[1] > least
+    for metrics in list(result.evaluate_metrics_clientapp.values())[-1:]:
+        assert metrics["eval-acc"] > least

@@ -70,6 +70,31 @@ def test_other_inputs_than_images(flower, tmp_path, dataset, model, learning_rat
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
+    ("app", "least", "settings"),
+    [
+        ("fleet", 0.32, {"dataset": "stdlib", "task": "language-model", "model": "gpt",
+                         "optimizer": "adam", "learning_rate": 0.005, "fast_steps": 16,
+                         "sampler": "mercury+pgd"}),
+        ("cd-grab", 0.88, {"dataset": "series", "model": "auto", "learning_rate": 0.2}),
+        ("pgd", 0.4, {"dataset": "speech", "learning_rate": 0.1}),
+        ("mercury", 0.4, {"dataset": "speech", "learning_rate": 0.1, "local_steps": 40,
+                          "resharding": "importance"}),
+        ("biased-local-sgd", 0.25, {"dataset": "stdlib", "model": "lstm", "optimizer": "adam",
+                                    "learning_rate": 0.01}),
+    ],
+)  # fmt: skip
+def test_other_tasks_than_images(flower, tmp_path, app, least, settings):
+    log = flower(app, 5, num_server_rounds=6, batch_size=16, output_dir=tmp_path, **settings)
+    assert f"{tmp_path}/report.html" in log, log[-3000:]
+    rounds = history(tmp_path)
+    assert not failures(rounds)
+    assert rounds[-1]["global"]["accuracy"] > least
+    own = {"fleet": {"perplexity"}, "cd-grab": {"smape"}}.get(app, set())
+    assert set(rounds[-1]["global"]) == {"loss", "accuracy"} | own
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
     ("app", "num_nodes", "same"),
     [("biased-local-sgd", 5, ["biased-local-sgd"]), ("cd-grab", 3, ["global", "herding"])],
 )
