@@ -74,7 +74,7 @@ def test_other_inputs_than_images(flower, tmp_path, dataset, model, learning_rat
     [
         ("fleet", 0.32, {"dataset": "stdlib", "task": "language-model", "model": "gpt",
                          "optimizer": "adam", "learning_rate": 0.005, "fast_steps": 16,
-                         "sampler": "mercury+pgd"}),
+                         "selection": "all", "sampler": "mercury+pgd"}),
         ("cd-grab", 0.88, {"dataset": "series", "model": "auto", "learning_rate": 0.2}),
         ("pgd", 0.4, {"dataset": "speech", "learning_rate": 0.1}),
         ("mercury", 0.4, {"dataset": "speech", "learning_rate": 0.1, "local_steps": 40,
