@@ -210,7 +210,7 @@ def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str)
     values = percents(found)
     others = min(value for name, value in values.items() if name != policy)
     text = f"{text} (the lowest accuracy)"
-    here = f"{values[policy]:.1f}; others from {others:.1f}"
+    here = f"{values[policy]:.2f}; others from {others:.2f}"
     return Claim(text, published, here, values[policy] < others)
 
 
