@@ -15,8 +15,8 @@ FIRST = (
 )
 BIASED = (
     "After it the mean gradient of the top examples is not that of all: biased, and too long. "
-    "benchmarks/pgd has the same at every learning rate tried, and the package's default rule "
-    "draws by priority without bias."
+    "benchmarks/pgd finds the same on four tasks, and the package's default rule draws by "
+    "priority without bias."
 )
 DIGITS = "1,437 images of 8x8"
 _of = partial(Experiment, "pgd")
@@ -34,7 +34,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         why="After a few steps a quarter to a third of the examples have a negative priority: a "
         "step on them alone raises the loss. Eq. 11 has no logarithm for them; the package keeps "
         "the sign (pgd/algorithm.py, learn). Priorities pass through 0 on the way, where ln |p| "
-        "moves most, late in training as well."),
+        "moves most, late in training as well. The MLP on images of Fashion-MNIST does the same."),
     _of("figure-6", "impact of the top ratio k", figures.figure_6, differs=TIME,
         cut="4,000 points of 400 numbers and 200 steps instead of 10,000, 1,000 and 10,000.",
         why="At a learning rate of 0.1 nothing diverges on this convex problem, nor jumps with "
