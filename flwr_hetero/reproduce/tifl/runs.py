@@ -58,7 +58,7 @@ SMALL = CUT.format(30, "2 seeds")
 
 @dataclass(frozen=True)
 class Plan:
-    """What the policies of a figure have in common; ``of_fast`` is for the short form."""
+    """What the policies of a figure have in common; ``fast_`` is for the short form."""
 
     cpus: Sequence[float] = EQUAL_CPUS
     partition: Mapping[str, Any] = field(default_factory=lambda: {"partition": "iid"})
