@@ -58,7 +58,7 @@ def _reproduce(options: argparse.Namespace) -> None:
             line = coverage.line_of(each, outcome, form=form, took_s=took_s)
             coverage.keep(options.results, line)
         if options.html:
-            page.write(done, options.html)
+            page.write(done, how.fast, options.html)
     return None
 
 

@@ -12,19 +12,23 @@ from flwr_hetero.reproduce.experiment import CLAIMS, REPRODUCED, Experiment, Out
 Found = tuple[Experiment, Outcome]
 
 
-def write(found: Sequence[Found], path: Path) -> Path:
+def write(found: Sequence[Found], fast: bool, path: Path) -> Path:
     """Write a page that needs no network; return its path."""
-    return write_page(page_data(found), path)
+    return write_page(page_data(found, fast), path)
 
 
-def page_data(found: Sequence[Found]) -> dict[str, Any]:
+def page_data(found: Sequence[Found], fast: bool) -> dict[str, Any]:
     """Return what the page shows, for JSON."""
     names = [f"{each.paper} {each.name}" for each, _ in found]
     notes = [
         f"{name}: {note}"
         for name, (each, outcome) in zip(names, found, strict=True)
-        for note in (each.differs, each.why if outcome.verdict != REPRODUCED else "")
-        if note
+        for note, is_said in (
+            (each.differs, True),
+            (f"--fast: {each.cut}", fast),
+            (each.why, outcome.verdict != REPRODUCED),
+        )
+        if note and is_said
     ]
     return {
         "kind": "experiments",
