@@ -28,28 +28,41 @@ def found_rows(lines: list[Line]) -> list[Row]:
 
 
 def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
-    """Write a fleet's tables; return rows of the summary as well."""
+    """Write a fleet's tables; return rows of the summary as well, the last of both together."""
     (advice,) = tables.of(lines, name="advice")
     text, sums = f"### {fleet}\n", list[list[Any]]()
+    both = [dict[str, float](), dict[str, float]()]
     for meaning, partition in PARTITIONS.items():
-        advised = {each["candidate"]: each["speedup"] for each in
-                   advice["metrics"]["settings"][meaning]}  # fmt: skip
+        own = advice["metrics"]["settings"][meaning]
+        advised = {each["candidate"]: each["speedup"] for each in own}
         rows = sorted(found_rows(tables.of(lines, partition=partition)), key=lambda r: -r.speedup)
         found = {each.candidate.name: each.speedup for each in rows}
-        names = [name for name in found if name in advised]
-        tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
-        first, best = max(names, key=lambda n: advised[n]), names[0]
-        sums.append([fleet, meaning, f"{tau:.2f}", first, f"{found[first]:.1f}x", best,
-                     f"{found[best]:.1f}x"])  # fmt: skip
+        for product, speeds in zip(both, (advised, found), strict=True):
+            product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
+        sums.append([fleet, meaning, *ranked(advised, found, 1.0)])
         cells = [
-            [each.candidate.name, f"{advised[each.candidate.name]:.1f}x",
-             f"{each.speedup:.1f}x ({each.least:.1f} to {each.most:.1f})", each.seeds,
-             each.seeds - each.reached]
+            [
+                each.candidate.name,
+                f"{advised[each.candidate.name]:.1f}x",
+                f"{each.speedup:.1f}x ({each.least:.1f} to {each.most:.1f})",
+                each.seeds,
+                each.seeds - each.reached,
+            ]
             for each in rows
-            if each.candidate.name in advised
-        ]  # fmt: skip
+        ]
         text += f"\n{meaning[0].upper()}{meaning[1:]}:\n\n{tables.table(HEAD, cells)}"
-    return text, sums
+    return text, [*sums, [fleet, "both", *ranked(*both, 1 / len(PARTITIONS))]]
+
+
+def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> list[str]:
+    """Return tau, what is advised first and what is best, with how many times sooner both are."""
+    names = list(found)
+    tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
+    first, best = max(names, key=lambda n: advised[n]), max(names, key=lambda n: found[n])
+    return [
+        f"{tau:.3f}",
+        *(text for n in (first, best) for text in (n, f"{found[n] ** power:.1f}x")),
+    ]
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -60,11 +73,11 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         texts.append(text)
         sums += rows
     head = ["fleet", "data", "Kendall's tau", "advised first", "it is", "best", "it is"]
-    reached = sum(float(row[2]) >= WANTED for row in sums)
+    taus = [float(row[2]) for row in sums if row[1] == "both"]
     return {
         "software": tables.software(lines),
         "summary": tables.table(head, sums),
-        "reached": f"{reached} of {len(sums)}",
+        "reached": f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}",
         "wanted": WANTED,
         "sections": "\n".join(texts),
     }

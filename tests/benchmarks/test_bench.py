@@ -96,6 +96,6 @@ def test_the_first_rows_of_a_folder_are_taken_once(tmp_path):
 
 def test_all_claims_have_the_faces_of_one():
     assert set(bench.CLAIMS) == {
-        *("asynchrony", "biased_local_sgd", "cd_grab", "cost", "faults"),
+        *("advise", "asynchrony", "biased_local_sgd", "cd_grab", "cost", "faults"),
         *("mercury", "objectives", "pgd", "race", "samplers", "tifl"),
     }  # fmt: skip
