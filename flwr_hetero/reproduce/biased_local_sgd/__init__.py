@@ -19,6 +19,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         other.figure_1,
         "another CPU and GPU than the paper's",
         "the digits of scikit-learn and a small CNN",
+        "it needs a GPU beside the CPU",
     ),
     Experiment(
         NAME,
