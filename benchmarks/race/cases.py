@@ -120,7 +120,7 @@ PARTS: dict[str, dict[str, str]] = {
     "with ID-GraB": {"order": "id-grab"},
 }
 """Samplers and orders of ``apps/fleet`` under our setting, in torch; CD-GraB needs rounds."""
-PARTS_AT, PARTS_SEEDS = 5, 2
+PARTS_AT, PARTS_SEEDS = 5, 5
 TUNED = {"stdlib": "texts"}
 """Where settings are tuned that are not tuned in the main cell: by data."""
 OTHER_RATES = (1.0, 0.5, 2.0)

@@ -170,6 +170,17 @@ def duel(runs: Mapping[str, Sequence[Line]], yard: Mapping[int, Line], shift: fl
     return Duel(best[0], best[1], ratios, more, slow, got)
 
 
+def against(base: Sequence[Line], runs: Sequence[Line], yard: Mapping[int, Line]) -> list[str]:
+    """Compare runs with others of the same seeds: times sooner to the first target, and points."""
+    shift, pairs = cases.TARGETS[0], tables.pairs(runs, base)
+    ratios = [
+        at_least_s(theirs, yard[own["seed"]], shift) / time_s(own, yard[own["seed"]], shift)
+        for own, theirs in pairs
+    ]
+    more = [mean(end(a, key) - end(b, key) for a, b in pairs) for key in ("all", "slow")]
+    return [tables.extent(ratios), *(f"{100 * value:+.1f}" for value in more)]
+
+
 def duel_row(where: str, found: Duel) -> list[str]:
     ratio = f"{found.ratio:.2f} ({min(found.ratios):.2f} to {max(found.ratios):.2f})"
     points = [f"{100 * value:+.1f}" for value in (found.more, found.more_slow)]

@@ -18,6 +18,7 @@ from benchmarks.race.outcomes import (
     LEAST,
     LESS,
     LESS_SLOW,
+    against,
     as_run,
     column,
     duel,
@@ -270,6 +271,10 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     parts |= {"duels": text, "summary": summary, "decisions": decisions(found)}
     parts |= {"cells": "".join(sections), "counted": counted(race), "tuned": tuned(lines)}
     if shared := [line for line in race if line["case"]["experiment"].startswith(PARTS)]:
-        rows = [row(name, own, found[0].yard) for name, own in tables.by(shared, "name").items()]
-        parts["parts"] = tables.table(HEAD, rows)
+        yard, runs = found[0].yard, tables.by(shared, "name")
+        parts["parts"] = tables.table(HEAD, [row(name, own, yard) for name, own in runs.items()])
+        base, *others = runs
+        rows = [[name, *against(runs[base], runs[name], yard)] for name in others]
+        head = ["method", f"sooner than {base}, less a point", "points more", "slowest tier's"]
+        parts["added"] = tables.table(head, rows)
     return parts | {"not_run": not_run(found)}

@@ -47,7 +47,7 @@ TASKS: dict[str, dict[str, tuple[str, int, tuple[float, ...]]]] = {
         "images, 30 % wrong labels": ("mlp", 64, (0.1, 0.3, 0.6)),
         "images, rare classes": ("mlp", 64, (0.1, 0.3, 0.6)),
         "images, each five times": ("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, cnn": ("cnn", 64, (0.1, 0.3, 0.6)),
+        "images, cnn": ("cnn", 64, (0.1, 0.3)),
     },
     "stdlib": {
         "texts": ("bag", 32, (0.6, 1.2, 2.4)),
