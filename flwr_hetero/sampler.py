@@ -1,6 +1,5 @@
 """Batch samplers for the node: which examples to train on, in which order, at which weight."""
 
-from flwr_hetero.baselines.pruning_sampler import PruningSampler
 from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
 from flwr_hetero.cd_grab.herding_probe import HerdingProbe
 from flwr_hetero.cd_grab.sampler import OrderedSampler
@@ -20,7 +19,6 @@ __all__ = [
     "OrderedSampler",
     "PGDSampler",
     "PriorityFeed",
-    "PruningSampler",
     "SampledLoss",
     "TopLossSampler",
     "UniformSampler",

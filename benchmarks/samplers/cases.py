@@ -18,12 +18,10 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.bench import Data, Options, Run
 from benchmarks.tables import Case, Line, of
-from flwr_hetero.mercury.algorithm import error_probability, inverse_probs, mixed_probs
 from flwr_hetero.sampler import (
     BatchSampler,
     MercurySampler,
     OrderedSampler,
-    PruningSampler,
     SampledLoss,
     UniformSampler,
 )
@@ -38,6 +36,7 @@ REPEATS, TURN = 40, 8
 """Turns of the price runs, and steps in a turn."""
 DECAY = 0.001
 """Weight decay of the orders' task, which makes its least loss finite."""
+CNN_SEEDS = 2
 HORIZON = 64
 """Steps until the averaged model, which is renewed every 8 steps, begins to average."""
 
@@ -70,15 +69,10 @@ METHODS: dict[str, Callable[[int, int, int], BatchSampler]] = {
     "uniform": lambda num, size, seed: UniformSampler(num, size, seed=seed),
     "half batches": lambda num, size, seed: UniformSampler(num, size // 2, seed=seed),
     "double batches": lambda num, size, seed: UniformSampler(num, 2 * size, seed=seed),
-    "pruning": lambda num, size, seed: PruningSampler(num, size, seed=seed),
     "mercury": lambda num, size, seed: MercurySampler(num, size, seed=seed, scores="loss"),
 }
 ORDERS = ("d-rr", "id-grab", "id-grab-mean", "shuffle-once")
 """Orders of one node without a server; ``d-rr`` is random reshuffling."""
-REGIMES = ("uniform", "mercury", "mercury, fresh scores", "pruning")
-"""In Mercury's regime: Adam at a constant high rate; as many fresh scores as a batch are free."""
-ADAM_RATE, FRESH = 0.004, 10
-"""The paper's rate; batches that are scored before each step and drawn from by importance."""
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
@@ -98,17 +92,13 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
                 yield Run(case, DEVELOPMENT, given)
             if len(tried) == len(grid):
                 best = max(tried, key=lambda line: final(line, "averaged"))["case"]["rate"]
-                for seed in options.seeds_or(range(3 if "cnn" in model else 5)):
+                for seed in options.seeds_or(range(CNN_SEEDS if "cnn" in model else 5)):
                     case = {"experiment": "race", "name": name, "rate": best} | shared
                     yield Run(case, seed, given)
     if options.data == "digits":
         for name in ORDERS:
             for seed in options.seeds_or(range(3)):
                 yield Run({"experiment": "order", "name": name, "epochs": 30}, seed)
-    for name in REGIMES if options.data == "stdlib" else ():
-        for seed in options.seeds_or(range(3)):
-            case = {"experiment": "regime", "name": name, "model": "bag", "batch-size": 32}
-            yield Run(case | {"task": "texts"} | dict(options.settings), seed)
 
 
 def final(line: Line, readout: str) -> float:
@@ -205,14 +195,9 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
     train, test = make_data(case, seed, data)
     shape, classes = tuple(train.inputs.shape[1:]), int(test.targets.max()) + 1
     model, averaged = (make_model(case["model"], shape, classes, seed) for _ in range(2))
-    size, is_regime = case["batch-size"], case["experiment"] == "regime"
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.Adam(model.parameters(), ADAM_RATE)
-        if is_regime
-        else torch.optim.SGD(model.parameters(), case["rate"])
-    )
-    draw = METHODS.get(case["name"], fresh_scores(model, train))
-    sampler = draw(len(train), size, seed)
+    size = case["batch-size"]
+    optimizer = torch.optim.SGD(model.parameters(), case["rate"])
+    sampler = METHODS[case["name"]](len(train), size, seed)
     total = case["epochs"] * len(train) / size
     curve: dict[str, list[float]] = {"cost": [], "accuracy": [], "averaged": [], "steps": []}
     spent, steps, examples = 0.0, 0, 0
@@ -231,24 +216,6 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
     metrics = {"final": curve["accuracy"][-1], "averaged": curve["averaged"][-1]}
     metrics |= {"examples_a_step": examples / steps, **summary}
     return {"metrics": metrics, "curve": curve}
-
-
-def fresh_scores(model: nn.Module, train: Examples) -> Callable[[int, int, int], BatchSampler]:
-    """Make the sampler of Mercury's authors' code: candidates are scored before each step."""
-
-    class Fresh(UniformSampler):
-        """Draw by importance from candidates, with unbiased weights."""
-
-        def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-            candidates = self.rng.permutation(self.num_samples)[: FRESH * self.batch_size]
-            inputs, targets = train.take(candidates)
-            with torch.no_grad():
-                losses = cross_entropy(model(inputs), targets, reduction="none")
-            probs = mixed_probs(error_probability(losses.double().numpy()), 0.2)
-            drawn = self.rng.choice(len(candidates), self.batch_size, p=probs)
-            return candidates[drawn], inverse_probs(probs[drawn], len(candidates))
-
-    return lambda num, size, seed: Fresh(num, size, seed=seed)
 
 
 def order(case: Case, seed: int, data: Data) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from flwr_hetero.sampler import (
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    PruningSampler,
     TopLossSampler,
 )
 from flwr_hetero.task import (
@@ -54,7 +53,6 @@ SAMPLERS = {
     "uniform": lambda model: UniformSampler(NUM, BATCH, seed=0),
     "mercury": lambda model: MercurySampler(NUM, BATCH, seed=0, scores="loss"),
     "top-loss": lambda model: TopLossSampler(NUM, BATCH, seed=0, fast=False),
-    "pruning": lambda model: PruningSampler(NUM, BATCH, seed=0),
     "id-grab": lambda model: OrderedSampler(NUM, BATCH, seed=0, method="id-grab"),
     "pgd": lambda model: PriorityFeed(PGDSampler(NUM, BATCH, seed=0, rule="topk"), model),
 }

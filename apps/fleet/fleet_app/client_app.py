@@ -21,7 +21,6 @@ from flwr_hetero.sampler import (
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    PruningSampler,
     TopLossSampler,
 )
 from flwr_hetero.task.node import (
@@ -88,8 +87,6 @@ def make(
         return TopLossSampler(*sizes, seed=node.seed)
     if name == "mercury":
         return MercurySampler(*sizes, seed=node.seed, scores="loss")
-    if name == "pruning":
-        return PruningSampler(*sizes, seed=node.seed)
     if name == "pgd":
         return stack.enter_context(PriorityFeed(PGDSampler(*sizes, seed=node.seed), model))
     return None
@@ -103,8 +100,8 @@ def report(
         examples = node.examples.inputs, node.examples.targets
         hidden = score_hidden(model, examples, context, sampler, node.losses)
         reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
-    names = {MercurySampler: "mercury", PriorityFeed: "pgd", PruningSampler: "pruning"}
-    if isinstance(sampler, (MercurySampler, PriorityFeed, PruningSampler)):
+    names = {MercurySampler: "mercury", PriorityFeed: "pgd"}
+    if isinstance(sampler, (MercurySampler, PriorityFeed)):
         name = names[type(sampler)]
         facts = dict(reply.content.config_records.get(keys.SAMPLER, {}))
         facts |= {f"{name}-{key}": value for key, value in sampler.summary().items()}

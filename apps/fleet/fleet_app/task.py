@@ -38,7 +38,7 @@ PARTS = {
 }
 STEPS_RATIO = 5
 """Most steps of FedCompass, in ``fast-steps``, its least: the paper's ratio."""
-SAMPLERS = ("uniform", "top-loss", "mercury", "pgd", "pruning")
+SAMPLERS = ("uniform", "top-loss", "mercury", "pgd")
 RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
 FROM_ZERO = {
     "concurrency": "0 is all nodes online",
