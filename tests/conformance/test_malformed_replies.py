@@ -248,7 +248,7 @@ WRAPPERS = {
 
 
 AS_THEY_COME = (ours.FedAsync, ours.FedAT, ours.FedCompass)
-"""Strategies that do not wait for all nodes."""
+"""Strategies that do not wait for all nodes: two liars may be most of a merge, and its median."""
 
 
 @pytest.fixture
@@ -268,10 +268,11 @@ def survive(tmp_path):
         honest = {f"id-{1000 + i}" for i in range(NUM_NODES) if i not in HOSTILE}
         honest |= {strategy.identity(int(name[3:])) for name in honest}  # a name may be stolen
         for record in rounds[1:]:
-            failed = {failure["node"] for failure in record["failures"]}
-            assert not failed & honest, record["failures"]
+            waits = type(strategy.inner) not in AS_THEY_COME
+            failures = [f for f in record["failures"] if waits or "counts as" not in f["reason"]]
+            assert not {failure["node"] for failure in failures} & honest, failures
             assert all(failure["reason"] for failure in record["failures"])
-            assert len(record["selected"]) == NUM_NODES or type(strategy.inner) in AS_THEY_COME
+            assert len(record["selected"]) == NUM_NODES or not waits
         return rounds
 
     logging.disable()  # a line per node, thousands of times
