@@ -28,8 +28,8 @@ from flwr_hetero.server.session import RoundInfo
 
 REST_S = 10.0
 """Seconds that a node is left alone after a failure, doubled with each one in a row."""
-SHORT = 4
-"""Factor in place of 2 for one that answers with errors, from the time of its usual job on."""
+AWAY_GROWTH = 4
+"""Factor of the rest of a node that is away; its first rest is as long as its last job was."""
 MAX_FAILURES = 6
 """Failures in a row of every node that end a run; 2 if no reply has counted yet."""
 FRUITLESS = 2
@@ -185,10 +185,8 @@ class Work:
         if self.mail.is_local or not self.session.clock.emulated:
             now.round_trip_s[message_id] = self.now_s - sent.sent_s
         if not self.session.is_good(reply, node_id, self._expected()):
-            if reply.has_error():
-                return self._rest(node_id, is_away=True)
-            self.bad.append(node_id)
-            return self._rest(node_id)
+            self.bad += [] if reply.has_error() else [node_id]
+            return self._rest(node_id, is_away=reply.has_error())
         self.bad.clear()
         self.took_s[node_id] = self.now_s - sent.sent_s
         self.failures.pop(node_id, None)
@@ -211,7 +209,7 @@ class Work:
         before = min(count, MAX_FAILURES) - 1
         rest_s = max(REST_S, at_least_s) * 2**before
         if is_away and node_id in self.took_s:
-            rest_s = min(rest_s, self.took_s[node_id] * SHORT**before)
+            rest_s = min(rest_s, self.took_s[node_id] * AWAY_GROWTH**before)
         self.rests_until_s[node_id] = on_clock(self.now_s + rest_s)
         at_least = max(self.team, self.exchange.quorum)
         enough = len(self.bad) >= FRUITLESS * at_least and len(set(self.bad)) >= at_least

@@ -32,8 +32,8 @@ from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_
 
 STALENESS = {"sqrt": 0.5, "none": 0.0}
 WEIGHTINGS = ("fair", "sqrt", "examples", "equal")
-BY_PACE = {"fair": 1.0, "sqrt": 0.5}
-"""Exponent of examples times interval."""
+POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0)}
+"""Powers of the wrapped strategy's weight and of the interval between replies."""
 
 
 class FedBuff(Selection):
@@ -154,7 +154,7 @@ class FedBuff(Selection):
 
     def next_nodes(self, idle: list[int], at_work: int, buffer: list[Arrival]) -> list[int]:
         """Draw the nodes that start now (Alg. 1, l. 1 and 5); if fair, none fills the buffer."""
-        if self.weighting in BY_PACE and at_work:
+        if self._undoes_pace and at_work:
             often = Counter(arrival.sent.node_id for arrival in buffer)
             idle = [node for node in idle if often[node] < max(2, (self._size + 1) // 2)]
         room = len(idle) if self.concurrency is None else max(0, self.concurrency - at_work)
@@ -227,17 +227,22 @@ class FedBuff(Selection):
         mine = [intervals_s[node] for node in nodes]
         all_s = np.array([intervals_s[node] for node in self.usual])
         every = np.array([usual.weight for usual in self.usual.values()])
-        power = BY_PACE.get(self.weighting)
+        a, b = POWERS[self.weighting]
         found = merge_weights(
-            weights if power is None else np.multiply(weights, mine) ** power,
-            every if power is None else (every * all_s) ** power,
+            np.power(weights, a) * np.power(mine, b),
+            every**a * all_s**b,
             1 / all_s,
-            inf if power is None else self.max_weight,
+            self.max_weight if self._undoes_pace else inf,
         )
         factors = found.weights / np.where(weights, weights, 1.0)
         ids = [reply.metadata.reply_to_message_id for reply in replies]
         self._factors = dict(zip(ids, factors.tolist(), strict=True))
         return found
+
+    @property
+    def _undoes_pace(self) -> bool:
+        """Whether a node's updates weigh the less, the more often it answers."""
+        return self.weighting in ("fair", "sqrt")
 
     def _intervals_s(self) -> dict[str, float]:
         """Return the usual time between each node's replies."""
@@ -247,7 +252,7 @@ class FedBuff(Selection):
 
     def _even(self, replies: list[Message], discounts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Weigh down only what is staler than is usual for its node, or slow ones count less."""
-        if self.weighting not in BY_PACE:
+        if not self._undoes_pace:
             return discounts
         nodes = [self.identity(reply.metadata.src_node_id) for reply in replies]
         every = [usual.discount for usual in self.usual.values()]

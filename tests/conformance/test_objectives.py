@@ -67,7 +67,8 @@ def over_draws(weights, count):
 def shares(code, share, strategy, records):
     """Return the nodes' shares by a row's expression, in the names that the page gives."""
     p, tiers = EXAMPLES / EXAMPLES.sum(), [record.get("tifl", {}).get("tier") for record in records]
-    names = {"p": p, "q": of_tier(p), "P": np.array(SETTINGS["chances"])[TIER], "rate": SPEED}
+    names = {"p": p, "q": of_tier(p), "P": np.array(SETTINGS["chances"])[TIER]}
+    names |= {"rate": SPEED, "speed": SPEED}
     names |= {"of_tier": of_tier, "over_draws": over_draws, "quick": np.arange(NODES) < 4}
     if None not in tiers:
         names["rounds"] = np.bincount(tiers, minlength=TIER[-1] + 1)[TIER]
