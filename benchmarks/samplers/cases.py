@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.bench import Data, Options, Run
+from benchmarks.samplers.bounds import BOUNDS
 from benchmarks.samplers.tasks import TASKS, Task, make_data, split
 from benchmarks.tables import Case, Line, of
 from flwr_hetero.sampler import (
@@ -75,8 +76,9 @@ def plan_task(
 ) -> Iterator[Run]:
     """Yield a task's grid, unless there is nothing to choose, and its race."""
     own, known = settings_of(name, options), settings_of(task.tuned_on or name, options)
-    for method in METHODS:
-        given = {"fixed": fixed_share(price), "own": own_share(price, method)}
+    for method in [*METHODS, *BOUNDS]:
+        own_part = own_share(price, method) if method in METHODS else 0.0
+        given = {"fixed": fixed_share(price), "own": own_part}
         tried = of(lines, experiment="grid", name=method, **known)
         for rate in task.rates if own == known and len(task.rates) > 1 else ():
             case = {"experiment": "grid", "name": method, "rate": rate}
@@ -158,14 +160,17 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
     model, averaged = (make_model(case["model"], shape, classes, seed) for _ in range(2))
     size = case["batch-size"]
     optimizer = torch.optim.SGD(model.parameters(), case["rate"])
-    sampler = (METHODS | ANOTHER)[case["name"]](len(train), size, seed)
+    if free := BOUNDS.get(case["name"]):
+        sampler = free(train, model, size, seed)
+    else:
+        sampler = (METHODS | ANOTHER)[case["name"]](len(train), size, seed)
     total = case["epochs"] * len(train) / size
     curve: dict[str, list[float]] = {"cost": [], "accuracy": [], "averaged": [], "steps": []}
     spent, steps, examples = 0.0, 0, 0
     while spent < total:
         indices, weights = sampler.next_batch()
         sampler.update(indices, step(model, optimizer, train, indices, weights))
-        spent += own + fixed + (1.0 - fixed) * len(indices) / size
+        spent += 1.0 if free else own + fixed + (1.0 - fixed) * len(indices) / size
         steps, examples = steps + 1, examples + len(indices)
         if steps % 8 == 0:
             average(averaged, model, min(1.0, HORIZON / (steps + HORIZON)))

@@ -26,7 +26,6 @@ class Task(NamedTuple):
     tuned_on: str = ""
 
 
-NARROW = "benchmarks.samplers.narrow:resnet18"
 TASKS: dict[str, dict[str, Task]] = {
     "fashion_mnist": {
         "images": Task("mlp", 64, (0.1, 0.3, 0.6)),
@@ -40,9 +39,9 @@ TASKS: dict[str, dict[str, Task]] = {
         ),
     },
     "cifar10": {
-        "photos, ResNet-18": Task("resnet18", 32),
-        "photos, narrow ResNet-18": Task(
-            NARROW, 32, (0.1,), 2, {"rows": 2400, "epochs": 10, "evaluations": 10, "test-rows": 500}
+        "photos, ResNet-18": Task(
+            "resnet18", 32, (0.03, 0.1), 2,
+            {"rows": 2400, "epochs": 10, "evaluations": 10, "test-rows": 500},
         ),
     },
     "stdlib": {
