@@ -59,7 +59,8 @@ def double(train: Examples, model: nn.Module, size: int, seed: int) -> BatchSamp
     return UniformSampler(len(train), 2 * size, seed=seed)
 
 
+DOUBLE, NORMS = "double batches, for nothing", "gradient norms, for nothing"
 BOUNDS: dict[str, Callable[[Examples, nn.Module, int, int], BatchSampler]] = {
-    "double batches, for nothing": double,
-    "gradient norms, for nothing": FreshNorms,
+    DOUBLE: double,
+    NORMS: FreshNorms,
 }

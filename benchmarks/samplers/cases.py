@@ -80,16 +80,17 @@ def plan_task(
         own_part = own_share(price, method) if method in METHODS else 0.0
         given = {"fixed": fixed_share(price), "own": own_part}
         tried = of(lines, experiment="grid", name=method, **known)
-        for rate in task.rates if own == known and len(task.rates) > 1 else ():
+        rates = task.rates if method in METHODS else (*task.rates, 2 * task.rates[-1])
+        for rate in rates if own == known and len(task.rates) > 1 else ():
             case = {"experiment": "grid", "name": method, "rate": rate}
             yield Run(case | own, DEVELOPMENT, given)
-        if len(tried) < len(task.rates) > 1:
+        if len(tried) < len(rates) and len(task.rates) > 1:
             continue
-        rates = {method: best_rate(tried, "averaged") or task.rates[0]}
+        best = {method: best_rate(tried, "averaged") or task.rates[0]}
         if method == BASE:
-            rates |= {AGAIN: rates[BASE], LAST: best_rate(tried, "accuracy") or rates[BASE]}
-        for each, rate in rates.items():
-            if each != LAST or rate != rates[BASE]:  # else it is the base
+            best |= {AGAIN: best[BASE], LAST: best_rate(tried, "accuracy") or best[BASE]}
+        for each, rate in best.items():
+            if each != LAST or rate != best[BASE]:  # else it is the base
                 for seed in options.seeds_or(range(task.seeds)):
                     case = {"experiment": "race", "name": each, "rate": rate}
                     yield Run(case | own, seed, given)

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 from statistics import geometric_mean, mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import tables
+from benchmarks.samplers.bounds import BOUNDS, DOUBLE, NORMS
 from benchmarks.samplers.cases import AGAIN, BASE, LAST, final, fixed_share, own_share
 from benchmarks.tables import Line, Vector
 
@@ -18,12 +19,14 @@ HEAD = ["task", "sampler", "rate", "gain, last model", "final accuracy",
         "gain, averaged model", "final accuracy", "examples a step"]  # fmt: skip
 GONE, BATCHES = "pruning", ("half batches", "double batches")
 """The sampler that this table has ended, and the other batch sizes."""
-ENOUGH, LEAST = 1.3, 0.97
+ENOUGH, LEAST, LOWER = 1.3, 0.97, 0.3
 AVERAGING = ["task", "rate, last model", "rate, averaged", "final accuracy, last model",
              "final accuracy, averaged", "gain"]  # fmt: skip
 SUMMARY = {AGAIN: (AGAIN,), "best other batch size, picked afterwards": BATCHES,
-           "mercury": ("mercury",), GONE: (GONE,)}  # fmt: skip
-SUMMARY_HEAD = ["method", "tasks", "mean gain", "extent", f"{ENOUGH} or more", f"{LEAST} or more"]
+           "mercury": ("mercury",), GONE: (GONE,),
+           **{name: (name,) for name in BOUNDS}}  # fmt: skip
+SUMMARY_HEAD = ["method", "tasks", "mean gain", "extent", f"{ENOUGH} or more", f"{LEAST} or more",
+                f"ends {LOWER} points lower or more"]  # fmt: skip
 PRICES = {"step_ms": "{:.2f} ms", "half_step_ms": "{:.2f} ms", "forward_ms": "{:.2f} ms",
           "fixed": "{:.0%}", "bound": "{:.2f}", GONE: "{:.1%}", "mercury": "{:.1%}"}  # fmt: skip
 PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "fixed part",
@@ -73,35 +76,67 @@ def rows(lines: list[Line]) -> list[list[Any]]:
     return found
 
 
-def means(lines: list[Line]) -> list[dict[str, float]]:
-    """Return each method's gain by the averaged model, task by task."""
-    found = []
-    for runs in tables.by(lines, "task").values():
+class Outcome(NamedTuple):
+    """What a method gains on a task by the averaged model, mean over the seeds."""
+
+    gain: float
+    higher: float
+    """Final accuracy less uniform sampling's, points."""
+
+
+def outcomes(lines: list[Line]) -> dict[str, dict[str, Outcome]]:
+    """Return task by task what each method gains."""
+    found: dict[str, dict[str, Outcome]] = {}
+    for task, runs in tables.by(lines, "task").items():
         methods = tables.by(runs, "name")
-        found.append({n: geometric_mean(gains(own, methods[BASE], "averaged"))
-                      for n, own in methods.items()})  # fmt: skip
+        ends = {n: mean(100 * final(x, "averaged") for x in own) for n, own in methods.items()}
+        found[task] = {
+            name: Outcome(
+                geometric_mean(gains(own, methods[BASE], "averaged")), ends[name] - ends[BASE]
+            )
+            for name, own in methods.items()
+        }
     return found
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
     """Count the tasks on which a method gains enough, and loses too much; averaged models."""
-    found = means(lines)
+    found = outcomes(lines).values()
     cells: list[list[Any]] = []
     for name, methods in SUMMARY.items():
         best = [
             max(task[m] for m in methods if m in task) for task in found if {*methods} & {*task}
         ]
         if best:
-            extent = f"{min(best):.2f} to {max(best):.2f}"
-            counts = (sum(gain >= level for gain in best) for level in (ENOUGH, LEAST))
-            cells.append([name, len(best), f"{geometric_mean(best):.2f}", extent, *counts])
-    ahead = sum(max(t[n] for n in (BASE, *BATCHES)) >= t["mercury"] for t in found)
+            gained = [task.gain for task in best]
+            extent = f"{min(gained):.2f} to {max(gained):.2f}"
+            counts = [sum(gain >= level for gain in gained) for level in (ENOUGH, LEAST)]
+            counts.append(sum(task.higher <= -LOWER for task in best))
+            cells.append([name, len(best), f"{geometric_mean(gained):.2f}", extent, *counts])
+    ahead = sum(max(t[n].gain for n in (BASE, *BATCHES)) >= t["mercury"].gain for t in found)
     parts: dict[str, Any] = {"summary": tables.table(SUMMARY_HEAD, cells), "ahead": ahead}
-    by_name = {
-        name: dict(zip(("tasks", "mean", "extent"), row, strict=False)) for name, *row in cells
-    }
+    keys = ("tasks", "mean", "extent", "enough", "least", "lower")
+    by_name = {name: dict(zip(keys, row, strict=True)) for name, *row in cells}
     parts |= {"mercury": by_name["mercury"], "tasks": len(found), "enough": ENOUGH, "least": LEAST}
-    return parts | last_models(lines) | ({"gone": by_name[GONE]} if GONE in by_name else {})
+    parts["lower"] = LOWER
+    parts |= {"double": by_name.get(DOUBLE), "norms": by_name.get(NORMS), "gone": by_name.get(GONE)}
+    return {key: part for key, part in (parts | last_models(lines)).items() if part is not None}
+
+
+def bounds(lines: list[Line], priced: list[Line]) -> str:
+    """Write what could be gained at most, task by task."""
+    halves = {line["case"]["name"]: half_bound(line) for line in priced}
+    cells = []
+    for task, found in outcomes(lines).items():
+        if own := [found[name] for name in BOUNDS if name in found]:
+            shown = (f"{one.gain:.2f} ({one.higher:+.1f})" for one in own)
+            cells.append([task, f"{halves[task]:.2f}", *shown])
+    return tables.table(["task", "half of the examples", *BOUNDS], cells)
+
+
+def half_bound(line: Line) -> float:
+    """Return the gain of steps with half of the examples, if nothing were lost by it."""
+    return 2.0 / (1.0 + fixed_share(line))
 
 
 def averaging(lines: list[Line]) -> dict[str, Any]:
@@ -145,7 +180,7 @@ def prices(lines: list[Line]) -> str:
     for line in lines:
         m = dict(line["metrics"])
         shares = {n: own_share(line, n) for n in (GONE, "mercury") if f"{n}_ms" in m}
-        m |= {"fixed": fixed_share(line), "bound": 2 / (1 + fixed_share(line)), **shares}
+        m |= {"fixed": fixed_share(line), "bound": half_bound(line), **shares}
         what = f"{line['case']['model'].rpartition('.')[2]}, {line['case']['batch-size']}"
         cells = (form.format(m[key]) if key in m else "" for key, form in PRICES.items())
         found.append([line["case"]["name"], what, *cells])
@@ -161,11 +196,12 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     if own := groups.get("race"):
         raced = tables.by(tables.of(own, name="mercury"), "task")  # others are in the table only
         parts |= summary([x for x in own if x["case"]["task"] in raced]) | {
-            "race": tables.table(HEAD, rows(own))
+            "race": tables.table(HEAD, rows([x for x in own if x["case"]["name"] not in BOUNDS]))
         }
         parts |= {"seeds": len(tables.seeds(own)), "epochs": own[0]["case"]["epochs"]}
         if alike := tables.by(groups.get("grid", []), "task"):  # rates of other tasks are not fair
             parts["averaging"] = averaging([x for x in own if x["case"]["task"] in alike])
+        parts["bounds"] = bounds(own, groups.get("price", []))
     if own := groups.get("order"):
         methods = tables.by(own, "name")
         base = mean(tables.metric(methods["d-rr"], "excess"))
