@@ -95,6 +95,7 @@ class Work:
         self.took_s: dict[int, float] = {}  # each node's last good job
         self.rests_until_s: dict[int, float] = {}
         self.bad: list[int] = []  # nodes whose replies were bad since the last good one
+        self.lost: list[Message] = []  # instructions to train that came to nothing since a merge
         self.evaluation = Evaluation(run)
         self.exchange = self._new_exchange([])
         self.merged_s = self.now_s
@@ -180,12 +181,14 @@ class Work:
             return None
         if reply is None:
             self.session.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
+            self.lost.append(sent.instruction)
             return self._rest(node_id, self.run.timeout_s)
         message_id = sent.instruction.metadata.message_id
         if self.mail.is_local or not self.session.clock.emulated:
             now.round_trip_s[message_id] = self.now_s - sent.sent_s
         if not self.session.is_good(reply, node_id, self._expected()):
             self.bad += [] if reply.has_error() else [node_id]
+            self.lost.append(sent.instruction)
             return self._rest(node_id, is_away=reply.has_error())
         self.bad.clear()
         self.took_s[node_id] = self.now_s - sent.sent_s
@@ -244,7 +247,8 @@ class Work:
         session.exchange, session.arrays = now, run.arrays
         self.rule.merging(due, run.round)
         before = set(now.refused)
-        record = aggregate(run, number, messages, [arrival.reply for arrival in due])
+        asked, self.lost = [*messages, *self.lost], []
+        record = aggregate(run, number, asked, [arrival.reply for arrival in due])
         for node_id in now.refused.keys() - before:  # or it would fill the buffer again
             self._rest(node_id)
         record["global"] = evaluate_centrally(run, number)

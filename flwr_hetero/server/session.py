@@ -261,13 +261,13 @@ class Session:
         return self.exchange.latency.get(reply.metadata.reply_to_message_id)
 
     def seconds_by_node(self) -> dict[str, float]:
-        """Return how long each node took in this exchange, by identity."""
-        seconds: dict[str, float] = {}
+        """Return how long each node took for a message of this exchange on average, by identity."""
+        seconds: dict[str, list[float]] = {}
         for message_id, message in self.exchange.instructions.items():
             if (latency := self.exchange.latency.get(message_id)) is not None:
                 identity = self.registry.identity(message.metadata.dst_node_id)
-                seconds[identity] = seconds.get(identity, 0.0) + latency.seconds
-        return seconds
+                seconds.setdefault(identity, []).append(latency.seconds)
+        return {identity: sum(own) / len(own) for identity, own in seconds.items()}
 
     def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
         """Record a failure that costs no reply of a node that was asked."""

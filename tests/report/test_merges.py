@@ -8,14 +8,14 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from toy import toy_app, toy_arrays
 
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.report import RunDirectory, read_history
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import comparison_data
 from flwr_hetero.report.curves import MAX_POINTS
 from flwr_hetero.report.document import data_json
 from flwr_hetero.report.history import History
-from flwr_hetero.report.nodes import device_seconds, last_fairness, merged_replies
+from flwr_hetero.report.nodes import device_seconds, last_fairness, merged_replies, node_stats
 from flwr_hetero.report.page import facts, run_data
 from flwr_hetero.report.panels import panels_of
 from flwr_hetero.strategy import FedBuff, Recorded
@@ -23,10 +23,10 @@ from flwr_hetero.strategy import FedBuff, Recorded
 PROFILES = [DeviceProfile(4.0), DeviceProfile(4.0), DeviceProfile(1.0), DeviceProfile(0.5)]
 
 
-def record_run(path, strategy, num_rounds):
+def record_run(path, strategy, num_rounds, faults=()):
     strategy = Recorded(strategy, run_dir=RunDirectory(path, {}), checkpoint_every=99)
     strategy.start(
-        LocalGrid(toy_app(), PROFILES),
+        LocalGrid(toy_app(), PROFILES, faults=faults),
         toy_arrays(),
         num_rounds,
         evaluate_fn=lambda number, _: MetricRecord({"accuracy": min(0.1 * number, 0.9)}),
@@ -106,6 +106,25 @@ def test_replies_of_each_node_are_counted(merges):
         [dots] = panel(merges, title)["traces"]
         np.testing.assert_allclose(dots["x"], [np.median(r.age_s) for r in replies.values()], 1e-5)
         np.testing.assert_allclose(dots["y"], values, rtol=1e-5)
+
+
+def test_latency_is_of_one_reply(tmp_path):
+    """Also of a node that is in most merges twice."""
+    history = record_run(tmp_path / "run", FedBuff(buffer_size=8), 5)
+    assert any(record["selected"].count("node-0") > 1 for record in history.rounds)
+    for node in node_stats(history):
+        median = np.median(merged_replies(history)[node.identity].age_s)
+        assert node.typical_s == pytest.approx(median)
+
+
+def test_what_came_to_nothing_was_asked(tmp_path):
+    history = record_run(tmp_path / "run", FedBuff(buffer_size=2), 12, [Fault(2, "errs")])
+    nodes = {node.identity: (node.selected, node.lost) for node in node_stats(history)}
+    failed = [f for record in history.rounds for f in record["failures"]]
+    assert nodes.pop("id-1002") == (len(failed), len(failed))
+    assert failed
+    replies = merged_replies(history)
+    assert nodes == {name: (len(replies[name].age_s), 0) for name in nodes}
 
 
 def test_staleness_and_nodes_at_work_over_time(merges):
