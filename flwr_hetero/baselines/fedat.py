@@ -81,6 +81,8 @@ class FedAT(FedBuff):
     >>> strategy = FedAT(FedProx(proximal_mu=0.4), clients_per_round=2)
     """
 
+    decides = FedBuff.decides | {"the global model"}
+
     def __init__(
         self,
         strategy: Strategy | None = None,

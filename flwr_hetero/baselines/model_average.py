@@ -25,7 +25,8 @@ class ModelAverage(Wrapper):
     .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
 
     With few nodes in a round or merge, the global model leans towards the data of those that came
-    last; the average over some rounds does not. It goes around any strategy and into any other.
+    last; the average over some rounds does not. It goes around any strategy and into any other but
+    :class:`FedAT`, where it would see the models of single tiers.
 
     Parameters
     ----------
@@ -58,6 +59,7 @@ class ModelAverage(Wrapper):
 
     name: ClassVar[str] = "model-average"
     decides = frozenset({"the evaluated model"})
+    outside_of = frozenset({"the global model"})
 
     def __init__(self, strategy: Strategy | None = None, *, rounds: int = 8) -> None:
         self.rounds = check_count("rounds", rounds, 1)
@@ -83,17 +85,20 @@ class ModelAverage(Wrapper):
         self.count += 1
         part = max(1 / self.count, 1 / self.rounds)
         for name, new in model.items():
-            old = self.average.get(name)
-            if old is None or new.dtype.kind != "f":
+            if new.dtype.kind != "f":
                 self.average[name] = new.copy()
-            else:  # not by new - old, which may be too large for the type
-                self.average[name] = np.asarray((1 - part) * old + part * new, new.dtype)
+                continue
+            wide = new.astype(np.promote_types(new.dtype, np.float32))  # or it would drift
+            old = self.average.get(name, wide)  # new - old might be too large for the type
+            self.average[name] = np.asarray((1 - part) * old + part * wide)
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average, or these arrays before the first one."""
         if not self.average:
             return arrays
-        return ArrayRecord({name: Array(self.average[name]) for name in arrays})
+        return ArrayRecord(
+            {name: Array(self.average[name].astype(like.dtype)) for name, like in arrays.items()}
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -102,7 +107,9 @@ class ModelAverage(Wrapper):
         return super().configure_evaluate(server_round, self.averaged(arrays), config, grid)
 
     def on_start(self, run: Run) -> None:
-        """Let the server evaluate the average."""
+        """Let the server evaluate the average; a run that begins has none yet."""
+        if run.round < 0:
+            self.average, self.count = {}, 0
         if (evaluate := run.evaluate_fn) is not None:
             run.evaluate_fn = lambda number, arrays: evaluate(number, self.averaged(arrays))
 

@@ -52,7 +52,8 @@ class Wrapper(Strategy):
       their own, and a node that is still at work must not get any.
     - ``FedBuff`` goes outside what decides the steps; it brings its own selection and loop, in
       which ``CDGraB``, ``HerdingMeter`` and ``Resharding`` do not work.
-    - ``Recorded`` goes outside all others: it restores them before they begin.
+    - ``Recorded`` goes outside all others, which it restores before they begin, and
+      ``ModelAverage`` outside ``FedAT``, which makes the global model.
     - A selection and weighting by steps ask for a strategy that derives from FedAvg, a selection
       for one that leaves the choice of nodes open; steps, orders and herding bounds for one that
       trains by gradients; ``OverSelect`` for one that asks several nodes at once.

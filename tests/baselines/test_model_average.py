@@ -116,7 +116,27 @@ def test_models_far_apart_have_a_finite_average():
     """Their difference is above what float16 holds, 65,504."""
     average = ModelAverage(rounds=4)
     for number in (60_000, -60_000, 60_000):
-        average._add({"w": np.array([number], np.float16), "n": np.array([number])})
-    assert average.average["w"].dtype == np.float16
-    assert average.average["w"][0] == pytest.approx(20_000, rel=2e-3)
-    assert average.average["n"][0] == 60_000
+        newest = {"w": np.array([number], np.float16), "n": np.array([number])}
+        average._add(newest)
+    found = average.averaged(ArrayRecord({name: Array(new) for name, new in newest.items()}))
+    assert found["w"].dtype == "float16"
+    assert found["w"].numpy()[0] == pytest.approx(20_000, rel=2e-3)
+    assert found["n"].numpy()[0] == 60_000
+
+
+def test_half_precision_does_not_drift():
+    average, model = ModelAverage(rounds=32), np.linspace(0.1, 3, 99).astype(np.float16)
+    for _ in range(300):
+        average._add({"w": model})
+    found = average.averaged(ArrayRecord({"w": Array(model)}))
+    assert found["w"].numpy().tolist() == model.tolist()
+
+
+def test_another_run_begins_without_an_average():
+    strategy = ModelAverage(flower.FedAvg(fraction_evaluate=0.0))
+    first, second = (
+        strategy.start(LocalGrid(toy_app(), FLEET), toy_arrays(), 3, evaluate_fn=central)
+        for _ in range(2)
+    )
+    assert second.evaluate_metrics_serverapp == first.evaluate_metrics_serverapp
+    assert value(second.arrays) == value(first.arrays)

@@ -90,6 +90,8 @@ def why_illegal(outer, inner):
         return f"strategy must leave .*loop.* to {outer}, got '{inner}'"
     if inner in LOOPS and outer in SETS_STEPS:
         return rf"be {inner}, whose place is outside .* steps, .*: write {inner}\({outer}"
+    if (outer, inner) == ("FedAT", "ModelAverage"):
+        return r"whose place is outside .* the global model, .*: write ModelAverage\(FedAT"
     if loops and (other := {outer, inner}.intersection(ONLY_ROUNDS)):
         return f"work without rounds in one composition with {loops.pop()}, got '{other.pop()}': "
     if outer in SELECTS and inner in SELECTS:
