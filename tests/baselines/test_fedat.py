@@ -131,7 +131,7 @@ def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():
     records, _ = run(120, make=Dies, faults=dies, timeout=40.0)
     failed = [record for record in records if record["failures"]]
     assert {f["node"] for record in failed for f in record["failures"]} == {"node-1"}
-    assert len(failed[0]["selected"]) == 1
+    assert len(failed[0]["nodes"]) == 1
     for tier, speed in ((1, 2.0), (2, 1.0)):
         times = [record["virtual_s"] for record in records[20:] if record["tier"] == tier]
         assert np.diff(times) == pytest.approx(STEPS / speed, rel=0.02)
