@@ -166,7 +166,8 @@ class FedBuff(Selection):
 
     def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
         """Return the first K updates when there are as many (Alg. 1, l. 6)."""
-        self._size = self.buffer_size or default_buffer(self.concurrency or team)
+        at_work = min(self.concurrency or team, team)  # others evaluate
+        self._size = self.buffer_size or default_buffer(at_work)
         return buffer[: self._size] if len(buffer) >= self._size else []
 
     def failed(self, node_id: int) -> None:
@@ -175,7 +176,7 @@ class FedBuff(Selection):
     def merging(self, arrivals: list[Arrival], version: int) -> None:
         """Note each update's staleness (l. 3), and how long its node worked and was idle."""
         self._arrivals = {a.sent.instruction.metadata.message_id: a for a in arrivals}
-        self._staleness, self._times_s = {}, {}
+        self._staleness, self._times_s, self._info = {}, {}, {}
         for message_id, arrival in self._arrivals.items():
             node = self.identity(arrival.sent.node_id)
             self._staleness[message_id] = version - arrival.version

@@ -100,7 +100,8 @@ def test_idle_nodes_are_drawn_uniformly():
 
 
 def test_buffer_is_half_of_the_nodes_at_work():
-    for num_nodes, concurrency, size in [(10, None, 5), (10, 4, 3), (2, None, 2), (1, None, 1)]:
+    sizes = {(10, None): 5, (10, 4): 3, (10, 99): 5, (2, None): 2, (1, None): 1}
+    for (num_nodes, concurrency), size in sizes.items():
         strategy = paper(concurrency=concurrency)
         models(strategy, Watched([1.0] * num_nodes, [1 + i for i in range(num_nodes)]), 4)
         assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4

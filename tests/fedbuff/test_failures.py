@@ -125,6 +125,15 @@ def test_nodes_join_and_leave():
     assert max(asked) > 60
 
 
+def test_a_merge_of_nothing_names_no_nodes():
+    """Not those of the merge before: the reply is refused once it is to be merged."""
+    strategy = fedbuff(buffer_size=1)
+    models(strategy, Watched([0.0, 1.0, 1e9], SPEEDS[:3]), 9)
+    lost = [record for record in strategy.records if record["failures"]]
+    assert [record["selected"] for record in lost] == [["node-2"]]
+    assert not any("fedbuff" in record for record in lost)
+
+
 class Lying(Watched):
     """Node 0's replies go through ``lie(message, reply)``."""
 
