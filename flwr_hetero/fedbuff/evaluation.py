@@ -74,7 +74,8 @@ class Evaluation:
         if not self.sent or not self.is_over():
             return {}
         run, exchange = self.run, self.session.exchange
-        self.session.exchange = Exchange(self.sent, exchange.simulated, exchange.timeout_s)
+        now = Exchange(self.sent, exchange.simulated, exchange.timeout_s, quorum=exchange.quorum)
+        self.session.exchange = now
         metrics = run.strategy.aggregate_evaluate(self.number, self.replies)
         self.session.exchange, self.sent = exchange, []
         if metrics is None:

@@ -73,6 +73,14 @@ def test_a_node_that_fails_holds_no_evaluation_up(kind):
     assert len(reasons) == 1
 
 
+def test_a_fault_of_all_nodes_in_evaluation_ends_the_run():
+    """Also where there are but two nodes, as in Flower's simulation by default."""
+    fault = {"kind": "garbage", "corrupt": "no-metrics", "message_type": "evaluate"}
+    fleet = Watched([0.0, 1.0], [2.0, 1.3], faults=[Fault(0, **fault), Fault(1, **fault)])
+    with pytest.raises(RuntimeError, match="no reply to evaluation counts, all for the same"):
+        models(FedBuff(fedavg(fraction_evaluate=1.0)), fleet, 60)
+
+
 def test_nodes_that_leave_are_not_waited_for():
     class Leaving(Watched):
         def get_node_ids(self):
