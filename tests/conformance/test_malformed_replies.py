@@ -273,7 +273,7 @@ def survive(tmp_path):
             failures = record["failures"]
             assert not {failure["node"] for failure in failures} & honest, failures
             assert all(failure["reason"] for failure in failures)
-            assert len(record["selected"]) == NUM_NODES or as_they_come
+            assert len(record["selected"]) >= NUM_NODES or as_they_come  # FedBuff: lost ones, too
         return rounds
 
     logging.disable()  # a line per node, thousands of times
