@@ -1,4 +1,5 @@
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,14 @@ def selected(strategy, grid, rounds):
     history = History(strategy)
     history.start(grid, toy_arrays(), rounds)
     return [record["selected"] for record in history.records[1:]]
+
+
+def test_the_rule_of_the_how_to_runs():
+    text = (Path(__file__).parents[2] / "docs" / "howto.md").read_text(encoding="utf-8")
+    shown = text.split("## Write a strategy")[1].split("```python")[1].split("```")[0]
+    names = {}
+    exec(shown, names)
+    assert [len(nodes) for nodes in selected(names["strategy"], grid_of(4), 2)] == [3, 3]
 
 
 def test_rule_learns_from_outcomes():
