@@ -104,7 +104,7 @@ class SharedSamples:
         return self._taken
 
     def _draw_slow(self, share: float) -> Indices:
-        _, num_slow = epoch_sizes(len(self.losses), share)
+        num_slow = max(1, epoch_sizes(len(self.losses), share)[1])  # with share=1 there is none
         taken = self._taken if self.unified and len(self._taken) < len(self.losses) else None
         return slow_allocation(len(self.losses), num_slow, self.rng, taken)
 

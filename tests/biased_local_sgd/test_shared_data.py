@@ -33,6 +33,11 @@ def test_every_node_gets_its_number_of_samples(size, fast, unified, fraction):
         shared.losses[lists[0]] = 1.0
 
 
+def test_slow_nodes_have_samples_where_fast_ones_are_allotted_all():
+    fast, slow = SharedSamples(5, 3, 0.5, share=1.0).draw([2, 1], [True, False])
+    assert (len(fast), len(slow)) == (6, 3)
+
+
 def test_without_bias_nodes_share_one_random_order():
     shared = SharedSamples(30, 5, None)
     lists = shared.draw([4, 2], [True, False])
