@@ -119,7 +119,7 @@ class TierEvaluation(Selection):
     def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
         """Count failures of nodes that only evaluate."""
         if good:  # else it may be the ClientApp that cannot evaluate
-            self.failures.record_evaluation(set(failed))
+            self.failures.record_evaluation(set(good), set(failed))
 
 
 def copy_for(node_id: int, message: Message) -> Message:

@@ -76,7 +76,7 @@ class TiFL(TierEvaluation):
         Seconds after which a node that has not answered drops out, of a profiling round too.
     profile_interval : int, optional
         Form the tiers again every so many rounds, of the latencies measured in training (None:
-        every 10) or of a new phase (None: never); nodes that kept failing are asked again.
+        every 10) or of a new phase (None: never); if given, failing nodes are then asked again.
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
@@ -90,7 +90,7 @@ class TiFL(TierEvaluation):
     unbiased : bool
         Whether nodes count by their examples under each policy; as for :class:`Selection`.
     max_failures : int
-        Failures in a row after which a node is not asked until the next profiling.
+        Failures in a row after which a node is left out (``profile_interval``: until when).
     seed : int
         Of tier and node selection.
 
@@ -326,7 +326,7 @@ class TiFL(TierEvaluation):
         """Return tiers, the state of Algorithm 2, estimate, failures and generator."""
         return {
             "tiers": json.dumps(self.tiers.info()),
-            "failures": json.dumps(self.failures.failures),
+            "failures": json.dumps([self.failures.failures, self.failures.evaluation]),
             **super().state_dict(),
             **self.timing.state_dict(),
             "rng": rng_to_str(self.rng),
@@ -341,7 +341,7 @@ class TiFL(TierEvaluation):
         self.tiers = Tiers.from_json(str(state["tiers"]))
         self.state = TierState(**entries_below("state/", state))  # type: ignore[arg-type]
         self.estimate = TimeEstimate(**entries_below("estimate/", state))  # type: ignore[arg-type]
-        self.failures.failures = json.loads(str(state["failures"]))
+        self.failures.failures, self.failures.evaluation = json.loads(str(state["failures"]))
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))
 

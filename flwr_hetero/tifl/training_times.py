@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from logging import DEBUG
+from logging import DEBUG, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
@@ -244,10 +244,17 @@ class TrainingTimes:
         return failed
 
     def wait(self, grid: Grid, online: Set[int]) -> bool:
-        """Wait until some first work is over, for there is no other node to train."""
+        """Wait until some first work is over, for there is no other node to train.
+
+        Without any such work nodes that kept failing are asked again: no round may go by idle.
+        """
         clock = self.session.clock
         if not self._jobs:
-            return False
+            if blocked := self.failures.blocked:
+                log(WARNING, "TiFL: no other node is left, %d that failed are back", len(blocked))
+                self.failures.clear()
+                self._more = True
+            return bool(blocked)
         self._pull(grid, online, enough=1)
         if self._jobs and not hasattr(whole_grid(grid), "virtual_time_s") and not clock.emulated:
             time.sleep(POLL_S)

@@ -162,16 +162,37 @@ def test_node_away_in_a_profiling_is_placed_on_return():
 def test_failure_counter_counts_in_a_row(caplog):
     counter = FailureCounter(2)
     counter.record_training({"b"}, {"a"})
-    counter.record_evaluation({"a", "c"})  # a is judged by its training
-    assert counter.failures == {"a": 1, "c": 1}
+    counter.record_evaluation({"b"}, {"a", "c"})  # a is judged by its training
+    assert (counter.failures, counter.evaluation) == ({"a": 1}, {"c": 1})
     counter.record_training({"c"}, {"a"})
+    assert counter.evaluation == {}
     assert counter.blocked == {"a"}
     assert "a failed 2 times in a row" in caplog.text
     counter.record_training({"a"}, set())
     assert counter.failures == {}
     counter.record_training(set(), {"a", "b"})
+    counter.record_evaluation(set(), {"c"})
     counter.clear()
-    assert counter.failures == {}
+    assert (counter.failures, counter.evaluation) == ({}, {})
+
+
+def test_a_good_evaluation_ends_a_row_of_bad_ones_only():
+    counter = FailureCounter(2)
+    counter.record_training(set(), {"a"})
+    counter.record_training(set(), set())
+    for _ in range(3):
+        counter.record_evaluation(set(), {"b"})
+        counter.record_evaluation({"a", "b"}, set())
+    assert counter.blocked == set()
+    counter.record_training(set(), {"a"})
+    assert counter.blocked == {"a"}
+
+
+def test_nodes_are_asked_again_when_no_other_is_left():
+    faults = [Fault(i, "errs", 3 + i, 3 + i, message_type="train") for i in range(4)]
+    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 4, 1, policy="vanilla", max_failures=1)
+    records = records_of(tifl, Answers(4, faults=faults), 8)
+    assert [len(record["selected"]) for record in records[3:]] == [4, 3, 2, 1, 4, 4]
 
 
 def test_node_that_keeps_failing_is_not_asked():
@@ -222,4 +243,4 @@ def test_failures_in_evaluation_count(deaf, failures):
     tifl = make_tifl(clients_per_round=1, policy="adaptive", interval=1, seed=2)
     tifl.start(Answers(4, faults=faults), toy_arrays(), 1, timeout=100)
     assert tifl.draw.tier == 0  # node 0 is in the slow one
-    assert tifl.failures.failures == failures
+    assert tifl.failures.evaluation == failures
