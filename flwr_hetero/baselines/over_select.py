@@ -1,6 +1,7 @@
 """Over-selection: ask more nodes than are needed and take the first that answer."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from typing import Any, ClassVar
@@ -11,7 +12,8 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number, invalid
-from flwr_hetero.server.nodes import MINIMA, GridView
+from flwr_hetero.server.exchange import POLL_S
+from flwr_hetero.server.nodes import MINIMA, GridView, whole_grid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.tifl.strategy import TiFL
@@ -107,16 +109,38 @@ class OverSelect(Wrapper):
                 setattr(self.leaf, name, minimum)
 
     def before_train(self, server_round: int, grid: Grid) -> Grid:
-        """Hide nodes that are still at work on an earlier round."""
+        """Hide nodes still at work on an earlier round; wait for one if there is no other."""
         if self._at_work:
-            for reply in grid.pull_messages(list(self._at_work)):
-                self.session.costs.answered([reply], self.session.clock.virtual_s)
-                self._at_work.pop(reply.metadata.reply_to_message_id, None)
-        return self._free(grid)
+            self._finish(grid.pull_messages(list(self._at_work)))
+        view = self._free(grid)
+        while self._at_work and not any(True for _ in view.get_node_ids()):
+            self._wait(grid)
+            view = self._free(grid)
+        return view
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
         """Hide nodes that are still at work on this round or an earlier one."""
         return self._free(grid)
+
+    def _finish(self, replies: Iterable[Message]) -> None:
+        for reply in replies:
+            self.session.costs.answered([reply], self.session.clock.virtual_s)
+            self._at_work.pop(reply.metadata.reply_to_message_id, None)
+
+    def _wait(self, grid: Grid) -> None:
+        """Let time pass until a node has answered, or its time-out is over."""
+        fleet: Any = whole_grid(grid)
+        clock, message_ids = self.session.clock, list(self._at_work)
+        if hasattr(fleet, "virtual_time_s"):
+            began_s = fleet.virtual_time_s
+            left_s = min(until_s for _, until_s in self._at_work.values()) - clock.virtual_s
+            replies = fleet.wait_for_next(message_ids, began_s + left_s)
+            clock.virtual_s += fleet.virtual_time_s - began_s
+        else:
+            time.sleep(POLL_S)
+            clock.virtual_s += POLL_S
+            replies = grid.pull_messages(message_ids)
+        self._finish(replies)
 
     def _free(self, grid: Grid) -> Grid:
         now_s = self.session.clock.virtual_s
