@@ -38,6 +38,7 @@ __all__ = [
     "be_server_task",
     "console_handler",
     "chooses_one_node",
+    "clips_on_nodes",
     "format_of_trees",
     "is_simulation_grid",
     "log",
@@ -122,6 +123,12 @@ def format_of_trees(strategy: Strategy) -> str | None:
 def chooses_one_node(strategy: Strategy) -> bool:
     """Return whether a strategy has a selection of its own that no view can replace."""
     return any(kind.__name__ == "FedXgbCyclic" for kind in type(strategy).__mro__)
+
+
+def clips_on_nodes(strategy: Strategy) -> bool:
+    """Return whether a strategy adds noise that is right for updates as the nodes clipped them."""
+    names = [kind.__name__ for kind in type(strategy).__mro__]
+    return any(name.startswith("DifferentialPrivacyClientSide") for name in names)
 
 
 @contextmanager

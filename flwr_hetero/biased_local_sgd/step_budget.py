@@ -25,7 +25,7 @@ from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.aggregate import with_update
-from flwr_hetero.server.contract import STEPS, check_on_missing
+from flwr_hetero.server.contract import STEPS, check_on_missing, check_unscaled
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.reply_checks import BUFFERS
 from flwr_hetero.server.rounds import Run
@@ -150,6 +150,8 @@ class LocalSteps(Wrapper):
         super().__init__(strategy)
         if self.weighting == "steps":
             self._check_weights_by_steps()
+        if self.weighting in NORMALISED:
+            check_unscaled(self, "weighting", weighting)
         self.speeds = NodeSpeeds()
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
         self._assigned: dict[str, int] = {}

@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import chooses_one_node, log, trains_trees
+from flwr_hetero._flwr import chooses_one_node, clips_on_nodes, log, trains_trees
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.records import read_number
 
@@ -228,3 +228,12 @@ def check_composition(wrapper: Any) -> None:
                 "what it does each round fits into evaluate_fn or aggregate_train"
             )
             raise invalid("strategy", f"{type(strategy).__name__}.start", rule, hint)
+
+
+def check_unscaled(wrapper: Any, setting: str, value: Any) -> None:
+    """Refuse to scale updates that nodes have clipped: the noise would be too small for them."""
+    for strategy in wrapper.chain():
+        if clips_on_nodes(strategy):
+            rule = f"leave updates as they are around {type(strategy).__name__}"
+            hint = "or clip on the server, with DifferentialPrivacyServerSide..."
+            raise invalid(setting, value, rule, hint)

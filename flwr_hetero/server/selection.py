@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr_hetero._flwr import chooses_one_node, log, trains_trees
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.contract import check_unscaled
 from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
 from flwr_hetero.server.profiling import comparable_s
 from flwr_hetero.server.wrapper import Wrapper
@@ -93,6 +94,8 @@ class Selection(Wrapper):
             raise invalid("strategy", type(self.leaf).__name__, rule)
         if unbiased and any(getattr(s, "accountant", None) for s in self.chain()):
             raise invalid("unbiased", unbiased, "be False where privacy is accounted for")
+        if unbiased:
+            check_unscaled(self, "unbiased", unbiased)
         self.clients_per_round, self.unbiased = clients_per_round, unbiased
         self.selected: list[int] = []
         self.usual_weights: dict[str, float] = {}  # of every node seen, if unbiased

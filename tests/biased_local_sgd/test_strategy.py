@@ -9,7 +9,14 @@ from recording import History
 from steps_toy import local_model, steps_app, steps_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps, TiFL, Wrapper
+from flwr_hetero.strategy import (
+    BiasedLocalSGD,
+    FedNova,
+    LocalSteps,
+    RandomSelection,
+    TiFL,
+    Wrapper,
+)
 
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
 FLEET = [FAST, FAST, FAST, SLOW]
@@ -119,6 +126,23 @@ def test_differential_privacy_inside_clips_each_reply():
     result, _ = run(BY_STEPS(inner), arrays=arrays, num_rounds=1)
     moved = np.concatenate([array.numpy() for array in result.arrays.values()])
     assert 0 < np.linalg.norm(moved) <= 0.5 + 1e-6
+
+
+CLIPPED_BY_NODES = [
+    lambda: flower.DifferentialPrivacyClientSideFixedClipping(flower.FedAvg(), 1.0, 0.5, 4),
+    lambda: flower.DifferentialPrivacyClientSideAdaptiveClipping(flower.FedAvg(), 0.1, 4),
+]
+
+
+@pytest.mark.parametrize("private", CLIPPED_BY_NODES, ids=["fixed", "adaptive"])
+def test_updates_that_nodes_have_clipped_are_not_scaled(private):
+    """Else few steps, magnified, would be above the bound that the noise is made for."""
+    for scales in (BiasedLocalSGD, FedNova, lambda s: LocalSteps(s, weighting="normalised")):
+        with pytest.raises(ValueError, match="weighting must leave updates as they are"):
+            scales(private())
+    with pytest.raises(ValueError, match="unbiased must leave updates as they are"):
+        RandomSelection(private(), 4, unbiased=True)
+    assert LocalSteps(private(), weighting="examples").leaf
 
 
 def test_profiling_by_tifl_measures_the_speeds():
