@@ -46,6 +46,11 @@ class Exchange:
 
     _by_id: dict[str, Message] = field(default_factory=dict)
 
+    def timed_as(self, sent: "Exchange") -> None:
+        """Take the times of the exchange that sent these instructions."""
+        self.timeout_s, self.virtual_s = sent.timeout_s, sent.virtual_s
+        self.round_trip_s, self.same_clock = sent.round_trip_s, sent.same_clock
+
     @property
     def instructions(self) -> dict[str, Message]:
         """Instructions by message id; they have one once they are sent."""

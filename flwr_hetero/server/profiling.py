@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from itertools import islice
 from logging import DEBUG, INFO
-from math import isfinite, nan
+from math import isfinite
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from flwr_hetero.server.session import Session
 from flwr_hetero.server.wrapper import Wrapper
 
 EQUAL_S = 1.0
-"""Latency of simulated nodes that report none."""
+"""Latency of nodes that report none where the server sees none: in simulations above all."""
 TRUSTED = 0.5
 """Least part of a round trip that a node may call its own time."""
 MAX_ENTRIES, MAX_TEXT = 8, 80
@@ -76,15 +76,15 @@ def time_nodes(
 
 
 def comparable_s(session: Session, reply: Message) -> float:
-    """Return how long a node took, NaN if unknown, so that nodes can be compared by it.
+    """Return how long a node took, so that nodes can be compared by it.
 
     It is at least half of the round trip that the server saw. In a simulation that holds the wait
-    for a free worker: all nodes are equally fast, ``EQUAL_S``, that do not report their time.
+    for a free worker, and in a run that a strategy of Flower's started it is not seen: all nodes
+    are equally fast, ``EQUAL_S``, that do not report their time.
     """
-    latency = session.latency_of(reply)
+    latency, now = session.latency_of(reply), session.exchange
     if latency is None:
-        return nan
-    now = session.exchange
+        return EQUAL_S
     if latency.source == "observed" and now.simulated and not now.same_clock:
         return EQUAL_S
     seen_s = now.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if now.same_clock else 0

@@ -78,8 +78,12 @@ class Run:
         return self.wall_offset_s + time.monotonic() - self.started_s
 
     def send(self, messages: Sequence[Message]) -> list[Message]:
-        """Send instructions and wait for the replies."""
-        return self.strategy.session.send(self.grid, messages, self.timeout_s)
+        """Send instructions and wait for the replies; wrappers inside Flower's learn the times."""
+        session = self.strategy.session
+        replies = session.send(self.grid, messages, self.timeout_s)
+        for wrapper in self.strategy.wrappers():
+            wrapper.session.exchange.timed_as(session.exchange)
+        return replies
 
 
 Loop = Callable[[Run], Result]
@@ -118,6 +122,8 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
     with quiet_strategies(), bar(run.num_rounds) as run.advance:
         strategy.summary()
         try:
+            for wrapper in strategy.wrappers():
+                wrapper.session.clock = session.clock  # inside Flower's wrappers it is another one
             for wrapper in strategy.wrappers():
                 wrapper.on_start(run)
             yield

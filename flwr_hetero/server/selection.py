@@ -29,7 +29,7 @@ LONG_HINT = "select them more often, or lower the learning rate (docs/objectives
 
 
 class Outcome(NamedTuple):
-    """What a selected node delivered: its latency (NaN if unknown) and its metrics."""
+    """What a selected node delivered: its latency and its metrics."""
 
     latency_s: float
     metrics: Mapping[str, Any]

@@ -209,17 +209,16 @@ class TrainingTimes:
                 self.left_out.append(node_id)
             if early and took_s > end_s:
                 self._add(reply, Job(node_id, began_s, pushed_s, began_s + took_s, took_s))
-            elif math.isfinite(took_s):
+            else:
                 self._note(node_id, took_s)
         return [reply for reply in replies if id(reply) in kept]
 
     def _latency_of(self, reply: Message, online: Set[int]) -> float:
-        """Return a reply's latency, inf if unknown; a node that is back gets its old name."""
+        """Return a reply's latency; a node that is back gets its old name."""
         node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
         if partition is not None and not self._registry.knows(node_id):
             self._registry.come_back(node_id, partition, online)
-        seconds = comparable_s(self.session, reply)
-        return math.inf if math.isnan(seconds) else seconds
+        return comparable_s(self.session, reply)
 
     def _add(self, message: Message, job: Job) -> None:
         self._jobs[message.metadata.message_id] = job

@@ -1,12 +1,15 @@
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import Array, ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 from recording import Folder, History
+from steps_toy import steps_app, steps_arrays
 from toy import toy_app, toy_arrays
 
+from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server import rounds
-from flwr_hetero.strategy import Recorded, TiFL
+from flwr_hetero.strategy import AdaComm, LocalSteps, Recorded, TiFL, Wrapper
 
 
 def test_history_has_time_bytes_and_nodes():
@@ -99,3 +102,45 @@ def test_another_loop_uses_the_pieces(tmp_path):
     # the second buffer replaces the first: FedAvg keeps nothing of the old model
     assert run.arrays["w"].numpy() == pytest.approx((2.04 + 3.09) / 2 / 2)
     assert (tmp_path / "state.npz").exists()
+
+
+# --- inside one of Flower's own wrappers -----------------------------------------------------
+
+
+class Untimed(LocalGrid):
+    """Nodes without a mod: replies do not say how long they took."""
+
+    def _answers(self, messages):
+        answers = super()._answers(messages)
+        for _, reply in answers:
+            reply.content.pop(keys.TIMING, None)
+        return answers
+
+
+def inside(strategy, num_nodes=4):
+    return flower.DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 9.0, num_nodes)
+
+
+def run_untimed(strategy, num_rounds):
+    seen, arrays = [], steps_arrays()
+    arrays["n"] = Array(np.zeros(1, np.float32))
+    grid = Untimed(steps_app(seen=seen), [DeviceProfile(4.0)] * 2 + [DeviceProfile(0.5)] * 2)
+    strategy.start(grid, arrays, num_rounds)
+    return sorted((*told[:2], told[2].get("num-steps")) for told in seen)
+
+
+def test_the_times_of_nodes_are_known_inside():
+    told = run_untimed(Wrapper(inside(LocalSteps(fast_steps=16))), 2)
+    assert told[4:] == [(2, 0, 16), (2, 1, 16), (2, 2, 2), (2, 3, 2)]
+
+
+def test_the_clock_goes_on_inside():
+    told = run_untimed(Wrapper(inside(AdaComm(first_steps=8, interval_s=0.1))), 2)
+    assert {steps for number, _, steps in told if number == 2} == {4}
+
+
+def test_nodes_without_times_are_equal_where_flower_starts_the_run():
+    tifl = TiFL(clients_per_round=2, num_tiers=2)
+    told = run_untimed(inside(tifl, 2), 4)
+    assert [number for number, *_ in told] == [1] * 4 + [2] * 2 + [3] * 2 + [4] * 2
+    assert len(tifl.tiers.members) == 1
