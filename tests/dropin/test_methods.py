@@ -6,7 +6,7 @@ from dropin.patching import changed_lines
 from dropin.test_dropin import HERE, quickstart  # noqa: F401
 
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.strategy import BiasedLocalSGD, CDGraB
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def spied(monkeypatch):
 def records(monkeypatch):
     """Collect the lines of the history."""
     lines = []
-    for strategy in (BiasedLocalSGD, CDGraB):
+    for strategy in (BiasedLocalSGD, CDGraB, FedBuff):
         add = lambda self, run, record: lines.append(record)  # noqa: E731
         monkeypatch.setattr(strategy, "on_round_end", add)
     return lines
@@ -40,6 +40,19 @@ def records(monkeypatch):
 def model_of(reply):
     arrays = reply.content["arrays"].values()
     return np.concatenate([array.numpy().ravel() for array in arrays]).astype(float)
+
+
+def test_slices_in_eight_lines(quickstart, records):  # noqa: F811
+    assert changed_lines((HERE / "slices.diff").read_text()) <= 8
+    quickstart("slices.diff", 12)
+    assert len(records[-1]["fedbuff"]["nodes"]) == 2
+    assert records[-1]["model-average"]["models"] == 12
+    taken: dict[str, set[int]] = {}
+    for record in records[6:]:  # once all four have been timed
+        for node, steps in record["local-steps"]["num-steps"].items():
+            taken.setdefault(node, set()).add(steps)
+    assert taken["node-0"] == taken["node-2"] == {10}
+    assert max(taken["node-1"] | taken["node-3"]) <= 2
 
 
 def test_biased_local_sgd_in_nine_lines(quickstart, records, spied):  # noqa: F811

@@ -13,7 +13,7 @@ HALVES = HERE.parent / "e2e" / "examples" / "halves"
 README, PAGE = (
     (HERE.parents[1] / name).read_text(encoding="utf-8") for name in ("README.md", "docs/dropin.md")
 )
-METHODS = ("tifl", "biased", "cd_grab", "mercury", "pgd")
+METHODS = ("slices", "tifl", "biased", "cd_grab", "mercury", "pgd")
 
 
 def blocks_of(text, kind="diff"):
@@ -40,7 +40,7 @@ def test_lines_of_a_method(number, method):
 def test_lines_of_the_readme_are_those_of_the_page():
     shown = blocks_of(README)
     assert len(shown) == 2
-    assert shown == BLOCKS[:2]
+    assert shown == BLOCKS[1:3]
 
 
 @pytest.mark.parametrize(("app", "turn"), [("lightning", 0), ("hugging_face", 1)])
