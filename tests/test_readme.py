@@ -3,6 +3,7 @@
 import json
 import re
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
 NOTEBOOK = ROOT / "docs" / "fleet.ipynb"
+APPS = sorted((ROOT / "apps").glob("*/pyproject.toml"))
 
 
 def cells(kind: str) -> list[str]:
@@ -65,3 +67,22 @@ def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     targets = re.findall(r"\]\((?!\w+:)([^)#]+)(?:#[^)]*)?\)", text)
     assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def is_shown(shown: str, value: object) -> bool:
+    return shown == str(value).lower() or (isinstance(value, float) and float(shown) == value)
+
+
+@pytest.mark.parametrize("path", APPS, ids=lambda path: path.parent.name)
+def test_settings_of_an_app_are_its_defaults(path):
+    config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    page = (path.parent / "README.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| key \| default \|.*?\n\n", page, flags=re.DOTALL)
+    rows = [row.split("|")[1:3] for row in table.splitlines()[2:] if row]
+    shown = {}
+    for keys, defaults in rows:
+        names = re.findall(r"`([^`]+)`", keys)
+        values = [value.strip(" `") for value in defaults.split(",")]
+        shown |= dict(zip(names, values, strict=True))
+    assert "num-server-rounds" in shown
+    assert not [name for name in shown if not is_shown(shown[name], config[name])]
