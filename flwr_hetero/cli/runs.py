@@ -17,7 +17,7 @@ CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
 def add(commands: Any) -> None:
     """Add the commands to the command line."""
     report = commands.add_parser(
-        "report", help="rebuild report.html and the plots of runs", description=_report.__doc__
+        "report", help="rebuild the pages of runs", description=_report.__doc__
     )
     report.set_defaults(run=_report)
     compare = commands.add_parser(
@@ -79,7 +79,7 @@ def add(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    """Rebuild report.html and the plots of one or more runs from their histories."""
+    """Rebuild report.html of one or more runs from their histories."""
     from flwr_hetero.report.page import write_report
 
     for directory in options.directories:

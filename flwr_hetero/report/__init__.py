@@ -1,4 +1,4 @@
-"""What a run leaves behind: history, plots, one self-contained HTML page.
+"""What a run leaves behind: a history, and one self-contained HTML page.
 
 Reading a run directory needs NumPy only; recording a run and its report need the extra
 ``flwr-hetero[report]``.
