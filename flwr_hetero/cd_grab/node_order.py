@@ -92,6 +92,11 @@ class Reshuffled(NodeOrder):
         self.order, self.num_passes = rng.permutation(len(self.order)), self.num_passes + 1
 
 
+def filled(signs: Signs, count: int) -> Signs:
+    """Give +1, as at a tie, to the end of a pass that was not trained."""
+    return np.append(signs, np.ones(max(0, count - len(signs)), np.int8))
+
+
 class OwnMean(NodeOrder):
     """Balance each unit against the mean of the pass before: ID-GraB(Bal), GraB on each node.
 
@@ -122,7 +127,7 @@ class OwnMean(NodeOrder):
     def start_pass(self) -> None:
         """Reorder by the signs of the pass; its mean is subtracted in the next one."""
         if self.signs.size:
-            self.order = reorder(self.order, self.signs)
+            self.order = reorder(self.order, filled(self.signs, len(self.order)))
             self.mean = self.sum / self.sum.dtype.type(len(self.signs))
         self.sum = self.running_sum = NO_VECTOR
         self.signs = NO_SIGNS
@@ -165,7 +170,8 @@ class OwnPairs(NodeOrder):
     def start_pass(self) -> None:
         """Reorder by the signs of the pass; the signed sum starts from zero again."""
         if self.signs.size:
-            self.order = reorder(self.order, unit_signs(self.signs, len(self.order)))
+            pairs = filled(self.signs, len(self.order) // 2)
+            self.order = reorder(self.order, unit_signs(pairs, len(self.order)))
         self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
         self.watching = True
 

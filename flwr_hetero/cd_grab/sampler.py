@@ -109,7 +109,7 @@ class OrderedSampler(BatchSampler):
         if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
-        self._ahead: deque[_Drawn] = deque(maxlen=MOST_AHEAD)
+        self._ahead, self._returned = deque[_Drawn](maxlen=MOST_AHEAD), deque[_Drawn]()
         self._is_ahead = self._is_served = self._was_watched = self._is_observed = False
         self._finds_trained = False
         self._num_passes = self._pass_trained = self._owed = 0
@@ -144,9 +144,8 @@ class OrderedSampler(BatchSampler):
         weights = np.full(len(indices), weight)
         if not self._is_ahead:
             self._ahead.clear()
-        drawn = _Drawn(indices, weights, len(chosen), self._num_passes, self.watching)
-        self._ahead.append(drawn)
-        self._was_watched |= drawn.watched
+        self._ahead.append(_Drawn(indices, weights, len(chosen), self._num_passes, self.watching))
+        self._was_watched |= self.watching
         return indices, weights
 
     def batches_left(self) -> int:
@@ -158,6 +157,7 @@ class OrderedSampler(BatchSampler):
         """Prepare for an iteration, which may draw ahead."""
         if not self.continues:
             self._ahead.clear()
+        self._returned.clear()
         self._is_ahead = True
         super().begin_pass()
 
@@ -167,7 +167,8 @@ class OrderedSampler(BatchSampler):
         known = [drawn for drawn in left if self._finds_trained or drawn.watched]
         if self._finds_trained or self._is_observed:  # else nothing tells what was trained
             self.node_order.position -= sum(drawn.num_units for drawn in known)
-        self._ahead.clear()
+            self._returned = deque(known)
+            self._ahead.clear()
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Do nothing: orders are made from gradients, see :meth:`observe`."""
@@ -185,9 +186,8 @@ class OrderedSampler(BatchSampler):
         """
         if not self.watching:
             return
-        if self._is_ahead:
-            while self._ahead and not self._is_wanted(self._ahead[0]):
-                self._ahead.popleft()
+        while self._is_ahead and self._ahead and not self._is_wanted(self._ahead[0]):
+            self._ahead.popleft()
         drawn = self._ahead[0] if self._ahead else None
         expected = drawn.num_units if drawn else self._units_in_last_batch()
         self._learn(gradients, expected)
@@ -225,12 +225,13 @@ class OrderedSampler(BatchSampler):
 
     def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
         """Observe the gradient of these losses in their backward pass."""
-        if not self._parameters or self.unit == "example":
+        by_hand = not self._parameters or self.unit == "example"
+        if by_hand and self.node_order.learns:
             return
         if self._hook is not None:
             self._hook.remove()  # of a loss without a backward pass
         self._finds_trained, drawn = True, self._find(indices)
-        if drawn is None or not losses.requires_grad:
+        if by_hand or drawn is None or not losses.requires_grad:
             return
 
         def learn(parts: Sequence[Tensor | None] | None, _: float) -> None:
@@ -242,15 +243,19 @@ class OrderedSampler(BatchSampler):
                 before = torch.zeros_like(gradient).expand(self._owed - 1, -1)
                 self._learn(torch.cat([before, gradient]), self._owed)
                 self._owed = 0
+            self.batch_done()
 
         if self.probe.on or drawn.watched:
             self._hook = on_backward(losses, drawn.weights, self._parameters, learn)
 
     def _find(self, indices: NDArray[np.int64]) -> "_Drawn | None":
         """Return a batch that was drawn; those before it are not trained and count as zero."""
-        for place, drawn in enumerate(self._ahead):
+        ahead = self._ahead or self._returned
+        for place, drawn in enumerate(ahead):
             if np.array_equal(drawn.indices, indices):
-                passed = [self._ahead.popleft() for _ in range(place + 1)]
+                passed = [ahead.popleft() for _ in range(place + 1)]
+                if ahead is self._returned:  # fetched before the loop's end, trained after it
+                    self.node_order.position += sum(each.num_units for each in passed)
                 begun = drawn.pass_number != self._pass_trained
                 self._owed = 0 if begun else self._owed
                 self._pass_trained = drawn.pass_number
@@ -278,9 +283,8 @@ class OrderedSampler(BatchSampler):
 
     def reply_records(self) -> dict[str, Mapping[str, Any]]:
         """Return what the order server and the meter asked for."""
-        report = self.report() if self._is_served else {}
         found: dict[str, Mapping[str, Any]] = {
-            keys.ORDER: report,
+            keys.ORDER: self.report() if self._is_served else {},
             keys.HERDING: self.probe.report(len(self.units)),
         }
         return {name: record for name, record in found.items() if record}

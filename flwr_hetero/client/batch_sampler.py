@@ -154,6 +154,7 @@ class BatchSampler(ABC, Sampler):
         """End an iteration that is still open, as the loop over it has ended."""
         self.give_back()
         self._pass += 1
+        self.end_pass()
 
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""

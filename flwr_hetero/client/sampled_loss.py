@@ -111,7 +111,8 @@ def on_backward(
 
     def end(gradients: Sequence[Tensor | None]) -> None:
         handle.remove()
-        scale = float(factors[0].double().sum()) * len(weights) / float(weights.sum())
+        gradients = [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
+        scale = float(factors[0].cpu().double().sum()) * len(weights) / float(weights.sum())
         finite = all(g is None or bool(g.isfinite().all()) for g in gradients)
         if scale > 1.0 + ROUNDING and not finite:
             learn(None, scale)

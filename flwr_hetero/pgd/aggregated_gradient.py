@@ -52,6 +52,7 @@ class AggregatedGradient:
 
     def absorb(self, num_new: int, gradients: Gradients) -> None:
         """Add the mean gradient of a batch (Alg. 1, l. 22)."""
+        self.to_device()
         num_new = min(num_new, self.num_samples)
         keep = 1 - num_new / self.num_samples
         for name, total in self.total.items():

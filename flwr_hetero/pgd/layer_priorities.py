@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_hetero.client.sampled_loss import scoring
+from flwr_hetero.client.sampled_loss import at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.pgd.priorities import (
     Method,
@@ -239,7 +239,7 @@ def derivative(call: Call, direction: Parameters, method: Method = first_possibl
 def measure(call: Call, direction: Parameters) -> PriorityBatch:
     """Measure a batch by forward mode."""
     with undisturbed(call.model, call.gradient.device):
-        found = derivative(call, direction)
+        found = at_least_single(derivative(call, direction))
     return PriorityBatch(found, call.gradient.flatten(1).to(found).norm(dim=1))
 
 

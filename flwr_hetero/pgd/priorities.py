@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flwr_hetero.client.sampled_loss import Loss, scoring
+from flwr_hetero.client.sampled_loss import Loss, at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 
 Parameters: TypeAlias = Mapping[str, Tensor]
@@ -256,7 +256,7 @@ def all_priorities(
     own = dict(model.named_parameters())
     counted = own if names is None else {name: own[name] for name in own if name in set(names)}
     moving = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}
-    total = {name: torch.zeros_like(p) for name, p in counted.items()}
+    total = {name: at_least_single(torch.zeros_like(p)) for name, p in counted.items()}
     starts = range(0, len(inputs), batch_size)
     batches = [(inputs[i : i + batch_size], targets[i : i + batch_size]) for i in starts]
     with scoring(model):
@@ -266,5 +266,6 @@ def all_priorities(
             gradients = torch.autograd.grad(loss, list(moving.values()))
             for name, part in zip(moving, gradients, strict=True):
                 total[name] += part
-        found = [sample_priorities(model, loss_fn, *batch, total) for batch in batches]
-    return torch.cat(found).double().cpu().numpy(), total
+        direction = {name: part.to(own[name]) for name, part in total.items()}
+        found = [sample_priorities(model, loss_fn, *batch, direction) for batch in batches]
+    return torch.cat(found).cpu().double().numpy(), total

@@ -323,3 +323,65 @@ def test_bad_gradients_are_refused():
         with pytest.raises(ValueError, match="gradients must be finite"):
             sampler.observe(torch.full((rows, 3), float("nan")))
         sampler.observe(torch.zeros(rows, 3))
+
+
+# --- loops that do not train every batch, or fetch some ahead ------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("method", ["id-grab", "id-grab-mean"])
+def test_a_pass_whose_end_is_not_trained_gives_an_order(method, workers):
+    sampler, orders = OrderedSampler(22, 3, method=method), []
+    sampler.train_model(model := small_model())
+    criterion = SampledLoss(sampler)
+    for _ in range(3):
+        loader = DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
+        for number, (inputs, targets) in enumerate(loader):
+            loss = criterion(model(inputs), targets)
+            if number < 6:
+                loss.backward()
+        orders.append(sampler.node_order.order.tolist())
+    assert all(sorted(order) == list(range(7)) for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_batches_fetched_before_the_end_and_trained_after_it_count():
+    """As Hugging Face's Trainer does to accumulate gradients."""
+    plain = observed(OrderedSampler(22, 3, method="id-grab"), "plain")
+    sampler, model, seen = OrderedSampler(22, 3, method="id-grab"), small_model(), []
+    sampler.train_model(model)
+    criterion = SampledLoss(sampler)
+    sampler.node_order.observe = lambda vectors: seen.extend(vectors)
+    for fetched in (3, 4):
+        batches = iter(sampler)
+        drawn = [next(batches) for _ in range(fetched)]
+        batches.close()
+        for indices in drawn[: fetched - 1] if fetched == 3 else drawn:
+            inputs, targets = DATA[indices]
+            criterion(model(inputs), targets).backward()
+        sampler.settle()
+        assert sampler.node_order.position == len(seen)
+    np.testing.assert_allclose(seen, plain[:6], rtol=1e-4, atol=1e-6)
+
+
+def test_a_fixed_order_visits_later_what_workers_drew_ahead():
+    sampler, seen = OrderedSampler(22, 3, method="shuffle-once"), []
+    criterion = SampledLoss(sampler)
+    for _ in range(7):
+        batches = iter(DataLoader(DATA, batch_sampler=sampler, num_workers=2))
+        for _, (inputs, targets) in zip(range(3), batches, strict=False):
+            criterion(torch.zeros(len(inputs), 3, requires_grad=True), targets)
+            seen += [DATA.tensors[0].tolist().index(row) for row in inputs.tolist()]
+        sampler.settle()
+        del batches
+    assert sorted(seen[:22]) == list(range(22))
+
+
+def test_sparse_gradients():
+    sampler, words = OrderedSampler(22, 3, method="id-grab"), torch.randint(9, (22, 4))
+    model = nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 3))
+    sampler.train_model(model)
+    criterion = SampledLoss(sampler)
+    for indices in sampler:
+        criterion(model(words[indices]), DATA.tensors[1][indices]).backward()
+    assert len(sampler.node_order.signs) == 3

@@ -174,3 +174,34 @@ def test_bad_arguments_are_refused(ask, context):
         follow(OrderedSampler(12, 2), context, context, nn.Linear(1, 1))
     with pytest.raises(ValueError, match="sampler must be a sampler of"):
         follow(DataLoader(data_of(0)), ask(), context)
+
+
+# --- state without a mod -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [3, NUM // BATCH])
+def test_the_answer_by_hand_keeps_the_state(steps, workers, ask, context):
+    sampler, model = OrderedSampler(NUM, BATCH), nn.Linear(4, 3)
+    following = follow(sampler, ask(), context, model)
+    batches = iter(DataLoader(data_of(0), batch_sampler=sampler, num_workers=workers))
+    criterion = SampledLoss(sampler)
+    for _ in range(steps):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+    assert following.records == {}
+    kept = load_state(context, "sampler")
+    assert kept is not None
+    for key, value in sampler.state_dict().items():
+        np.testing.assert_array_equal(kept[key], value)
+    assert kept["order.position"] == steps
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_last_gradient_of_a_pass_is_kept(workers, ask, context):
+    sampler, model = OrderedSampler(NUM, BATCH), nn.Linear(4, 3)
+    follow(sampler, ask(), context, model)
+    criterion = SampledLoss(sampler)
+    for inputs, targets in DataLoader(data_of(0), batch_sampler=sampler, num_workers=workers):
+        criterion(model(inputs), targets).backward()
+    assert len(load_state(context, "sampler")["order.diffs"]) == NUM // BATCH // 2

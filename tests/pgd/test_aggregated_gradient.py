@@ -21,3 +21,12 @@ def test_aggregate_follows_eq_9():
         covered = renew_sum(covered, np.array(float(size)), size, 10)
         expected = total * 10 / covered
         np.testing.assert_allclose(gradient.direction["w"].numpy(), expected, rtol=1e-5)
+
+
+def test_it_follows_parameters_to_their_device():
+    """A trainer may move the model after the sampler was made."""
+    model = nn.Linear(3, 2)
+    gradient = AggregatedGradient(dict(model.named_parameters()), num_samples=10)
+    gradient.parameters = dict(model.to("meta").named_parameters())
+    gradient.absorb(4, {name: torch.ones_like(p) for name, p in model.named_parameters()})
+    assert all(part.device.type == "meta" for part in gradient.total.values())

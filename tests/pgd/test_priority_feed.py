@@ -276,3 +276,25 @@ def test_layers_are_checked_once_in_all_rounds(model, by_forward_mode, caplog, m
         assert feed.listener.by_forward_mode == by_forward_mode
     assert len(checks) == 1
     assert len(caplog.records) == by_forward_mode
+
+
+def test_a_model_in_bfloat16_by_forward_mode():
+    net, words, targets = TiedByHand().bfloat16(), torch.randint(5, (NUM, 4)), torch.arange(NUM) % 5
+    feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
+    feed.listener.by_forward_mode = True
+    criterion = SampledLoss(feed)
+    for _ in range(2):
+        for indices in feed:
+            criterion(net(words[indices]), targets[indices]).backward()
+    assert feed.summary()["coverage"] == 1.0
+
+
+def test_full_pass_of_a_model_in_bfloat16():
+    model, inputs, targets = small()
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model.to(dtype))
+        feed.full_pass(model, LOSS, inputs.to(dtype), targets)
+        found.append(feed.state_dict()["gradient.1.weight"])
+    assert found[1].dtype == np.float32
+    np.testing.assert_allclose(found[1], found[0], atol=0.05 * np.abs(found[0]).max())
