@@ -215,6 +215,9 @@ def check_composition(wrapper: Any) -> None:
             if "loop" in one.decides and other.only_rounds:
                 rule = f"work without rounds in one composition with {type(one).__name__}"
                 raise invalid("strategy", type(other).__name__, rule, other.only_rounds)
+        if inner.outer is None and inner is not wrapper.inner and _has_loop(inner):
+            rule = f"not be {name} inside a strategy of Flower's, which works in rounds"
+            raise invalid("strategy", name, rule, "write it the other way round")
     if trains_trees(leaf) and wrapper.decides & GRADIENT_ONLY:
         rule = f"train by gradient steps inside {me}"
         raise invalid("strategy", type(leaf).__name__, rule)
@@ -228,6 +231,26 @@ def check_composition(wrapper: Any) -> None:
                 "what it does each round fits into evaluate_fn or aggregate_train"
             )
             raise invalid("strategy", f"{type(strategy).__name__}.start", rule, hint)
+
+
+def check_start(wrapper: Any) -> None:
+    """Say what a run lacks that a strategy of Flower's around a wrapper has started."""
+    if wrapper.session.arrays is not None:
+        return
+    name = type(wrapper).__name__
+    if _has_loop(wrapper):
+        text = "works without rounds, but a strategy of Flower's around it has started rounds"
+        raise RuntimeError(f"{name} {text}: put that strategy into {name}.")
+    text = (
+        "%s: a strategy of Flower's around it has started the run, so that nothing is recorded, "
+        "averaged or ended early, and only the mod `timing` tells how long nodes take; "
+        "put a Wrapper around it: strategy = Wrapper(strategy)"
+    )
+    log(WARNING, text, name)
+
+
+def _has_loop(wrapper: Any) -> bool:
+    return any("loop" in each.decides for each in wrapper.wrappers())
 
 
 def check_unscaled(wrapper: Any, setting: str, value: Any) -> None:

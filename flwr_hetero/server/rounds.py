@@ -123,7 +123,8 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
         strategy.summary()
         try:
             for wrapper in strategy.wrappers():
-                wrapper.session.clock = session.clock  # inside Flower's wrappers it is another one
+                inside = wrapper.session  # of its own if in one of Flower's wrappers
+                inside.clock, inside.arrays = session.clock, session.arrays
             for wrapper in strategy.wrappers():
                 wrapper.on_start(run)
             yield

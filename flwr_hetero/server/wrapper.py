@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero._flwr import attributes_of, format_of_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, by_node, keep_dtypes
-from flwr_hetero.server.contract import Contract, HelpCheck, check_composition, holds
+from flwr_hetero.server.contract import Contract, HelpCheck, check_composition, check_start, holds
 from flwr_hetero.server.reply_checks import Expected, drop_partial_metrics, weight_of
 from flwr_hetero.server.rounds import Loop, Run, run_rounds
 from flwr_hetero.server.session import Session
@@ -37,8 +37,7 @@ class Wrapper(Strategy):
     Raises
     ------
     ValueError
-        If it is not a Flower strategy, is already wrapped, or holds a wrapper that this one does
-        not go with.
+        If it is no Flower strategy, is already wrapped, or holds what this one does not go with.
 
     Notes
     -----
@@ -50,14 +49,14 @@ class Wrapper(Strategy):
       shared-data mode of ``BiasedLocalSGD`` samples and orders. So none occurs twice.
     - ``OverSelect`` goes outside the selection and ``Resharding``: both send nodes messages of
       their own, and a node that is still at work must not get any.
-    - ``FedBuff`` goes outside what decides the steps; it brings its own selection and loop, in
-      which ``CDGraB``, ``HerdingMeter`` and ``Resharding`` do not work.
+    - ``FedBuff`` goes outside what decides the steps and strategies of Flower's; in its loop
+      ``CDGraB``, ``HerdingMeter`` and ``Resharding`` do not work.
     - ``Recorded`` goes outside all others, which it restores before they begin, and
       ``ModelAverage`` outside ``FedAT``, which makes the global model.
-    - A selection and weighting by steps ask for a strategy that derives from FedAvg, a selection
-      for one that leaves the choice of nodes open; steps, orders and herding bounds for one that
-      trains by gradients; ``OverSelect`` for one that asks several nodes at once.
-    - All else goes, in any order.
+    - A selection and weighting by steps need a strategy that derives from FedAvg, a selection one
+      that leaves the choice of nodes open; steps, orders, herding bounds one that trains by
+      gradients; ``OverSelect`` one that asks several nodes at once.
+    - All else goes, in any order, with a wrapper outermost: Flower's start has no hooks.
 
     Examples
     --------
@@ -208,6 +207,7 @@ class Wrapper(Strategy):
     ) -> list[Message]:
         """Configure a round of training; see the hooks."""
         if self.outer is None:
+            check_start(self)
             self.session.begin_round(arrays, config)
         view = self.before_train(server_round, grid)
         messages: Iterable[Message] = ()

@@ -1,9 +1,12 @@
 """Nodes that keep failing."""
 
+import json
 from collections.abc import Set
 from logging import WARNING
+from typing import ClassVar
 
 from flwr_hetero._flwr import log
+from flwr_hetero.state_dict import StateDict
 
 
 class FailureCounter:
@@ -12,6 +15,8 @@ class FailureCounter:
     A node that trained in a round is judged by that, and not by its evaluation. Failures to train
     and to evaluate are rows of their own; a node that has trained begins both again.
     """
+
+    STATE: ClassVar = {"failures": str, "failures_to_evaluate": str}
 
     def __init__(self, max_failures: int) -> None:
         self.max_failures = max_failures
@@ -47,6 +52,18 @@ class FailureCounter:
         """Forget all failures."""
         self.failures.clear()
         self.evaluation.clear()
+
+    def state_dict(self) -> StateDict:
+        """Return both rows."""
+        return {
+            "failures": json.dumps(self.failures),
+            "failures_to_evaluate": json.dumps(self.evaluation),
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        self.failures = json.loads(str(state["failures"]))
+        self.evaluation = json.loads(str(state["failures_to_evaluate"]))
 
     def _add(self, row: dict[str, int], failed: Set[str]) -> None:
         for name in sorted(failed):

@@ -40,7 +40,7 @@ from flwr_hetero.tifl.training_times import STATE as TIMING_STATE
 from flwr_hetero.tifl.training_times import TrainingTimes
 
 STATE = {
-    **{"tiers": str, "failures": str, "failures_to_evaluate": str, "rng": str},
+    **{"tiers": str, "rng": str, **FailureCounter.STATE},
     **TIMING_STATE,
     **{f"state/{name}": ((-1,), "f") for name in TierState._fields},
     **{f"estimate/{name}": kind for name, kind in ESTIMATE_STATE.items()},
@@ -326,8 +326,7 @@ class TiFL(TierEvaluation):
         """Return tiers, the state of Algorithm 2, estimate, failures and generator."""
         return {
             "tiers": json.dumps(self.tiers.info()),
-            "failures": json.dumps(self.failures.failures),
-            "failures_to_evaluate": json.dumps(self.failures.evaluation),
+            **self.failures.state_dict(),
             **super().state_dict(),
             **self.timing.state_dict(),
             "rng": rng_to_str(self.rng),
@@ -342,8 +341,7 @@ class TiFL(TierEvaluation):
         self.tiers = Tiers.from_json(str(state["tiers"]))
         self.state = TierState(**entries_below("state/", state))  # type: ignore[arg-type]
         self.estimate = TimeEstimate(**entries_below("estimate/", state))  # type: ignore[arg-type]
-        self.failures.failures = json.loads(str(state["failures"]))
-        self.failures.evaluation = json.loads(str(state["failures_to_evaluate"]))
+        self.failures.load_state_dict(state)
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))
 

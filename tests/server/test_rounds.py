@@ -9,7 +9,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server import rounds
-from flwr_hetero.strategy import AdaComm, LocalSteps, Recorded, TiFL, Wrapper
+from flwr_hetero.strategy import AdaComm, FedBuff, LocalSteps, ModelAverage, Recorded, TiFL, Wrapper
 
 
 def test_history_has_time_bytes_and_nodes():
@@ -137,6 +137,21 @@ def test_the_times_of_nodes_are_known_inside():
 def test_the_clock_goes_on_inside():
     told = run_untimed(Wrapper(inside(AdaComm(first_steps=8, interval_s=0.1))), 2)
     assert {steps for number, _, steps in told if number == 2} == {4}
+
+
+def test_a_run_that_flower_starts_says_what_it_lacks(caplog):
+    run_untimed(Wrapper(inside(LocalSteps())), 1)
+    assert "has started the run" not in caplog.text
+    run_untimed(inside(ModelAverage()), 2)
+    assert caplog.text.count("ModelAverage: a strategy of Flower's around it has started") == 1
+
+
+def test_no_round_goes_by_without_the_loop_that_a_strategy_brings():
+    with pytest.raises(RuntimeError, match=r"FedBuff works without rounds, .* into FedBuff"):
+        run_untimed(inside(FedBuff()), 1)
+    for build in (Wrapper, lambda s: Wrapper(inside(Wrapper(s.strategy)))):
+        with pytest.raises(ValueError, match=r"inside a strategy of Flower's, .* other way round"):
+            build(inside(FedBuff()))
 
 
 def test_nodes_without_times_are_equal_where_flower_starts_the_run():
