@@ -113,7 +113,8 @@ def summary(lines: list[Line]) -> dict[str, Any]:
             counts = [sum(gain >= level for gain in gained) for level in (ENOUGH, LEAST)]
             counts.append(sum(task.higher <= -LOWER for task in best))
             cells.append([name, len(best), f"{geometric_mean(gained):.2f}", extent, *counts])
-    ahead = sum(max(t[n].gain for n in (BASE, *BATCHES)) >= t["mercury"].gain for t in found)
+    sizes = [[t[name].gain for name in (BASE, *BATCHES) if name in t] for t in found]
+    ahead = sum(max(own) >= t["mercury"].gain for own, t in zip(sizes, found, strict=True))
     parts: dict[str, Any] = {"summary": tables.table(SUMMARY_HEAD, cells), "ahead": ahead}
     keys = ("tasks", "mean", "extent", "enough", "least", "lower")
     by_name = {name: dict(zip(keys, row, strict=True)) for name, *row in cells}
