@@ -194,7 +194,9 @@ class FedAT(FedBuff):
     # --- history and state ----------------------------------------------------------------
 
     def on_start(self, run: Run) -> None:
-        """After a resume, find out which nodes are in which tier."""
+        """Begin without models of tiers; after a resume find out which nodes are in which tier."""
+        if run.round < 0:
+            self.models, self.counts = {}, [0] * self.num_tiers
         if self.tier:
             identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
 

@@ -25,6 +25,7 @@ from flwr_hetero.fedbuff.algorithm import (
 )
 from flwr_hetero.fedbuff.engine import Arrival, run_asynchronously
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.contract import check_unscaled
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Loop
 from flwr_hetero.server.selection import Selection
@@ -134,6 +135,8 @@ class FedBuff(Selection):
             raise invalid("strategy", type(self.leaf).__name__, rule)
         self.concurrency, self.buffer_size = concurrency, buffer_size
         self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
+        if self._undoes_pace:
+            check_unscaled(self, "weighting", weighting)
         self.max_weight = check_number("max_weight", max_weight, "[1, inf)")
         self.last_reply_s: dict[str, float] = {}
         self.usual: dict[str, Usual] = {}

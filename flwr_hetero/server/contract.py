@@ -258,5 +258,5 @@ def check_unscaled(wrapper: Any, setting: str, value: Any) -> None:
     for strategy in wrapper.chain():
         if clips_on_nodes(strategy):
             rule = f"leave updates as they are around {type(strategy).__name__}"
-            hint = "or clip on the server, with DifferentialPrivacyServerSide..."
+            hint = "weights by examples do, or clipping on the server"
             raise invalid(setting, value, rule, hint)

@@ -42,8 +42,8 @@ from flwr_hetero.server.reply_checks import (
 
 AWAY = f"error {NODE_UNAVAILABLE}:"
 """How the failure of a node that was not there begins."""
-FRUITLESS_ROUNDS = 2
-"""Rounds in a row without any reply that counts, of enough nodes, that end a run."""
+FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
+"""Rounds and, once one has counted, replies in a row that do not count, which end a run."""
 MOST_TEXT = 300  # characters of a reason, which may quote what the node wrote
 
 
@@ -192,8 +192,7 @@ class Session:
             for reply in replies:  # Flower would divide by the sum
                 self.drop(reply, f"{weight_key} is 0 in all replies")
             replies = []
-        identity = self.registry.identity
-        self.exchange.counted = [identity(reply.metadata.src_node_id) for reply in replies]
+        self.exchange.counted = [self.registry.identity(r.metadata.src_node_id) for r in replies]
         return replies
 
     def drop(self, reply: Message, reason: str) -> None:
@@ -236,7 +235,7 @@ class Session:
             )
 
     def _check_fruitless(self) -> None:
-        """Stop a run in which no reply of enough nodes has counted for some rounds in a row."""
+        """Stop a run in which no reply has counted for a while, of enough nodes."""
         now = self.exchange
         failures = {f.node: f.reason for f in self.info.failures if f.node in now.failed}
         if now.counted:
@@ -244,11 +243,12 @@ class Session:
         elif any(not why.startswith(AWAY) for why in failures.values()):
             self._in_vain.append(failures)
         reasons = {node: why for failed in self._in_vain for node, why in failed.items()}
-        if len(self._in_vain) >= FRUITLESS_ROUNDS and len(reasons) >= now.quorum:
+        rounds, replies = len(self._in_vain), sum(map(len, self._in_vain))
+        enough = replies >= FRUITLESS_REPLIES or not self.begun
+        if rounds >= FRUITLESS_ROUNDS and enough and len(reasons) >= now.quorum:
             told = "; ".join(f"{node}: {why}" for node, why in sorted(reasons.items())[:5])
-            raise RuntimeError(
-                f"no reply to training has counted in {len(self._in_vain)} rounds in a row: {told}."
-            )
+            text = f"no reply to training has counted in {rounds} rounds in a row"
+            raise RuntimeError(f"{text}: {told}.")
 
     # --- what is known of a reply ----------------------------------------------------
 

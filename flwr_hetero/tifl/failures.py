@@ -10,7 +10,7 @@ from flwr_hetero.state_dict import StateDict
 
 
 class FailureCounter:
-    """Count the failures of each node in a row; too many, and it is blocked until profiled again.
+    """Count the failures of each node in a row; too many, and it is blocked for some rounds.
 
     A node that trained in a round is judged by that, and not by its evaluation. Failures to train
     and to evaluate are rows of their own; a node that has trained begins both again.
@@ -22,6 +22,7 @@ class FailureCounter:
         self.max_failures = max_failures
         self.failures: dict[str, int] = {}
         self.evaluation: dict[str, int] = {}
+        self._told: set[str] = set()
         self._trained: Set[str] = frozenset()
 
     @property
@@ -48,6 +49,11 @@ class FailureCounter:
         """Count failures of nodes that no round waits for."""
         self._add(self.failures, failed)
 
+    def try_again(self) -> None:
+        """Let blocked nodes try once more: another failure blocks them again."""
+        for row in (self.failures, self.evaluation):
+            row.update({name: min(n, self.max_failures - 1) for name, n in row.items()})
+
     def clear(self) -> None:
         """Forget all failures."""
         self.failures.clear()
@@ -68,6 +74,7 @@ class FailureCounter:
     def _add(self, row: dict[str, int], failed: Set[str]) -> None:
         for name in sorted(failed):
             row[name] = row.get(name, 0) + 1
-            if row[name] == self.max_failures:
-                text = "%s failed %d times in a row and is left out (profile_interval: until when)"
+            if row[name] == self.max_failures and name not in self._told:
+                text = "%s failed %d times in a row and is left out for some rounds, now and later"
                 log(WARNING, text, name, self.max_failures)
+                self._told.add(name)

@@ -76,7 +76,7 @@ class TiFL(TierEvaluation):
         Seconds after which a node that has not answered drops out, of a profiling round too.
     profile_interval : int, optional
         Form the tiers again every so many rounds, of the latencies measured in training (None:
-        every 10) or of a new phase (None: never); if given, failing nodes are then asked again.
+        every 10) or of a new phase (None: never). Failing nodes are then asked again.
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
@@ -90,7 +90,7 @@ class TiFL(TierEvaluation):
     unbiased : bool
         Whether nodes count by their examples under each policy; as for :class:`Selection`.
     max_failures : int
-        Failures in a row after which a node is left out (``profile_interval``: until when).
+        Failures in a row after which a node is left out until tiers are formed again.
     seed : int
         Of tier and node selection.
 

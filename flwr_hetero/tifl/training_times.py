@@ -95,8 +95,8 @@ class TrainingTimes:
         self.failures.record_late(set(self._collect(grid, online)))
         every = self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET)
         due, known = server_round - self.last >= every, len(tiers.latency)
-        if due and self.every:
-            self._begin_again(tiers)
+        if due:
+            self._begin_again(tiers) if self.every else self.failures.try_again()
         last = not (self._jobs or self._more)
         first = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
         found = self._form(server_round, tiers, first) if self._seconds and (due or first) else None

@@ -120,6 +120,14 @@ def test_normalised_steps_are_those_from_the_tiers_own_start():
     assert found(same) == pytest.approx(found(fedavg()), rel=1e-9)
 
 
+def test_another_run_begins_without_models_of_tiers():
+    history = History(FedAT(fedavg(), 2, 3))
+    for _ in range(2):
+        models(history, Watched([1.0] * len(SPEEDS), SPEEDS, lr=0.01), 9)
+        merges = [sum(record["fedbuff"]["tier_merges"]) for record in history.records[-9:]]
+        assert merges == list(range(1, 10))
+
+
 def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():
     class Dies(Watched):
         def push_messages(self, messages):

@@ -11,6 +11,7 @@ from steps_toy import local_model, steps_app, steps_arrays
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
+    FedBuff,
     FedNova,
     LocalSteps,
     RandomSelection,
@@ -142,7 +143,9 @@ def test_updates_that_nodes_have_clipped_are_not_scaled(private):
             scales(private())
     with pytest.raises(ValueError, match="unbiased must leave updates as they are"):
         RandomSelection(private(), 4, unbiased=True)
-    assert LocalSteps(private(), weighting="examples").leaf
+    with pytest.raises(ValueError, match="weighting must leave updates as they are"):
+        FedBuff(private())
+    assert FedBuff(LocalSteps(private(), weighting="examples"), weighting="examples").leaf
 
 
 def test_profiling_by_tifl_measures_the_speeds():

@@ -7,9 +7,18 @@ from steps_toy import steps_app, steps_arrays
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server import rounds
-from flwr_hetero.strategy import AdaComm, FedBuff, LocalSteps, ModelAverage, Recorded, TiFL, Wrapper
+from flwr_hetero.strategy import (
+    AdaComm,
+    FedBuff,
+    LocalSteps,
+    ModelAverage,
+    RandomSelection,
+    Recorded,
+    TiFL,
+    Wrapper,
+)
 
 
 def test_history_has_time_bytes_and_nodes():
@@ -159,3 +168,26 @@ def test_nodes_without_times_are_equal_where_flower_starts_the_run():
     told = run_untimed(inside(tifl, 2), 4)
     assert [number for number, *_ in told] == [1] * 4 + [2] * 2 + [3] * 2 + [4] * 2
     assert len(tifl.tiers.members) == 1
+
+
+# --- replies that do not count ----------------------------------------------------------------
+
+
+def errs_in(rounds, nodes=range(6)):
+    faults = [Fault(i, "errs", r, r, message_type="train") for i in nodes for r in rounds]
+    return LocalGrid(toy_app(), [DeviceProfile(1.0)] * 6, faults=faults)
+
+
+def test_two_rounds_in_vain_of_a_few_nodes_end_no_run_that_has_begun():
+    """With two nodes a round and one failure in three, such rounds come in most runs."""
+    history = History(RandomSelection(flower.FedAvg(fraction_evaluate=0.0), 2))
+    history.start(errs_in([3, 4, 5]), toy_arrays(), 8)
+    assert [bool(record["weights"]) for record in history.records[3:]] == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize(("nodes_a_round", "first", "last"), [(2, 3, 8), (6, 3, 4), (2, 1, 2)])
+def test_a_fault_of_all_nodes_ends_the_run(nodes_a_round, first, last):
+    history = History(RandomSelection(flower.FedAvg(fraction_evaluate=0.0), nodes_a_round))
+    with pytest.raises(RuntimeError, match="no reply to training has counted in"):
+        history.start(errs_in(range(first, 20)), toy_arrays(), 20)
+    assert len(history.records) == last

@@ -204,6 +204,15 @@ def test_node_that_keeps_failing_is_not_asked():
     assert [len(record["selected"]) for record in records[1:]] == [2, 2, 2, 2, 1, 1, 1, 2]
 
 
+def test_a_node_that_kept_failing_tries_again_when_tiers_are_formed():
+    """Every ten rounds by default, once if it fails again."""
+    faults = [Fault(0, "errs", first_round=5, last_round=24, message_type="train")]
+    tifl = TiFL(FedAvg(fraction_evaluate=0.0), 4, 1, policy="vanilla")
+    records = records_of(tifl, Answers(4, faults=faults), 40)
+    asked = [number for number, record in enumerate(records) if "node-0" in record["selected"]]
+    assert asked == [1, 2, 3, 4, 5, 6, 7, 12, 22, *range(32, 41)]
+
+
 def test_failures_of_a_profiling_do_not_count():
     def early(partition, message):
         return partition == 0 and profile_round(message) in ((2, 0), (2, 1), (2, 2))
