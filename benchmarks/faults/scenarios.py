@@ -47,9 +47,12 @@ def bad_replies(fleet: RealFleet, folder: Path) -> dict:
 
 
 def frozen_and_stopped(fleet: RealFleet, folder: Path) -> dict:
-    """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again."""
+    """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again.
+
+    The rounds are enough for node-1 to be asked again: a silent node is left alone for a while.
+    """
     run = Experiment(
-        fleet, folder, clients_per_round=4, num_server_rounds=6, timeout=30.0, work=0.5
+        fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=0.5
     )
     run.start().wait_round(1)
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
@@ -60,7 +63,7 @@ def frozen_and_stopped(fleet: RealFleet, folder: Path) -> dict:
     run.wait_round(2)
     _send(frozen, signal.SIGCONT)
     history = run.finish()
-    return {"history": history, **losses(history, 6)}
+    return {"history": history, **losses(history, 14)}
 
 
 def killed_and_joined(fleet: RealFleet, folder: Path) -> dict:
