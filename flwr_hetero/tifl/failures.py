@@ -75,6 +75,6 @@ class FailureCounter:
         for name in sorted(failed):
             row[name] = row.get(name, 0) + 1
             if row[name] == self.max_failures and name not in self._told:
-                text = "%s failed %d times in a row and is left out for some rounds, now and later"
+                text = "%s failed %d times in a row and is left out (profile_interval: until when)"
                 log(WARNING, text, name, self.max_failures)
                 self._told.add(name)

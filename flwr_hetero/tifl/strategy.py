@@ -76,7 +76,7 @@ class TiFL(TierEvaluation):
         Seconds after which a node that has not answered drops out, of a profiling round too.
     profile_interval : int, optional
         Form the tiers again every so many rounds, of the latencies measured in training (None:
-        every 10) or of a new phase (None: never). Failing nodes are then asked again.
+        every 10) or of a new phase (None: never); failing nodes are then asked again.
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
