@@ -1,15 +1,18 @@
-"""ClientApp mods: measured time and emulated devices; steps by instruction; a sampler's state."""
+"""ClientApp mods: the node's half of every method in one, and its parts."""
 
 from flwr_hetero.client.emulation import emulated_device
 from flwr_hetero.client.follow import follow
+from flwr_hetero.client.hetero import Hetero, hetero
 from flwr_hetero.client.keep import keep, load_state, restore, save_state
-from flwr_hetero.client.step_loader import StepLoader
+from flwr_hetero.client.steps.step_loader import StepLoader
 from flwr_hetero.client.timing import timing
 
 __all__ = [
+    "Hetero",
     "StepLoader",
     "emulated_device",
     "follow",
+    "hetero",
     "keep",
     "load_state",
     "restore",

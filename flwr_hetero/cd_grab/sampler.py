@@ -88,8 +88,8 @@ class OrderedSampler(BatchSampler):
 
     learns = True
     cure = (
-        "call follow(loader.batch_sampler, msg, context, model), "
-        "and take as loss: criterion = SampledLoss(loader.batch_sampler)"
+        "call hetero.batches(loader, msg, model=model) or follow(loader.batch_sampler, msg, "
+        "context, model), and take as loss: criterion = SampledLoss(loader.batch_sampler)"
     )
 
     def __init__(

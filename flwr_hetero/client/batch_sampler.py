@@ -203,6 +203,10 @@ class BatchSampler(ABC, Sampler):
     def train_model(self, model: Any) -> None:
         """Name the model that is trained on the batches."""
 
+    def fed_by(self, model: Any) -> "BatchSampler":
+        """Return the sampler to draw with where this model is trained on the batches."""
+        return self
+
     # --- state -----------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Context, Error, Message, MessageType
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NODE_UNAVAILABLE, ClientAppCallable
+from flwr_hetero._flwr import NODE_UNAVAILABLE, ClientAppCallable, older_metrics
 from flwr_hetero.client.device import (
     REAL,
     DeviceProfile,
@@ -104,6 +104,8 @@ def stamp(
     reply.content.pop(keys.TIMING, None)  # a mod's own clock reading is no payload
     processed, scored, hidden = work(reply)
     train_s = compute_time_s(profile, processed, scored, rng)
+    if record := reply.content.config_records.get(keys.WORK):  # a step is by the device's clock too
+        record[keys.STEP_TIME] = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
     transfer_s = transfer_time_s(
         profile, payload_bytes(message.content), payload_bytes(reply.content)
     )
@@ -116,9 +118,10 @@ def stamp(
 
 def work(reply: Message) -> tuple[float, float, float]:
     """Read how many examples a node trained on, scored, and scores during the transfer."""
-    metrics: dict[str, object] = {}
+    metrics: dict[str, object] = dict(reply.content.config_records.get(keys.WORK, {}))
     for record in reply.content.metric_records.values():
         metrics.update(record)
+    metrics |= older_metrics(reply.content)
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES
     defaults = {stated: 1.0, keys.EXAMPLES_SCORED: 0.0, keys.EXAMPLES_HIDDEN: 0.0}
     processed, scored, hidden = (

@@ -88,10 +88,16 @@ def follow(
         raise invalid("msg", type(msg).__name__, "be the message passed to the ClientApp")
     keep(sampler, context, name)
     led = cast(Led, sampler)
-    if led.needs_model and model is None:
-        raise invalid("model", model, "be the model whose gradients the sampler uses")
-    led.train_model(model)
-    led.read_instruction(dict(msg.content.config_records.items()))
-    if (handler := current_handler()) is not None:
-        handler.records.append(led.reply_records)
+    lead(led, msg, model)
     return Following(led)
+
+
+def lead(sampler: Led, msg: Message, model: object) -> None:
+    """Let a sampler follow an instruction; a mod adds its answer to the reply."""
+    if sampler.needs_model and model is None:
+        hint = "hetero.batches(loader, msg, model=model)"
+        raise invalid("model", model, "be the model whose gradients the sampler uses", hint)
+    sampler.train_model(model)
+    sampler.read_instruction(dict(msg.content.config_records.items()))
+    if (handler := current_handler()) is not None:
+        handler.records[id(sampler)] = sampler.reply_records

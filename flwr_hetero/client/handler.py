@@ -23,13 +23,27 @@ class Used(Protocol):
         """Raise if the training loop left out what the sampler needs."""
 
 
-class Handler:
-    """One call of a ClientApp's function."""
+class Work(Protocol):
+    """What counts the steps of a message, as seen from here."""
 
-    def __init__(self) -> None:
+    def finish(self) -> Mapping[str, Mapping[str, Any]]:
+        """Keep where the node is; return the records for the reply."""
+
+
+class Handler:
+    """One call of a ClientApp's function, with a message and the node's context.
+
+    ``saves`` and ``records`` are of samplers, by id; ``work`` counts the message's steps, and
+    ``made`` has the samplers that our loaders made for it.
+    """
+
+    def __init__(self, message: Any = None, context: Any = None) -> None:
+        self.message, self.context = message, context
         self.used: list[Used] = []
         self.saves: dict[int, Callable[[], None]] = {}
-        self.records: list[RECORDS] = []
+        self.records: dict[int, RECORDS] = {}
+        self.made: dict[Any, Any] = {}
+        self.work: Work | None = None
         self.has_saved = False
 
     def use(self, sampler: Used) -> None:
@@ -43,14 +57,18 @@ class Handler:
             sampler.settle()
             if trained:
                 sampler.check_help()
-        found = {name: record for make in self.records for name, record in make().items()}
+        makers = self.records.values()
+        found = {name: record for make in makers for name, record in make().items()}
+        if trained and self.work is not None:
+            found |= self.work.finish()
         for save in self.saves.values():
             save()
         for sampler in self.used:
             if trained and sampler.learns and not (self.saves or self.has_saved):
                 say_once(
-                    f"{type(sampler).__name__} was used but not kept: what it learns is lost "
-                    "after each round; add: keep(loader.batch_sampler, context)"
+                    f"{type(sampler).__name__} was used but not kept: what it learns is lost after "
+                    "each round; add: loader = hetero.batches(loader, msg), or without it: "
+                    "keep(loader.batch_sampler, context)"
                 )
         return found
 
@@ -64,9 +82,9 @@ def current_handler() -> Handler | None:
 
 
 @contextmanager
-def handling() -> Iterator[Handler]:
-    """Run a ClientApp's function and note what it uses."""
-    token = _current.set(handler := Handler())
+def handling(message: Any = None, context: Any = None) -> Iterator[Handler]:
+    """Run a ClientApp's function on a message and note what it uses."""
+    token = _current.set(handler := Handler(message, context))
     try:
         yield handler
     finally:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from threading import RLock
 from typing import TypeAlias
@@ -204,3 +205,23 @@ class SampledLoss(nn.Module):
         self.sampler.watch(indices, losses)
         self.sampler.batch_done()
         return (torch.from_numpy(weights).to(losses) * losses).mean()
+
+
+def criterion_for(sampler: object, loss_fn: Loss | None = None) -> Loss:
+    """Make the loss for the batches of a sampler; the mean loss if it is none of this package."""
+    if isinstance(sampler, BatchSampler):
+        return SampledLoss(sampler, LOSS if loss_fn is None else _reduced(loss_fn, "none"))
+    if loss_fn is None:
+        return nn.CrossEntropyLoss()
+    return _reduced(loss_fn, "mean")
+
+
+def _reduced(loss_fn: Loss, reduction: str) -> Loss:
+    """Return a loss with another reduction, where it has one."""
+    if isinstance(loss_fn, partial):
+        return partial(loss_fn, reduction=reduction) if "reduction" in loss_fn.keywords else loss_fn
+    if not hasattr(loss_fn, "reduction"):
+        return loss_fn
+    changed = copy(loss_fn)
+    changed.reduction = reduction  # type: ignore[attr-defined]
+    return changed

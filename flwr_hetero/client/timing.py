@@ -39,8 +39,8 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 
 def call_app(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Call the ClientApp; then keep what is to be kept, and add its samplers' records."""
-    with handling() as handler:
+    """Call the ClientApp; then keep what is to be kept, and add what its steps and samplers say."""
+    with handling(message, context) as handler:
         reply: Any = call_next(message, context)
         if not isinstance(reply, Message):  # without a reply a SuperNode waits for ever
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")

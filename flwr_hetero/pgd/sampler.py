@@ -1,5 +1,8 @@
 """PGD's sampler: the paper's batches of Algorithm 1, or a shuffle by priority."""
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -81,6 +84,8 @@ class PGDSampler(BatchSampler):
         "give the DataLoader batch_sampler=PriorityFeed(sampler, model), "
         "and take as loss: criterion = SampledLoss(loader.batch_sampler)"
     )
+    feed: ClassVar[Callable[["PGDSampler", Any], BatchSampler] | None] = None
+    """Makes a sampler that learns from a model's gradients; PriorityFeed, which needs torch."""
 
     def __init__(
         self,
@@ -109,6 +114,11 @@ class PGDSampler(BatchSampler):
     def is_open(self) -> bool:
         """Whether batches are drawn by priority; always, unless the gate is closed."""
         return self.draw.is_open
+
+    def fed_by(self, model: Any) -> BatchSampler:
+        """Return a PriorityFeed, which learns from the gradients of this model."""
+        make = type(self).feed
+        return self if make is None else make(self, model)
 
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; at most N examples, each once with ``topk``."""

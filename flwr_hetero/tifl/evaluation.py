@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.records import read_number
+from flwr_hetero.server.contract import TIMES, Contract
 from flwr_hetero.server.nodes import GridView, online_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Floats, TierState, update_probs
@@ -36,6 +37,8 @@ class TierEvaluation(Selection):
     failures: FailureCounter
     rng: np.random.Generator
 
+    contracts = (TIMES,)
+
     def __init__(self, strategy: Strategy | None, clients_per_round: int, **settings: bool) -> None:
         super().__init__(strategy, clients_per_round, **settings)
         if self.unbiased:
@@ -45,6 +48,13 @@ class TierEvaluation(Selection):
         self.draw = Draw(None, [], np.zeros(0))
         self._panel: list[int] = []
         self._further: Set[int] = frozenset()
+
+    def helps(self, reply: Message, contract: Contract) -> bool | None:
+        """Return whether a node of a simulation says how long it took; elsewhere it need not."""
+        now, latency = self.session.exchange, self.session.latency_of(reply)
+        if self.num_tiers == 1 or latency is None or not now.simulated or now.same_clock:
+            return None
+        return latency.source != "observed"
 
     def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
         """Let the wrapped strategy ask as many nodes as it would alone, if so many are free."""

@@ -12,7 +12,7 @@ from flwr_hetero.server.profiling import EQUAL_S
 from flwr_hetero.tifl.algorithm import Flags, Floats, Tiering, histogram_tiers, quantile_tiers
 from flwr_hetero.tifl.tiers import Tiers
 
-MODS = "the mod emulated_device, or timing"
+MODS = "the mod hetero"
 TIERINGS = {"quantile": quantile_tiers, "histogram": histogram_tiers}
 SAME = 2.0
 """Without repeated measurements nodes are equally fast if the slowest takes less than this many

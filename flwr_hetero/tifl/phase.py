@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_count
+from flwr_hetero.errors import check_count, with_cure
 from flwr_hetero.server.profiling import profile_message, profile_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.failures import FailureCounter
@@ -107,7 +107,11 @@ class Phase(TrainingTimes):
         if found is None:
             what = f"TiFL: no node answered the profiling within t_max={t_max:g} s"
             if first:
-                raise RuntimeError(f"{what}: check the ClientApp's log, or raise t_max.")
+                failures = self.strategy.session.info.failures
+                why = f" ({failures[-1].reason})" if failures else ""
+                raise RuntimeError(
+                    with_cure(f"{what}{why}: check the ClientApp's log, or raise t_max.")
+                )
             log(WARNING, "%s: the tiers stay as they are", what)
             return None
         found.log(0)

@@ -5,7 +5,14 @@ from pathlib import Path
 
 def changed_lines(diff: str) -> int:
     """Count lines that are new or replaced: those with a plus."""
-    return sum(line.startswith("+") and not line.startswith("+++") for line in diff.splitlines())
+    return sum(line.startswith("+") for lines in changes(diff).values() for line in lines)
+
+
+def node_lines(diff: str) -> int:
+    """Count those that are not the server's."""
+    files = changes(diff)
+    files.pop("quickstart/server_app.py", None)
+    return sum(line.startswith("+") for lines in files.values() for line in lines)
 
 
 def changes(diff: str) -> dict[str, list[str]]:

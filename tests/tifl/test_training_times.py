@@ -11,6 +11,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.strategy import BiasedLocalSGD, OverSelect, Recorded, TiFL, Wrapper
 from flwr_hetero.tifl import training_times
@@ -386,11 +387,27 @@ def test_simulation_of_emulated_devices_goes_as_local_grid_does():
 
 
 @pytest.mark.parametrize("profiling", ["training", "phase"])
+def test_simulated_nodes_that_report_no_time_end_the_run(profiling):
+    tifl = make(profiling=profiling, clients_per_round=3)
+    with pytest.raises(MissingHelpError, match="TiFL: no node reports 'flwr-hetero") as stop:
+        tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 12)
+    assert "app = ClientApp(mods=[hetero])\nor set num_tiers=1 of TiFL." in str(stop.value)
+
+
+@pytest.mark.parametrize("profiling", ["training", "phase"])
 def test_simulated_nodes_that_report_no_time_are_one_tier(profiling, caplog):
     tifl = make(profiling=profiling, clients_per_round=2)
+    tifl.on_missing = "warn"
     tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 12)
     assert set(tifl.tiers.tier.values()) == {0}
     assert len(tifl.tiers.tier) == 10
     assert caplog.text.count("one tier: in a simulation nodes must report their time") == 1
     assert "expected" not in caplog.text
     assert "rounds take" not in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"policy": "vanilla"}, {"num_tiers": 1}])
+def test_without_tiers_no_node_need_report_its_time(settings):
+    tifl = make(clients_per_round=3, **settings)
+    tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 2)
+    assert len(tifl.tiers.tier) == 10

@@ -1,0 +1,127 @@
+"""The node's half of every method: one mod around the ClientApp, one loader inside it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Context, Message
+
+from flwr_hetero._flwr import ClientAppCallable
+from flwr_hetero.client.handler import say_once
+from flwr_hetero.client.steps.samplers import SamplerMaker, attend, with_sampler
+from flwr_hetero.client.steps.source import is_ours
+from flwr_hetero.client.steps.step_loader import MOD, StepLoader, asked_steps
+from flwr_hetero.client.steps.work import current_work
+from flwr_hetero.client.timing import timing
+from flwr_hetero.errors import check_count
+
+
+class Hetero:
+    """The mod ``hetero`` and what a ClientApp's function asks of it.
+
+    As a mod, ``ClientApp(mods=[hetero])``, it adds to a reply how long the node took, the steps
+    that it did, and what its samplers have to say; it keeps the samplers' state and the place in
+    the pass over the data. Flower's strategies ignore what it adds.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> from flwr_hetero.mod import hetero
+    >>> app = ClientApp(mods=[hetero])
+    """
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message; Flower calls this."""
+        return timing(message, context, call_next)
+
+    def batches(
+        self,
+        loader: Iterable[Any],
+        msg: Message | Mapping[str, Any],
+        sampler: SamplerMaker | None = None,
+        model: Any = None,
+    ) -> StepLoader:
+        """Give the batches that the server asks for; the next message goes on where this one ends.
+
+        Parameters
+        ----------
+        loader : iterable of batches
+            The ``DataLoader``, a list, or any other iterable that can be passed over again. A
+            sampler of this package in it is kept and follows the server.
+        msg : Message or mapping
+            The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
+            ``fit`` of Flower's older API.
+        sampler : class of flwr_hetero.sampler, optional
+            Put in place of the loader's own; or a function of the number of samples and the batch
+            size that makes one. Train then with ``criterion()`` of the result.
+        model : nn.Module, optional
+            The model that is trained, for samplers that learn from its gradients
+            (``OrderedSampler``, ``PGDSampler``).
+
+        Returns
+        -------
+        StepLoader
+            In place of the loader.
+
+        Raises
+        ------
+        ValueError
+            If an argument is none of these, or the model is left out where it is needed.
+
+        Examples
+        --------
+        >>> from flwr_hetero.mod import hetero
+        >>> [len(batch) for batch in hetero.batches([[1, 2], [3, 4], [5]], {"num-steps": 4})]
+        [2, 2, 1, 2]
+        """
+        if sampler is not None:
+            loader = with_sampler(loader, sampler, model)
+        steps = StepLoader(loader, msg)
+        own = getattr(loader, "batch_sampler", None)
+        if is_ours(own):
+            attend(own, msg, model)
+        return steps
+
+    def num_steps(
+        self,
+        msg: Message | Mapping[str, Any],
+        default: int | None = None,
+        batch_size: int | None = None,
+    ) -> int | None:
+        """Return the steps that the server asks for, for code without a loader.
+
+        With this call the node states that it takes them: the mod reports them.
+
+        Parameters
+        ----------
+        msg : Message or mapping
+            As for :meth:`batches`.
+        default : int, optional
+            Steps that the app takes unasked.
+        batch_size : int, optional
+            Examples of a step, so that the examples processed are reported as well.
+
+        Returns
+        -------
+        int or None
+            The steps to take: the server's, else ``default``.
+
+        Examples
+        --------
+        >>> from flwr_hetero.mod import hetero
+        >>> hetero.num_steps({"num-steps": 4}, default=20), hetero.num_steps({}, default=20)
+        (4, 20)
+        """
+        for name, value in (("default", default), ("batch_size", batch_size)):
+            if value is not None:
+                check_count(name, value, 1)
+        asked = asked_steps(msg)
+        steps = default if asked is None else asked
+        if (work := current_work()) is None:
+            say_once(f"without its mod hetero.num_steps reports nothing to the server: {MOD}")
+        elif steps is not None:
+            work.state(steps, batch_size, default)
+        return steps
+
+
+hetero = Hetero()
+"""The node's half: ``ClientApp(mods=[hetero])``, ``hetero.batches(loader, msg)``."""

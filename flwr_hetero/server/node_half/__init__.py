@@ -1,0 +1,1 @@
+"""What the server makes of the node's half: its work record, and hints where it is missing."""
