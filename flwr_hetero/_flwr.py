@@ -10,16 +10,19 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from flwr.app import Error, Message, Metadata
+from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.constant import SType
 from flwr.common.logger import console_handler, log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.serverapp import strategy as serverapp_strategy
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -30,26 +33,35 @@ __all__ = [
     "CLIENT_APP_RAISED",
     "NODE_UNAVAILABLE",
     "NUMPY",
+    "OLDER_OK",
     "ClientAppCallable",
     "NodeInfo",
+    "OlderReply",
     "Run",
     "app_tables",
     "attributes_of",
     "be_server_task",
-    "console_handler",
+    "check_strategy",
     "chooses_one_node",
     "clips_on_nodes",
+    "console_handler",
     "format_of_trees",
+    "is_older_reply",
     "is_simulation_grid",
     "log",
-    "parse_run_config",
-    "superlink_connection",
     "new_run",
+    "older_call_hint",
+    "older_content",
+    "older_metrics",
     "only_errors",
+    "parse_run_config",
     "quiet_strategies",
+    "read_older",
     "set_message_id",
-    "unavailable",
+    "superlink_connection",
     "trains_trees",
+    "unavailable",
+    "updates_needed",
 ]
 
 TRIED_WITH = "1.41.0"
@@ -103,8 +115,118 @@ def set_message_id(message: Message, message_id: str) -> None:
 
 
 def is_simulation_grid(grid: Grid) -> bool:
-    """Return whether this is the Grid of Flower's simulation engine."""
-    return type(grid).__name__ == "InMemoryGrid"
+    """Return whether this is the Grid of Flower's simulation engine, or one around it."""
+    if type(grid).__name__ == "InMemoryGrid":
+        return True
+    inner = getattr(grid, "grid", None)
+    return isinstance(inner, Grid) and is_simulation_grid(inner)
+
+
+# --- the older API: fit and evaluate of a NumPyClient ----------------------------------------
+
+_OLDER_REPLY = {"train": "fitres", "evaluate": "evaluateres"}
+OLDER_OK = 0
+"""Status of a client that has done what it was asked."""
+
+
+class OlderReply(NamedTuple):
+    """What ``fit`` or ``evaluate`` returned."""
+
+    status: int
+    message: str
+    tensors: list[bytes]
+    tensor_type: str
+    loss: float
+    num_examples: int
+    metrics: dict[str, Any]
+
+
+def _older(module: str) -> Any:
+    """Import what Flower converts by; it has moved once."""
+    try:
+        return import_module(f"flwr.compat.common.{module}")
+    except ModuleNotFoundError:
+        return import_module(f"flwr.common.{module}")
+
+
+def older_content(category: str, arrays: ArrayRecord, config: dict[str, Any]) -> RecordDict:
+    """Write what a client's ``fit`` ("train") or ``evaluate`` is called with."""
+    convert, kinds = _older("recorddict_compat"), _older("typing")
+    parameters = convert.arrayrecord_to_parameters(arrays, keep_input=True)
+    if category == "train":
+        instruction = kinds.FitIns(parameters, config)
+        content: RecordDict = convert.fitins_to_recorddict(instruction, keep_input=True)
+    else:
+        instruction = kinds.EvaluateIns(parameters, config)
+        content = convert.evaluateins_to_recorddict(instruction, keep_input=True)
+    return content
+
+
+def older_metrics(content: RecordDict) -> dict[str, Any]:
+    """Return the metrics of a reply of the older API by today's names; of others none."""
+    found: dict[str, Any] = {}
+    for kind in _OLDER_REPLY.values():
+        if count := content.metric_records.get(f"{kind}.num_examples"):
+            found["num-examples"] = count["num_examples"]
+            found |= content.config_records.get(f"{kind}.metrics", {})
+    return found
+
+
+def is_older_reply(content: RecordDict, category: str) -> bool:
+    """Return whether a client of the older API wrote a reply."""
+    return f"{_OLDER_REPLY[category]}.status" in content
+
+
+def read_older(content: RecordDict, category: str) -> OlderReply:
+    """Read what a client's ``fit`` ("train") or ``evaluate`` returned."""
+    convert = _older("recorddict_compat")
+    if category == "train":
+        found = convert.recorddict_to_fitres(content, keep_input=True)
+        tensors, tensor_type, loss = found.parameters.tensors, found.parameters.tensor_type, nan
+    else:
+        found = convert.recorddict_to_evaluateres(content)
+        tensors, tensor_type, loss = [], "", found.loss
+    status = found.status.code.value, found.status.message
+    return OlderReply(*status, tensors, tensor_type, loss, found.num_examples, found.metrics)
+
+
+# --- strategies ------------------------------------------------------------------------------
+
+RENAMED = "fraction_fit is fraction_train there; initial_parameters, evaluate_fn go to start()"
+"""What whoever changes from the older API to today's must know."""
+OLDER_CALLS = ("initialize_parameters", "configure_fit", "aggregate_fit")
+"""What a server of the older API asks a strategy for."""
+NEW_START = """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy.start(grid=grid, initial_arrays=..., num_rounds=...)"""
+
+
+def check_strategy(strategy: Any) -> Strategy:
+    """Refuse what is no strategy; say of one of the older API what it is called today."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    rule, hint = "be a flwr.serverapp.strategy.Strategy", ""
+    kind = strategy if isinstance(strategy, type) else type(strategy)
+    older = [k.__name__ for k in kind.__mro__ if k.__module__.startswith("flwr.server.strategy")]
+    if kind is strategy and issubclass(kind, Strategy):
+        hint = f"write {kind.__name__}(), an instance"
+    elif older:
+        own = next((name for name in older if hasattr(serverapp_strategy, name)), "Strategy")
+        hint = f"from flwr.serverapp.strategy import {own}; {RENAMED}"
+        strategy = f"{kind.__module__}.{kind.__name__}"
+    elif isinstance(strategy, str):
+        hint = "give the strategy itself, for instance FedAvg()"
+    raise invalid("strategy", strategy, rule, hint)
+
+
+def older_call_hint(name: str) -> str:
+    """Say how a run is started today, if a server of the older API asks for an attribute."""
+    if name not in OLDER_CALLS:
+        return ""
+    return f"; a ServerApp of Flower's older API asks for it, today's is:{NEW_START}"
 
 
 def trains_trees(strategy: Strategy) -> bool:
@@ -123,6 +245,19 @@ def format_of_trees(strategy: Strategy) -> str | None:
 def chooses_one_node(strategy: Strategy) -> bool:
     """Return whether a strategy has a selection of its own that no view can replace."""
     return any(kind.__name__ == "FedXgbCyclic" for kind in type(strategy).__mro__)
+
+
+def updates_needed(strategy: Strategy) -> int:
+    """Return of how many updates a strategy that distrusts some can choose; 1 for all others.
+
+    Of n updates, f of them hostile: Krum needs 2 f + 3 (Blanchard et al., 2017), Bulyan 4 f + 3
+    (El Mhamdi et al., 2018). With fewer Flower's Krum chooses all the same, Bulyan none.
+    """
+    kinds = [kind.__name__ for kind in type(strategy).__mro__]
+    hostile = int(getattr(strategy, "num_malicious_nodes", 0))
+    if "Bulyan" in kinds:
+        return 4 * hostile + 3
+    return 2 * hostile + 3 if {"Krum", "MultiKrum"} & set(kinds) else 1
 
 
 def clips_on_nodes(strategy: Strategy) -> bool:

@@ -1,5 +1,9 @@
-"""One form for every error about an argument: its name, the rule, the value, and a hint if any."""
+"""One form for every error about an argument: its name, the rule, the value, and a hint if any.
 
+And what cures errors that users meet elsewhere: on their nodes, or for want of a package.
+"""
+
+import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from math import inf, isfinite
@@ -101,3 +105,76 @@ def check_choice(argument: str, value: Any, choices: Collection[Any], hint: str 
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise invalid(argument, value, f"be one of {', '.join(map(str, choices))}", hint)
     return value
+
+
+# --- packages that are not installed ---------------------------------------------------------
+
+
+def install_hint(extra: str, *packages: str) -> str:
+    """Say how to install what an extra of this package asks for.
+
+    >>> install_hint("report", "jinja2", "plotly")
+    "pip install jinja2 plotly, or in a checkout of flwr-hetero: pip install -e '.[report]'"
+    """
+    checkout = f"in a checkout of flwr-hetero: pip install -e '.[{extra}]'"
+    return f"pip install {' '.join(packages)}, or {checkout}" if packages else checkout
+
+
+# --- errors of nodes whose cause is known ----------------------------------------------------
+
+CURES = (
+    (
+        r"(fit|evaluate)ins\.(parameters|config)",
+        "The ClientApp is of Flower's older API (client_fn, NumPyClient). In the ServerApp:\n"
+        "    from flwr_hetero.older import OlderClients\n"
+        "    strategy.start(grid=OlderClients(grid), ...)",
+    ),
+    (
+        r"(KeyError\W+|Message: )'(arrays|config)'",
+        "The ClientApp reads a record that the message does not have. Around a ClientApp with\n"
+        "@app.train() there is no OlderClients, and the strategy names its records as it does:\n"
+        '    strategy.start(grid=grid, ...)  # FedAvg(arrayrecord_key="arrays") inside',
+    ),
+    (
+        r"fit\(\) returned \d+ arrays, the model has",
+        "initial_arrays must be the list that the client takes and returns, in its order:\n"
+        "    initial_arrays = ArrayRecord(get_weights(model))",
+    ),
+    (
+        "secaggplus_configs",
+        "SecAgg+ needs the workflow of Flower's older server, which runs no strategy of today's:\n"
+        "take the mod out. Differential privacy goes with every strategy:\n"
+        "    ClientApp(...)  # without mods=[secaggplus_mod]\n"
+        "    DifferentialPrivacyServerSideFixedClipping(FedAvg(), ...)  # as the strategy inside",
+    ),
+    (
+        "(fixed|adaptive)clipping_mod requires the key",
+        "The mod works with its own strategy, inside that of this package:\n"
+        "    DifferentialPrivacyClientSideFixedClipping(FedAvg(), ...)  # or ...AdaptiveClipping",
+    ),
+    (
+        "No train function registered with name 'default'",
+        "The ClientApp has no function for training:\n"
+        "    @app.train()\n"
+        "    def train(msg: Message, context: Context) -> Message: ...",
+    ),
+    (
+        "No module named '?flwr_hetero",
+        "The nodes need this package too, in the environment in which their ClientApp runs.",
+    ),
+)
+"""What errors of nodes say, as regular expressions, and what cures them."""
+
+
+def cure_for(reason: str) -> str:
+    """Return what cures an error of a node whose cause is known; empty for all others.
+
+    >>> cure_for("error 2: No module named 'flwr_hetero.mod'")
+    'The nodes need this package too, in the environment in which their ClientApp runs.'
+    """
+    return next((cure for symptom, cure in CURES if re.search(symptom, reason)), "")
+
+
+def with_cure(text: str) -> str:
+    """Add to the reason why a run ends what cures it, if that is known."""
+    return f"{text}\n{cure}" if (cure := cure_for(text)) else text

@@ -1,5 +1,16 @@
 """Batch samplers for the node: which examples to train on, in which order, at which weight."""
 
+from flwr_hetero.errors import install_hint
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "the samplers of flwr_hetero.sampler work in PyTorch's DataLoader; flwr_hetero.strategy "
+        f"and flwr_hetero.mod need no PyTorch: {install_hint('node', 'torch')}",
+        name="torch",
+    ) from error
+
 from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
 from flwr_hetero.cd_grab.herding_probe import HerdingProbe
 from flwr_hetero.cd_grab.sampler import OrderedSampler

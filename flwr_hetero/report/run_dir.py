@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.errors import check_count, install_hint, invalid
 from flwr_hetero.report.history import (
     CHECKPOINT,
     CONFIG,
@@ -114,6 +114,9 @@ class RunDirectory:
     resume : bool, keyword-only
         Continue the run in the folder. Its history is cut back to the checkpoint. Its settings are
         replaced then, not before: a run that refuses the checkpoint leaves them as they were.
+    argument : str, keyword-only
+        What the caller calls the path, for errors: ``run_dir`` of ``Recorded``, ``output-dir`` in
+        a run-config.
 
     Raises
     ------
@@ -129,23 +132,30 @@ class RunDirectory:
     >>> RunDirectory("runs/first", {})
     Traceback (most recent call last):
     ...
-    ValueError: output-dir must be an absolute path, got 'runs/first'.
+    ValueError: path must be an absolute path, got 'runs/first'.
     """
 
     def __init__(
-        self, path: str | Path, config: Mapping[str, Any] | None = None, *, resume: bool = False
+        self,
+        path: str | Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
+        argument: str = "path",
     ) -> None:
         if missing := [name for name in NEEDED if util.find_spec(name) is None]:
-            hint = "pip install 'flwr-hetero[report]'"
+            hint = install_hint("report", *missing)
             raise ModuleNotFoundError(f"a run directory needs {missing[0]}: {hint}")
-        self.path, self.resume = Path(path).expanduser(), resume
+        self.path, self.resume, self._argument = Path(path).expanduser(), resume, argument
         if not self.path.is_absolute():
-            raise invalid("output-dir", str(path), "be an absolute path")
+            raise invalid(argument, str(path), "be an absolute path")
         if not resume and self._has_history():
-            raise invalid("output-dir", str(path), "not hold another run", "or resume that run")
+            raise invalid(
+                argument, str(path), "not hold another run", "resume=True goes on with it"
+            )
         if resume and not any(self.checkpoint_dir.glob("*.npz")):
             hint = "correct the path, or leave resume out to start a run in a folder of its own"
-            raise invalid("output-dir", str(path), "hold a checkpoint to resume from", hint)
+            raise invalid(argument, str(path), "hold a checkpoint to resume from", hint)
         self._last_round = -1
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
@@ -157,7 +167,7 @@ class RunDirectory:
             self._cut_after(read_history(self.path).last_round)  # without a torn line
         except OSError as error:
             rule = f"be a folder to write to ({error})"
-            raise invalid("output-dir", str(path), rule) from error
+            raise invalid(argument, str(path), rule) from error
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -241,7 +251,8 @@ class RunDirectory:
             lock.acquire()
         except Timeout:
             hint = "end that run first, or choose another folder"
-            raise invalid("output-dir", str(self.path), "be in use by one run only", hint) from None
+            rule = "be in use by one run only"
+            raise invalid(self._argument, str(self.path), rule, hint) from None
         return lock
 
     def _has_history(self) -> bool:

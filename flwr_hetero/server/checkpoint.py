@@ -249,7 +249,7 @@ class Recorded(Wrapper):
         Continue from the directory's last checkpoint that can be read.
     trackers : sequence of str
         Where each round's figures go besides, through their own clients: "tensorboard", "mlflow",
-        "wandb" (``pip install 'flwr-hetero[trackers]'``), for a run directory on disk.
+        "wandb" (``pip install -e ".[trackers]"`` in the checkout), for a run directory on disk.
 
     Raises
     ------
@@ -294,7 +294,7 @@ class Recorded(Wrapper):
         if isinstance(run_dir, str | Path):
             from flwr_hetero.report.run_dir import RunDirectory
 
-            run_dir = RunDirectory(run_dir, resume=resume)
+            run_dir = RunDirectory(run_dir, resume=resume, argument="run_dir")
         if not isinstance(run_dir, RunKeeper):
             raise invalid("run_dir", run_dir, "be an absolute path or a RunDirectory")
         if getattr(run_dir, "resume", resume) != resume:

@@ -1,20 +1,27 @@
 """What goes together: strategies with each other, and a strategy with what its nodes reply."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from logging import ERROR, WARNING
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from types import MethodType
 from typing import Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import chooses_one_node, clips_on_nodes, log, trains_trees
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero._flwr import (
+    chooses_one_node,
+    clips_on_nodes,
+    log,
+    trains_trees,
+    updates_needed,
+)
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import read_number
+from flwr_hetero.server.node_half.hints import MOD_LINES, step_lines
 
 Hook = Callable[[int, list[Message]], list[Message]]
 ON_MISSING = ("raise", "warn")
@@ -25,24 +32,27 @@ MAX_NAMES = 10
 class Contract(NamedTuple):
     """What a reply must hold: a metric or a record of this name; its meaning; lines to add.
 
-    ``without`` says what becomes of nodes that leave it out while others do not.
+    ``without`` says what becomes of nodes that leave it out while others do not, ``way_out`` what
+    else can be done. Without ``lines`` they are those for steps, in the framework at hand.
     """
 
     key: str
     meaning: str
     lines: str
     without: str
+    way_out: str = 'pass on_missing="warn" to'
 
 
-STEPS = Contract(
-    keys.NUM_STEPS,
-    "steps that the node took",
-    "    from flwr_hetero.mod import StepLoader\n"
-    "    loader = StepLoader(loader, msg)  # takes the steps that the server asks for\n"
-    '    metrics = MetricRecord({"num-examples": ..., **loader.metrics})',
-    "which count least",
-)
+STEPS = Contract(keys.NUM_STEPS, "steps that the node took", "", "which count least")
 """What nodes must do for any wrapper that decides the steps."""
+TIMES = Contract(
+    keys.TIMING,
+    "how long the node took",
+    MOD_LINES,
+    "which are taken for equally fast",
+    "set num_tiers=1 of",
+)
+"""What nodes must do in a simulation, where the server's clock sees the wait for a worker."""
 
 
 USUAL_KEY = "train-loss"
@@ -86,6 +96,12 @@ def holds(reply: Message, key: str) -> bool:
     return key in reply.content or any(key in record for record in records)
 
 
+def has_mod(reply: Message) -> bool:
+    """Return whether a mod of ours measured a reply; emulated times are also a LocalGrid's."""
+    record = reply.content.config_records.get(keys.TIMING)
+    return record is not None and record.get(keys.EMULATED) is False
+
+
 class HelpCheck:
     """Find out once whether the nodes keep a contract.
 
@@ -93,18 +109,26 @@ class HelpCheck:
     are enough to be no fault of theirs, in one round or over several.
     """
 
-    def __init__(self, owner: str, contract: Contract, on_missing: str) -> None:
-        self.owner, self.contract, self.on_missing = owner, contract, on_missing
+    def __init__(self, wrapper: Any, contract: Contract) -> None:
+        self.owner, self.on_missing = name_of(wrapper), wrapper.on_missing
+        self.contract = contract
         self.silent: dict[int, str] = {}
         self.done = False
 
-    def see(self, silent: Mapping[int, str], num_helping: int, enough: int) -> None:
+    def see(
+        self,
+        silent: Mapping[int, str],
+        num_helping: int,
+        enough: int,
+        replies: Sequence[Message] = (),
+    ) -> None:
         """Raise or warn, once that is clear; ``silent`` are names of nodes without it, by id."""
         self.silent |= silent
         self.done = num_helping > 0 or len(self.silent) >= enough
         if not (self.done and self.silent):
             return
-        key, meaning, lines, without = self.contract
+        key, meaning, lines, without, way_out = self.contract
+        lines = lines or step_lines(has_mod=any(map(has_mod, replies)))
         if num_helping:
             names = list(self.silent.values())
             log(
@@ -120,7 +144,7 @@ class HelpCheck:
             f"effect. Add to the ClientApp:\n{lines}\n"
         )
         if self.on_missing == "raise":
-            raise MissingHelpError(f'{text}or pass on_missing="warn" to {self.owner}.')
+            raise MissingHelpError(f"{text}or {way_out} {self.owner}.")
         log(WARNING, text)
 
 
@@ -198,11 +222,17 @@ GRADIENT_ONLY = frozenset({"steps", "orders", "herding sketches"})
 """Decisions about gradient steps, of which boosted trees take none."""
 
 
+def name_of(strategy: Strategy) -> str:
+    """Return what users know a strategy by."""
+    return getattr(strategy, "called", "") or type(strategy).__name__
+
+
 def check_composition(wrapper: Any) -> None:
     """Refuse what a new outermost wrapper does not go with, by what the classes declare."""
-    me, leaf = type(wrapper).__name__, wrapper.leaf
-    for inner in wrapper.wrappers()[1:]:
-        name = type(inner).__name__
+    me, leaf = name_of(wrapper), wrapper.leaf
+    parts = getattr(wrapper, "parts", ())
+    for inner in (each for each in wrapper.wrappers()[1:] if each not in parts):
+        name = name_of(inner)
         if both := wrapper.decides & inner.decides:
             rule = f"leave {' and '.join(sorted(both))} to {me}"
             raise invalid("strategy", name, rule, "use one of the two")
@@ -213,8 +243,8 @@ def check_composition(wrapper: Any) -> None:
             raise invalid("strategy", name, rule, f"write {name}({me}(...))")
         for one, other in ((wrapper, inner), (inner, wrapper)):
             if "loop" in one.decides and other.only_rounds:
-                rule = f"work without rounds in one composition with {type(one).__name__}"
-                raise invalid("strategy", type(other).__name__, rule, other.only_rounds)
+                rule = f"work without rounds in one composition with {name_of(one)}"
+                raise invalid("strategy", name_of(other), rule, other.only_rounds)
         if inner.outer is None and inner is not wrapper.inner and _has_loop(inner):
             rule = f"not be {name} inside a strategy of Flower's, which works in rounds"
             raise invalid("strategy", name, rule, "write it the other way round")
@@ -231,6 +261,35 @@ def check_composition(wrapper: Any) -> None:
                 "what it does each round fits into evaluate_fn or aggregate_train"
             )
             raise invalid("strategy", f"{type(strategy).__name__}.start", rule, hint)
+
+
+def check_enough_updates(leaf: Strategy, count: int | None, argument: str) -> None:
+    """Refuse fewer updates at a time than a strategy needs that distrusts some; None: unknown."""
+    if count is not None and count < (need := updates_needed(leaf)):
+        kind, hostile = type(leaf).__name__, getattr(leaf, "num_malicious_nodes", 0)
+        rule = f"be at least {need} around {kind} with num_malicious_nodes={hostile}"
+        raise invalid(argument, count, rule, f"{kind} cannot choose among fewer updates")
+
+
+def check_run(run: Any) -> None:
+    """Refuse arguments of ``start`` of another type, as the older API and other libraries have."""
+    check_count("num_rounds", run.num_rounds)
+    if run.timeout_s != inf:
+        check_number("timeout", run.timeout_s, "(0, inf)", "or None, for no limit")
+    if not hasattr(run.grid, "push_messages"):
+        raise invalid("grid", type(run.grid).__name__, "be the Grid that the ServerApp is given")
+    if not isinstance(run.arrays, ArrayRecord):
+        hint = "ArrayRecord(model.state_dict()), or ArrayRecord([...]) of NumPy arrays"
+        raise invalid("initial_arrays", type(run.arrays).__name__, "be an ArrayRecord", hint)
+    if not run.arrays:
+        raise invalid("initial_arrays", run.arrays, "hold an array")
+    for name in ("train_config", "evaluate_config"):
+        if not isinstance(config := getattr(run, name), ConfigRecord):
+            hint = "ConfigRecord({...}), the same for all rounds"
+            raise invalid(name, type(config).__name__, "be a ConfigRecord", hint)
+    if run.evaluate_fn is not None and not callable(run.evaluate_fn):
+        rule = "be a function of the round and the arrays"
+        raise invalid("evaluate_fn", run.evaluate_fn, rule)
 
 
 def check_start(wrapper: Any) -> None:

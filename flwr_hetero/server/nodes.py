@@ -16,6 +16,10 @@ WAIT_S = 600.0
 """Seconds to wait for the first node of a fleet."""
 SETTLE_S = 20.0
 """Seconds to wait for a further node of a fleet that comes online."""
+REGISTER_S = 2.0
+"""Seconds without a new node after which a simulation has all of its nodes."""
+REGISTER_POLL_S = 0.1
+"""Pause between two looks at the nodes of a simulation."""
 MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 """Settings by which Flower's strategies wait for nodes before a round."""
 MOST_WARNINGS = 3
@@ -24,12 +28,11 @@ LONGEST_REST = 6
 """Time-outs in a row after which a node is not left alone for longer each time."""
 
 
-class GridView(Grid):
-    """Show only the chosen nodes of a grid, so that any strategy trains these; pass on the rest."""
+class GridAround(Grid):
+    """Pass everything on to another grid."""
 
-    def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
+    def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.node_ids = list(node_ids)
 
     def set_run(self, run: Run) -> None:
         """Set the run of the whole grid."""
@@ -52,13 +55,12 @@ class GridView(Grid):
         return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the chosen nodes."""
-        return list(self.node_ids)
+        """Return the nodes online."""
+        return self.grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return what is known of the chosen nodes."""
-        chosen = set(self.node_ids)
-        return [info for info in self.grid.get_nodes() if info.node_id in chosen]
+        """Return what is known of the nodes online."""
+        return self.grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages."""
@@ -73,6 +75,23 @@ class GridView(Grid):
     ) -> Iterable[Message]:
         """Push messages and wait for the replies."""
         return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+class GridView(GridAround):
+    """Show only the chosen nodes of a grid, so that any strategy trains these."""
+
+    def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
+        super().__init__(grid)
+        self.node_ids = list(node_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the chosen nodes."""
+        return list(self.node_ids)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return what is known of the chosen nodes."""
+        chosen = set(self.node_ids)
+        return [info for info in self.grid.get_nodes() if info.node_id in chosen]
 
 
 def whole_grid(grid: Grid) -> Grid:
@@ -95,19 +114,45 @@ def online_nodes(grid: Grid) -> Set[int]:
 
 
 def wait_for_nodes(grid: Grid, at_least: int, wait_s: float = WAIT_S) -> Set[int]:
-    """Wait until enough nodes are online, or until time is up."""
-    online, waited_s = online_nodes(grid), 0
+    """Wait until enough nodes are online, or until time is up; a LocalGrid has all at once."""
+    online, waited_s = online_nodes(grid), 0.0
+    if len(online) < at_least and is_simulation_grid(whole_grid(grid)):
+        online, waited_s = _wait_for_registration(grid, at_least, wait_s)
+    elif not is_simulated(grid):
+        online, waited_s = _wait_for_fleet(grid, at_least, wait_s)
+    if not online:
+        why = "start the SuperNodes, or see in their logs why the SuperLink has none of them"
+        raise RuntimeError(f"no node is online after {waited_s:.0f} s: {why}.")
+    return online
+
+
+def _wait_for_fleet(grid: Grid, at_least: int, wait_s: float) -> tuple[Set[int], float]:
+    """Wait for nodes that come one by one; return them and how long that took."""
+    online, waited_s = online_nodes(grid), 0.0
     told = -1
-    while len(online) < at_least and waited_s < wait_s and not is_simulated(grid):
+    while len(online) < at_least and waited_s < wait_s:
         if told != (told := len(online)):
             text = "%d nodes are online: waiting up to %.0f s for another one (see the nodes' logs)"
             log(INFO if told else WARNING, text, told, wait_s - waited_s)
         time.sleep(1)
         online, waited_s = online_nodes(grid), waited_s + 1
-    if not online:
-        why = "start the SuperNodes, or see in their logs why the SuperLink has none of them"
-        raise RuntimeError(f"no node is online after {waited_s} s: {why}.")
-    return online
+    return online, waited_s
+
+
+def _wait_for_registration(grid: Grid, at_least: int, wait_s: float) -> tuple[Set[int], float]:
+    """Wait for a simulation that registers its nodes, all in a row, after the ServerApp began.
+
+    It has no others, so the wait ends, enough or not, when no further one comes.
+    """
+    online, waited_s, same_s = online_nodes(grid), 0.0, 0.0
+    while waited_s < wait_s:
+        if online and same_s >= (REGISTER_POLL_S if len(online) >= at_least else REGISTER_S):
+            break
+        time.sleep(REGISTER_POLL_S)
+        before, online = len(online), online_nodes(grid)
+        waited_s += REGISTER_POLL_S
+        same_s = same_s + REGISTER_POLL_S if len(online) == before else 0.0
+    return online, waited_s
 
 
 def settled_nodes(

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.progress import Progress, bar
 from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.contract import check_enough_updates, check_run
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes
 from flwr_hetero.server.session import Session
 
@@ -67,10 +68,16 @@ class Run:
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
     result: Result = field(default_factory=Result)
     round: int = -1
+    continues: bool = False
+    """Whether it takes up what an earlier run on this grid has left in flight."""
     wall_offset_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
     progress: Progress = field(init=False)
     advance: Callable[[int], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what ``start`` cannot work with."""
+        check_run(self)
 
     @property
     def wall_s(self) -> float:
@@ -116,7 +123,8 @@ def record_start(run: Run) -> None:
 def opened(run: Run, unit: str = "round") -> Iterator[None]:
     """Call the hooks at the start and, also after an error, at the end of a run."""
     strategy, session = run.strategy, run.strategy.session
-    log(INFO, "Starting %s", " > ".join(type(s).__name__ for s in strategy.chain()))
+    names = [getattr(s, "called", "") or type(s).__name__ for s in strategy.chain()]
+    log(INFO, "Starting %s", " > ".join(dict.fromkeys(names)))
     session.begin_round(run.arrays, run.train_config)
     run.progress = Progress(run.num_rounds, unit)
     with quiet_strategies(), bar(run.num_rounds) as run.advance:
@@ -161,6 +169,9 @@ def train(run: Run, number: int) -> Record:
 
 def aggregate(run: Run, number: int, messages: Sequence[Message], replies: list[Message]) -> Record:
     """Make the next global model of the replies to some instructions; return the record."""
+    session, leaf = run.strategy.session, run.strategy.chain()[-1]
+    if messages and not session.begun:
+        check_enough_updates(leaf, len(session.exchange.messages), "the number of nodes asked")
     arrays, metrics = run.strategy.aggregate_train(number, replies)
     if arrays is not None:
         run.arrays = arrays
@@ -216,13 +227,50 @@ def new_record(run: Run, number: int, messages: Sequence[Message]) -> Record:
     }
 
 
+# --- a round of several updates of the model ---------------------------------------------
+
+
+def keep_infos(run: Run, record: Record) -> None:
+    """Note what wrappers say of an update of the model that is not the last of its round."""
+    for wrapper in run.strategy.wrappers():
+        if info := run.strategy.session.hooks.tell(wrapper.round_info):
+            record[wrapper.name] = joined(record.get(wrapper.name), info)
+
+
+def joined(before: Any, after: Any) -> Any:
+    """Put two updates' figures together: lists in a row, tables by key, else the later one.
+
+    >>> joined({"nodes": ["a"], "step": 1}, {"nodes": ["b"], "step": 2})
+    {'nodes': ['a', 'b'], 'step': 2}
+    """
+    if isinstance(before, list) and isinstance(after, list):
+        return before + after
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before | {key: joined(before.get(key), value) for key, value in after.items()}
+    return after
+
+
+def joined_rounds(before: Record, after: Record, count: int) -> Record:
+    """Put the lines of ``count`` updates of a round and of the next one together."""
+    record: Record = joined(before, after)
+    for name in ("train", "weights"):
+        record[name] = _mean(before[name], after[name], 1 / (count + 1))
+    return record
+
+
+def _mean(before: Record, after: Record, share: float) -> Record:
+    """Average figures by name; those that are no numbers are left out."""
+    names = [key for key, value in (before | after).items() if not isinstance(value, list)]
+    return {key: (1 - share) * before.get(key, 0.0) + share * after.get(key, 0.0) for key in names}
+
+
 def finish_round(run: Run, record: Record) -> None:
     """Let every wrapper add to the record and see it: here it is written, and the run saved."""
     session, run.round = run.strategy.session, record["round"]
     record |= {"wall_s": run.wall_s, **session.costs.until(session.clock.virtual_s)}
     for wrapper in run.strategy.wrappers():
         if info := session.hooks.tell(wrapper.round_info):
-            record[wrapper.name] = info
+            record[wrapper.name] = joined(record.get(wrapper.name), info)
     for wrapper in reversed(run.strategy.wrappers()):
         wrapper.on_round_end(run, record)
     if run.round:

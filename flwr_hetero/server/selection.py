@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr_hetero._flwr import chooses_one_node, log, trains_trees
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.aggregate import with_update
-from flwr_hetero.server.contract import check_unscaled
+from flwr_hetero.server.contract import check_enough_updates, check_unscaled
 from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
 from flwr_hetero.server.profiling import comparable_s
 from flwr_hetero.server.wrapper import Wrapper
@@ -74,6 +74,8 @@ class Selection(Wrapper):
 
     name: ClassVar[str] = "selection"
     decides = frozenset({"selection"})
+    count_argument: ClassVar[str] = "clients_per_round"
+    """Argument that says how many nodes train, for hints."""
 
     def __init__(
         self,
@@ -193,16 +195,20 @@ class Selection(Wrapper):
         it wait is refused, and the minima are set to 1.
         """
         leaf: Any = self.leaf
-        me, kind, count = type(self).__name__, type(leaf).__name__, self.clients_per_round
+        me, kind = self.called or type(self).__name__, type(leaf).__name__
+        count = self.clients_per_round
         if not isinstance(leaf, FedAvg) or chooses_one_node(leaf):
             raise invalid("strategy", kind, "derive from FedAvg and leave the choice of nodes open")
         if leaf.fraction_train != 1.0:
-            rule, hint = f"be 1.0 inside {me}", "set clients_per_round instead"
+            rule, hint = f"be 1.0 inside {me}", f"set {self.count_argument} of {me} instead"
             raise invalid(f"{kind}.fraction_train", leaf.fraction_train, rule, hint)
         for minimum in MINIMA:
-            if getattr(leaf, minimum) > max(count or 0, FLOWERS_DEFAULT):
-                rule = f"be at most clients_per_round={count} inside {me}"
-                raise invalid(f"{kind}.{minimum}", getattr(leaf, minimum), rule)
+            most = max(count or 0, FLOWERS_DEFAULT)
+            if getattr(leaf, minimum) > most:
+                rule = f"be at most {most} inside {me}, whose nodes it is shown"
+                hint = f"leave it out: {self.count_argument} says how many nodes train"
+                raise invalid(f"{kind}.{minimum}", getattr(leaf, minimum), rule, hint)
+        check_enough_updates(leaf, count, self.count_argument)
         for strategy in (s for s in self.chain() if not isinstance(s, Wrapper)):
             asked = getattr(strategy, "num_sampled_clients", count)
             if getattr(strategy, "accountant", None) and not (fixed_size and asked == count):

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import NODE_UNAVAILABLE
+from flwr_hetero.errors import cure_for, with_cure
 from flwr_hetero.server.contract import HookGuard
 from flwr_hetero.server.exchange import (
     QUORUM,
@@ -22,12 +23,12 @@ from flwr_hetero.server.exchange import (
     is_enough,
     wait,
 )
+from flwr_hetero.server.node_half.work import settle_metrics
 from flwr_hetero.server.nodes import NodeRegistry, is_simulated, online_nodes, whole_grid
 from flwr_hetero.server.reply_checks import (
     Expected,
     Latency,
     Norms,
-    drop_private_metrics,
     judge_latency,
     metric_names,
     most_examples,
@@ -101,8 +102,7 @@ class Session:
 
     def begin_round(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Begin a round with the global model and the run's training config."""
-        self.info = RoundInfo()
-        self.arrays, self.config = arrays, config
+        self.info, self.arrays, self.config = RoundInfo(), arrays, config
 
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
         """Begin an exchange: only replies to these instructions are accepted."""
@@ -181,7 +181,9 @@ class Session:
         if not reason and reply.metadata.src_node_id != node_id:
             reason = "it names another node as its source"
         if reason := reason or self._why_late(reply, node_id):
-            self.fail(node_id, reason, None if reply.has_error() else message_id)
+            known = expected.arrays is not None and cure_for(reason)
+            told = reply.has_content() or known  # else it may work the next time
+            self.fail(node_id, reason, message_id if told else None)
             return False
         self.exchange.checked.add(message_id)
         return True
@@ -229,10 +231,8 @@ class Session:
         if enough and (before or of not in self.counting):
             nodes = [self.registry.identity(n) for n, why in refused.items() if why == reason]
             share = "all" if count == len(refused) else f"{count} of {len(refused)}"
-            raise RuntimeError(
-                f"no reply to {of} counts, {share} for the same reason: {reason} "
-                f"({', '.join(sorted(nodes)[:5])})."
-            )
+            text = f"no reply to {of} counts, {share} for the same reason: {reason} "
+            raise RuntimeError(with_cure(f"{text}({', '.join(sorted(nodes)[:5])})."))
 
     def _check_fruitless(self) -> None:
         """Stop a run in which no reply has counted for a while, of enough nodes."""
@@ -248,7 +248,7 @@ class Session:
         if rounds >= FRUITLESS_ROUNDS and enough and len(reasons) >= now.quorum:
             told = "; ".join(f"{node}: {why}" for node, why in sorted(reasons.items())[:5])
             text = f"no reply to training has counted in {rounds} rounds in a row"
-            raise RuntimeError(f"{text}: {told}.")
+            raise RuntimeError(with_cure(f"{text}: {told}."))
 
     # --- what is known of a reply ----------------------------------------------------
 
@@ -286,7 +286,7 @@ class Session:
         )
         if complaint:
             self.registry.warn(node_id, f"latency not believed: {complaint}")
-        drop_private_metrics(reply)
+        settle_metrics(reply)
         if latency is None:
             return None
         self.clock.emulated |= latency.emulated

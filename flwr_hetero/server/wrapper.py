@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import attributes_of, format_of_trees
+from flwr_hetero._flwr import attributes_of, check_strategy, format_of_trees, older_call_hint
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import aggregate, by_node, keep_dtypes
 from flwr_hetero.server.contract import Contract, HelpCheck, check_composition, check_start, holds
@@ -53,10 +53,9 @@ class Wrapper(Strategy):
       ``CDGraB``, ``HerdingMeter`` and ``Resharding`` do not work.
     - ``Recorded`` goes outside all others, which it restores before they begin, and
       ``ModelAverage`` outside ``FedAT``, which makes the global model.
-    - A selection and weighting by steps need a strategy that derives from FedAvg, a selection one
-      that leaves the choice of nodes open; steps, orders, herding bounds one that trains by
-      gradients; ``OverSelect`` one that asks several nodes at once.
-    - All else goes, in any order, with a wrapper outermost: Flower's start has no hooks.
+    - A selection needs a strategy that derives from FedAvg and leaves the choice of nodes open;
+      steps and orders need gradients; ``OverSelect`` needs one that asks several nodes at once.
+    - All else goes, with a wrapper outermost: Flower's start has no hooks.
 
     Examples
     --------
@@ -68,6 +67,8 @@ class Wrapper(Strategy):
 
     name: ClassVar[str] = "wrapper"
     """Key of this wrapper's information in the history."""
+    called: ClassVar[str] = ""
+    """What users know this one by, if not by its class."""
     decides: frozenset[str] = frozenset()
     """What this wrapper decides for the whole composition, so that no other one may."""
     outside_of: ClassVar[frozenset[str]] = frozenset()
@@ -85,9 +86,7 @@ class Wrapper(Strategy):
     """The innermost strategy."""
 
     def __init__(self, strategy: Strategy | None = None) -> None:
-        if strategy is not None and not isinstance(strategy, Strategy):
-            raise invalid("strategy", strategy, "be a flwr.serverapp.strategy.Strategy")
-        self.inner: Strategy = FedAvg() if strategy is None else strategy
+        self.inner: Strategy = FedAvg() if strategy is None else check_strategy(strategy)
         self.outer: Wrapper | None = None
         self.leaf = self.chain()[-1]
         self._help: dict[str, HelpCheck] = {}
@@ -313,18 +312,18 @@ class Wrapper(Strategy):
             if hasattr(type(strategy), name) or name in attributes_of(strategy):
                 return getattr(strategy, name)
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
-        raise AttributeError(f"{name!r} is no attribute of any strategy in {names}")
+        hint = older_call_hint(name)
+        raise AttributeError(f"{name!r} is no attribute of any strategy in {names}{hint}")
 
     def _check_help(self, replies: list[Message]) -> None:
         """Check in the first round with enough replies that nodes do their part."""
         for contract in self.contracts:
-            check = self._help.setdefault(
-                contract.key, HelpCheck(type(self).__name__, contract, self.on_missing)
-            )
+            check = self._help.setdefault(contract.key, HelpCheck(self, contract))
             if not check.done:
                 found = {r.metadata.src_node_id: self.helps(r, contract) for r in replies}
                 silent = {n: self.identity(n) for n, helps in found.items() if helps is False}
-                check.see(silent, sum(map(bool, found.values())), self.session.exchange.quorum)
+                enough, helping = self.session.exchange.quorum, sum(map(bool, found.values()))
+                check.see(silent, helping, enough, replies)
 
     def _of_this_session(self) -> list["Wrapper"]:
         """Return the wrappers down to Flower's first strategy, which may wrap others."""

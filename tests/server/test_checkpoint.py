@@ -202,7 +202,7 @@ def test_resume_without_checkpoint_is_refused(tmp_path, inner):
     lines = (tmp_path / "run" / "history.jsonl").read_bytes()
     for path in checkpoints.glob("*.npz"):
         path.unlink()
-    with pytest.raises(ValueError, match="output-dir must hold a checkpoint to resume from"):
+    with pytest.raises(ValueError, match="run_dir must hold a checkpoint to resume from"):
         run(tmp_path / "run", 4, inner=inner(), resume=True)
     folder, grid = Folder(tmp_path / "other"), LocalGrid(toy_app(), profiles=[DeviceProfile()])
     strategy = Recorded(inner(), run_dir=folder, resume=True)
@@ -228,7 +228,7 @@ def test_history_that_lacks_a_round_is_refused(tmp_path, inner):
     ("run_dir", "resume", "reason"),
     [
         (None, False, "run_dir must be an absolute path or a RunDirectory, got None"),
-        ("runs/first", False, "output-dir must be an absolute path"),
+        ("runs/first", False, "run_dir must be an absolute path"),
         (lambda path: RunDirectory(path), True, "resume must be the same for Recorded and for"),
     ],
 )

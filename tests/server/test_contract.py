@@ -29,13 +29,13 @@ from flwr_hetero.strategy import (
 )
 
 NEEDS = [  # wrapper, what it needs, and a line that brings it
-    (LocalSteps, "num-steps", "StepLoader(loader, msg)"),
-    (BiasedLocalSGD, "num-steps", "**loader.metrics"),
-    (FedNova, "num-steps", "StepLoader(loader, msg)"),
-    (AdaComm, "num-steps", "StepLoader(loader, msg)"),
+    (LocalSteps, "num-steps", "hetero.batches(loader, msg)"),
+    (BiasedLocalSGD, "num-steps", "hetero.batches(loader, msg)"),
+    (FedNova, "num-steps", "hetero.batches(loader, msg)"),
+    (AdaComm, "num-steps", "hetero.batches(loader, msg)"),
     (AdaComm, "train-loss", '"train-loss": loss'),
-    (CDGraB, keys.ORDER, "follow(loader.batch_sampler, msg, context, model)"),
-    (HerdingMeter, keys.HERDING, "follow(loader.batch_sampler, msg, context, model)"),
+    (CDGraB, keys.ORDER, "sampler=OrderedSampler, model=model)"),
+    (HerdingMeter, keys.HERDING, "sampler=OrderedSampler, model=model)"),
     (Resharding, keys.RESHARDING, "shard.close(reply, context"),
 ]
 IDS = [f"{kind.__name__}-{key}" for kind, key, _ in NEEDS]

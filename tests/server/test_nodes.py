@@ -4,7 +4,7 @@ from toy import toy_app
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server import nodes as waiting
-from flwr_hetero.server.nodes import NodeRegistry, settled_nodes
+from flwr_hetero.server.nodes import NodeRegistry, settled_nodes, wait_for_nodes
 
 
 class Coming:
@@ -16,6 +16,10 @@ class Coming:
     def get_node_ids(self):
         count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
         return list(range(count))
+
+
+class InMemoryGrid(Coming):
+    """The same of Flower's simulation, whose ServerApp may begin before its nodes are there."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +44,33 @@ def test_no_node_is_an_error_after_a_while(slept):
     assert sum(slept) == 7
 
 
-def test_emulated_nodes_are_not_waited_for(slept):
+@pytest.mark.parametrize(
+    ("counts", "at_least", "found"),
+    [
+        ((0, 0, 0, 4), 1, 4),
+        ((0, 1, 2, 8), 1, 8),  # they register one after the other: no round begins with one
+        ((0, 3, 3, 3, 8), 8, 8),
+        ((8, 0), 1, 8),
+        ((3,), 5, 3),  # there are no others
+    ],
+)
+def test_a_simulation_is_waited_for(counts, at_least, found, slept):
+    grid = InMemoryGrid(*counts)
+    assert len(wait_for_nodes(grid, at_least)) == found
+    assert sum(slept) < (5 if found >= at_least else 0.1 * len(counts) + 2.2)
+    assert (slept == []) == (counts[0] >= at_least)
+
+
+def test_a_simulation_without_nodes_is_an_error(slept):
+    with pytest.raises(RuntimeError, match="no node is online after 7 s"):
+        wait_for_nodes(InMemoryGrid(0), 1, wait_s=7)
+    assert 7 <= sum(slept) < 7.2
+
+
+def test_nodes_of_a_local_grid_are_not_waited_for(slept):
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 2)
     assert len(settled_nodes(grid, 5)) == 2
+    assert len(wait_for_nodes(grid, 5)) == 2
     assert slept == []
 
 

@@ -1,0 +1,19 @@
+"""A NumPyClient of the older API on a real SuperLink and SuperNodes."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.experiment import Experiment
+
+pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
+APP = Path(__file__).parent / "older_app"
+
+
+def test_numpy_client_in_deployment(small_fleet, tmp_path):
+    run = Experiment(small_fleet, tmp_path / "run", APP)
+    rounds = run.start().finish()[1:]
+    assert len(rounds) == 2, run.tail()
+    assert rounds[-1]["train"]["train-loss"] < 9.0
+    assert {"accuracy", "loss"} <= set(rounds[-1]["evaluate"])
+    assert all(not record["failures"] for record in rounds), run.tail()

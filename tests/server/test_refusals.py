@@ -1,0 +1,319 @@
+"""What cannot work is refused at the first chance, with the lines that cure it."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp import strategy as flower
+from older_toy import older_app
+from toy import toy_app, toy_arrays
+
+from flwr_hetero import strategy as ours
+from flwr_hetero.errors import CURES, cure_for
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.older import OlderClients
+from flwr_hetero.server.contract import check_enough_updates
+
+FLEET = [DeviceProfile(speed) for speed in (1.0, 1.1, 0.5, 0.25, 0.2)]
+LOOPS = {
+    "Wrapper": ours.Wrapper,
+    "RandomSelection": lambda: ours.RandomSelection(clients_per_round=3),
+    "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
+    "TiFL, phase": lambda: ours.TiFL(clients_per_round=3, num_tiers=1, profiling="phase"),
+    "BiasedLocalSGD": ours.BiasedLocalSGD,
+    "OverSelect": lambda: ours.OverSelect(take=3),
+    "FedBuff": ours.FedBuff,
+    "FedAT": lambda: ours.FedAT(clients_per_round=3, num_tiers=1),
+    "FedSlice": ours.FedSlice,
+}
+
+
+def run(strategy, grid, rounds=3):
+    return strategy.start(grid, toy_arrays(), rounds)
+
+
+# --- the older API ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_client_app_of_the_older_api_ends_the_run_at_once(name, caplog):
+    with pytest.raises(RuntimeError, match=r"KeyError: 'fitins\.parameters'") as caught:
+        run(LOOPS[name](), LocalGrid(older_app(), FLEET))
+    assert "from flwr_hetero.older import OlderClients\n" in str(caught.value)
+    assert "strategy.start(grid=OlderClients(grid), ...)" in str(caught.value)
+    assert "[ROUND 2/3]" not in caplog.text
+
+
+def test_a_client_app_of_today_behind_the_adapter(caplog):
+    with pytest.raises(RuntimeError, match="KeyError: 'arrays'") as caught:
+        run(ours.Wrapper(), OlderClients(LocalGrid(toy_app(), FLEET)))
+    assert "there is no OlderClients" in str(caught.value)
+    assert "[ROUND 2/3]" not in caplog.text
+
+
+def test_two_nodes_of_the_older_api_cost_their_replies_only():
+    older, today = older_app(), toy_app()
+
+    class Mixed(ClientApp):
+        def __call__(self, message, context):
+            app = older if context.node_config["partition-id"] < 2 else today
+            return app(message, context)
+
+    result = run(ours.Wrapper(), LocalGrid(Mixed(), FLEET))
+    assert len(result.train_metrics_clientapp) == 3
+
+
+def parameters():
+    from flwr.common import ndarrays_to_parameters
+
+    return ndarrays_to_parameters([np.zeros(1)])
+
+
+def older_strategies():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from flwr.server import strategy as older
+    return older
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda older: older.FedAvg(), "from flwr.serverapp.strategy import FedAvg; fraction_fit"),
+        (lambda older: older.FedAdam(initial_parameters=parameters()), "strategy import FedAdam; "),
+        (lambda older: older.FaultTolerantFedAvg(), "strategy import FedAvg; "),
+        (lambda older: older.FedAvg, "strategy import FedAvg; "),
+        (lambda older: type("Own", (older.Krum,), {})(), "strategy import Krum; "),
+    ],
+)
+def test_a_strategy_of_the_older_api_is_named_anew(make, hint):
+    with pytest.raises(ValueError, match=r"^strategy must be a flwr\.serverapp") as caught:
+        ours.TiFL(make(older_strategies()))
+    assert hint in str(caught.value)
+    assert "initial_parameters, evaluate_fn go to start()" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (flower.FedAvg, r"write FedAvg\(\), an instance"),
+        (ours.TiFL, r"write TiFL\(\), an instance"),
+        ("FedAvg", r"got 'FedAvg': give the strategy itself"),
+        (5, "got 5"),
+    ],
+)
+def test_what_is_no_strategy(given, hint):
+    with pytest.raises(ValueError, match=f"^strategy must be a flwr.serverapp.*{hint}"):
+        ours.FedBuff(given)
+
+
+@pytest.mark.parametrize("call", ["initialize_parameters", "configure_fit"])
+def test_a_server_app_of_the_older_api_is_told_what_today_s_is(call):
+    with pytest.raises(AttributeError, match=r"strategy\.start\(grid=grid, initial_arrays") as told:
+        getattr(ours.TiFL(), call)
+    assert "@app.main()" in str(told.value)
+    with pytest.raises(AttributeError, match=r"any strategy in Wrapper > FedAvg$"):
+        _ = ours.Wrapper().nothing
+
+
+# --- mods that need another server ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_secagg_ends_the_run_at_once(name, caplog):
+    from flwr.client.mod import secaggplus_mod
+
+    with pytest.raises(RuntimeError, match="KeyError: 'secaggplus_configs'") as caught:
+        run(LOOPS[name](), LocalGrid(toy_app(mods=[secaggplus_mod]), FLEET))
+    assert "take the mod out" in str(caught.value)
+    assert "[ROUND 2/3]" not in caplog.text
+
+
+def test_secagg_behind_the_adapter():
+    from flwr.client.mod import secaggplus_mod
+
+    grid = OlderClients(LocalGrid(older_app(mods=[secaggplus_mod]), FLEET))
+    with pytest.raises(RuntimeError, match="take the mod out"):
+        run(ours.FedBuff(), grid)
+
+
+def test_clipping_on_nodes_without_its_strategy():
+    with pytest.raises(RuntimeError, match="requires the key") as caught:
+        run(ours.Wrapper(), LocalGrid(toy_app(mods=[fixedclipping_mod]), FLEET))
+    assert "DifferentialPrivacyClientSideFixedClipping(FedAvg(), ...)" in str(caught.value)
+
+
+def trains_clipped(message, context, call_next):
+    """Clip in training alone, as ``@app.train(mods=[fixedclipping_mod])`` does."""
+    if message.metadata.message_type == "train":
+        return fixedclipping_mod(message, context, call_next)
+    return call_next(message, context)
+
+
+def test_the_cure_for_clipping_works():
+    inner = flower.DifferentialPrivacyClientSideFixedClipping(flower.FedAvg(), 0.1, 1.0, 5)
+    result = ours.Wrapper(inner).start(
+        LocalGrid(toy_app(mods=[trains_clipped]), FLEET), toy_arrays(buffer=False), 2
+    )
+    assert len(result.train_metrics_clientapp) == 2
+
+
+def test_a_client_app_without_training():
+    with pytest.raises(RuntimeError, match=r"name 'default'(.|\n)*@app\.train\(\)"):
+        run(ours.TiFL(clients_per_round=3, num_tiers=1), LocalGrid(ClientApp(), FLEET))
+
+
+def test_every_cure_is_for_one_symptom():
+    reasons = (
+        "error 2: KeyError: 'fitins.parameters'",
+        "error 2: Exception ClientAppException occurred. Message: 'arrays''>",
+        "error 2: NoReplyError: fit() returned 3 arrays, the model has 6",
+        "error 2: KeyError: 'secaggplus_configs'",
+        "error 6: fixedclipping_mod requires the key 'clipping_norm' to be present",
+        "error 2: ValueError: No train function registered with name 'default'",
+        "error 8: ModuleNotFoundError: No module named 'flwr_hetero'",
+    )
+    assert [cure_for(reason) for reason in reasons] == [cure for _, cure in CURES]
+    others = ("No train function registered with name 'profile'", "KeyError: 'lr'", "")
+    assert not any(map(cure_for, others))
+
+
+# --- Krum and Bulyan --------------------------------------------------------------------------
+
+TRUSTS_FEW = [
+    (flower.Krum, 0, 3),
+    (flower.Krum, 1, 5),
+    (lambda **f: flower.MultiKrum(num_nodes_to_select=2, **f), 2, 7),
+    (flower.Bulyan, 0, 3),
+    (flower.Bulyan, 1, 7),
+    (lambda **f: type("Own", (flower.Bulyan,), {})(**f), 1, 7),
+]
+
+
+@pytest.mark.parametrize(("make", "hostile", "least"), TRUSTS_FEW)
+def test_the_least_number_of_updates(make, hostile, least):
+    leaf = make(num_malicious_nodes=hostile)
+    with pytest.raises(ValueError, match=f"buffer_size must be at least {least} around"):
+        check_enough_updates(leaf, least - 1, "buffer_size")
+    check_enough_updates(leaf, least, "buffer_size")
+    check_enough_updates(leaf, None, "buffer_size")
+    check_enough_updates(flower.FedAvg(), 1, "buffer_size")
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda leaf: ours.RandomSelection(leaf, 4), "clients_per_round"),
+        (lambda leaf: ours.TiFL(leaf, 4, 2), "clients_per_round"),
+        (lambda leaf: ours.OverSelect(leaf, take=4), "take"),
+        (lambda leaf: ours.FedBuff(leaf, buffer_size=4), "buffer_size"),
+        (lambda leaf: ours.FedBuff(ours.LocalSteps(leaf), buffer_size=4), "buffer_size"),
+    ],
+)
+def test_too_few_updates_are_refused_at_construction(make, argument):
+    with pytest.raises(ValueError, match=f"^{argument} must be at least 5 around Krum with num_m"):
+        make(flower.Krum(num_malicious_nodes=1))
+    make(flower.Krum())
+
+
+@pytest.mark.parametrize("kind", [ours.Wrapper, ours.FedBuff, ours.LocalSteps])
+def test_too_few_nodes_are_refused_before_the_first_update(kind):
+    models = []
+    strategy = kind(flower.Bulyan(num_malicious_nodes=1, min_available_nodes=2))
+    with pytest.raises(ValueError, match=r"nodes asked must be at least 7 around Bulyan.*got [35]"):
+        strategy.start(
+            LocalGrid(toy_app(), FLEET),
+            toy_arrays(buffer=False),
+            3,
+            evaluate_fn=lambda number, arrays: models.append(number),
+        )
+    assert models == [0]
+
+
+def test_a_failing_node_does_not_end_a_run_of_krum():
+    from flwr_hetero.fleet import Fault
+
+    strategy = ours.Wrapper(flower.Krum(num_malicious_nodes=1))
+    grid = LocalGrid(toy_app(), FLEET, faults=[Fault(0, "errs", 1, 9)])
+    assert len(run(strategy, grid).train_metrics_clientapp) == 3
+
+
+# --- selections and types ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (ours.TiFL, "clients_per_round of TiFL"),
+        (ours.RandomSelection, "clients_per_round of RandomSelection"),
+        (ours.FedBuff, "concurrency of FedBuff"),
+        (ours.FedAsync, "concurrency of FedAsync"),
+        (ours.FedAT, "clients_per_round of FedAT"),
+        (ours.FedSlice, "concurrency of FedSlice"),
+    ],
+)
+def test_a_fraction_of_nodes_is_called_what_it_is_called_there(make, argument):
+    with pytest.raises(ValueError, match=f"fraction_train must be 1.0 .* set {argument} instead"):
+        make(flower.FedAvg(fraction_train=0.5))
+    with pytest.raises(ValueError, match=f"min_train_nodes must .*{argument.split()[0]} says"):
+        make(flower.FedAvg(min_train_nodes=9))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"grid": "grpc"}, "grid must be the Grid"),
+        ({"initial_arrays": [np.zeros(4)]}, "initial_arrays must be an ArrayRecord.* of NumPy"),
+        ({"initial_arrays": ArrayRecord()}, "initial_arrays must hold an array"),
+        ({"num_rounds": -1}, "num_rounds must be a whole number of at least 0"),
+        ({"num_rounds": "3"}, "num_rounds must be a whole number of at least 0"),
+        ({"timeout": 0}, "timeout must be a number in"),
+        ({"train_config": {"lr": 0.1}}, r"train_config must be a ConfigRecord.*ConfigRecord\("),
+        ({"evaluate_fn": 3}, "evaluate_fn must be a function"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ours.Wrapper, ours.FedBuff])
+def test_start_refuses_wrong_types(kind, change, reason):
+    given = {"grid": LocalGrid(toy_app(), FLEET), "initial_arrays": toy_arrays(), "num_rounds": 1}
+    with pytest.raises(ValueError, match=f"^{reason}"):
+        kind().start(**given | change)
+
+
+# --- packages -----------------------------------------------------------------------------------
+
+WITHOUT_TORCH = """
+import sys
+class No:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, No())
+import flwr_hetero.strategy, flwr_hetero.mod, flwr_hetero.older, flwr_hetero.fleet
+try:
+    import flwr_hetero.sampler
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_only_samplers_need_torch():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True
+    )
+    assert "the samplers of flwr_hetero.sampler work in PyTorch's DataLoader" in done.stdout
+    assert "pip install torch, or in a checkout" in done.stdout
+
+
+def test_a_run_directory_names_the_packages_that_are_missing(tmp_path, monkeypatch):
+    from importlib import util
+
+    known = util.find_spec
+    gone = ("plotly", "jinja2")
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name in gone else known(name))
+    with pytest.raises(ModuleNotFoundError, match="pip install jinja2 plotly, or in a checkout"):
+        ours.Recorded(run_dir=str(tmp_path / "run"))
