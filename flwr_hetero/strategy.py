@@ -20,6 +20,7 @@ from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerFacts
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.slices.strategy import FedSlice
 from flwr_hetero.tifl.strategy import TiFL
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "FedBuff",
     "FedCompass",
     "FedNova",
+    "FedSlice",
     "HerdingMeter",
     "LocalSteps",
     "ModelAverage",

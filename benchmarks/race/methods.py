@@ -13,6 +13,10 @@ RATES = (0.1, 0.05, 0.2)
 """Learning rates to be tried, the one to begin with first."""
 
 
+OWN_AVERAGE = 32
+"""Where the average of a method that has one stands among those that are measured."""
+
+
 class Method(NamedTuple):
     """``build`` takes nodes at work, both settings and a seed; values begin with the usual one."""
 
@@ -23,6 +27,8 @@ class Method(NamedTuple):
     named: tuple[str, str] = ("", "")
     at_work: Callable[[int, int], bool] = lambda count, nodes: True
     """Whether it says anything new with so many of so many nodes at work."""
+    window: int | None = None
+    """The average to measure by, where the method has its own; None: chosen with the rest."""
 
 
 def fedavg(**settings: Any) -> FedAvg:
@@ -127,24 +133,21 @@ def fedcompass(count: int, steps: int, ratio: int, seed: int) -> Strategy:
     return face.FedCompass(fedavg(), max(1, steps // ratio), steps, concurrency=count, seed=seed)
 
 
-def slices(weighting: str, of_steps: str = "sqrt") -> Callable[[int, int, float, int], Strategy]:
-    """Ours: merges without rounds, and for each node the steps that fit a time slice."""
+def fedslice(**corrections: float) -> Callable[[int, None, None, int], Strategy]:
+    """Ours, with its own constants; only the learning rate is tuned."""
 
-    def build(count: int, steps: int, share: float, seed: int) -> Strategy:
-        inner = face.LocalSteps(fedavg(), steps, budget="slice", weighting=of_steps)
-        size = buffer_of(count, share)
-        how: dict[str, Any] = {"weighting": weighting, "seed": seed}
-        return face.FedBuff(inner, concurrency=count, buffer_size=size, **how)
+    def build(count: int, _first: None, _second: None, seed: int) -> Strategy:
+        return face.FedSlice(fedavg(), concurrency=count, seed=seed, **corrections)
 
     return build
 
 
 BASE = "FedAvg"
-OURS = "slices"
-"""The setting that is recommended: the only one that is held against the rivals."""
-FAIR, SCALED = "slices, fair", "slices, scaled"
-"""The same with no node counting by its pace, and with slow nodes' few steps scaled up."""
-OWN = (OURS, FAIR, SCALED)
+OURS = "FedSlice"
+"""The class that is recommended: the only one that is held against the rivals."""
+FAIR = "FedSlice, fair"
+"""The same with all nodes counting by their examples, whatever their pace and steps."""
+OWN = (OURS, FAIR)
 
 
 def selects(count: int, nodes: int) -> bool:
@@ -197,15 +200,10 @@ METHODS: dict[str, Method] = {
     "FedCompass": Method(
         fedcompass, (20, 10, 40), (5, 2, 20), named=("most steps", "over the least")
     ),
-    OURS: Method(
-        slices("sqrt", "examples"), (10, 7, 20), (0.25, 0.5, 1.0),
-        named=("steps of a quick node", "buffer"),
-    ),
-    SCALED: Method(
-        slices("sqrt"), (10, 7, 20), (0.25, 0.5, 1.0), named=("steps of a quick node", "buffer")
-    ),
+    OURS: Method(fedslice(), rates=(*RATES, 0.025, 0.4, 0.07, 0.15), window=OWN_AVERAGE),
     FAIR: Method(
-        slices("fair"), (10, 7, 20), (0.5, 0.25, 1.0), named=("steps of a quick node", "buffer")
+        fedslice(rate_correction=1.0, step_correction=1.0), window=OWN_AVERAGE,
+        rates=(*RATES, 0.025, 0.0125, 0.07, 0.15),
     ),
 }  # fmt: skip
 

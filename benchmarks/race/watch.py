@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from benchmarks.race.methods import OWN_AVERAGE
 from benchmarks.race.node import Task, client_app, first_model, parts, predict, splits
 from flwr_hetero import keys
 from flwr_hetero.client.device import FORWARD_SHARE, DeviceProfile
@@ -20,7 +21,7 @@ from flwr_hetero.client.emulation import work
 from flwr_hetero.fleet import Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.reproduce.emulate import Enough, columns
-from flwr_hetero.strategy import Wrapper
+from flwr_hetero.strategy import FedSlice, Wrapper
 
 SLOWEST = 0.2
 """Part of the fleet that is its slowest tier."""
@@ -132,26 +133,51 @@ class Watch(Wrapper):
         self.next_look = 0.0
         self.points: list[dict[str, Any]] = []
         self.said_bytes, self.said_device_s = 0, 0.0
+        self._has_updates = any(isinstance(each, FedSlice) for each in self.wrappers())
+
+    def on_start(self, run: Any) -> None:
+        """Know the grid that counts."""
+        self.run = run
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        """Look at each server update of a strategy whose rounds have several."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if self._has_updates:
+            self._see(arrays or self.session.arrays, self.session.clock.virtual_s, is_new=True)
+        return arrays, metrics
 
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Add a point if it is time."""
-        grid, limits = run.grid, self.limits
+        """Look at each round's model."""
         self.said_bytes += record["bytes_down"] + record["bytes_up"]
         self.said_device_s += record.get("device_s", sum(record["latency"].values()))
-        model = {name: array.numpy() for name, array in run.arrays.items()}
-        for average in self.averages if record["round"] else []:
+        if not self._has_updates:
+            self._see(run.arrays, record["virtual_s"], is_new=record["round"] > 0)
+
+    def _see(self, arrays: Any, now_s: float, *, is_new: bool) -> None:
+        """Add a point if it is time."""
+        grid, limits = self.run.grid, self.limits
+        model = {name: array.numpy() for name, array in arrays.items()}
+        for average in self.averages if is_new else []:
             average.add(model)
-        over = record["virtual_s"] >= limits.seconds or grid.examples >= limits.examples
-        if record["round"] and (grid.examples >= self.next_look or over):
+        over = now_s >= limits.seconds or grid.examples >= limits.examples
+        if is_new and (grid.examples >= self.next_look or over):
             self.next_look = grid.examples + limits.look
-            point = {"virtual_s": record["virtual_s"], "examples": grid.examples}
+            point = {"virtual_s": now_s, "examples": grid.examples}
             point |= {"bytes": grid.bytes, "device_s": grid.device_s}
-            for average in self.averages:
-                every, slow = self.quality.of(average.model)
-                point |= {f"all/{average.window}": every, f"slow/{average.window}": slow}
+            for window, seen in self._models(arrays).items():
+                every, slow = self.quality.of(seen)
+                point |= {f"all/{window}": every, f"slow/{window}": slow}
             self.points.append(point)
         if over:
             raise Enough
+
+    def _models(self, arrays: Any) -> dict[int, dict[str, NDArray[Any]]]:
+        """Return the newest model and averages; FedSlice's own in place of the longest."""
+        found = {average.window: average.model for average in self.averages}
+        if self._has_updates:
+            own = self.averaged(arrays)
+            found[OWN_AVERAGE] = {name: array.numpy() for name, array in own.items()}
+        return found
 
 
 def slowest(profiles: Sequence[DeviceProfile], size_bytes: float, examples: float) -> list[int]:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
-from flwr_hetero.fedbuff.engine import Arrival
+from flwr_hetero.fedbuff.rule import Arrival
 from flwr_hetero.fedbuff.strategy import FedBuff
 from flwr_hetero.server.aggregate import mean_arrays
 from flwr_hetero.server.profiling import identify_nodes
@@ -82,6 +82,7 @@ class FedAT(FedBuff):
     """
 
     decides = FedBuff.decides | {"the global model"}
+    count_argument = "clients_per_round"
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.step_budget import assigned_steps
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.fedbuff.algorithm import Weights
-from flwr_hetero.fedbuff.engine import Arrival
 from flwr_hetero.fedbuff.mail import on_clock
+from flwr_hetero.fedbuff.rule import Arrival
 from flwr_hetero.fedbuff.strategy import FedBuff
 from flwr_hetero.records import config_of
 from flwr_hetero.server.contract import STEPS, check_on_missing

@@ -83,7 +83,7 @@ class ModelAverage(Wrapper):
 
     def _add(self, model: dict[str, NDArray[Any]]) -> None:
         self.count += 1
-        part = max(1 / self.count, 1 / self.rounds)
+        part = self._part()
         for name, new in model.items():
             if new.dtype.kind != "f":
                 self.average[name] = new.copy()
@@ -91,6 +91,10 @@ class ModelAverage(Wrapper):
             wide = new.astype(np.promote_types(new.dtype, np.float32))  # or it would drift
             old = self.average.get(name, wide)  # new - old might be too large for the type
             self.average[name] = np.asarray((1 - part) * old + part * wide)
+
+    def _part(self) -> float:
+        """Return the newest model's part in the average."""
+        return max(1 / self.count, 1 / self.rounds)
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average, or these arrays before the first one."""
@@ -108,7 +112,7 @@ class ModelAverage(Wrapper):
 
     def on_start(self, run: Run) -> None:
         """Let the server evaluate the average; a run that begins has none yet."""
-        if run.round < 0:
+        if run.round < 0 and not run.continues:
             self.average, self.count = {}, 0
         if (evaluate := run.evaluate_fn) is not None:
             run.evaluate_fn = lambda number, arrays: evaluate(number, self.averaged(arrays))

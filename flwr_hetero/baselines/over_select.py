@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.server.contract import check_enough_updates
 from flwr_hetero.server.exchange import POLL_S
 from flwr_hetero.server.nodes import MINIMA, GridView, whole_grid
 from flwr_hetero.server.rounds import Run
@@ -75,6 +76,7 @@ class OverSelect(Wrapper):
                 rule = "time nodes before the first round inside OverSelect"
                 raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
         super().__init__(strategy)
+        check_enough_updates(self.leaf, take, "take")
         self.timeout_s = timeout_s
         self._at_work: dict[str, tuple[int, float]] = {}  # by message: node, until when at most
         self._left_out: list[str] = []

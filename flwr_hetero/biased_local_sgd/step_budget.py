@@ -21,7 +21,7 @@ from flwr_hetero.biased_local_sgd.algorithm import (
     normalised_scales,
     slice_steps,
 )
-from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
+from flwr_hetero.biased_local_sgd.node_speeds import Job, NodeSpeeds, divided
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.aggregate import with_update
@@ -37,6 +37,8 @@ NORMALISED = {"normalised": 1.0, "sqrt": 0.5}
 WEIGHTINGS = (*NORMALISED, "examples", "steps")
 BY_STEPS = {"sqrt": "by the root of", "examples": "by", "steps": "by about the square of"}
 """How a node's own data then count by its steps."""
+STATE = ("step_s", "link_s", "usual_steps", "jobs")
+"""Entries of a saved LocalSteps."""
 TRAFFIC = 0.5
 """Largest share of transfers in a node's slice."""
 MAX_RATIO = 4.0
@@ -154,6 +156,7 @@ class LocalSteps(Wrapper):
             check_unscaled(self, "weighting", weighting)
         self.speeds = NodeSpeeds()
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
+        self.correction = NORMALISED.get(weighting, 0.0)
         self._assigned: dict[str, int] = {}
         self._has_warned = self.weighting not in BY_STEPS
 
@@ -203,6 +206,7 @@ class LocalSteps(Wrapper):
         self._say_what_is_optimised()
         node_ids = [message.metadata.dst_node_id for message in messages]
         steps = self.num_steps([self.identity(node_id) for node_id in node_ids])
+        steps = np.maximum(steps, self.speeds.usual_passes())  # one for each local epoch
         for message, count in zip(messages, steps.tolist(), strict=True):
             config_of(message)[keys.NUM_STEPS] = count
         return messages
@@ -244,7 +248,7 @@ class LocalSteps(Wrapper):
                 metrics[keys.NUM_STEPS] = steps
                 self._measure(reply, steps)
             good.append(reply)
-        return self._normalised(good) if self.weighting in NORMALISED else good
+        return self._normalised(good) if self.correction else good
 
     def steps_of(self, reply: Message) -> int:
         """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
@@ -287,7 +291,7 @@ class LocalSteps(Wrapper):
             self.usual_steps[self.identity(reply.metadata.src_node_id)] = (count, weight)
         known, weight_of = np.array(list(self.usual_steps.values())).T
         mean_steps = float(np.average(known, weights=weight_of))
-        return normalised_scales(steps, mean_steps, NORMALISED[self.weighting])
+        return normalised_scales(steps, mean_steps, self.correction)
 
     def on_profile_replies(self, replies: list[Message]) -> None:
         """Learn from another wrapper's profiling how fast nodes are that report their steps."""
@@ -298,26 +302,19 @@ class LocalSteps(Wrapper):
                     self._measure(reply, steps)
 
     def _measure(self, reply: Message, steps: int) -> None:
-        """Divide a node's latency into computing and transfer."""
-        node_id = reply.metadata.src_node_id
-        latency = self.session.latency_of(reply)
-        if latency is None:
-            return
-        compute_s, link_s = latency.seconds, 0.0
-        if latency.emulated:
-            link_s = read_number(reply.content.config_records[keys.TIMING], keys.TRANSFER_TIME, 0.0)
-            compute_s -= link_s
-        now = self.session.exchange
-        if latency.source != "observed" and now.same_clock:
+        """Learn a node's job, and its times of a step and of a message."""
+        identity, now = self.identity(reply.metadata.src_node_id), self.session.exchange
+        self.speeds.note_job(identity, reply, steps)
+        if (latency := self.session.latency_of(reply)) is not None:
             seen_s = now.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
-            link_s = max(link_s, round(seen_s - compute_s, 6))  # no rounding errors
-        self.speeds.observe(self.identity(node_id), steps, compute_s, link_s)
+            times = divided(reply, latency, steps, seen_s if now.same_clock else 0.0)
+            self.speeds.observe(identity, steps, *times)
 
     # --- the run -------------------------------------------------------------------------
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the measured times belong to."""
-        if self.speeds.step_s:
+        if self.speeds.step_s and not run.continues:
             identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
 
     def round_info(self) -> dict[str, Any]:
@@ -330,14 +327,17 @@ class LocalSteps(Wrapper):
             "step_s": json.dumps(self.speeds.step_s),
             "link_s": json.dumps(self.speeds.link_s),
             "usual_steps": json.dumps(self.usual_steps),
+            "jobs": json.dumps(self.speeds.jobs),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"step_s": str, "link_s": str, "usual_steps": str}, "LocalSteps")
+        check_state(state, dict.fromkeys(STATE, str), "LocalSteps")
         self.speeds.step_s = json.loads(str(state["step_s"]))
         self.speeds.link_s = json.loads(str(state["link_s"]))
         self.usual_steps = json.loads(str(state["usual_steps"]))
+        jobs = json.loads(str(state["jobs"]))
+        self.speeds.jobs = {node: Job(*job) for node, job in jobs.items()}
 
     def summary(self) -> None:
         """Log the step budget and the wrapped strategy's settings."""

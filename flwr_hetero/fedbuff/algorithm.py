@@ -15,6 +15,8 @@ PRIOR = 5
 """Idle times of a node that the mean of all nodes counts as much as."""
 OUTLIER = 10.0
 """Usual intervals that a single one counts at most."""
+OUTLYING = 2.0
+"""Largest weight of an update by default, in weights that a tenth of the nodes reach."""
 SHORTEST_S = 1e-3
 """Shortest interval between two replies of a node."""
 
@@ -86,6 +88,20 @@ def merge_weights(
         return Weights(np.ones(len(raw)), 1.0, 0.0)
     left_out = 1.0 - float(clipped.sum() / raw.sum()) if raw.sum() else 0.0
     return Weights(clipped, float(clipped.mean()) / mean, left_out)
+
+
+def largest_weight(weights: ArrayLike) -> float:
+    """Return the weight above which updates are cut: twice what a tenth of the nodes reach.
+
+    One node cannot set it. weights: (num_nodes,).
+
+    >>> largest_weight([1.0, 1.0, 15.0]), largest_weight([1.0, 15.0, 15.0])
+    (2.0, 30.0)
+    """
+    falling = np.sort(np.asarray(weights, np.float64))[::-1]
+    if len(falling) < 2:
+        return inf
+    return OUTLYING * float(falling[max(2, -(-len(falling) // 10)) - 1])
 
 
 @dataclass

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import Result
 
 from flwr_hetero import keys
-from flwr_hetero.fedbuff.evaluation import Evaluation
+from flwr_hetero.fedbuff.evaluation import Evaluations
 from flwr_hetero.fedbuff.mail import Mail, Sent, on_clock
+from flwr_hetero.fedbuff.rule import Arrival, Rule
 from flwr_hetero.records import config_of
 from flwr_hetero.server.exchange import QUORUM, Exchange
-from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
+from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 from flwr_hetero.server.reply_checks import Expected
 from flwr_hetero.server.rounds import (
     Record,
@@ -21,6 +22,8 @@ from flwr_hetero.server.rounds import (
     evaluate_centrally,
     fairness,
     finish_round,
+    joined_rounds,
+    keep_infos,
     opened,
     record_start,
 )
@@ -38,47 +41,37 @@ LOOK_S = 10.0
 """Seconds between two looks at which nodes of a real fleet are online."""
 
 
-class Arrival(NamedTuple):
-    """A good reply to training: the instruction with the model it started from, and when."""
-
-    sent: Sent
-    reply: Message
-    version: int
-    """Merges made when the instruction was sent."""
-    arrived_s: float
-
-
-class Rule(Protocol):
-    """What decides which nodes start and which replies are merged."""
-
-    @property
-    def wake_s(self) -> float:
-        """Until when to wait for the next reply at most, on the fleet's clock."""
-
-    def next_nodes(self, idle: list[int], at_work: int, buffer: list[Arrival]) -> list[int]:
-        """Choose which of the idle nodes start now."""
-
-    def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
-        """Return what is merged now, of nodes that are so many at a time; empty: nothing yet."""
-
-    def failed(self, node_id: int) -> None:
-        """Learn that a node that was to train has no reply that counts."""
-
-    def merging(self, arrivals: list[Arrival], version: int) -> None:
-        """Learn what is about to be merged, and into which version of the model."""
-
-
 def run_asynchronously(run: Run, rule: Rule) -> Result:
-    """Keep nodes at work and merge until ``num_rounds`` merges are made."""
-    with opened(run, "merge"):
+    """Keep nodes at work and merge until ``num_rounds`` rounds are over.
+
+    On the same grid, from the arrays that the last run returned, what is in flight goes on.
+    """
+    paused: Paused | None = rule.paused
+    rule.paused = None
+    if paused is None or not _goes_on(run, paused):
+        paused = None
+    else:
+        run.continues, run.arrays = True, paused.newest
+    with opened(run, rule.unit):
         if run.round < 0:
             record_start(run)
-        work = Work(run, rule)
+        work = paused.work.take_up(run) if paused else Work(run, rule)
         while run.round < run.num_rounds and run.strategy.session.stop_reason is None:
-            record = work.merge(work.collect())
+            record = work.train_round()
             finish_round(run, record)
+        newest = run.arrays
     run.result.arrays = run.arrays
+    rule.paused = Paused(work, newest, run.arrays)
     return run.result
+
+
+def _goes_on(run: Run, paused: "Paused") -> bool:
+    """Return whether a run begins where another one has ended."""
+    here, there = run.arrays, paused.returned
+    is_same = here is there or (
+        here.keys() == there.keys() and all(here[k].data == there[k].data for k in here)
+    )
+    return is_same and run.round < 0 and paused.work.mail.fleet is whole_grid(run.grid)
 
 
 class Work:
@@ -87,18 +80,24 @@ class Work:
     def __init__(self, run: Run, rule: Rule) -> None:
         self.run, self.rule, self.session = run, rule, run.strategy.session
         self.mail = Mail(run.grid, self.session.clock, self.session.costs, run.timeout_s)
+        self.version = 0  # merges made
         self.busy: dict[int, int] = {}  # node at work: version that it started from
         self.team = 0  # nodes at work once all that are to start have started
         self.buffer: list[Arrival] = []
-        self.asked: dict[int, tuple[int, int]] = {}  # node: version, and how often with it
+        self.asked: dict[int, tuple[int, int]] = {}  # node: round, and how often in it
         self.failures: dict[int, int] = {}
         self.took_s: dict[int, float] = {}  # each node's last good job
         self.rests_until_s: dict[int, float] = {}
         self.bad: list[int] = []  # nodes whose replies were bad since the last good one
         self.lost: list[Message] = []  # instructions to train that came to nothing since a merge
-        self.evaluation = Evaluation(run)
+        self.evaluation = Evaluations(run, rule.evaluates_each_round)
         self.exchange = self._new_exchange([])
         self.merged_s = self.now_s
+
+    def take_up(self, run: Run) -> "Work":
+        """Go on in another run on the same grid."""
+        self.run, self.evaluation.run, self.mail.timeout_s = run, run, run.timeout_s
+        return self
 
     @property
     def now_s(self) -> float:
@@ -154,17 +153,17 @@ class Work:
         return messages
 
     def _count_repeat(self, message: Message) -> None:
-        """Let a node draw other samples that is asked again within one version."""
-        node_id, version = message.metadata.dst_node_id, self.run.round
-        before, count = self.asked.get(node_id, (version, 0))
-        self.asked[node_id] = version, (count if before == version else 0) + 1
+        """Let a node draw other samples that is asked again within one round."""
+        node_id, number = message.metadata.dst_node_id, self.run.round
+        before, count = self.asked.get(node_id, (number, 0))
+        self.asked[node_id] = number, (count if before == number else 0) + 1
         if repeat := self.asked[node_id][1] - 1:
             config_of(message)[keys.REPEAT] = repeat
 
     def _send(self, messages: Sequence[Message]) -> None:
         self.mail.send(messages)
         for message in messages:
-            self.busy[message.metadata.dst_node_id] = self.run.round
+            self.busy[message.metadata.dst_node_id] = self.version
 
     def _next(self, wake_s: float = inf) -> list[tuple[Sent, Message | None]]:
         """Wait for replies, until a node has rested, or as long as the rule wants to merge them."""
@@ -232,8 +231,16 @@ class Work:
 
     # --- merging -------------------------------------------------------------------------
 
-    def merge(self, due: list[Arrival]) -> Record:
-        """Make the next version of the model; return the line for the history."""
+    def train_round(self) -> Record:
+        """Merge until a round is over; return its line for the history."""
+        record, count = self._merge(self.collect()), 1
+        while not self.rule.ends_round(self.team):
+            keep_infos(self.run, record)
+            record, count = joined_rounds(record, self._merge(self.collect()), count), count + 1
+        return self._evaluate(record)
+
+    def _merge(self, due: list[Arrival]) -> Record:
+        """Make the next version of the model; return what there is of the history's line."""
         run, session, number = self.run, self.session, self.run.round + 1
         due.sort(key=lambda arrival: arrival.arrived_s)
         messages = [arrival.sent.instruction for arrival in due]
@@ -245,13 +252,20 @@ class Work:
         self.exchange.latency, self.exchange.checked = now.latency, now.checked - merged
         now.latency = {i: latency for i, latency in now.latency.items() if i in merged}
         session.exchange, session.arrays = now, run.arrays
-        self.rule.merging(due, run.round)
+        self.rule.merging(due, self.version)
         before = set(now.refused)
         asked, self.lost = [*messages, *self.lost], []
         record = aggregate(run, number, asked, [arrival.reply for arrival in due])
+        self.version += 1
         for node_id in now.refused.keys() - before:  # or it would fill the buffer again
             self._rest(node_id)
-        record["global"] = evaluate_centrally(run, number)
+        self.merged_s = self.now_s
+        return record
+
+    def _evaluate(self, record: Record) -> Record:
+        """Evaluate the model of a round, and complete its line."""
+        session, number = self.session, record["round"]
+        record["global"] = evaluate_centrally(self.run, number)
         record["evaluate"] = self._evaluated(number)
         record |= fairness(session)
         record["virtual_s"] = session.clock.virtual_s
@@ -268,23 +282,37 @@ class Work:
 
     def _evaluated(self, number: int) -> dict[str, Any]:
         """Return what an evaluation has found that is over now, and begin one if it is time."""
-        found = self.evaluation.result()
+        found = self.evaluation.results()
         if number == self.run.num_rounds:  # nodes evaluate the last model as they come back
-            self.evaluation.begin(number)
+            self.evaluation.begin(number, is_last=True)
             while not self.evaluation.is_over():
                 self._evaluate_when_idle()
-            found = self.evaluation.result() or found
+            found = self.evaluation.results() or found
         elif self.evaluation.is_due():
             self.evaluation.begin(number)
         return found
 
     def _evaluate_when_idle(self) -> None:
+        """Wait for the last evaluation; others train on if more runs are likely to follow."""
         idle = self._idle()
         self.evaluation.keep(self.busy.keys() | idle)
-        if messages := self.evaluation.messages_for(idle):
+        if self.run.continues:
+            self._start()
+        elif messages := self.evaluation.messages_for(idle):
             self._send(messages)
         if not self.mail.open:
             return
         for sent, reply in self._next():
-            self.busy.pop(sent.node_id)
-            self.evaluation.receive(sent, reply)
+            if self.run.continues:
+                self._receive(sent, reply)
+            else:
+                self.busy.pop(sent.node_id)
+                self.evaluation.receive(sent, reply)
+
+
+class Paused(NamedTuple):
+    """A run that has ended: its work in flight, the newest model, and the arrays returned."""
+
+    work: Work
+    newest: ArrayRecord
+    returned: ArrayRecord

@@ -59,6 +59,7 @@ class Mail:
         self.late: set[str] = set()  # given up: replies are collected and thrown away
         self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
         self._answered = False  # before the first reply of a simulation, its clock is unknown
+        self._plain = False  # a node of a simulation has answered that emulates no device
         self._polled_s = inf  # when the last poll of a fleet in real time began
         self._zero_s = clock.virtual_s - self._fleet_s()
 
@@ -85,7 +86,7 @@ class Mail:
             ids = self.open.keys() | self.late if self.late else self.open.keys()
             replies = self.fleet.wait_for_next(ids, wake_s - self._zero_s)
             self._tick()
-        elif self.is_simulated and self._wait_for_emulated():
+        elif self.is_simulated and self._wait_for_emulated(wake_s):
             replies = self._next_held(wake_s)
         else:
             replies = self._wait(wake_s)
@@ -117,16 +118,20 @@ class Mail:
     # --- a clock that others drive -------------------------------------------------------
 
     def _wait(self, wake_s: float) -> list[Message]:
-        """Poll a fleet in real time."""
+        """Poll a fleet in real time; what is held is not asked for again, it would be an error."""
         while True:
-            ids, self._polled_s = [*self.open, *self.late], self.clock.virtual_s
+            ids, self._polled_s = self._not_here(), self.clock.virtual_s
             replies = [*self._drop_held(), *self.fleet.pull_messages(ids)]
             self._tick()
             if replies or self.clock.virtual_s >= wake_s:
                 return replies
             time.sleep(POLL_S if self.is_simulated else REAL_POLL_S)
 
-    def _wait_for_emulated(self) -> bool:
+    def _not_here(self) -> list[str]:
+        """Return the messages whose replies are still with the fleet."""
+        return [i for i in (*self.open, *self.late) if i not in self._held]
+
+    def _wait_for_emulated(self, wake_s: float) -> bool:
         """Wait until all open replies of a simulation are here, if devices are emulated.
 
         Nothing is known before the first reply. A ClientApp that hangs is waited for as long as
@@ -136,7 +141,7 @@ class Mail:
         while missing := self.open.keys() - self._held.keys():
             for reply in self.fleet.pull_messages(list(missing)):
                 self._hold(reply)
-            if self._held and not self.clock.emulated:
+            if not self.clock.emulated and (self._held or self._is_over(wake_s)):
                 return False
             if time.monotonic() - start_s > self.timeout_s:
                 break
@@ -144,12 +149,19 @@ class Mail:
                 time.sleep(POLL_S)
         return self.clock.emulated
 
+    def _is_over(self, wake_s: float) -> bool:
+        """Return whether a time has come in a simulation whose nodes emulate nothing."""
+        if self._plain:
+            self._tick()
+        return self._plain and self.clock.virtual_s >= wake_s
+
     def _hold(self, reply: Message) -> None:
         self._answered = True
         message_id = reply.metadata.reply_to_message_id
         latency = reported_latency(reply) if reply.has_content() else None
         emulated = latency is not None and latency.emulated
         self.clock.emulated |= emulated
+        self._plain |= reply.has_content() and not emulated
         took_s = latency.seconds if latency is not None and emulated else 0.0
         self._held[message_id] = self.open[message_id].sent_s + took_s, reply
 

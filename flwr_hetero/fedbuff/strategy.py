@@ -20,12 +20,14 @@ from flwr_hetero.fedbuff.algorithm import (
     Usual,
     Weights,
     default_buffer,
+    largest_weight,
     merge_weights,
     staleness_weights,
 )
-from flwr_hetero.fedbuff.engine import Arrival, run_asynchronously
+from flwr_hetero.fedbuff.engine import Paused, run_asynchronously
+from flwr_hetero.fedbuff.rule import Arrival
 from flwr_hetero.server.aggregate import with_update
-from flwr_hetero.server.contract import check_unscaled
+from flwr_hetero.server.contract import check_enough_updates, check_unscaled
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Loop
 from flwr_hetero.server.selection import Selection
@@ -33,7 +35,7 @@ from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_
 
 STALENESS = {"sqrt": 0.5, "none": 0.0}
 WEIGHTINGS = ("fair", "sqrt", "examples", "equal")
-POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0)}
+POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}
 """Powers of the wrapped strategy's weight and of the interval between replies."""
 
 
@@ -67,9 +69,12 @@ class FedBuff(Selection):
         ``sqrt``: the root of that: a quick node's data count more, by the root of its pace, and
         heavy weights bring less noise. ``examples``: as the wrapped strategy weights. ``equal``:
         all alike, the paper's rule.
-    max_weight : float
-        For ``fair`` and ``sqrt``: largest weight of an update, in means; what it cuts off is in
-        the history.
+    rate_correction : float, optional
+        Power in [0, 1] with which a node's reporting rate is undone, in place of that of
+        ``weighting``.
+    max_weight : float, optional
+        Where the rate is corrected: largest weight of an update, in means; what it cuts off is in
+        the history. None: twice the weight that a tenth of the nodes reach.
     seed : int
         Of the draw of nodes.
 
@@ -105,8 +110,11 @@ class FedBuff(Selection):
 
     name: ClassVar[str] = "fedbuff"
     decides = frozenset({"selection", "loop", "waiting"})
+    count_argument = "concurrency"
     outside_of = frozenset({"steps"})
     wake_s = inf
+    unit: str = "merge"
+    evaluates_each_round = False
 
     def __init__(
         self,
@@ -116,7 +124,8 @@ class FedBuff(Selection):
         buffer_size: int | None = None,
         staleness: str | float = "sqrt",
         weighting: str = "fair",
-        max_weight: float = 4.0,
+        rate_correction: float | None = None,
+        max_weight: float | None = 4.0,
         seed: int = 0,
     ) -> None:
         if concurrency is not None:
@@ -133,11 +142,21 @@ class FedBuff(Selection):
         if trains_trees(self.leaf):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
+        check_enough_updates(self.leaf, buffer_size, "buffer_size")
         self.concurrency, self.buffer_size = concurrency, buffer_size
         self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
+        self.powers = POWERS[weighting]
+        if rate_correction is not None:
+            check_number("rate_correction", rate_correction, "[0, 1]")
+            self.powers = self.powers[0], rate_correction
         if self._undoes_pace:
-            check_unscaled(self, "weighting", weighting)
-        self.max_weight = check_number("max_weight", max_weight, "[1, inf)")
+            given = rate_correction is not None
+            setting = ("rate_correction", rate_correction) if given else ("weighting", weighting)
+            check_unscaled(self, *setting)
+        if max_weight is not None:
+            check_number("max_weight", max_weight, "[1, inf)")
+        self.max_weight = max_weight
+        self.paused: Paused | None = None
         self.last_reply_s: dict[str, float] = {}
         self.usual: dict[str, Usual] = {}
         self._size = 1
@@ -170,11 +189,19 @@ class FedBuff(Selection):
     def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
         """Return the first K updates when there are as many (Alg. 1, l. 6)."""
         at_work = min(self.concurrency or team, team)  # others evaluate
-        self._size = self.buffer_size or default_buffer(at_work)
+        self._size = self.buffer_size or self._usual_size(at_work)
         return buffer[: self._size] if len(buffer) >= self._size else []
+
+    def _usual_size(self, in_flight: int) -> int:
+        """Return K where it is not given."""
+        return default_buffer(in_flight)
 
     def failed(self, node_id: int) -> None:
         """Go on: the next idle node takes its place."""
+
+    def ends_round(self, team: int) -> bool:
+        """Count merges as rounds."""
+        return True
 
     def merging(self, arrivals: list[Arrival], version: int) -> None:
         """Note each update's staleness (l. 3), and how long its node worked and was idle."""
@@ -212,14 +239,14 @@ class FedBuff(Selection):
 
     def weights(self, replies: list[Message]) -> list[float]:
         """Weigh the updates, by default so that no node counts by its speed."""
-        if self.weighting == "equal":
+        if self._counts_all_alike:
             return [1.0] * len(replies)
         factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
         return [w * f for w, f in zip(super().weights(replies), factors, strict=True)]
 
     def _weigh(self, replies: list[Message], discounts: NDArray[np.float64]) -> Weights:
         """Learn what is usual of these nodes, and set the factors of this merge's weights."""
-        if self.weighting == "equal":
+        if self._counts_all_alike:
             return Weights(np.ones(len(replies)), 1.0, 0.0)
         weights, nodes = super().weights(replies), []
         for reply, weight, discount in zip(replies, weights, discounts.tolist(), strict=True):
@@ -231,13 +258,10 @@ class FedBuff(Selection):
         mine = [intervals_s[node] for node in nodes]
         all_s = np.array([intervals_s[node] for node in self.usual])
         every = np.array([usual.weight for usual in self.usual.values()])
-        a, b = POWERS[self.weighting]
-        found = merge_weights(
-            np.power(weights, a) * np.power(mine, b),
-            every**a * all_s**b,
-            1 / all_s,
-            self.max_weight if self._undoes_pace else inf,
-        )
+        a, b = self.powers
+        usual = every**a * all_s**b
+        limit = self._limit(usual, 1 / all_s) if self._undoes_pace else inf
+        found = merge_weights(np.power(weights, a) * np.power(mine, b), usual, 1 / all_s, limit)
         factors = found.weights / np.where(weights, weights, 1.0)
         ids = [reply.metadata.reply_to_message_id for reply in replies]
         self._factors = dict(zip(ids, factors.tolist(), strict=True))
@@ -246,7 +270,18 @@ class FedBuff(Selection):
     @property
     def _undoes_pace(self) -> bool:
         """Whether a node's updates weigh the less, the more often it answers."""
-        return self.weighting in ("fair", "sqrt")
+        return self.powers[1] > 0
+
+    @property
+    def _counts_all_alike(self) -> bool:
+        """Whether updates are neither weighted by data nor by pace, the paper's rule."""
+        return self.powers == (0.0, 0.0)
+
+    def _limit(self, weights: NDArray[np.float64], replies_per_s: NDArray[np.float64]) -> float:
+        """Return the largest weight of an update, in means."""
+        if self.max_weight is not None:
+            return self.max_weight
+        return largest_weight(weights) / float(np.average(weights, weights=replies_per_s))
 
     def _intervals_s(self) -> dict[str, float]:
         """Return the usual time between each node's replies."""

@@ -127,7 +127,7 @@ def test_a_training_loss_comes_before_others():
 @pytest.mark.parametrize(
     ("mods", "settings", "missing"),
     [
-        ([], {}, "'num-steps' .*\n.*StepLoader"),
+        ([], {}, "'num-steps' .*\n.*hetero"),
         ([steps_reported, renamed(None)], {}, "'train-loss' .*\n.*\"train-loss\": loss"),
         ([steps_reported], {"loss_key": "mse"}, "'mse' .*\n.*\"mse\": loss"),
     ],

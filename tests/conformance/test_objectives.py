@@ -37,7 +37,8 @@ SETTINGS = {
     "chances": (0.4, 0.3, 0.2, 0.1),
 }
 """What the page calls so."""
-MERGES = 240
+MERGES, ROUNDS = 240, 8
+"""Server updates; rounds of FedSlice, of 30 and more each."""
 
 
 def build(code):
@@ -128,10 +129,12 @@ def stays_at(strategy, found, records):
 @pytest.mark.parametrize(("code", "share", "most"), OWN, ids=[code for code, *_ in OWN])
 def test_point_where_a_strategy_stays(code, share, most):
     strategy = build(code)
-    if isinstance(strategy, ours.FedBuff):
-        lr = 6e-4 if "concurrency" in code else 8e-4
-        goal = shares(code, share, strategy, run(strategy, 20, 0.0)[1])
-        found = run(build(code), MERGES, lr, goal)[0][MERGES // 4 :].mean(axis=0)
+    if isinstance(strategy, ours.FedBuff | ours.FedSlice):
+        is_in_rounds = isinstance(strategy, ours.FedSlice)
+        lr = 4e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
+        count = ROUNDS if is_in_rounds else MERGES
+        goal = shares(code, share, strategy, run(strategy, count // 12 + 2, 0.0)[1])
+        found = run(build(code), count, lr, goal)[0][count // 4 :].mean(axis=0)
     else:
         rounds = 200 if "selection" in strategy.top.wrappers()[0].decides else 12
         models_of, records = run(strategy, rounds, 1e-4)
@@ -236,6 +239,6 @@ def test_variance_of_undoing_the_selection(code, chances, formula, unbiased, usu
 def test_page_has_all_rows():
     assert len(OWN) + len(SHARED) == len(re.findall(r"^\| `.*\b(?:own|shared)\b", PAGE, re.M)) > 20
     assert len(NOISE) == len(re.findall(r"^\| `.*\| [\d.]+ \|$", PAGE, re.M)) >= 2
-    every = {"FedAvg", "FedBuff", "FedNova", "TiFL", "LocalSteps", "BiasedLocalSGD"}
+    every = {"FedAvg", "FedSlice", "FedBuff", "FedNova", "TiFL", "LocalSteps", "BiasedLocalSGD"}
     every |= {"FedAT", "FedAsync", "FedCompass", "DeadlineSelection"}
     assert every | {"RandomSelection", "OverSelect"} <= set(re.findall(r"\w+(?=\()", str(ROWS)))

@@ -1,0 +1,85 @@
+"""FedSlice's own rules on NumPy arrays: slices, buffer, average."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FIXED_SHARE = 0.2
+"""Largest share of a message's fixed cost in a node's slice."""
+JOB_SHARE = 0.25
+"""Least share of FedAvg's job in a quick node's slice: shorter ones cost messages and momentum."""
+REACH = 1.5
+"""How far the updates of all nodes in flight may move the model, in slices of a quick node."""
+QUICK = 0.9
+"""Quantile of the nodes' steps that counts as a quick node's."""
+FIRST_STEPS = 2
+"""Steps of a node that was never timed: the first one may hold a warm-up."""
+RECENT = 7.0
+"""Growth of the average: it is of about the last eighth of all models, while these are few."""
+
+
+def buffer_size(in_flight: int) -> int:
+    """Return the updates of a server update: a quarter of the nodes in flight, at least 2.
+
+    >>> [buffer_size(n) for n in (1, 3, 5, 20)]
+    [1, 2, 2, 5]
+    """
+    return min(max(2, in_flight // 4), max(1, in_flight))
+
+
+def new_part(count: int, window: int) -> float:
+    r"""Return the newest model's part in the average of ``count`` models.
+
+    .. math:: p_t = \max\left(\frac{\eta + 1}{t + \eta}, \frac{1}{R}\right)
+
+    The first models weigh little, so that an early stop is no worse than the newest model.
+
+    >>> [round(new_part(count, 32), 3) for count in (1, 2, 9, 200)]
+    [1.0, 0.889, 0.5, 0.039]
+    """
+    return max((RECENT + 1) / (count + RECENT), 1 / window)
+
+
+def slice_steps(
+    quick_s: float, step_times_s: ArrayLike, fixed_times_s: ArrayLike, most: ArrayLike
+) -> NDArray[np.int64]:
+    r"""Set the steps of each node's slice.
+
+    .. math:: \tau_i = \min\left(\left\lfloor \frac{\max(S, c_i (1 - \rho) / \rho)}{t_i}
+              \right\rfloor, m_i\right)
+
+    A slice lasts as long as that of a quick node, S. Where a message's fixed cost :math:`c_i` is
+    more than a fifth of it, it lasts longer. It is never more than FedAvg's own job.
+
+    quick_s: seconds of steps; step_times_s, fixed_times_s: (num_nodes,), NaN where unknown;
+    most: (num_nodes,), steps of FedAvg's job, infinite where unknown
+    -> (num_nodes,), at least 1, and 2 where the step time is unknown.
+
+    >>> slice_steps(10.0, [0.5, 0.5, 20.0, np.nan], [0.0, 5.0, 0.0, np.nan], most=99)
+    array([20, 40,  1,  2])
+    """
+    fixed_s = np.nan_to_num(np.asarray(fixed_times_s, np.float64))
+    slice_s = np.maximum(quick_s, fixed_s * (1 - FIXED_SHARE) / FIXED_SHARE)
+    steps = slice_s / np.asarray(step_times_s, np.float64)
+    whole = np.floor(np.minimum(np.nan_to_num(steps, nan=FIRST_STEPS), most) * (1 + 1e-9))
+    return np.asarray(np.maximum(whole, 1), np.int64)
+
+
+def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
+    r"""Return the largest factor of a server update's mean.
+
+    .. math:: \lambda \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
+
+    After it n / K server updates, which all nodes in flight make together, move the model no
+    further than :math:`\lambda` slices of a quick node would. Nodes that are equally fast started
+    from about the same model: the sum of their updates would overshoot.
+
+    steps: (num_nodes,), of the nodes' slices.
+
+    >>> largest_step([10, 10, 10, 10], num_updates=2, in_flight=4)
+    0.75
+    >>> largest_step([10, 1, 1, 1], num_updates=2, in_flight=4)
+    1.6846153846153846
+    """
+    known = np.asarray(steps, np.float64)
+    spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
+    return REACH * num_updates / in_flight * spread

@@ -1,0 +1,276 @@
+"""FedSlice: equal work a round, and all that a user of FedAvg sees."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedXgbBagging,
+    Krum,
+)
+
+from flwr_hetero import keys
+from flwr_hetero.advise.task import Task
+from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.strategy import FedSlice, ModelAverage, RandomSelection, TiFL, Wrapper
+
+NODES, EXAMPLES = 12, 96
+TASK = Task(NODES, EXAMPLES)
+
+
+class Metered(LocalGrid):
+    """Count examples and steps of training as they are sent."""
+
+    examples = steps = 0.0
+    jobs: list
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        for message in messages:
+            reply = self.traffic.pending[message.metadata.message_id][1]
+            if message.metadata.message_type == "train" and reply.has_content():
+                metrics = reply.content["metrics"]
+                self.examples += metrics["examples-processed"]
+                self.steps += metrics["num-steps"]
+                self.jobs = [*getattr(self, "jobs", []), (message, reply)]
+        return ids
+
+
+class Seen(Wrapper):
+    """Keep the lines of the history."""
+
+    def __init__(self, strategy):
+        super().__init__(strategy)
+        self.records = []
+
+    def on_round_end(self, run, record):
+        self.records.append(record)
+
+
+def quiet(**settings):
+    return FedAvg(fraction_evaluate=0.0, **settings)
+
+
+def accuracy(number, arrays):
+    return MetricRecord({"accuracy": TASK.measure(arrays, [0])[0]})
+
+
+def run(strategy, num_rounds, profiles=None, **how):
+    grid = Metered(TASK.app, profiles or named_fleet("paper-5", NODES), seed=1)
+    seen = Seen(strategy)
+    result = seen.start(grid, TASK.first(), num_rounds, evaluate_fn=accuracy, **how)
+    return grid, seen.records, result
+
+
+# --- a round is a round -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_rounds", "in_flight"), [(3, None), (3, 3), (12, 5), (30, 3)])
+def test_as_many_rounds_train_on_as_many_examples_as_fedavg(num_rounds, in_flight):
+    grid, records, _ = run(FedSlice(quiet(), concurrency=in_flight), num_rounds)
+    per_round = NODES * EXAMPLES if in_flight is None else in_flight * EXAMPLES
+    assert grid.examples == pytest.approx(num_rounds * per_round, rel=0.2)
+    assert [record["round"] for record in records] == list(range(num_rounds + 1))
+    assert all(r["fedslice"]["examples"] >= r["fedslice"]["examples-wanted"] for r in records[1:])
+
+
+def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():
+    ours, base = run(FedSlice(quiet()), 12), run(Wrapper(quiet()), 12)
+    (grid, _, result), (slow, _, other) = ours, base
+    assert grid.virtual_time_s < slow.virtual_time_s / 8
+    found, usual = (r.evaluate_metrics_serverapp[12]["accuracy"] for r in (result, other))
+    assert found > usual - 0.01
+
+
+def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
+    _, records, result = run(FedSlice(), 8)
+    assert len(records) == 9
+    assert sorted(result.evaluate_metrics_serverapp) == list(range(9))
+    assert sorted(result.evaluate_metrics_clientapp) == list(range(1, 9))
+    assert sorted(result.train_metrics_clientapp) == list(range(1, 9))
+    for record in records[1:]:
+        assert record["fedslice"]["updates"] > 1
+        assert len(record["fedbuff"]["nodes"]) == len(record["fedbuff"]["staleness"])
+        assert len(record["fedbuff"]["nodes"]) >= 2 * record["fedslice"]["updates"]
+        assert sum(record["weights"].values()) == pytest.approx(1)
+        assert set(record["local-steps"]["num-steps"]) == set(record["fedbuff"]["nodes"])
+
+
+def test_all_nodes_evaluate_the_last_model_and_slow_ones_seldom_before():
+    asked = {}
+
+    class Counted(FedAvg):
+        def aggregate_evaluate(self, server_round, replies):
+            replies = list(replies)
+            asked[server_round] = len(replies)
+            return super().aggregate_evaluate(server_round, replies)
+
+    run(FedSlice(Counted()), 8)
+    assert asked[8] == NODES
+    assert min(asked.values()) > 0
+    assert np.mean([asked[n] for n in range(2, 8)]) < NODES
+
+
+def test_evaluation_on_nodes_takes_little_of_the_time_of_training():
+    with_it, without = run(FedSlice(), 16)[1], run(FedSlice(quiet()), 16)[1]
+    assert with_it[15]["virtual_s"] < 1.25 * without[15]["virtual_s"]
+
+
+def test_a_loop_of_single_rounds_takes_up_what_is_in_flight():
+    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1)
+    strategy, arrays, versions = FedSlice(quiet()), TASK.first(), []
+    for _ in range(10):
+        result = strategy.start(grid, arrays, 1, evaluate_fn=accuracy)
+        arrays = result.arrays
+        versions.append(strategy.engine.paused.work.version)
+    whole, _, other = run(FedSlice(quiet()), 10)
+    assert grid.virtual_time_s < 1.1 * whole.virtual_time_s
+    assert grid.examples == pytest.approx(whole.examples, rel=0.1)
+    assert versions == sorted(set(versions))
+    found, usual = (r.evaluate_metrics_serverapp for r in (result, other))
+    assert found[1]["accuracy"] == pytest.approx(usual[10]["accuracy"], abs=0.03)
+
+
+def test_other_arrays_begin_a_new_run():
+    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1)
+    strategy = FedSlice(quiet())
+    strategy.start(grid, TASK.first(), 3)
+    result = strategy.start(grid, TASK.first(), 1, evaluate_fn=accuracy)
+    assert result.evaluate_metrics_serverapp[0]["accuracy"] == accuracy(0, TASK.first())["accuracy"]
+    assert strategy.engine.paused.work.version < 20
+
+
+# --- slices -------------------------------------------------------------------------------------
+
+
+def test_a_message_that_costs_much_makes_slices_longer_and_none_longer_than_an_epoch():
+    links = {"uplink_mbps": 0.5, "downlink_mbps": 0.5}
+    fleet = [DeviceProfile(4.0, **links)] * 6 + [DeviceProfile(0.2)] * 6
+    grid, *_ = run(FedSlice(quiet(), slice_steps=2), 4, fleet)
+    epoch = EXAMPLES / TASK.batch_size
+    linked, late = 0, grid.jobs[len(grid.jobs) // 2 :]
+    for message, reply in late:
+        times, steps = reply.content[keys.TIMING], message.content["config"]["num-steps"]
+        assert steps <= 2 * epoch  # data are dealt unequally
+        if times["transfer-time"] > 0:
+            linked += 1
+            whole = steps >= reply.content["metrics"]["num-examples"] // TASK.batch_size
+            long_enough = times["train-time"] >= 3.0 * times["transfer-time"]
+            assert whole or long_enough
+    assert linked > 5
+
+
+def test_slow_nodes_take_part_with_few_steps():
+    _, records, _ = run(FedSlice(quiet()), 6)
+    steps = {}
+    for record in records[2:]:
+        steps |= record["local-steps"]["num-steps"]
+    assert len(steps) == NODES
+    assert max(steps.values()) == 10
+    assert min(steps.values()) == 1
+
+
+def one_by_one(num_updates, steps):
+    """Train nodes one after the other, each from the model that the last one left."""
+    grid = LocalGrid(TASK.app, [DeviceProfile()] * 3, seed=1)
+    strategy = FedSlice(quiet(), concurrency=1, rate_correction=0.0, slice_steps=steps, seed=3)
+    models = []
+
+    class Look(Wrapper):
+        def aggregate_train(self, server_round, replies):
+            (reply,) = replies = list(replies)
+            models.append((reply.content["arrays"], super().aggregate_train(server_round, replies)))
+            return models[-1][1]
+
+    Look(strategy).start(grid, TASK.first(), num_updates)
+    return models
+
+
+def test_one_node_in_flight_is_training_one_after_the_other():
+    for sent, (merged, _) in one_by_one(2, 5)[3:]:  # once weights are known of all three
+        shift = max(np.abs(sent[name].numpy() - merged[name].numpy()).max() for name in sent)
+        assert shift < 0.35  # its own update, scaled by its examples over the mean
+
+
+@pytest.fixture
+def told():
+    """Collect what is logged."""
+    texts, logger = [], logging.getLogger("flwr")
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    logger.addHandler(handler)
+    yield texts
+    logger.removeHandler(handler)
+
+
+def test_whose_data_count_more_is_said(told):
+    run(FedSlice(quiet()), 3)
+    assert sum("quick nodes' data count more" in text for text in told) == 1
+
+
+def test_a_weight_that_is_cut_is_said_once(told):
+    fleet = [DeviceProfile(4.0)] * 11 + [DeviceProfile(0.05)]
+    run(FedSlice(quiet(), rate_correction=1.0), 40, fleet)
+    assert sum("that its weight is cut" in text for text in told) == 1
+
+
+# --- what it refuses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: FedSlice(slice_steps=0), "slice_steps must be .* got 0"),
+        (lambda: FedSlice(rate_correction=1.5), r"rate_correction must be .*\[0, 1\], got 1.5"),
+        (lambda: FedSlice(step_correction=-1), "step_correction must be"),
+        (lambda: FedSlice(window=0), "window must be"),
+        (lambda: FedSlice(concurrency=0), "concurrency must be"),
+        (lambda: FedSlice(seed=-1), "seed must be"),
+        (lambda: FedSlice(TiFL()), "leave selection to FedSlice"),
+        (lambda: FedSlice(RandomSelection()), "leave selection to FedSlice"),
+        (lambda: FedSlice(ModelAverage()), "leave the evaluated model to FedSlice"),
+        (lambda: FedSlice(FedSlice()), "to FedSlice"),
+        (lambda: FedSlice(FedAvg(fraction_train=0.5)), "concurrency"),
+        (lambda: FedSlice(FedXgbBagging()), "FedXgbBagging"),
+        (lambda: FedSlice(Krum(num_malicious_nodes=1), concurrency=5), "concurrency"),
+        (lambda: FedSlice(clipping()), "rate_correction must"),
+        (lambda: FedSlice(clipping(), rate_correction=0, step_correction=1), "step_correction"),
+    ],
+)
+def test_bad_arguments_are_refused_before_training(build, text):
+    with pytest.raises(ValueError, match=text):
+        build()
+
+
+def clipping():
+    return DifferentialPrivacyClientSideFixedClipping(quiet(), 0.1, 1.0, 3)
+
+
+def test_it_takes_other_strategies_and_privacy_without_scaling():
+    assert run(FedSlice(FedAdam(fraction_evaluate=0.0), concurrency=4), 2)[0].examples > 0
+    assert FedSlice(clipping(), rate_correction=0.0) is not None
+
+
+# --- resume --------------------------------------------------------------------------------------
+
+
+def test_state_goes_on_where_it_was():
+    run(first := FedSlice(quiet(), concurrency=3), 4)
+    second = FedSlice(quiet(), concurrency=3)
+    for old, new in zip(first.wrappers(), second.wrappers(), strict=True):
+        new.load_state_dict(old.state_dict())
+    assert second.engine.trained == first.engine.trained
+    assert second.slices.speeds.jobs == first.slices.speeds.jobs
+    steps = first.slices.num_steps(["node-0", "node-9", "unknown"])
+    assert second.slices.num_steps(["node-0", "node-9", "unknown"]).tolist() == steps.tolist()
+
+
+def test_settings_of_start_are_those_of_fedavg():
+    grid, _, _ = run(FedSlice(quiet()), 2, train_config=ConfigRecord({"lr": 0.5}), timeout=100.0)
+    assert all(message.content["config"]["lr"] == 0.5 for message, _ in grid.jobs)
+    assert {message.content["config"]["server-round"] for message, _ in grid.jobs} == {1, 2}
