@@ -72,7 +72,7 @@ def _who(record: Mapping[str, Any]) -> Iterator[str]:
     for part in record.values():
         if isinstance(part, dict) and "tier" in part:
             yield f"tier {'-' if part['tier'] is None else part['tier']}"
-    yield f"{len(record.get('selected', ())):>2} nodes"
+    yield f"{len(set(record.get('selected', ()))):>2} nodes"  # one may train several times
 
 
 def _failed(record: Mapping[str, Any]) -> Iterator[str]:

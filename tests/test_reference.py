@@ -10,8 +10,8 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAPERS = ("tifl", "biased_local_sgd", "cd_grab", "mercury", "pgd", "fedbuff")
-PACKAGES = ("strategy", "sampler", "mod", "fleet", "report")
+PAPERS = ("slices", "tifl", "biased_local_sgd", "cd_grab", "mercury", "pgd", "fedbuff")
+PACKAGES = ("strategy", "sampler", "mod", "older", "fleet", "report")
 
 
 def public_names():

@@ -57,7 +57,7 @@ class Advice:
     def run_config(self, candidate: Candidate) -> str:
         """Write what ``flwr run apps/fleet --run-config`` takes."""
         config = candidate.run_config
-        if config["steps"] != "epochs":
+        if config.get("steps", "epochs") != "epochs":
             config = config | {"fast-steps": self.fast_steps}
         parts = (f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
         return " ".join(parts)
@@ -74,6 +74,7 @@ class Advice:
                     | {
                         "candidate": row.candidate.name,
                         "run-config": self.run_config(row.candidate),
+                        "python": row.candidate.python(self.fast_steps),
                     }
                     | {k: getattr(row, k) if row.reached else None for k in ("bytes", "device_s")}
                     for row in rows

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from flwr.serverapp.strategy import FedAvg
 
@@ -10,6 +10,7 @@ from flwr_hetero.strategy import (
     BiasedLocalSGD,
     DeadlineSelection,
     FedBuff,
+    FedSlice,
     ModelAverage,
     Oort,
     OverSelect,
@@ -18,10 +19,13 @@ from flwr_hetero.strategy import (
     Wrapper,
 )
 
-AVERAGED, MERGES_AVERAGED = 8, 32
-"""Rounds, and smaller merges, of a running average of models."""
-PLAIN = {"order": "reshuffle", "sampler": "uniform"}
-"""What is left out in all of them."""
+AVERAGED = 8
+"""Rounds of a running average of models."""
+Settings: TypeAlias = dict[str, Any]
+Part: TypeAlias = tuple[type[Wrapper], Settings]
+"""A strategy and its arguments."""
+UNSEEDED = (OverSelect, ModelAverage)
+"""Strategies that draw nothing."""
 
 
 @dataclass(frozen=True)
@@ -29,61 +33,71 @@ class Candidate:
     """A setting, as a run-config of ``apps/fleet``."""
 
     name: str
-    run_config: dict[str, Any]
+    run_config: Settings
+
+    @property
+    def sets_steps(self) -> bool:
+        """Whether the server sets the steps, so that nodes must take as many."""
+        return bool(self.run_config.get("steps") != "epochs")
+
+    def parts(self, fast_steps: int) -> list[Part]:
+        """List the strategies that the app composes, the outermost first."""
+        own = self.run_config
+        if own["engine"] == "fedslice":
+            few = {"concurrency": own["concurrency"]} if "concurrency" in own else {}
+            return [(FedSlice, few)]
+        parts: list[Part] = []
+        if rounds := own.get("average-rounds"):
+            parts.append((ModelAverage, {"rounds": rounds}))
+        parts += [(FedBuff, {})] if own["engine"] == "buffered" else SELECTED[own["selection"]](own)
+        if self.sets_steps:
+            steps = {"fast_steps": fast_steps, "budget": own["steps"], "high_loss_fraction": None}
+            parts.append((BiasedLocalSGD, steps))
+        return parts
 
     def strategy(self, fast_steps: int, seed: int) -> Wrapper:
         """Compose it, as the app does."""
-        own = self.run_config
-        strategy: FedAvg | Wrapper = FedAvg(fraction_evaluate=0.0)
-        if own["steps"] != "epochs":
-            steps: dict[str, Any] = {"high_loss_fraction": None, "budget": own["steps"]}
-            strategy = BiasedLocalSGD(
-                strategy, fast_steps, weighting=own.get("weighting"), seed=seed, **steps
-            )
-        return self._selected(strategy, seed)
+        made: Any = FedAvg(fraction_evaluate=0.0)
+        for kind, settings in reversed(self.parts(fast_steps)):
+            seeded = {} if kind in UNSEEDED else {"seed": seed}
+            made = kind(made, **settings, **seeded)
+        assert isinstance(made, Wrapper)
+        return made
 
-    def _selected(self, strategy: FedAvg | Wrapper, seed: int) -> Wrapper:
-        own = self.run_config
-        if own["engine"] == "buffered":
-            weighting = "sqrt" if "weighting" in own else "fair"
-            whole: Wrapper = FedBuff(
-                strategy,
-                concurrency=own.get("concurrency"),
-                buffer_size=own.get("buffer-size"),
-                weighting=weighting,
-                seed=seed,
-            )
-        else:
-            whole = MAKE[own["selection"]](strategy, own, seed)
-        rounds = own.get("average-rounds")
-        return ModelAverage(whole, rounds=rounds) if rounds else whole
+    def python(self, fast_steps: int) -> str:
+        """Write the lines for a ServerApp.
+
+        >>> print(Candidate("", {"engine": "fedslice", "concurrency": 3}).python(16))
+        from flwr_hetero.strategy import FedSlice
+        strategy = FedSlice(concurrency=3)
+        """
+        parts, text = self.parts(fast_steps), ""
+        for kind, settings in reversed(parts):
+            inner = [text] if text else []
+            arguments = [*inner, *(f"{name}={value!r}" for name, value in settings.items())]
+            text = f"{kind.__name__}({', '.join(arguments)})"
+        names = ", ".join(sorted({kind.__name__ for kind, _ in parts}))
+        return f"from flwr_hetero.strategy import {names}\nstrategy = {text}"
 
 
-Make = Callable[[FedAvg | Wrapper, dict[str, Any], int], Wrapper]
-MAKE: dict[str, Make] = {
-    "all": lambda inner, own, seed: RandomSelection(inner, None, seed=seed),
-    "random": lambda inner, own, seed: RandomSelection(inner, own["clients-per-round"], seed=seed),
-    "over-select": lambda inner, own, seed: OverSelect(
-        RandomSelection(inner, own["clients-per-round"] + own["spare-clients"], seed=seed),
-        own["clients-per-round"],
-    ),
-    "tifl": lambda inner, own, seed: TiFL(
-        inner, own["clients-per-round"], own["num-tiers"], policy=own["policy"], seed=seed
-    ),
-    "oort": lambda inner, own, seed: Oort(
-        inner, own["clients-per-round"], profiling=bool(own["sync-rounds"]), seed=seed
-    ),
-    "deadline": lambda inner, own, seed: DeadlineSelection(
-        inner, own["clients-per-round"], seed=seed
-    ),
+def _some(own: Settings) -> Settings:
+    return {"clients_per_round": own["clients-per-round"]}
+
+
+SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
+    "all": lambda own: [(RandomSelection, {"clients_per_round": None})],
+    "random": lambda own: [(RandomSelection, _some(own))],
+    "over-select": lambda own: [
+        (OverSelect, {"take": own["clients-per-round"]}),
+        (RandomSelection, {"clients_per_round": own["clients-per-round"] + own["spare-clients"]}),
+    ],
+    "tifl": lambda own: [
+        (TiFL, {**_some(own), "num_tiers": own["num-tiers"], "policy": own["policy"]})
+    ],
+    "oort": lambda own: [(Oort, {**_some(own), "profiling": bool(own["sync-rounds"])})],
+    "deadline": lambda own: [(DeadlineSelection, _some(own))],
 }
 """How each selection of apps/fleet is made."""
-
-
-def averaged_slices(merged: float) -> dict[str, Any]:
-    """Return what docs/which-method.md recommends, with merges of about so many updates."""
-    merges = {"buffer-size": max(1, round(merged)), "average-rounds": MERGES_AVERAGED}
-    return {"steps": "slice", "weighting": "examples", **merges}
 
 
 def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
@@ -92,14 +106,14 @@ def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
     spare = min(max(1, clients_per_round // 2), num_nodes - clients_per_round)
     num_tiers = max(2, min(5, num_nodes // max(2, clients_per_round)))
     tiers = {"num-tiers": num_tiers, "policy": "adaptive"}
-    selected: dict[str, dict[str, Any]] = {
+    selected: dict[str, Settings] = {
         "over-selection": {"selection": "over-select", "spare-clients": spare},
         "Oort": {"selection": "oort", "sync-rounds": 1},
         "FedCS": {"selection": "deadline"},
     }
-    rounds, buffered = {"engine": "rounds"}, {"engine": "buffered"}
+    rounds, buffered, sliced = ({"engine": e} for e in ("rounds", "buffered", "fedslice"))
     every, random = {"selection": "all"}, {"selection": "random"}
-    found: dict[str, dict[str, Any]] = {
+    found: dict[str, Settings] = {
         "FedAvg": rounds | random | some | {"steps": "epochs"},
         "all nodes": rounds | every | {"steps": "epochs"},
         **{name: rounds | own | some | {"steps": "epochs"} for name, own in selected.items()},
@@ -111,9 +125,8 @@ def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
         | {"steps": "deadline", "average-rounds": AVERAGED},
         "FedBuff, epochs": buffered | every | {"steps": "epochs"},
         "FedBuff, slices": buffered | every | {"steps": "slice"},
-        "FedBuff, slices, averaged": buffered | every | averaged_slices(num_nodes / 4),
-        "FedBuff, slices, few at work": buffered | random
-        | {"concurrency": clients_per_round, **averaged_slices(clients_per_round / 2)},
+        "FedSlice": sliced | every,
+        "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
     }  # fmt: skip
     left_out = () if num_nodes > clients_per_round else selected  # there is nothing to select
-    return [Candidate(name, own | PLAIN) for name, own in found.items() if name not in left_out]
+    return [Candidate(name, own) for name, own in found.items() if name not in left_out]

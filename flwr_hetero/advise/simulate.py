@@ -8,7 +8,7 @@ from math import exp, inf, log
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from flwr_hetero._flwr import only_errors
@@ -68,11 +68,11 @@ class Work:
     def run(self) -> list[Point]:
         """Train to the target, or for all of the rounds."""
         random.seed(self.seed)
-        watch = Watch(self)
         own: dict[str, Any] = {"seed": self.seed, "run_config": dict(self.run_config)}
-        grid = LocalGrid(self.learning.app, self.profiles, **own)
-        with only_errors(), suppress(Enough), grid:
-            watch.start(grid, self.learning.first(), 1_000_000, timeout=3600.0)
+        with only_errors(), LocalGrid(self.learning.app, self.profiles, **own) as grid:
+            watch = Watch(self)
+            with suppress(Enough):
+                watch.start(grid, self.learning.first(), 1_000_000, timeout=3600.0)
         return watch.points
 
 
@@ -81,7 +81,10 @@ class Enough(Exception):
 
 
 class Watch(Wrapper):
-    """Measure the model about as often as FedAvg has rounds, and end the run."""
+    """Measure the model about as often as FedAvg has rounds, and end the run.
+
+    It looks after updates of the model, of which a round of FedSlice has many.
+    """
 
     def __init__(self, work: Work) -> None:
         super().__init__(work.candidate.strategy(work.fast_steps, work.seed))
@@ -92,24 +95,42 @@ class Watch(Wrapper):
         self.most = work.rounds * work.clients_per_round
         self.most *= 1 if work.target is None else MOST_WORK
 
-    def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
+    def on_start(self, run: Any) -> None:
+        """Know the grid that counts."""
+        self.run = run
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add a point if it is time."""
-        self.bytes += record["bytes_down"] + record["bytes_up"]
-        self.device_s += record["device_s"]
-        asked = run.grid.traffic.asked
-        if record["round"] and (asked >= self.next_look or asked >= self.most):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        asked = self.run.grid.traffic.asked
+        if asked >= self.next_look or asked >= self.most:
             self.next_look = asked + self.work.clients_per_round
-            arrays = self._evaluated(run.arrays)
-            measured = self.work.learning.measure(arrays, self.slow)
-            self.points.append(Point(record["virtual_s"], *measured, self.bytes, self.device_s))
+            self._look(self.run.arrays if arrays is None else arrays)
         is_there = self.work.target is not None and reach(self.points, self.work.target)
         if asked >= self.most or is_there:
             raise Enough
+        return arrays, metrics
+
+    def _look(self, arrays: ArrayRecord) -> None:
+        now_s = self.session.clock.virtual_s
+        spent = self.session.costs.until(now_s)
+        self.bytes += spent["bytes_down"] + spent["bytes_up"]
+        self.device_s += spent["device_s"]
+        measured = self.work.learning.measure(self._evaluated(arrays), self.slow)
+        self.points.append(Point(now_s, *measured, self.bytes, self.device_s))
+
+    def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Count what was spent since the last look."""
+        self.bytes += record["bytes_down"] + record["bytes_up"]
+        self.device_s += record["device_s"]
 
     def _evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average where the setting has one."""
-        inner = self.wrappers()[1]
-        return inner.averaged(arrays) if isinstance(inner, ModelAverage) else arrays
+        averages = (each for each in self.wrappers() if isinstance(each, ModelAverage))
+        average = next(averages, None)
+        return arrays if average is None else average.averaged(arrays)
 
 
 # --- judging ------------------------------------------------------------------------------

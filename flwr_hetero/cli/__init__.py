@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flwr_hetero import __version__
 from flwr_hetero.cli import advise, doctor, fleet, reproduce, run, runs, watch
+from flwr_hetero.errors import install_hint
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return _failed(str(error))
     except ModuleNotFoundError as error:
-        return _failed(f"{error.name} is not installed: pip install 'flwr-hetero[report]'")
+        package = str(error.name).partition(".")[0]
+        return _failed(f"{package} is not installed: {install_hint('report', package)}")
     except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         if not (folders := getattr(options, "directories", ())):
             raise

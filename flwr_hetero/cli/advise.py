@@ -3,6 +3,7 @@
 import argparse
 import json
 from math import isfinite
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from flwr_hetero.errors import check_count
@@ -10,10 +11,14 @@ from flwr_hetero.errors import check_count
 if TYPE_CHECKING:
     from flwr_hetero.advise.advice import Advice
 
+NODE = """  from flwr_hetero.mod import hetero
+  app = ClientApp(mods=[hetero])
+  for batch in hetero.batches(loader, msg):  # your loop over the loader"""
+
 
 def add(commands: Any) -> None:
     """Add the command to the command line."""
-    text = "emulate a fleet for a minute and rank the settings of apps/fleet on it"
+    text = "emulate a fleet for a minute and rank the strategies on it"
     parser = commands.add_parser("advise", help=text, description=text)
     kinds = "TOML file of devices, name of a fleet, run directory or its history.jsonl"
     parser.add_argument("fleet", metavar="HISTORY|FLEET.toml", help=kinds)
@@ -56,12 +61,23 @@ def _print(advice: "Advice") -> None:
         for name in ("sooner than FedAvg", "runs", "bytes", "device-s", "slow nodes' data"):
             table.add_column(name, justify="right")
         for row in rows:
-            speed = f"{row.speedup:.1f}x ({row.least:.1f} to {row.most:.1f})"
+            speed = f"{row.speedup:.1f}x"
+            speed += f" ({row.least:.1f} to {row.most:.1f})" if row.seeds > 1 else ""
             speed = speed if row.reached == row.seeds else f"not in {row.seeds - row.reached} runs"
             costs = [f"{x:.2f}" if isfinite(x) else "" for x in (row.bytes, row.device_s)]
             cells = (row.candidate.name, speed, str(row.seeds), *costs, f"{100 * row.slow:.0f} %")
             table.add_row(*cells)
         console.print(table)
-    console.print(f"Take {advice.best.name}:", highlight=False)
-    print(f'  flwr run apps/fleet --run-config "{advice.run_config(advice.best)}"')
+    _say_how(advice)
     console.print(UNKNOWN, highlight=False)
+
+
+def _say_how(advice: "Advice") -> None:
+    """Print the lines for the user's own app, and the command that tries them in ours."""
+    best = advice.best
+    print(f"Take {best.name}. In your ServerApp:")
+    print(indent(best.python(advice.fast_steps), "  "))
+    if best.sets_steps:
+        print(f"In your ClientApp, which takes the steps that the server asks for:\n{NODE}")
+    print("Or try it in the app of this project:")
+    print(f'  flwr run apps/fleet --run-config "{advice.run_config(best)}"')

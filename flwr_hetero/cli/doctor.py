@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from flwr_hetero import __version__
+from flwr_hetero.errors import install_hint
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 EXTRAS = {"node": "training", "report": "run directories", "task": "the apps", "simulation": "Ray"}
@@ -80,7 +81,7 @@ def installation() -> Iterator[Finding]:
     yield OK if tried else NOTE, f"flwr {flwr}" + ("" if tried else f", tried with {TRIED_WITH}")
     for extra, what in EXTRAS.items():
         if wanting := sorted(set(missing("flwr-hetero", extra))):
-            cure = f"pip install 'flwr-hetero[{extra}]'"
+            cure = install_hint(extra)
             yield NOTE, f"{what} need{'s' * (extra != 'task')} {', '.join(wanting)}: {cure}"
         else:
             yield OK, f"extra {extra}, for {what}"

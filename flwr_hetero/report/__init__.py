@@ -1,7 +1,7 @@
 """What a run leaves behind: a history, and one self-contained HTML page.
 
 Reading a run directory needs NumPy only; recording a run and its report need the extra
-``flwr-hetero[report]``.
+``report``: ``pip install -e ".[report]"`` in the checkout.
 """
 
 from flwr_hetero.report.history import History, read_history, time_to_target

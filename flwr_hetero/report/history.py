@@ -29,6 +29,8 @@ TIFL = "tifl"
 """Section of the history that holds tiers."""
 FEDBUFF = "fedbuff"
 """Section of a run without rounds: who was merged, how stale and how old."""
+FEDSLICE = "fedslice"
+"""Section of a run whose lines are rounds of several updates of the model."""
 FAIRNESS = "fairness"
 """Section of how good the model is on each node."""
 EVALUATED = "evaluated-round"
@@ -93,9 +95,20 @@ class History:
         return int(self.rounds[-1]["round"]) if self.rounds else -1
 
     @cached_property
+    def is_buffered(self) -> bool:
+        """Whether no node waits for others: updates are merged as they come."""
+        return any(FEDBUFF in record for record in self.rounds)
+
+    @cached_property
     def unit(self) -> str:
         """What a record is of: a round, or a merge of a run without rounds."""
-        return "merge" if any(FEDBUFF in record for record in self.rounds) else "round"
+        is_in_rounds = any(FEDSLICE in record for record in self.rounds)
+        return "merge" if self.is_buffered and not is_in_rounds else "round"
+
+    @property
+    def update(self) -> str:
+        """What a change of the model is called where no node waits."""
+        return "merge" if self.unit == "merge" else "server update"
 
     @property
     def clock(self) -> tuple[str, NDArray[np.float64]]:

@@ -51,6 +51,7 @@ _SHAPES: dict[str, Any] = {
         "latency": {...: _NUMBER},
         **{key: [_NUMBER] for key in ("tier_probs", "tier_chances", "credits", "tier_accuracy")},
     },
+    "fedslice": {...: _NUMBER},
     "fedbuff": {"nodes": [_TEXT], "staleness": [_NUMBER], "age_s": [_NUMBER]},
 }
 """What a line may hold, beside numbers: ``...`` stands for any key, and anything may be null."""

@@ -161,7 +161,7 @@ def _times(history: History, parts: Any) -> list[Panel]:
             _line(name, column, colour, line={"dash": dash})
             for (_, name, colour, dash), column in zip(TRAFFIC, total, strict=True)
         ]
-        text = "" if history.unit == "merge" else "Of training."
+        text = "" if history.is_buffered else "Of training."
         found.append(_panel("Traffic", traces, text, yaxis={"ticksuffix": "B", "tickformat": "~s"}))
     return found
 
@@ -233,7 +233,7 @@ def _nodes(history: History) -> list[Panel]:
         bad: Trace = {"type": "bar", "x": names, "y": lost.tolist(), "name": "no good reply"}
         good |= {"marker": {"color": colours}}
         bad |= {"marker": {"color": colours, "opacity": 0.4}}
-        title = f"{history.unit}s"
+        title = "updates" if history.is_buffered else f"{history.unit}s"
         layout = {"barmode": "stack", "xaxis": axis, "yaxis": {"title": title}}
         caption = "Pale: no good reply." if lost.any() else ""
         found.append(_panel("Who trained", [good, bad], caption, showlegend=False, **layout))
@@ -273,11 +273,11 @@ def _fairness(history: History) -> list[Panel]:
 
 def _merges(history: History, parts: Any) -> list[Panel]:
     """Draw staleness and age of the merged updates, and the nodes at work."""
-    if history.unit != "merge":
+    if not history.is_buffered:
         return []
     found = []
     for key, title, unit in (
-        ("staleness", "Staleness", "merges"),
+        ("staleness", "Staleness", f"{history.update}s"),
         ("age_s", "Age of updates", "s"),
     ):
         rows = [_known(as_dict(record.get(FEDBUFF)).get(key)) for record in history.rounds]
@@ -294,7 +294,7 @@ def _merges(history: History, parts: Any) -> list[Panel]:
             _line("median", middle, BLUE),
         ]
         yaxis = {"title": unit, "rangemode": "tozero"}
-        text = "By the merges made since the node started." if key == "staleness" else ""
+        text = f"By the {history.update}s since the node started." if key == "staleness" else ""
         found.append(_panel(title, traces, text, yaxis=yaxis))
     clock, ends = history.clock[1], [part[-1] for part in parts]
     total = np.cumsum(busy_s(history))
@@ -307,7 +307,7 @@ def _merges(history: History, parts: Any) -> list[Panel]:
     clipped = history.column(FEDBUFF, "clipped_share")
     if np.nansum(clipped) > 0:
         cut = _line("cut off", _means(clipped, parts), BLUE)
-        title = "Weight cut off by max_weight"
+        title = "Weight cut off"
         found.append(_panel(title, [cut], yaxis=PERCENT | {"rangemode": "tozero"}))
     return found
 

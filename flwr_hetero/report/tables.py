@@ -178,7 +178,8 @@ def rounds_table(history: History) -> Table:
         row = [number(record["round"])]
         row += [number(s, duration(s)) for s in (clock[place], seconds[place])]
         row += [number(tiers[place]) for _ in with_tiers]
-        row += [number(len(record.get(key) or ())) for key in ("selected", "failures")]
+        row += [number(len(set(record.get("selected") or ())))]
+        row += [number(len(record.get("failures") or ()))]
         values = [column[place] for column in columns]
         rows.append(
             [*row, *(number(v, figure(m, v)) for m, v in zip(metrics, values, strict=True))]

@@ -10,12 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from flwr_hetero.errors import check_choice
+from flwr_hetero.errors import check_choice, install_hint
 from flwr_hetero.report.history import read_config
 
 logger = logging.getLogger("flwr")
 PROJECT = "flwr-hetero"
 """Experiment of MLflow, project of Weights & Biases."""
+PACKAGES = {"mlflow": ("mlflow-skinny", "sqlalchemy")}
+"""What is to be installed where that is not called as the tracker is."""
 SKIPPED = ("round", "latency", "weights", "fairness")
 """Parts of a record that are no figures of the whole run."""
 Figures = Mapping[str, float]
@@ -36,7 +38,7 @@ def check_trackers(names: Sequence[str]) -> list[str]:
     for name in names:
         check_choice("trackers", name, TRACKERS)
         if find_spec(name) is None:
-            hint = "pip install 'flwr-hetero[trackers]'"
+            hint = install_hint("trackers", *PACKAGES.get(name, (name,)))
             raise ModuleNotFoundError(f"trackers: {name} is not installed: {hint}", name=name)
     return list(names)
 

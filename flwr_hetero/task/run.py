@@ -75,7 +75,12 @@ def run_app(
     -----
     Seeds Python's own generator, with which Flower's strategies select nodes.
     """
-    run_dir = RunDirectory(settings.run_directory(app), asdict(settings), resume=settings.resume)
+    run_dir = RunDirectory(
+        settings.run_directory(app),
+        asdict(settings),
+        resume=settings.resume,
+        argument="output-dir",
+    )
     measure, arrays = central_evaluate(settings), initial_arrays(settings)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:

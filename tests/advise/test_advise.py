@@ -1,6 +1,7 @@
 """Advice: the fleet of a former run, the judgement of runs, a ranking that repeats itself."""
 
 import json
+from itertools import pairwise
 from math import exp, inf
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import pytest
 from flwr_hetero.advise.advice import Advice
 from flwr_hetero.advise.candidates import candidates
 from flwr_hetero.advise.fleet import epoch_s, for_task, read_fleet
-from flwr_hetero.advise.simulate import Point, Work, judge, rank, smooth, target_of
+from flwr_hetero.advise.simulate import Point, Work, judge, rank, row, smooth, target_of
 from flwr_hetero.advise.task import Data, Task, data, parts, step
 from flwr_hetero.cli import main
+from flwr_hetero.cli.advise import _print
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
     FedBuff,
+    FedSlice,
     ModelAverage,
     Oort,
     OverSelect,
@@ -158,7 +161,7 @@ def test_run_configs_make_the_same_strategies(monkeypatch):
     advice = Advice([DeviceProfile()] * 20, 3, 12, {})
     for choice in candidates(20, 3):
         config = dict(choice.run_config)
-        if config["steps"] != "epochs":
+        if config.get("steps", "epochs") != "epochs":
             config["fast-steps"] = advice.fast_steps
             assert "fast-steps=12" in advice.run_config(choice)
         theirs = FleetSettings.from_run_config(config).strategy(20).chain()[1:]  # SamplerFacts
@@ -171,11 +174,54 @@ def test_run_configs_make_the_same_strategies(monkeypatch):
             OverSelect: ("take",),
             Oort: ("profiling",),
             ModelAverage: ("rounds",),
+            FedSlice: ("concurrency", "fast_steps", "rounds"),
         }
         for mine, other in zip(ours, theirs, strict=True):
             for name in names.get(type(mine), ()):
                 assert getattr(mine, name) == getattr(other, name), (choice.name, name)
             assert vars(mine).get("clients_per_round") == vars(other).get("clients_per_round")
+
+
+def test_python_lines_make_the_same_strategies():
+    for choice in candidates(20, 3):
+        names = {}
+        exec(choice.python(12), names)
+        ours, theirs = choice.strategy(12, 0).chain(), names["strategy"].chain()
+        assert [type(part) for part in ours] == [type(part) for part in theirs]
+        for mine, other in zip(ours[:-1], theirs[:-1], strict=True):  # FedAvg evaluates as usual
+            for name in ("clients_per_round", "concurrency", "fast_steps", "budget", "rounds"):
+                assert vars(mine).get(name) == vars(other).get(name), (choice.name, name)
+
+
+def test_command_ends_with_lines_for_the_users_app(capsys):
+    choice = next(choice for choice in candidates(4, 2) if choice.name.endswith("few in flight"))
+    points = make(choice, 100, None).run()
+    own = row(choice, [judge(points, points)])
+    _print(Advice(list(FLEET), 2, 16, {"mixed": [own]}))
+    said = capsys.readouterr().out
+    assert "strategy = FedSlice(concurrency=2)\n" in said
+    assert "app = ClientApp(mods=[hetero])\n" in said
+    command = "engine='fedslice' selection='random' concurrency=2"
+    assert f'flwr run apps/fleet --run-config "{command}"\n' in said
+    assert "1.0x " in said
+    assert " to 1.0)" not in said  # of one run
+
+
+def test_fedslice_is_looked_at_as_often_as_others():
+    """A round of it is many updates: looks go by the messages sent."""
+    looks = {}
+    for choice in candidates(4, 2):
+        if choice.name in ("FedSlice", "FedBuff, slices"):
+            points = make(choice, 100, None).run()
+            looks[choice.name] = len(points)
+            assert all(a.virtual_s <= b.virtual_s for a, b in pairwise(points))
+            assert all(a.bytes < b.bytes for a, b in pairwise(points))
+    assert looks["FedSlice"] >= looks["FedBuff, slices"] >= 5
+
+
+def test_no_warning_per_run(caplog):
+    make(candidates(4, 2)[0], 100, None).run()
+    assert not caplog.records
 
 
 def test_nothing_is_selected_where_all_train():

@@ -146,7 +146,9 @@ def test_missing_extra_is_named(monkeypatch, capsys, tmp_path):
     for name in [name for name in sys.modules if name.startswith("flwr_hetero.report.")]:
         monkeypatch.delitem(sys.modules, name)
     assert main(["report", str(tmp_path)]) == 2
-    assert "pip install 'flwr-hetero[report]'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "plotly is not installed: pip install plotly, or in a checkout" in error
+    assert "pip install -e '.[report]'" in error
 
 
 def test_writing_a_run_needs_no_plotly():

@@ -59,17 +59,17 @@ def test_line_separators_inside_a_text(run):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("runs/first", "output-dir must be an absolute path, got 'runs/first'"),
-        ("", "output-dir must be an absolute path"),
-        ("{tmp}/old", "output-dir must not hold another run, got '{tmp}/old'"),
-        ("{tmp}/file", "output-dir must be a folder to write to"),
-        ("{tmp}/file/below", "output-dir must be a folder to write to"),
+        ("runs/first", "path must be an absolute path, got 'runs/first'"),
+        ("", "path must be an absolute path"),
+        ("{tmp}/old", "path must not hold another run, got '{tmp}/old'"),
+        ("{tmp}/file", "path must be a folder to write to"),
+        ("{tmp}/file/below", "path must be a folder to write to"),
     ],
 )
 def test_bad_folder_is_refused(tmp_path, path, words):
     (tmp_path / "file").write_text("text")
     RunDirectory(tmp_path / "old").append_round({"round": 0})
-    with pytest.raises(ValueError, match="output-dir") as caught:
+    with pytest.raises(ValueError, match="path") as caught:
         RunDirectory(path.format(tmp=tmp_path))
     assert words.format(tmp=tmp_path) in str(caught.value)
     assert rounds_in(tmp_path / "old") == [0]
@@ -133,7 +133,7 @@ def test_one_run_at_a_time(run, resume, monkeypatch):
     if resume:
         (run.checkpoint_dir / "state.npz").write_bytes(b"after round 0")
     config = (run.path / "config.json").read_bytes()
-    with pytest.raises(ValueError, match="output-dir must be in use by one run only"):
+    with pytest.raises(ValueError, match="path must be in use by one run only"):
         RunDirectory(run.path, {"seed": 4}, resume=resume)
     assert (run.path / "config.json").read_bytes() == config
     run.close()

@@ -16,6 +16,7 @@ from flwr_hetero.strategy import (
     FedBuff,
     FedCompass,
     FedNova,
+    FedSlice,
     ModelAverage,
     Oort,
     OverSelect,
@@ -29,9 +30,9 @@ from flwr_hetero.task.inner import INNER, inner_strategy
 from flwr_hetero.task.settings import Settings, key_of
 
 PARTS = {
-    "engine": ("rounds", "buffered", "fedat", "fedasync", "fedcompass"),
-    "selection": ("tifl", "random", "over-select", "oort", "power-of-choice", "deadline", "all"),
-    "steps": ("epochs", "equal", "by-speed", "deadline", "slice"),
+    "engine": ("fedslice", "rounds", "buffered", "fedat", "fedasync", "fedcompass"),
+    "selection": ("all", "random", "tifl", "over-select", "oort", "power-of-choice", "deadline"),
+    "steps": ("auto", "epochs", "equal", "by-speed", "deadline", "slice"),
     "weighting": ("auto", "normalised", "sqrt", "examples", "steps", "fednova"),
     "order": ("reshuffle", *METHODS),
     "inner": tuple(INNER),
@@ -40,13 +41,28 @@ STEPS_RATIO = 5
 """Most steps of FedCompass, in ``fast-steps``, its least: the paper's ratio."""
 MERGING = {"steps": "examples", "examples": "sqrt", "sqrt": "sqrt"}
 """How FedBuff weighs, by ``weighting``: the others undo the pace of the nodes."""
+WINDOW = 32
+"""Models in FedSlice's average, unless ``average_rounds`` says how many."""
 SAMPLERS = ("uniform", "top-loss", "mercury", "pgd")
 RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
+FEDSLICE_DECIDES: dict[str, tuple[Any, str]] = {
+    "steps": (
+        "auto",
+        "fast-steps is what a quick node takes in a slice; engine=buffered has steps",
+    ),
+    "weighting": ("auto", "give rate-correction and step-correction"),
+    "buffer_size": (0, "a quarter of the nodes in flight; engine=buffered has it"),
+}
+FEDSLICE_ONLY: dict[str, tuple[Any, str]] = {
+    "rate_correction": (0.5, "it is of engine=fedslice, weighting is what this one has"),
+    "step_correction": (0.0, "it is of engine=fedslice, weighting is what this one has"),
+}
+"""Setting to its only value where it means nothing, and a hint."""
 FROM_ZERO = {
     "concurrency": "0 is all nodes online",
-    "buffer_size": "0 is half of the nodes at work",
+    "buffer_size": "0 is half of the nodes in flight",
     "spare_clients": "2 is a start",
-    "average_rounds": "0 is the newest model",
+    "average_rounds": "0 is the engine's own",
     "num_units": "0 is each node's own",
 }
 """Settings that may be 0, and a hint."""
@@ -57,13 +73,15 @@ class FleetSettings(Settings):
     """The run-config of ``apps/fleet``; see its pyproject.toml."""
 
     num_server_rounds: int = 60
-    engine: str = "rounds"
-    selection: str = "tifl"
-    steps: str = "by-speed"
+    engine: str = "fedslice"
+    selection: str = "all"
+    steps: str = "auto"
     weighting: str = "auto"
-    order: str = "cd-grab"
-    sampler: str = "mercury"
+    order: str = "reshuffle"
+    sampler: str = "uniform"
     inner: str = "fedavg"
+    rate_correction: float = 0.5
+    step_correction: float = 0.0
     concurrency: int = 0
     buffer_size: int = 0
     clients_per_round: int = 3
@@ -71,7 +89,7 @@ class FleetSettings(Settings):
     policy: str = "adaptive"
     sync_rounds: int = 0
     spare_clients: int = 2
-    fast_steps: int = 8
+    fast_steps: int = 10
     num_units: int = 0
     average_rounds: int = 0
     fraction_evaluate: float = 0.0
@@ -95,32 +113,46 @@ class FleetSettings(Settings):
         for name, hint in FROM_ZERO.items():
             if getattr(self, name) < 0:
                 raise invalid(key_of(name), getattr(self, name), "be at least 0", hint)
-        check_number("fraction-evaluate", self.fraction_evaluate, "[0, 1]")
+        for name in ("fraction_evaluate", "rate_correction", "step_correction"):
+            check_number(key_of(name), getattr(self, name), "[0, 1]")
         self._check_together()
         self._check_engine()
         TiFL(None, self.clients_per_round, self.num_tiers, policy=self.policy)  # refuses others
 
     def _check_together(self) -> None:
-        if self.steps == "epochs" and self.weighting not in ("auto", "examples"):
+        if self.step_rule == "epochs" and self.weighting not in ("auto", "examples"):
             rule = "be equal, by-speed, deadline or slice, for the server must know the steps"
-            raise invalid("steps", "epochs", rule, f"or weighting=examples, not {self.weighting}")
-        if TOP_LOSS in self.samplers and (self.steps == "epochs" or self.weighting == "fednova"):
+            raise invalid("steps", self.steps, rule, f"or weighting=examples, not {self.weighting}")
+        if TOP_LOSS in self.samplers and (
+            self.step_rule == "epochs" or self.weighting == "fednova"
+        ):
             rule = "be without top-loss here: biased local SGD says which nodes are fast"
             hint = "give steps other than epochs, and weighting other than fednova"
             raise invalid("sampler", self.sampler, rule, hint)
 
     def _check_engine(self) -> None:
+        if self.engine == "fedslice":
+            self._refuse(FEDSLICE_DECIDES)
+        else:
+            self._refuse(FEDSLICE_ONLY)
         if self.engine == "rounds":
-            for name in ("concurrency", "buffer_size"):
-                if value := getattr(self, name):
-                    raise invalid(key_of(name), value, "be 0 with engine=rounds", "or buffered")
-            return
-        if self.engine == "fedcompass" and self.steps != "epochs":
+            self._refuse(dict.fromkeys(("concurrency", "buffer_size"), (0, "or buffered")))
+        else:
+            self._check_without_rounds()
+
+    def _refuse(self, settings: dict[str, tuple[Any, str]]) -> None:
+        """Refuse settings that mean nothing with this engine."""
+        for name, (meant, hint) in settings.items():
+            if (value := getattr(self, name)) != meant:
+                raise invalid(key_of(name), value, f"be {meant} with engine={self.engine}", hint)
+
+    def _check_without_rounds(self) -> None:
+        if self.engine == "fedcompass" and self.step_rule != "epochs":
             rule = "be epochs with engine=fedcompass, which sets them"
             raise invalid("steps", self.steps, rule, "fast-steps is the least")
         if self.selection not in ("random", "all"):
             rule = f"be random or all with engine={self.engine}"
-            hint = "concurrency is the number of nodes at work"
+            hint = "concurrency is the number of nodes in flight; engine=rounds selects"
             raise invalid("selection", self.selection, rule, hint)
         if self.selection == "all" and self.concurrency:
             hint = "give selection=random"
@@ -135,6 +167,12 @@ class FleetSettings(Settings):
             raise invalid("sampler", self.sampler, rule, hint)
 
     @property
+    def step_rule(self) -> str:
+        """Who sets the steps: what is typed, or what the engine does by itself."""
+        usual = {"fedslice": "slice", "fedcompass": "epochs"}
+        return usual.get(self.engine, "by-speed") if self.steps == "auto" else self.steps
+
+    @property
     def samplers(self) -> list[str]:
         """The samplers that draw in turn."""
         return self.sampler.split("+")
@@ -146,7 +184,9 @@ class FleetSettings(Settings):
         )
         if self.order == "cd-grab":
             strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)
-        if self.steps != "epochs":
+        if self.engine == "fedslice":
+            return SamplerFacts(self._sliced(strategy))
+        if self.step_rule != "epochs":
             strategy = self._stepped(strategy)
         num_tiers = min(self.num_tiers, max(num_nodes, 1))
         select = self._selecting if self.engine == "rounds" else self._merging
@@ -156,6 +196,17 @@ class FleetSettings(Settings):
         if self.average_rounds:
             strategy = ModelAverage(strategy, rounds=self.average_rounds)
         return SamplerFacts(strategy)
+
+    def _sliced(self, strategy: Strategy) -> FedSlice:
+        return FedSlice(
+            strategy,
+            concurrency=self.concurrency or None,
+            slice_steps=self.fast_steps,
+            rate_correction=self.rate_correction,
+            step_correction=self.step_correction,
+            window=self.average_rounds or WINDOW,
+            seed=self.seed,
+        )
 
     def _selecting(self, strategy: Strategy, num_tiers: int) -> Wrapper:
         """Put the selection of each round's nodes around a strategy."""
@@ -201,8 +252,9 @@ class FleetSettings(Settings):
         return wanted.get(self.selection, self.clients_per_round + spare)
 
     def _stepped(self, strategy: Strategy) -> Wrapper:
-        gamma = 1.0 if self.steps == "equal" else None
-        budget = self.steps if self.steps in ("deadline", "slice") else "two-class"
+        rule = self.step_rule
+        gamma = 1.0 if rule == "equal" else None
+        budget = rule if rule in ("deadline", "slice") else "two-class"
         if self.weighting == "fednova":
             return FedNova(strategy, self.fast_steps, budget=budget, gamma=gamma)
         return BiasedLocalSGD(

@@ -48,7 +48,8 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(settings.output_dir)
     log(INFO, "First the baseline: random selection, same seed, in this process.")
     config = dict(context.run_config)
-    RunDirectory(out, resume=settings.resume).close()  # refuses a folder before any training
+    # refuses a folder before any training
+    RunDirectory(out, resume=settings.resume, argument="output-dir").close()
     baseline = run_baseline(settings, client_app, num_nodes, config, out / "baseline")
     log(INFO, "Now TiFL, policy %s.", settings.policy)
     run_app("tifl", settings, strategy, grid)

@@ -52,7 +52,9 @@ class Pace(NamedTuple):
     tiers: tuple[float, ...]
     """Share of the rounds that each tier trained in."""
     staleness: float
-    """Mean of merged replies; NaN in a run of rounds."""
+    """Mean of merged replies; NaN where all of a round wait."""
+    update: str = "merge"
+    """In what staleness is counted."""
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -135,7 +137,7 @@ def pace_of(run: History, judge: Judge) -> Pace:
     merged = [as_dict(record.get(FEDBUFF)).get("staleness") or () for record in run.rounds]
     stale = [float(value) for values in merged for value in values if value is not None]
     mean = float(np.mean(stale)) if stale else np.nan
-    return Pace(run.unit, float(rounds[place]), seconds, tuple(tiers), mean)
+    return Pace(run.unit, float(rounds[place]), seconds, tuple(tiers), mean, run.update)
 
 
 def mean_pace(paces: Sequence[Pace]) -> Pace:
@@ -143,7 +145,8 @@ def mean_pace(paces: Sequence[Pace]) -> Pace:
     first = paces[0]
     tiers = [pace.tiers for pace in paces if len(pace.tiers) == len(first.tiers)]
     rounds, seconds, stale = (float(np.mean([pace[at] for pace in paces])) for at in (1, 2, 4))
-    return Pace(first.unit, rounds, seconds, tuple(np.mean(tiers, axis=0).tolist()), stale)
+    shares = tuple(np.mean(tiers, axis=0).tolist())
+    return Pace(first.unit, rounds, seconds, shares, stale, first.update)
 
 
 def reason(baseline: Pace, other: Pace, *, sooner: bool) -> str:
@@ -173,7 +176,7 @@ def _who(pace: Pace) -> str:
         fast, slow = (f"{100 * pace.tiers[at]:.0f} %" for at in (0, -1))
         return f" (the fastest tier has {fast} of the rounds, the slowest {slow})"
     if pace.staleness >= 0:
-        return f" (replies are {pace.staleness:.1f} merges stale on average)"
+        return f" (replies are {pace.staleness:.1f} {pace.update}s stale on average)"
     return ""
 
 
