@@ -9,7 +9,8 @@ import pytest
 
 from flwr_hetero.fleet import processes
 
-collect_ignore = ["simulate_probe.py"]  # a program that a test runs
+# programs that tests run, and apps
+collect_ignore = ["simulate_probe.py", "simulate_older.py", "slow_device.py", "plain"]
 APPS = Path(__file__).parents[3] / "apps"
 
 
@@ -32,7 +33,13 @@ def flower(tmp_path_factory):
         "NO_COLOR": "1",
     }
 
-    def run(app: str, num_supernodes: int = 2, timeout: float = 1800, **config: object) -> str:
+    def run(
+        app: str | Path,
+        num_supernodes: int = 2,
+        timeout: float = 1800,
+        workers: int = 0,
+        **config: object,
+    ) -> str:
         settings = " ".join(
             f"{key.replace('_', '-')}={toml(value)}" for key, value in config.items()
         )
@@ -41,6 +48,7 @@ def flower(tmp_path_factory):
             command += ["--run-config", settings]
         if num_supernodes != 2:
             federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
+            federation += f" init-args-num-cpus={workers}" if workers else ""
             command += ["--federation-config", federation]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=timeout, check=False

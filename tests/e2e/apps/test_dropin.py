@@ -12,7 +12,7 @@ DROPIN = Path(__file__).parents[2] / "dropin"
 
 @pytest.mark.app
 @pytest.mark.nightly
-def test_flwr_run_with_three_lines_more(flower, tmp_path):
+def test_flwr_run_of_tifl(flower, tmp_path):
     app = tmp_path / "quickstart"
     shutil.copytree(DROPIN / "quickstart", app)
     apply((DROPIN / "tifl.diff").read_text(encoding="utf-8"), app)
@@ -21,10 +21,22 @@ def test_flwr_run_with_three_lines_more(flower, tmp_path):
     ours = [line for line in before.splitlines() if "TiFL" in line]
     assert len(ours) <= 5, ours
     assert "Traceback" not in log
-    assert "one tier: in a simulation nodes must report their time" in log, log[-3000:]
-    assert "TiFL: tiers of [4] nodes" in log
-    assert log.count("tier 0   2 nodes") == 2  # from the second round
+    # nodes of one machine are equally fast, but for noise
+    assert re.search(r"TiFL: tiers of \[(4|2, 2|3, 1|1, 3)\] nodes", log), log[-3000:]
+    assert len(re.findall(r"tier [01]   \d nodes", log)) == 2  # from the second round
     assert "accuracy {" in log
+
+
+@pytest.mark.app
+@pytest.mark.nightly
+def test_flwr_run_without_the_nodes_half(flower, tmp_path):
+    app = tmp_path / "quickstart"
+    shutil.copytree(DROPIN / "quickstart", app)
+    apply((DROPIN / "tifl.diff").read_text(encoding="utf-8"), app)
+    client = app / "quickstart" / "client_app.py"
+    client.write_text(client.read_text(encoding="utf-8").replace("mods=[hetero]", ""))
+    log = flower(app, 4, num_server_rounds=3)
+    assert "MissingHelpError: TiFL: no node reports 'flwr-hetero.timing'" in log, log[-3000:]
 
 
 @pytest.mark.app

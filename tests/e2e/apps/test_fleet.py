@@ -15,6 +15,7 @@ from fleet_app.client_app import STATE, app
 from fleet_app.task import FleetSettings
 
 PLAIN = {
+    "engine": "rounds",
     "selection": "all",
     "steps": "epochs",
     "weighting": "examples",
@@ -73,8 +74,30 @@ def test_every_part_alone_learns(settings):
     assert after < 0.8 * before
 
 
+def test_default_is_fedslice_in_rounds():
+    settings = FleetSettings(model="softmax")
+    names = [type(part).__name__ for part in settings.strategy(10).chain()]
+    assert names == ["SamplerFacts", "FedSlice", "RecentAverage", "SliceBuffer", "Slices", "FedAvg"]
+    history, (before, after), _ = run(4, 6, **vars(settings))
+    assert after < 0.8 * before
+    facts = [record["fedslice"] for record in history.records[1:]]
+    assert [fact["updates"] > 1 for fact in facts] == [True] * 4
+    done, wanted = (sum(fact[name] for fact in facts) for name in ("examples", "examples-wanted"))
+    assert done == pytest.approx(wanted, rel=0.3)
+
+
+def test_fedslice_takes_its_settings():
+    config = {"selection": "random", "concurrency": 3, "fast-steps": 4, "average-rounds": 5}
+    config |= {"rate-correction": 1.0, "step-correction": 0.25, "sampler": "mercury"}
+    strategy = FleetSettings.from_run_config(config).strategy(10).inner
+    assert (strategy.engine.concurrency, strategy.slices.fast_steps) == (3, 4)
+    assert (strategy.inner.rounds, strategy.engine.powers[1]) == (5, 1.0)
+    assert strategy.slices.correction == 0.25
+
+
 def test_all_parts_together_say_what_they_do():
-    everything = FleetSettings(model="softmax", sampler="top-loss+mercury+pgd", clients_per_round=2)
+    parts = {"engine": "rounds", "selection": "tifl", "order": "cd-grab", "clients_per_round": 2}
+    everything = FleetSettings(model="softmax", sampler="top-loss+mercury+pgd", **parts)
     names = [type(part).__name__ for part in everything.strategy(10).chain()]
     assert names == ["SamplerFacts", "TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]
     history, (before, after), _ = run(8, 10, **vars(everything))
@@ -200,15 +223,21 @@ def test_over_select_asks_free_nodes():
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"selection": "best"}, "selection must be one of tifl, random"),
-        ({"steps": "many"}, "steps must be one of epochs"),
+        ({"selection": "best"}, "selection must be one of all, random"),
+        ({"steps": "many"}, "steps must be one of auto, epochs"),
         ({"weighting": "sum"}, "weighting must be one of auto, normalised, sqrt, examples"),
         ({"order": "sorted"}, "order must be one of reshuffle, cd-grab"),
         ({"sampler": "luck"}, "sampler must be of uniform, top-loss"),
         ({"sampler": "pgd+pgd"}, "sampler must name each once"),
         ({"inner": "sgd"}, "inner must be one of fedavg"),
-        ({"steps": "epochs", "weighting": "steps"}, "the server must know the steps"),
-        ({"sampler": "top-loss", "weighting": "fednova"}, "sampler must be without top-loss"),
+        (
+            {"engine": "rounds", "steps": "epochs", "weighting": "steps"},
+            "the server must know the steps",
+        ),
+        (
+            {"engine": "rounds", "sampler": "top-loss", "weighting": "fednova"},
+            "sampler must be without top-loss",
+        ),
         ({"clients-per-round": 0}, "clients-per-round must be at least 1"),
         ({"num-tiers": 0}, "num-tiers must be at least 1"),
         ({"spare-clients": -1}, "spare-clients must be at least 0"),
@@ -216,18 +245,25 @@ def test_over_select_asks_free_nodes():
         ({"concurrency": -1}, "concurrency must be at least 0"),
         ({"buffer-size": -1}, "buffer-size must be at least 0"),
         ({"fraction-evaluate": 1.5}, "fraction-evaluate must be a number in"),
-        ({"engine": "async"}, "engine must be one of rounds, buffered"),
-        ({"concurrency": 3}, "concurrency must be 0 with engine=rounds"),
-        ({"buffer-size": 3}, "buffer-size must be 0 with engine=rounds"),
-        ({"engine": "buffered"}, "selection must be random or all with engine=buffered"),
+        ({"engine": "async"}, "engine must be one of fedslice, rounds"),
+        ({"engine": "rounds", "concurrency": 3}, "concurrency must be 0 with engine=rounds"),
+        ({"engine": "rounds", "buffer-size": 3}, "buffer-size must be 0 with engine=rounds"),
+        ({"selection": "tifl"}, "selection must be random or all with engine=fedslice"),
+        ({"engine": "buffered", "concurrency": 3}, "concurrency must be 0 with selection=all"),
+        ({"order": "cd-grab"}, "order .*id-grab is the same"),
+        ({"sampler": "top-loss"}, "sampler must be without top-loss with engine=fedslice"),
+        ({"engine": "fedcompass", "steps": "slice"}, "steps must be epochs with engine=fedcompass"),
+        ({"steps": "epochs"}, "steps must be auto with engine=fedslice.*fast-steps"),
+        ({"weighting": "sqrt"}, "weighting must be auto with engine=fedslice.*rate-correction"),
+        ({"buffer-size": 2}, "buffer-size must be 0 with engine=fedslice.*engine=buffered"),
+        ({"rate-correction": 2.0}, "rate-correction must be a number in"),
         (
-            {"engine": "buffered", "selection": "all", "concurrency": 3},
-            "concurrency must be 0 with selection=all",
+            {"engine": "rounds", "rate-correction": 1.0},
+            "rate-correction must be 0.5 with engine=rounds.*weighting",
         ),
-        ({"engine": "buffered", "selection": "all"}, "order .*id-grab is the same"),
         (
-            {"engine": "buffered", "selection": "all", "order": "id-grab", "sampler": "top-loss"},
-            "sampler must be without top-loss with engine=buffered",
+            {"engine": "buffered", "step-correction": 1.0},
+            "step-correction must be 0.0 with engine=buffered.*weighting",
         ),
     ],
 )

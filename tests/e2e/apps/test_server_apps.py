@@ -67,8 +67,14 @@ def history(out):
 
 
 def test_random_nodes_are_as_many_as_there_are(tmp_path):
-    history = run("fleet", tmp_path / "run", selection="random")
+    history = run("fleet", tmp_path / "run", engine="rounds", selection="random")
     assert [len(record["selected"]) for record in history[1:]] == [2, 2]
+
+
+def test_fedslice_is_the_default_of_the_fleet(tmp_path):
+    history = run("fleet", tmp_path / "run", 4, **{"fraction-evaluate": 1.0})
+    assert all(record["fedslice"]["updates"] > 1 for record in history[1:])
+    assert history[-1]["fairness"]["nodes"] == 4
 
 
 def test_buffered_engine(tmp_path):

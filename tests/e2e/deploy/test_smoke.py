@@ -1,6 +1,11 @@
+"""A real SuperLink and SuperNodes over TLS: strategies, refused nodes, processes that end."""
+
+import json
 import signal
 
 import pytest
+from e2e.conftest import GRID_APP
+from e2e.grids.promises import check
 from waiting import wait_until
 
 from benchmarks.faults.experiment import Experiment
@@ -9,14 +14,32 @@ from flwr_hetero.fleet import certificates, processes
 pytestmark = pytest.mark.deploy
 
 
-def test_run_over_tls_with_registered_nodes(small_fleet, toy_app, tmp_path):
-    run = Experiment(small_fleet, tmp_path / "run", toy_app, num_server_rounds=2, work=0.5)
-    history = run.start().finish()
-    assert [record["round"] for record in history] == [0, 1, 2], run.tail()
-    assert not any(record["failures"] for record in history)
-    assert sorted(history[0]["tifl"]["tiers"]) == ["node-0", "node-1"]
-    assert {tuple(sorted(record["selected"])) for record in history[1:]} == {("node-0", "node-1")}
-    assert all(seconds >= 0.5 for seconds in history[1]["latency"].values())
+def run_rows(fleet, folder, table, rounds, **config):
+    """Run rows of the table of tests/e2e/grids in one run; check and give what came of each."""
+    rows = " ".join(f"{name}:{count}" for name, count in rounds.items())
+    run = Experiment(fleet, folder, GRID_APP, rows=rows, **config)
+    run.start().wait("the end of the run", run.is_over, 3600)
+    found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert found.keys() == rounds.keys(), run.tail()
+    for name, count in rounds.items():
+        check(name, table[name], found[name], count, by_speed=False, **config)
+    return found
+
+
+def test_strategies_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_app):
+    rounds = {"TiFL": 1, "FedSlice": 1, "FedBuff": 1, "BiasedLocalSGD": 2}
+    found = run_rows(small_fleet, tmp_path / "run", grid_app[1].ROWS, rounds, on_nodes=False)
+    for name in rounds:
+        nodes = {node for line in found[name]["records"] for node in line["selected"]}
+        assert nodes == {"node-0", "node-1"}, name
+    steps = found["BiasedLocalSGD"]["records"][-1]["biased-local-sgd"]["num-steps"]
+    assert steps["node-0"] > steps["node-1"]  # by the nodes' own clocks
+
+
+@pytest.mark.nightly
+def test_every_strategy_on_a_superlink(fleet, tmp_path, grid_app):
+    table = grid_app[1].ROWS
+    run_rows(fleet, tmp_path / "run", table, {name: row.rounds for name, row in table.items()})
 
 
 @pytest.mark.nightly

@@ -1,0 +1,1 @@
+"""An app with Adam, two classes a node and seeded clients."""

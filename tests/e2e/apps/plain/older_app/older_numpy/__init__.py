@@ -1,0 +1,1 @@
+"""A NumPyClient of the older API."""

@@ -1,0 +1,1 @@
+"""A short app of its own, in NumPy."""

@@ -1,0 +1,1 @@
+collect_ignore = ["simulate.py", "grid_app"]  # programs that tests run

@@ -1,0 +1,1 @@
+"""One small task, one table of strategies: the same on every grid."""

@@ -1,0 +1,92 @@
+"""What must come of a row on any grid: counts and order, never seconds."""
+
+from math import isfinite
+
+QUICK = tuple(f"node-{i}" for i in range(0, 8, 2))
+"""Every second node takes its time."""
+
+
+def check(name, row, found, rounds=None, *, on_nodes=True, by_speed=True):
+    """Compare what came of a row with what it promises.
+
+    ``on_nodes``: whether nodes evaluate; ``by_speed``: whether half of eight nodes are slower, by
+    more than the grid takes for a message.
+    """
+    rounds = rounds or row.rounds
+    if row.error:
+        assert found["error"].startswith(f"MissingHelpError: {row.error}"), found
+        return
+    assert not found["error"], found["error"]
+    records = found["records"]
+    assert [record["round"] for record in records] == [*range(rounds + 1)]
+    assert found["central"] == [*range(rounds + 1)]
+    assert not any(record["failures"] for record in records)
+    assert isfinite(found["w"])
+    assert found["w"] > 0.1  # where all goals are
+    if on_nodes:
+        check_evaluations(row, found, rounds)
+    for record in records[1:]:
+        assert record["train"]["taken"] == record["train"]["asked"], record
+    if not by_speed:
+        return
+    asked = {record["train"]["asked"] for record in records[2:]}
+    assert row.asks_steps == (asked != {8.0}), asked
+    if own := CHECKS.get(name):
+        own(records)
+
+
+def check_evaluations(row, found, rounds):
+    """See one evaluation on nodes a round, or one of the last model at least."""
+    if row.evaluates_each_round:
+        assert found["evaluated"] == [*range(1, rounds + 1)]
+    else:
+        assert found["evaluated"][-1] == rounds
+    assert found["records"][-1]["evaluate"]["eval-loss"] > 0
+
+
+def two_tiers(records):
+    """See the quick nodes in one tier and the slow ones in the other, and rounds of one tier."""
+    tiers = [record["tifl"]["tiers"] for record in records if "tiers" in record["tifl"]][-1]
+    slow = tiers.keys() - QUICK
+    assert tiers == dict.fromkeys(QUICK, 0) | dict.fromkeys(slow, 1)
+    assert len(slow) == 4
+    for record in records[-2:]:
+        assert len({tiers[node] for node in record["selected"]}) == 1
+
+
+def quick_nodes_more_often(records):
+    """See all nodes, and the quick ones in more of the updates."""
+    nodes = [node for record in records[1:] for node in record["selected"]]
+    assert len(set(nodes)) == 8
+    assert sum(node in QUICK for node in nodes) > len(nodes) / 2
+
+
+def quick_nodes_take_more_steps(name):
+    """See nodes take steps by their speed, once it is known."""
+
+    def check_steps(records):
+        steps = records[-1][name]["num-steps"]
+        quick = [count for node, count in steps.items() if node in QUICK]
+        slow = [count for node, count in steps.items() if node not in QUICK]
+        assert min(quick) > max(slow)
+
+    return check_steps
+
+
+def slices(records):
+    """See both, and rounds of about the examples of a round of FedAvg."""
+    quick_nodes_more_often(records)
+    quick_nodes_take_more_steps("local-steps")(records)
+    facts = [record["fedslice"] for record in records[1:]]
+    trained, wanted = (sum(f[key] for f in facts) for key in ("examples", "examples-wanted"))
+    assert trained >= 0.9 * wanted
+
+
+CHECKS = {
+    "BiasedLocalSGD": quick_nodes_take_more_steps("biased-local-sgd"),
+    "FedBuff": quick_nodes_more_often,
+    "FedNova": quick_nodes_take_more_steps("fednova"),
+    "FedSlice": slices,
+    "LocalSteps": quick_nodes_take_more_steps("local-steps"),
+    "TiFL": two_tiers,
+}

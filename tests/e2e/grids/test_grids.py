@@ -1,0 +1,92 @@
+"""The table on a LocalGrid and in Flower's own simulation: Ray, plain devices, late nodes.
+
+A real SuperLink is asked in tests/e2e/deploy.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e2e.conftest import GRID_APP
+from e2e.grids.promises import check
+
+from flwr_hetero import strategy as ours
+from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet, processes
+
+NAMES = sorted(set(ours.__all__) - {"Selection"})
+"""Selection itself selects nothing."""
+NODES, WORKERS = 8, 4
+DEVICES = [DeviceProfile(1.0 if i % 2 else 6.0, seconds_per_example=0.1) for i in range(NODES)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulation(tmp_path_factory):
+    """Run all rows in one simulation, beside the tests that come first; give folder and process."""
+    folder = tmp_path_factory.mktemp("simulation")
+    environment = processes.environment(folder / "home")
+    environment["PYTHONPATH"] = os.pathsep.join([str(GRID_APP), *filter(None, sys.path)])
+    program = [sys.executable, Path(__file__).with_name("simulate.py")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*program, folder, str(NODES), str(WORKERS)],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        yield folder, process
+        process.terminate()
+        process.wait()
+
+
+def test_table_has_every_strategy(grid_app):
+    assert sorted(grid_app[1].ROWS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_local_grid(name, grid_app):
+    client_app, rows = grid_app
+    check(name, rows.ROWS[name], rows.run(name, LocalGrid(client_app.app, DEVICES)))
+
+
+def twelve_rounds(grid_app, build):
+    """Train for 12 rounds on devices of five speeds; return what came, steps and seconds."""
+    client_app, rows = grid_app
+    grid = LocalGrid(client_app.app, named_fleet("paper-5", 15))
+    random.seed(1)
+    found = rows.run("Wrapper", grid, 12, build)
+    states = [grid.context(node).state for node in grid.get_node_ids()]
+    steps = sum(state["steps"]["taken"] for state in states if "steps" in state)
+    return found, steps, grid.virtual_time_s
+
+
+def test_twelve_rounds_of_fedslice_and_of_fedavg(grid_app):
+    mine, steps, seconds = twelve_rounds(grid_app, lambda fed: ours.FedSlice(fed, concurrency=3))
+    _, usual_steps, usual_s = twelve_rounds(grid_app, lambda fed: ours.RandomSelection(fed, 3))
+    assert usual_steps == 12 * 3 * 8
+    assert 0.75 <= steps / usual_steps <= 1.3
+    assert seconds < usual_s / 2
+    assert mine["central"] == [*range(13)]
+    assert mine["evaluated"] == [*range(1, 13)]
+    assert [record["round"] for record in mine["records"]] == [*range(13)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_simulation(name, simulation, grid_app):
+    folder, process = simulation
+    process.wait(timeout=1800)  # for a hang only
+    path = folder / f"{name}.json"
+    assert path.exists(), log_of(folder)[-3000:]
+    check(name, grid_app[1].ROWS[name], json.loads(path.read_text()))
+
+
+def test_the_server_was_there_before_the_nodes(simulation):
+    assert simulation[1].wait(timeout=1800) == 0
+    assert "0 nodes at the start" in log_of(simulation[0])
+
+
+def log_of(folder):
+    return (folder / "log").read_text(errors="replace")
