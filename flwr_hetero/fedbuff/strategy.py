@@ -150,9 +150,8 @@ class FedBuff(Selection):
             check_number("rate_correction", rate_correction, "[0, 1]")
             self.powers = self.powers[0], rate_correction
         if self._undoes_pace:
-            given = rate_correction is not None
-            setting = ("rate_correction", rate_correction) if given else ("weighting", weighting)
-            check_unscaled(self, *setting)
+            name = "weighting" if rate_correction is None else "rate_correction"
+            check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
         if max_weight is not None:
             check_number("max_weight", max_weight, "[1, inf)")
         self.max_weight = max_weight
@@ -239,14 +238,14 @@ class FedBuff(Selection):
 
     def weights(self, replies: list[Message]) -> list[float]:
         """Weigh the updates, by default so that no node counts by its speed."""
-        if self._counts_all_alike:
+        if self.powers == (0.0, 0.0):  # the paper's rule
             return [1.0] * len(replies)
         factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
         return [w * f for w, f in zip(super().weights(replies), factors, strict=True)]
 
     def _weigh(self, replies: list[Message], discounts: NDArray[np.float64]) -> Weights:
         """Learn what is usual of these nodes, and set the factors of this merge's weights."""
-        if self._counts_all_alike:
+        if self.powers == (0.0, 0.0):  # the paper's rule
             return Weights(np.ones(len(replies)), 1.0, 0.0)
         weights, nodes = super().weights(replies), []
         for reply, weight, discount in zip(replies, weights, discounts.tolist(), strict=True):
@@ -272,11 +271,6 @@ class FedBuff(Selection):
         """Whether a node's updates weigh the less, the more often it answers."""
         return self.powers[1] > 0
 
-    @property
-    def _counts_all_alike(self) -> bool:
-        """Whether updates are neither weighted by data nor by pace, the paper's rule."""
-        return self.powers == (0.0, 0.0)
-
     def _limit(self, weights: NDArray[np.float64], replies_per_s: NDArray[np.float64]) -> float:
         """Return the largest weight of an update, in means."""
         if self.max_weight is not None:
@@ -294,10 +288,15 @@ class FedBuff(Selection):
         if not self._undoes_pace:
             return discounts
         nodes = [self.identity(reply.metadata.src_node_id) for reply in replies]
+        own = np.array([self.usual[node].discount for node in nodes])
+        return np.asarray(self._usual_discount * discounts / own)
+
+    @property
+    def _usual_discount(self) -> float:
+        """Mean factor of stale updates over all replies."""
         every = [usual.discount for usual in self.usual.values()]
         replies_per_s = [1 / interval_s for interval_s in self._intervals_s().values()]
-        own = np.array([self.usual[node].discount for node in nodes])
-        return np.asarray(np.average(every, weights=replies_per_s) * discounts / own)
+        return float(np.average(every, weights=replies_per_s))
 
     def _rebased(self, reply: Message, scale: float) -> Message:
         """Add a node's update to the present model (Alg. 1, l. 7)."""

@@ -45,8 +45,9 @@ class FedSlice(Wrapper):
     concurrency : int, optional
         Nodes in flight, drawn uniformly from the idle ones. None: all that are online.
     slice_steps : int
-        Steps that a quick node takes in a slice. Where a message has a fixed cost a slice takes
-        at least four times as long, and never longer than the node's job in FedAvg.
+        Least steps that a quick node takes in a slice. It takes a quarter of its job in FedAvg if
+        that is more. Where a message has a fixed cost, a slice takes at least four times as long,
+        but never longer than that job.
     rate_correction : float
         Power in [0, 1] with which a node's reporting rate is undone. 0: a node that replies twice
         as often counts twice as much. 1: all count by their examples, as in FedAvg.
@@ -67,6 +68,9 @@ class FedSlice(Wrapper):
 
     Notes
     -----
+    The updates of all nodes in flight together move the model no further than one and a half
+    slices of a quick node would, so that FedAvg's learning rate suits fleets of equal nodes, too.
+
     It is ``ModelAverage(FedBuff(LocalSteps(strategy, budget="slice")))`` with constants that were
     chosen on a validation split (benchmarks/race). A round's evaluation goes to nodes when they
     are idle next. A node that has evaluated for a tenth of the time is left out, but for the last
@@ -210,11 +214,9 @@ class SliceBuffer(FedBuff):
 
     def _even(self, replies: list[Message], discounts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Weigh down what is stale, and server updates that would move the model too far."""
-        scales = super()._even(replies, discounts)
-        speeds = self.slices.speeds
-        steps = self.slices.num_steps(list(speeds.step_s))
+        steps = self.slices.num_steps(list(self.slices.speeds.step_s))
         limit = largest_step(steps, len(replies), max(len(replies), self._in_flight))
-        return np.asarray(scales * min(1.0, limit / max(float(scales.mean()), 1e-9)))
+        return super()._even(replies, discounts) * min(1.0, limit / self._usual_discount)
 
     def _examples_of(self, arrival: Arrival) -> float:
         """Return on how many examples a node trained; of its whole job if it does not say."""

@@ -131,7 +131,7 @@ def test_point_where_a_strategy_stays(code, share, most):
     strategy = build(code)
     if isinstance(strategy, ours.FedBuff | ours.FedSlice):
         is_in_rounds = isinstance(strategy, ours.FedSlice)
-        lr = 4e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
+        lr = 2e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
         count = ROUNDS if is_in_rounds else MERGES
         goal = shares(code, share, strategy, run(strategy, count // 12 + 2, 0.0)[1])
         found = run(build(code), count, lr, goal)[0][count // 4 :].mean(axis=0)
