@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_hetero.slices.algorithm import FIXED_SHARE, buffer_size, new_part, slice_steps
+from flwr_hetero.slices.algorithm import (
+    FIXED_SHARE,
+    REACH,
+    buffer_size,
+    largest_step,
+    new_part,
+    slice_steps,
+)
 
 TIMES = st.floats(1e-3, 1e3)
 
@@ -49,3 +56,15 @@ def test_average_is_of_the_last_eighth_of_few_models_and_of_the_window_of_many(w
 def test_buffer_is_a_quarter_of_the_nodes_in_flight(in_flight):
     size = buffer_size(in_flight)
     assert size == min(in_flight, max(2, in_flight // 4))
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 20))
+def test_all_in_flight_together_move_the_model_by_some_slices_of_a_quick_node(steps, num_updates):
+    in_flight = max(len(steps), num_updates)
+    times = in_flight / num_updates  # server updates until each node has replied once
+    moved = times * largest_step(steps, num_updates, in_flight) * np.mean(steps)
+    assert moved == pytest.approx(REACH * np.quantile(steps, 0.9))
+
+
+def test_before_any_node_was_timed_steps_count_as_equal():
+    assert largest_step([], 2, 4) == REACH / 2

@@ -87,6 +87,18 @@ def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():
     assert found > usual - 0.01
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equal_nodes_bear_fedavgs_learning_rate(seed):
+    """Their updates start from about the same model: unbounded, the sum of them overshoots."""
+    task = Task(NODES, EXAMPLES, seed=seed, learning_rate=0.6)
+
+    def first_round(strategy):
+        grid = LocalGrid(task.app, [DeviceProfile()] * NODES, seed=seed)
+        return task.measure(strategy.start(grid, task.first(), 1).arrays, [0])[0]
+
+    assert first_round(FedSlice(quiet())) > first_round(Wrapper(quiet())) - 0.02
+
+
 def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
     _, records, result = run(FedSlice(), 8)
     assert len(records) == 9
