@@ -25,8 +25,10 @@ class Hetero:
     Examples
     --------
     >>> from flwr.clientapp import ClientApp
-    >>> from flwr_hetero.mod import hetero
+    >>> from flwr_hetero.mod import Hetero, hetero
     >>> app = ClientApp(mods=[hetero])
+    >>> isinstance(hetero, Hetero)
+    True
     """
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -30,12 +30,11 @@ class FedSlice(Wrapper):
     r"""Train in slices of time instead of rounds, and return the average of recent models.
 
     Each node takes the steps that fit a slice, in which a quick node takes ``slice_steps``. The
-    server updates the model whenever a quarter of the nodes in flight have replied. No node waits
-    for another one, and slow nodes take part with few steps.
+    server updates the model whenever a quarter of the nodes in flight have replied.
 
     **A round is equal work.** It ends when the nodes have trained on as many examples as a round
-    of FedAvg with the nodes in flight would. So ``num_rounds`` means what it means for FedAvg.
-    Each round has one line of history, one ``evaluate_fn`` and one evaluation on nodes.
+    of FedAvg with the nodes in flight would, so that ``num_rounds`` means the same. A round has
+    one line of history, one ``evaluate_fn`` and one evaluation on nodes.
 
     Parameters
     ----------
@@ -71,10 +70,9 @@ class FedSlice(Wrapper):
     The updates of all nodes in flight together move the model no further than one and a half
     slices of a quick node would, so that FedAvg's learning rate suits fleets of equal nodes, too.
 
-    It is ``ModelAverage(FedBuff(LocalSteps(strategy, budget="slice")))`` with constants that were
-    chosen on a validation split (benchmarks/race). A round's evaluation goes to nodes when they
-    are idle next. A node that has evaluated for a tenth of the time is left out, but for the last
-    round's, which goes to all.
+    It is ``ModelAverage(FedBuff(LocalSteps(strategy, budget="slice")))`` with constants chosen on
+    a validation split. A round's evaluation goes to nodes when they are idle next. A node that has
+    evaluated for a tenth of the time is left out, but for the last round's, which goes to all.
 
     ``start`` on the same grid with the arrays that the last ``start`` returned takes up what was
     in flight, so that a loop of single rounds costs hardly more than one run.
@@ -88,7 +86,6 @@ class FedSlice(Wrapper):
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = FedSlice()
     >>> strategy = FedSlice(FedAdam(), concurrency=5)
     """
 
