@@ -39,8 +39,7 @@ class FedSlice(Wrapper):
     Parameters
     ----------
     strategy : Strategy, optional
-        What aggregates: any Flower strategy that derives from FedAvg, or a wrapper that decides
-        neither nodes nor steps. FedAvg if left out.
+        What aggregates, as for :class:`FedBuff`; FedAvg if left out.
     concurrency : int, optional
         Nodes in flight, drawn uniformly from the idle ones. None: all that are online.
     slice_steps : int
@@ -67,8 +66,8 @@ class FedSlice(Wrapper):
 
     Notes
     -----
-    The updates of all nodes in flight together move the model no further than one and a half
-    slices of a quick node would, so that FedAvg's learning rate suits fleets of equal nodes, too.
+    All updates in flight move the model no further than one and a half slices of a quick node
+    would, so that FedAvg's learning rate suits fleets of equal nodes, too.
 
     It is ``ModelAverage(FedBuff(LocalSteps(strategy, budget="slice")))`` with constants chosen on
     a validation split. A round's evaluation goes to nodes when they are idle next. A node that has
@@ -79,9 +78,8 @@ class FedSlice(Wrapper):
 
     References
     ----------
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
-    Shamir and Zhang, "Stochastic Gradient Descent for Non-smooth Optimization", ICML 2013,
-    section 5 (the average).
+    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022;
+    Shamir and Zhang, "Stochastic Gradient Descent for Non-smooth Optimization", ICML 2013.
 
     Examples
     --------
