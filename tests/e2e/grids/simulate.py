@@ -1,4 +1,4 @@
-"""Run the table in Flower's simulation: ``simulate.py FOLDER NUM_NODES NUM_WORKERS``.
+"""Run the table in Flower's simulation: ``simulate.py FOLDER NUM_NODES NUM_WORKERS [NAME...]``.
 
 One Ray and one grid serve all rows. The nodes register a while after the ServerApp began.
 """
@@ -27,7 +27,7 @@ def register_late(num_nodes, state_factory):
 def main(grid, context):
     """Run the rows, for a grid that has no node yet."""
     print(f"{len(list(grid.get_node_ids()))} nodes at the start")
-    config = {"rows": "", "on-nodes": True, "output-dir": sys.argv[1]}
+    config = {"rows": " ".join(sys.argv[4:]), "on-nodes": True, "output-dir": sys.argv[1]}
     server_app.main(grid, Context(context.run_id, 0, {}, context.state, config))
 
 

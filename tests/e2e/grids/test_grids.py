@@ -19,27 +19,44 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet, processes
 
 NAMES = sorted(set(ours.__all__) - {"Selection"})
 """Selection itself selects nothing."""
+RIVALS = [
+    "AdaComm",
+    "DeadlineSelection",
+    "FedAT",
+    "FedAsync",
+    "FedCompass",
+    "FedNova",
+    "Oort",
+    "PowerOfChoice",
+]
+"""In Ray they run at night: they are made of what the others are made of."""
+OFTEN = sorted({*NAMES} - {*RIVALS})
 NODES, WORKERS = 8, 4
 DEVICES = [DeviceProfile(1.0 if i % 2 else 6.0, seconds_per_example=0.1) for i in range(NODES)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def simulation(tmp_path_factory):
-    """Run all rows in one simulation, beside the tests that come first; give folder and process."""
+    """Run rows in one simulation, beside the tests that come first; give folder and process."""
     folder = tmp_path_factory.mktemp("simulation")
+    process = simulate(folder, OFTEN)
+    yield folder, process
+    process.terminate()
+    process.wait()
+
+
+def simulate(folder, names):
+    """Start a simulation of these rows."""
     environment = processes.environment(folder / "home")
     environment["PYTHONPATH"] = os.pathsep.join([str(GRID_APP), *filter(None, sys.path)])
     program = [sys.executable, Path(__file__).with_name("simulate.py")]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*program, folder, str(NODES), str(WORKERS)],
+        return subprocess.Popen(
+            [*program, folder, str(NODES), str(WORKERS), *names],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        yield folder, process
-        process.terminate()
-        process.wait()
 
 
 def test_table_has_every_strategy(grid_app):
@@ -74,7 +91,14 @@ def test_twelve_rounds_of_fedslice_and_of_fedavg(grid_app):
     assert [record["round"] for record in mine["records"]] == [*range(13)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.nightly
+def test_simulation_of_rivals(tmp_path, grid_app):
+    assert simulate(tmp_path, RIVALS).wait(timeout=1800) == 0, log_of(tmp_path)[-3000:]
+    for name in RIVALS:
+        check(name, grid_app[1].ROWS[name], json.loads((tmp_path / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize("name", OFTEN)
 def test_simulation(name, simulation, grid_app):
     folder, process = simulation
     process.wait(timeout=1800)  # for a hang only
