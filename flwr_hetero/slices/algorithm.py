@@ -5,16 +5,12 @@ from numpy.typing import ArrayLike, NDArray
 
 FIXED_SHARE = 0.2
 """Largest share of a message's fixed cost in a node's slice."""
-JOB_SHARE = 0.25
-"""Least share of FedAvg's job in a quick node's slice: shorter ones cost messages and momentum."""
-REACH = 1.5
-"""How far the updates of all nodes in flight may move the model, in slices of a quick node."""
 QUICK = 0.9
 """Quantile of the nodes' steps that counts as a quick node's."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
-RECENT = 7.0
-"""Growth of the average: it is of about the last eighth of all models, while these are few."""
+RECENT = 15.0
+"""Growth of the average: of about the last sixteenth of all models, while these are few."""
 
 
 def buffer_size(in_flight: int) -> int:
@@ -33,8 +29,8 @@ def new_part(count: int, window: int) -> float:
 
     The first models weigh little, so that an early stop is no worse than the newest model.
 
-    >>> [round(new_part(count, 32), 3) for count in (1, 2, 9, 200)]
-    [1.0, 0.889, 0.5, 0.039]
+    >>> [round(new_part(count, 32), 3) for count in (1, 2, 17, 500)]
+    [1.0, 0.941, 0.5, 0.031]
     """
     return max((RECENT + 1) / (count + RECENT), 1 / window)
 
@@ -67,19 +63,19 @@ def slice_steps(
 def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
     r"""Return the largest factor of a server update's mean.
 
-    .. math:: \lambda \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
+    .. math:: \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
 
     After it n / K server updates, which all nodes in flight make together, move the model no
-    further than :math:`\lambda` slices of a quick node would. Nodes that are equally fast started
-    from about the same model: the sum of their updates would overshoot.
+    further than a slice of a quick node would. Nodes that are equally fast started from about the
+    same model: the sum of their updates would overshoot.
 
     steps: (num_nodes,), of the nodes' slices.
 
     >>> largest_step([10, 10, 10, 10], num_updates=2, in_flight=4)
-    0.75
+    0.5
     >>> round(largest_step([10, 1, 1, 1], num_updates=2, in_flight=4), 3)
-    1.685
+    1.123
     """
     known = np.asarray(steps, np.float64)
     spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
-    return REACH * num_updates / in_flight * spread
+    return num_updates / in_flight * spread

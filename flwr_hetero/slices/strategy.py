@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from logging import INFO
 from math import inf, nan
-from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Message
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -19,10 +19,10 @@ from flwr_hetero.biased_local_sgd.step_budget import MAX_RATIO, LocalSteps
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.fedbuff.rule import Arrival
 from flwr_hetero.fedbuff.strategy import FedBuff
-from flwr_hetero.records import read_number
+from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled, name_of
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.algorithm import JOB_SHARE, buffer_size, largest_step, new_part, slice_steps
+from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
 from flwr_hetero.state_dict import StateDict
 
 
@@ -43,9 +43,8 @@ class FedSlice(Wrapper):
     concurrency : int, optional
         Nodes in flight, drawn uniformly from the idle ones. None: all that are online.
     slice_steps : int
-        Least steps that a quick node takes in a slice. It takes a quarter of its job in FedAvg if
-        that is more. Where a message has a fixed cost, a slice takes at least four times as long,
-        but never longer than that job.
+        Least steps that a quick node takes in a slice. Where a message has a fixed cost, a slice
+        takes at least four times as long, but never longer than the node's job in FedAvg.
     rate_correction : float
         Power in [0, 1] with which a node's reporting rate is undone. 0: a node that replies twice
         as often counts twice as much. 1: all count by their examples, as in FedAvg.
@@ -53,7 +52,10 @@ class FedSlice(Wrapper):
         Power in [0, 1] with which the number of a node's steps is undone, in the same sense.
     window : int
         Largest number of models in the average that is evaluated and returned. While there are
-        fewer than eight times as many, it is of about the last eighth.
+        fewer than sixteen times as many, it is of about the last sixteenth.
+    keep_optimizer : bool
+        Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node keeps a
+        state as large as the model, or twice that for Adam.
     seed : int
         Of the draw of nodes.
 
@@ -66,12 +68,11 @@ class FedSlice(Wrapper):
 
     Notes
     -----
-    All updates in flight move the model no further than one and a half slices of a quick node
-    would, so that FedAvg's learning rate suits fleets of equal nodes, too.
+    All updates in flight move the model no further than a slice of a quick node would: FedAvg's
+    learning rate suits equal nodes, too.
 
-    It is ``ModelAverage(FedBuff(LocalSteps(strategy, budget="slice")))`` with constants chosen on
-    a validation split. A round's evaluation goes to nodes when they are idle next. A node that has
-    evaluated for a tenth of the time is left out, but for the last round's, which goes to all.
+    A round's evaluation goes to nodes when they are idle next. One that has evaluated for a tenth
+    of the time is left out, but for the last round's.
 
     ``start`` on the same grid with the arrays that the last ``start`` returned takes up what was
     in flight, so that a loop of single rounds costs hardly more than one run.
@@ -98,6 +99,7 @@ class FedSlice(Wrapper):
         rate_correction: float = 0.5,
         step_correction: float = 0.0,
         window: int = 32,
+        keep_optimizer: bool = True,
         seed: int = 0,
     ) -> None:
         check_count("slice_steps", slice_steps, 1)
@@ -105,7 +107,7 @@ class FedSlice(Wrapper):
         check_number("step_correction", step_correction, "[0, 1]")
         check_count("window", window, 1)
         _refuse_parts(strategy)
-        self.slices = Slices(strategy, slice_steps, step_correction)
+        self.slices = Slices(strategy, slice_steps, step_correction, keep_optimizer)
         self.engine = SliceBuffer(
             self.slices, concurrency=concurrency, rate_correction=rate_correction, seed=seed
         )
@@ -147,9 +149,11 @@ class Slices(LocalSteps):
 
     called = "FedSlice"
 
-    def __init__(self, strategy: Strategy | None, fast_steps: int, correction: float) -> None:
+    def __init__(
+        self, strategy: Strategy | None, fast_steps: int, correction: float, keeps: bool
+    ) -> None:
         super().__init__(strategy, fast_steps, budget="slice", weighting="examples")
-        self.correction, self._has_warned = correction, False
+        self.correction, self.keeps, self._has_warned = correction, keeps, False
         if correction:
             check_unscaled(self, "step_correction", correction)
 
@@ -157,17 +161,19 @@ class Slices(LocalSteps):
         """Return the steps of each node's next slice; shape (len(nodes),)."""
         speeds = self.speeds
         return slice_steps(
-            speeds.quick_round_s(self._quick_steps, with_link=False),
+            speeds.quick_round_s(self.fast_steps, with_link=False),
             [speeds.step_s.get(node, nan) for node in nodes],
             [speeds.link_s.get(node, nan) for node in nodes],
             [speeds.jobs[node].steps if node in speeds.jobs else inf for node in nodes],
         )
 
-    @property
-    def _quick_steps(self) -> int:
-        """Steps of a quick node's slice: some part of what a usual node does in FedAvg at least."""
-        jobs = [job.steps for job in self.speeds.jobs.values() if job.steps < inf]
-        return max(self.fast_steps, int(JOB_SHARE * median(jobs)) if jobs else 0)
+    def on_instructions(
+        self, server_round: int, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Ask nodes to go on with their optimizers, too."""
+        for message in super().on_instructions(server_round, messages, grid):
+            config_of(message)[keys.KEEP_OPTIMIZER] = self.keeps
+        return messages
 
     def _say_what_is_optimised(self) -> None:
         """Say nothing yet: the first times are those of warm-ups."""

@@ -81,11 +81,17 @@ def test_as_many_rounds_train_on_as_many_examples_as_fedavg(num_rounds, in_fligh
 
 
 def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():
-    ours, base = run(FedSlice(quiet()), 12), run(Wrapper(quiet()), 12)
-    (grid, _, result), (slow, _, other) = ours, base
-    assert grid.virtual_time_s < slow.virtual_time_s / 8
-    found, usual = (r.evaluate_metrics_serverapp[12]["accuracy"] for r in (result, other))
-    assert found > usual - 0.01
+    behind = []
+    for seed in range(3):
+        task, ends = Task(NODES, EXAMPLES, seed=seed), []
+        for strategy in (FedSlice(quiet()), Wrapper(quiet())):
+            grid = LocalGrid(task.app, named_fleet("paper-5", NODES), seed=seed)
+            arrays = strategy.start(grid, task.first(), 12).arrays
+            ends.append((grid.virtual_time_s, task.measure(arrays, [0])[0]))
+        (ours_s, found), (base_s, usual) = ends
+        assert ours_s < base_s / 8
+        behind.append(usual - found)
+    assert np.mean(behind) < 0.01
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, Context
 
 from flwr_hetero import keys
 from flwr_hetero.client.handler import Handler, current_handler
+from flwr_hetero.client.steps.optimizers import KeptOptimizers, wants_state
 from flwr_hetero.client.steps.place import Place, Shape, from_record, to_record
 from flwr_hetero.client.steps.source import Source, first_place
 
@@ -25,10 +26,14 @@ class Work:
         Passes that share the message's steps; None without a mod, where the first takes them all.
     passes, steps, examples : int
         Passes that gave all they had to give, batches given and their examples.
+    optimizers : KeptOptimizers or None
+        Those whose state goes on, if the server asks for that.
     """
 
-    def __init__(self, context: Context | None = None) -> None:
+    def __init__(self, context: Context | None = None, message: object = None) -> None:
         self._context = context
+        keeps = wants_state(message)
+        self.optimizers = KeptOptimizers(context) if keeps and context is not None else None
         self.planned = None if context is None else planned_passes(context)
         self.passes = self.steps = self.examples = 0
         self._has_sizes, self._is_used = True, False
@@ -110,6 +115,8 @@ class Work:
         """Keep the place and the passes; return the record for the reply, if there were any."""
         if not self._is_used or self._context is None:
             return {}
+        if self.optimizers is not None:
+            self.optimizers.save()
         passes = max(1, self.passes)  # none if each was broken off
         record = ConfigRecord(dict(_kept(self._context) or {}))
         if self._place is not None:
@@ -161,7 +168,7 @@ def current_work() -> Work | None:
     if handler is None or handler.context is None:
         return None
     if handler.work is None:
-        handler.work = Work(handler.context)
+        handler.work = Work(handler.context, handler.message)
     assert isinstance(handler.work, Work)
     return handler.work
 

@@ -1,0 +1,116 @@
+"""A node's torch optimizers: momentum goes on from slice to slice, as the pass over the data."""
+
+import sys
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message
+
+from flwr_hetero import keys
+from flwr_hetero.client.handler import current_handler, say_once
+
+_hooked: set[int] = set()
+"""Modules ``torch.optim.optimizer`` that call us; one, but for tests that import torch again."""
+
+
+def wants_state(message: object) -> bool:
+    """Return whether the server asks the node to go on with its optimizers."""
+    records = message.content.config_records.values() if isinstance(message, Message) else ()
+    return any(record.get(keys.KEEP_OPTIMIZER) is True for record in records)
+
+
+class KeptOptimizers:
+    """The optimizers of a message, in the order of their first steps.
+
+    A new one begins with the state that its predecessor of the last message had. One that has a
+    state of its own keeps that.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._seen = context, list[Any]()
+        optim: Any = sys.modules.get("torch.optim.optimizer")
+        if optim is not None and id(optim) not in _hooked:
+            optim.register_optimizer_step_pre_hook(_before_step)
+            _hooked.add(id(optim))
+
+    def see(self, optimizer: Any) -> None:
+        """Note an optimizer that is about to step; give it its state before its first step."""
+        if any(optimizer is each for each in self._seen):
+            return
+        self._seen.append(optimizer)
+        kept = self._context.state.array_records.get(keys.OPTIMIZER)
+        if kept is not None and _is_new(optimizer):
+            _load(optimizer, _of(kept, len(self._seen) - 1))
+
+    def save(self) -> None:
+        """Keep the states of all optimizers seen in the node's state."""
+        arrays: dict[str, Array] = {}
+        for number, optimizer in enumerate(self._seen):
+            try:
+                flat = _flat(optimizer)
+            except (TypeError, RuntimeError) as error:
+                kind = type(optimizer).__name__
+                say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
+                continue
+            arrays |= {f"{number}/{name}": Array(array) for name, array in flat.items()}
+        if self._seen:
+            self._context.state[keys.OPTIMIZER] = ArrayRecord(arrays)
+
+
+def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
+    """Tell the message that is being answered; torch calls this before each step."""
+    work: Any = getattr(current_handler(), "work", None)
+    if work is not None and work.optimizers is not None:
+        work.optimizers.see(optimizer)
+
+
+def _is_new(optimizer: Any) -> bool:
+    """Return whether an optimizer has no state yet; some make theirs before the first step."""
+    return not any(state and state.get("step") != 0 for state in optimizer.state.values())
+
+
+def _of(kept: ArrayRecord, number: int) -> dict[int, dict[str, Any]]:
+    """Return the state of an optimizer: by parameter, by name."""
+    import torch
+
+    state: dict[int, dict[str, Any]] = {}
+    for name, array in kept.items():
+        of, index, key = name.split("/", 2)
+        if int(of) == number:
+            state.setdefault(int(index), {})[key] = torch.from_numpy(array.numpy().copy())
+    return state
+
+
+def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
+    """Give an optimizer its state, if that is of the same parameters."""
+    groups = optimizer.state_dict()["param_groups"]
+    shapes = [param.shape for group in optimizer.param_groups for param in group["params"]]
+    for index, entries in state.items():
+        fits = index < len(shapes) and all(
+            value.ndim == 0 or value.shape == shapes[index] for value in entries.values()
+        )
+        if not fits:
+            say_once("an optimizer is of another model than in the last message: it begins anew")
+            return
+    if state:  # rates and the like stay those of the new one
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _flat(optimizer: Any) -> dict[str, Any]:
+    """Return the state of an optimizer as arrays; TypeError if there is more in it."""
+    arrays = {}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if value is not None:
+                arrays[f"{index}/{key}"] = _as_array(value)
+    return arrays
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return np.asarray(value)
+    if not hasattr(value, "detach"):
+        raise TypeError(f"it has a {type(value).__name__}")
+    tensor = value.detach().cpu()
+    is_brain = str(tensor.dtype) == "torch.bfloat16"  # NumPy has none
+    return (tensor.float() if is_brain else tensor).numpy()
