@@ -1,12 +1,12 @@
 """FedSlice: the composition that is recommended, and what a round of it is."""
 
 from collections.abc import Mapping
-from logging import INFO
+from logging import INFO, WARNING
 from math import inf, nan
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -19,11 +19,15 @@ from flwr_hetero.biased_local_sgd.step_budget import MAX_RATIO, LocalSteps
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.fedbuff.rule import Arrival
 from flwr_hetero.fedbuff.strategy import FedBuff
-from flwr_hetero.records import config_of, read_number
+from flwr_hetero.records import config_of, payload_bytes, read_number
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled, name_of
+from flwr_hetero.server.nodes import is_simulated, online_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
 from flwr_hetero.state_dict import StateDict
+
+MUCH = 4e9
+"""Bytes of optimizers' states above which a simulation is warned."""
 
 
 class FedSlice(Wrapper):
@@ -153,7 +157,8 @@ class Slices(LocalSteps):
         self, strategy: Strategy | None, fast_steps: int, correction: float, keeps: bool
     ) -> None:
         super().__init__(strategy, fast_steps, budget="slice", weighting="examples")
-        self.correction, self.keeps, self._has_warned = correction, keeps, False
+        self.correction, self._has_warned = correction, False
+        self.keeps, self._has_weighed = keeps, not keeps
         if correction:
             check_unscaled(self, "step_correction", correction)
 
@@ -171,9 +176,23 @@ class Slices(LocalSteps):
         self, server_round: int, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Ask nodes to go on with their optimizers, too."""
+        self._weigh_optimizers(grid)
         for message in super().on_instructions(server_round, messages, grid):
             config_of(message)[keys.KEEP_OPTIMIZER] = self.keeps
         return messages
+
+    def _weigh_optimizers(self, grid: Grid) -> None:
+        """Warn once where a simulation holds large states of all nodes in this memory."""
+        if self._has_weighed or self.session.arrays is None:
+            return
+        self._has_weighed = True
+        kept = payload_bytes(RecordDict({"arrays": self.session.arrays})) * len(online_nodes(grid))
+        if is_simulated(grid) and kept > MUCH:
+            text = (
+                "FedSlice: the optimizers' states of all nodes may take %.0f GB of memory in this "
+                "simulation, twice that for Adam; keep_optimizer=False begins anew in each message"
+            )
+            log(WARNING, text, kept / 1e9)
 
     def _say_what_is_optimised(self) -> None:
         """Say nothing yet: the first times are those of warm-ups."""

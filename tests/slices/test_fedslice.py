@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import (
 from flwr_hetero import keys
 from flwr_hetero.advise.task import Task
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.slices import strategy as strategy_module
 from flwr_hetero.strategy import FedSlice, ModelAverage, RandomSelection, TiFL, Wrapper
 
 NODES, EXAMPLES = 12, 96
@@ -293,3 +294,12 @@ def test_settings_of_start_are_those_of_fedavg():
     grid, _, _ = run(FedSlice(quiet()), 2, train_config=ConfigRecord({"lr": 0.5}), timeout=100.0)
     assert all(message.content["config"]["lr"] == 0.5 for message, _ in grid.jobs)
     assert {message.content["config"]["server-round"] for message, _ in grid.jobs} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("most", "keeps", "warns"), [(1e3, True, True), (1e3, False, False), (1e9, True, False)]
+)
+def test_a_simulation_is_warned_of_large_optimizers(monkeypatch, told, most, keeps, warns):
+    monkeypatch.setattr(strategy_module, "MUCH", most)
+    run(FedSlice(quiet(), keep_optimizer=keeps), 2)
+    assert sum("keep_optimizer=False" in text for text in told) == warns
