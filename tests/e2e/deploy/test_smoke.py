@@ -26,12 +26,12 @@ def run_rows(fleet, folder, table, rounds, **config):
     return found
 
 
-def test_strategies_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_app):
-    rounds = {"TiFL": 1, "FedSlice": 1}
-    found = run_rows(small_fleet, tmp_path / "run", grid_app[1].ROWS, rounds, on_nodes=False)
-    for name in rounds:
-        nodes = {node for line in found[name]["records"] for node in line["selected"]}
-        assert nodes == {"node-0", "node-1"}, name
+@pytest.mark.parametrize("name", ["FedSlice", pytest.param("TiFL", marks=pytest.mark.nightly)])
+def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_app, name):
+    folder, table = tmp_path / "run", grid_app[1].ROWS
+    found = run_rows(small_fleet, folder, table, {name: 1}, on_nodes=False)
+    nodes = {node for line in found[name]["records"] for node in line["selected"]}
+    assert nodes == {"node-0", "node-1"}
 
 
 @pytest.mark.nightly
