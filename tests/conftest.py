@@ -10,6 +10,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 
+LONG = ("e2e", "benchmarks", "report", "fleet", "slices")
+"""Folders of long files: the first to run, so that no worker is left with one at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    """Run the folders of long files first, in this order."""
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: min((order.get(p, 99) for p in item.path.parts), default=99))
+
 
 @pytest.fixture(autouse=True)
 def no_collection_per_reply(monkeypatch):

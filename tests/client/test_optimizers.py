@@ -13,6 +13,7 @@ from torch import nn
 
 from flwr_hetero import keys
 from flwr_hetero.client.handler import _said
+from flwr_hetero.client.steps import optimizers
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
 from flwr_hetero.strategy import FedBuff, FedSlice, LocalSteps
@@ -163,6 +164,16 @@ def test_a_state_that_cannot_be_kept_costs_nothing_and_is_said(caplog):
     assert "list" in caplog.text
     logging.getLogger("flwr").removeHandler(caplog.handler)
     assert np.isfinite(node.weights).all()
+
+
+def test_a_state_too_large_for_a_message_begins_anew_and_is_said(caplog, monkeypatch):
+    monkeypatch.setattr(optimizers, "MOST_BYTES", 4 * 8 - 1)
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    parts, anew = Node(MAKERS["momentum"]), Node(MAKERS["momentum"])
+    parts.ask(3).ask(3), anew.ask(3, keep=False).ask(3, keep=False)
+    np.testing.assert_array_equal(parts.weights, anew.weights)
+    assert "GB are too much" in caplog.text
+    logging.getLogger("flwr").removeHandler(caplog.handler)
 
 
 def test_nothing_is_kept_unless_the_server_asks():

@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.client.handler import current_handler, say_once
 
+MOST_BYTES = 1 << 30
+"""Flower gives an app's process its node's state in one message, of 2 GiB at most."""
 _hooked: set[int] = set()
 """Modules ``torch.optim.optimizer`` that call us; one, but for tests that import torch again."""
 
@@ -44,7 +47,7 @@ class KeptOptimizers:
 
     def save(self) -> None:
         """Keep the states of all optimizers seen in the node's state."""
-        arrays: dict[str, Array] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for number, optimizer in enumerate(self._seen):
             try:
                 flat = _flat(optimizer)
@@ -52,9 +55,16 @@ class KeptOptimizers:
                 kind = type(optimizer).__name__
                 say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
                 continue
-            arrays |= {f"{number}/{name}": Array(array) for name, array in flat.items()}
+            arrays |= {f"{number}/{name}": array for name, array in flat.items()}
+        size = sum(array.nbytes for array in arrays.values())
+        if size > MOST_BYTES:
+            say_once(
+                f"optimizers begin anew with each message: their {size / 1e9:.1f} GB are too much"
+            )
+            arrays = {}
         if self._seen:
-            self._context.state[keys.OPTIMIZER] = ArrayRecord(arrays)
+            kept = {name: Array(array) for name, array in arrays.items()}
+            self._context.state[keys.OPTIMIZER] = ArrayRecord(kept)
 
 
 def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
@@ -96,9 +106,9 @@ def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _flat(optimizer: Any) -> dict[str, Any]:
+def _flat(optimizer: Any) -> dict[str, NDArray[Any]]:
     """Return the state of an optimizer as arrays; TypeError if there is more in it."""
-    arrays = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for index, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             if value is not None:
@@ -106,11 +116,11 @@ def _flat(optimizer: Any) -> dict[str, Any]:
     return arrays
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Any) -> NDArray[Any]:
     if isinstance(value, (bool, int, float)):
         return np.asarray(value)
     if not hasattr(value, "detach"):
         raise TypeError(f"it has a {type(value).__name__}")
     tensor = value.detach().cpu()
     is_brain = str(tensor.dtype) == "torch.bfloat16"  # NumPy has none
-    return (tensor.float() if is_brain else tensor).numpy()
+    return np.asarray((tensor.float() if is_brain else tensor).numpy())
