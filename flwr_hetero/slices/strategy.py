@@ -16,7 +16,7 @@ from flwr_hetero._flwr import log
 from flwr_hetero.baselines.model_average import ModelAverage
 from flwr_hetero.biased_local_sgd.node_speeds import Job
 from flwr_hetero.biased_local_sgd.step_budget import MAX_RATIO, LocalSteps
-from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.fedbuff.rule import Arrival
 from flwr_hetero.fedbuff.strategy import FedBuff
 from flwr_hetero.records import config_of, payload_bytes, read_number
@@ -110,6 +110,7 @@ class FedSlice(Wrapper):
         check_number("rate_correction", rate_correction, "[0, 1]")
         check_number("step_correction", step_correction, "[0, 1]")
         check_count("window", window, 1)
+        check_choice("keep_optimizer", keep_optimizer, (True, False))
         _refuse_parts(strategy)
         self.slices = Slices(strategy, slice_steps, step_correction, keep_optimizer)
         self.engine = SliceBuffer(

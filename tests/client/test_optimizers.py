@@ -24,6 +24,7 @@ MAKERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw, amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),  # states of other shapes
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "two groups": lambda p: torch.optim.SGD(
         [{"params": [x], "lr": lr} for x, lr in zip(p, (0.1, 0.2), strict=True)], 0.1, 0.9
@@ -163,6 +164,18 @@ def test_a_state_that_cannot_be_kept_costs_nothing_and_is_said(caplog):
     assert "Layered begins anew with each message" in caplog.text
     assert "list" in caplog.text
     logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert np.isfinite(node.weights).all()
+
+
+def test_a_node_recovers_from_a_state_that_is_no_number():
+    """Kept on, it would spoil each of the node's later replies."""
+    node = Node(MAKERS["momentum"])
+    with torch.no_grad():
+        node.model.weight.fill_(float("nan"))
+    node.ask(2)
+    assert np.isnan(node.weights).any()
+    node.model = fresh()
+    node.ask(2)
     assert np.isfinite(node.weights).all()
 
 

@@ -249,6 +249,7 @@ def test_a_weight_that_is_cut_is_said_once(told):
         (lambda: FedSlice(rate_correction=1.5), r"rate_correction must be .*\[0, 1\], got 1.5"),
         (lambda: FedSlice(step_correction=-1), "step_correction must be"),
         (lambda: FedSlice(window=0), "window must be"),
+        (lambda: FedSlice(keep_optimizer=1), "keep_optimizer must be one of True, False, got 1"),
         (lambda: FedSlice(concurrency=0), "concurrency must be"),
         (lambda: FedSlice(seed=-1), "seed must be"),
         (lambda: FedSlice(TiFL()), "leave selection to FedSlice"),

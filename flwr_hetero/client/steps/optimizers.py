@@ -43,7 +43,7 @@ class KeptOptimizers:
         self._seen.append(optimizer)
         kept = self._context.state.array_records.get(keys.OPTIMIZER)
         if kept is not None and _is_new(optimizer):
-            _load(optimizer, _of(kept, len(self._seen) - 1))
+            _load(optimizer, kept, len(self._seen) - 1)
 
     def save(self) -> None:
         """Keep the states of all optimizers seen in the node's state."""
@@ -55,7 +55,8 @@ class KeptOptimizers:
                 kind = type(optimizer).__name__
                 say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
                 continue
-            arrays |= {f"{number}/{name}": array for name, array in flat.items()}
+            if all(np.isfinite(array).all() for array in flat.values()):  # else it never recovers
+                arrays |= {f"{number}/{name}": array for name, array in flat.items()}
         size = sum(array.nbytes for array in arrays.values())
         if size > MOST_BYTES:
             say_once(
@@ -79,41 +80,37 @@ def _is_new(optimizer: Any) -> bool:
     return not any(state and state.get("step") != 0 for state in optimizer.state.values())
 
 
-def _of(kept: ArrayRecord, number: int) -> dict[int, dict[str, Any]]:
-    """Return the state of an optimizer: by parameter, by name."""
+def _load(optimizer: Any, kept: ArrayRecord, number: int) -> None:
+    """Give an optimizer the state of one before, if that is of the same parameters."""
     import torch
 
-    state: dict[int, dict[str, Any]] = {}
+    shapes, state = _shapes(optimizer), dict[int, dict[str, Any]]()
     for name, array in kept.items():
-        of, index, key = name.split("/", 2)
-        if int(of) == number:
-            state.setdefault(int(index), {})[key] = torch.from_numpy(array.numpy().copy())
-    return state
-
-
-def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
-    """Give an optimizer its state, if that is of the same parameters."""
-    groups = optimizer.state_dict()["param_groups"]
-    shapes = [param.shape for group in optimizer.param_groups for param in group["params"]]
-    for index, entries in state.items():
-        fits = index < len(shapes) and all(
-            value.ndim == 0 or value.shape == shapes[index] for value in entries.values()
-        )
-        if not fits:
+        of, index, shape, key = name.split("/", 3)
+        if int(of) != number:
+            continue
+        if shapes[int(index) : int(index) + 1] != [shape]:
             say_once("an optimizer is of another model than in the last message: it begins anew")
             return
+        state.setdefault(int(index), {})[key] = torch.from_numpy(array.numpy().copy())
     if state:  # rates and the like stay those of the new one
+        groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _flat(optimizer: Any) -> dict[str, NDArray[Any]]:
-    """Return the state of an optimizer as arrays; TypeError if there is more in it."""
-    arrays: dict[str, NDArray[Any]] = {}
+    """Return an optimizer's state, by parameter, its shape and name; TypeError if not of arrays."""
+    shapes, arrays = _shapes(optimizer), dict[str, NDArray[Any]]()
     for index, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             if value is not None:
-                arrays[f"{index}/{key}"] = _as_array(value)
+                arrays[f"{index}/{shapes[index]}/{key}"] = _as_array(value)
     return arrays
+
+
+def _shapes(optimizer: Any) -> list[str]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return ["x".join(map(str, param.shape)) for param in params]
 
 
 def _as_array(value: Any) -> NDArray[Any]:
