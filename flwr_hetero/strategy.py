@@ -1,20 +1,17 @@
 """Wrapper strategies for heterogeneous fleets."""
 
-from flwr_hetero.baselines.adacomm import AdaComm
-from flwr_hetero.baselines.deadline import DeadlineSelection
-from flwr_hetero.baselines.fedasync import FedAsync
-from flwr_hetero.baselines.fedat import FedAT
-from flwr_hetero.baselines.fedcompass import FedCompass
+import warnings
+from importlib import import_module
+from typing import Any
+
+from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.baselines.fednova import FedNova
 from flwr_hetero.baselines.model_average import ModelAverage
-from flwr_hetero.baselines.oort import Oort
 from flwr_hetero.baselines.over_select import OverSelect
-from flwr_hetero.baselines.power_of_choice import PowerOfChoice
 from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD
 from flwr_hetero.cd_grab.herding_meter import HerdingMeter
 from flwr_hetero.cd_grab.strategy import CDGraB
-from flwr_hetero.fedbuff.strategy import FedBuff
 from flwr_hetero.mercury.resharding_strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerFacts
@@ -24,22 +21,15 @@ from flwr_hetero.slices.strategy import FedSlice
 from flwr_hetero.tifl.strategy import TiFL
 
 __all__ = [
-    "AdaComm",
     "BiasedLocalSGD",
     "CDGraB",
-    "DeadlineSelection",
-    "FedAT",
-    "FedAsync",
     "FedBuff",
-    "FedCompass",
     "FedNova",
     "FedSlice",
     "HerdingMeter",
     "LocalSteps",
     "ModelAverage",
-    "Oort",
     "OverSelect",
-    "PowerOfChoice",
     "RandomSelection",
     "Recorded",
     "Resharding",
@@ -48,3 +38,23 @@ __all__ = [
     "TiFL",
     "Wrapper",
 ]
+
+MOVED = {
+    "AdaComm": "adacomm",
+    "DeadlineSelection": "deadline",
+    "FedAT": "fedat",
+    "FedAsync": "fedasync",
+    "FedCompass": "fedcompass",
+    "Oort": "oort",
+    "PowerOfChoice": "power_of_choice",
+}
+"""Rivals that are now imported from the studies; their old place stays for one release."""
+
+
+def __getattr__(name: str) -> Any:
+    """Find a name in its new place, with a warning."""
+    if name not in MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = "flwr_hetero_studies.rivals"
+    warnings.warn(f"{name} has moved to {place}", DeprecationWarning, stacklevel=2)
+    return getattr(import_module(f"{place}.{MOVED[name]}"), name)

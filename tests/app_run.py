@@ -5,7 +5,7 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.task.run import central_evaluate, initial_arrays
+from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 
 class AppRun:

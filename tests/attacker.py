@@ -15,6 +15,7 @@ from toy import FLOWER_STRATEGIES
 
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero_studies import rivals
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (4.2, 4.1, 4.0, 1.2, 1.1, 1.0)]
 STEPS = {"fast_steps": 6, "min_steps": 2}
@@ -50,7 +51,7 @@ NESTS = {
     "BiasedLocalSGD": lambda inner: ours.BiasedLocalSGD(inner, **STEPS),
     "LocalSteps": lambda inner: ours.LocalSteps(inner, budget="deadline", **STEPS),
     "FedNova": lambda inner: ours.FedNova(inner, **STEPS),
-    "AdaComm": lambda inner: ours.AdaComm(inner, 6, interval_s=0.0),
+    "AdaComm": lambda inner: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner: ours.CDGraB(inner, sketch_size=2),
     "HerdingMeter": lambda inner: ours.HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=16),

@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 
-LONG = ("e2e", "benchmarks", "report", "fleet", "slices")
+LONG = ("e2e", "studies", "report", "fleet", "slices")
 """Folders of long files: the first to run, so that no worker is left with one at the end."""
 
 

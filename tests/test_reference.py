@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAPERS = ("slices", "tifl", "biased_local_sgd", "cd_grab", "mercury", "pgd", "fedbuff")
+PAPERS = ("slices", "tifl", "biased_local_sgd", "cd_grab", "mercury", "pgd", "asynchronous")
 PACKAGES = ("strategy", "sampler", "mod", "older", "fleet", "report")
 
 

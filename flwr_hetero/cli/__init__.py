@@ -3,10 +3,14 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
 from flwr_hetero import __version__
-from flwr_hetero.cli import advise, doctor, fleet, reproduce, run, runs, watch
+from flwr_hetero.cli import doctor, fleet, run, runs, watch
 from flwr_hetero.errors import install_hint
+
+COMMANDS = "flwr_hetero.commands"
+"""Entry points by which other packages add commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     runs.add(commands)
     watch.add(commands)
     fleet.add(commands)
-    advise.add(commands)
-    reproduce.add(commands)
     doctor.add(commands)
+    for entry in sorted(entry_points(group=COMMANDS), key=lambda each: each.name):
+        entry.load()(commands)
     return parser

@@ -61,8 +61,9 @@ class PGDSampler(BatchSampler):
     Notes
     -----
     ``stochastic`` is not the paper's. It is the default because ``topk`` loses to uniform
-    sampling in all our trials (``benchmarks/pgd``): the mean gradient of the top examples is
-    biased and too long. The square root is the exponent of least variance among 1, 1/2 and 0.
+    sampling in all our trials (``flwr_hetero_studies/papers/pgd``): the mean gradient of the top
+    examples is biased and too long. The square root is the exponent of least variance among
+    1, 1/2 and 0.
 
     References
     ----------

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
+from flwr_hetero.asynchronous.rule import Arrival
+from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.baselines.model_average import ModelAverage
 from flwr_hetero.biased_local_sgd.node_speeds import Job
 from flwr_hetero.biased_local_sgd.step_budget import MAX_RATIO, LocalSteps
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.fedbuff.rule import Arrival
-from flwr_hetero.fedbuff.strategy import FedBuff
 from flwr_hetero.records import config_of, payload_bytes, read_number
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled, name_of
 from flwr_hetero.server.nodes import is_simulated, online_nodes

@@ -9,6 +9,7 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero_studies import rivals
 
 SLOWEST = 5
 ALIKE = [DeviceProfile(speed) for speed in (1.0, 1.02, 1.04, 1.06, 1.08, 1.1)]
@@ -167,7 +168,7 @@ def test_several_replies_of_a_node_are_all_capped():
 
 def test_no_time_makes_no_node_quick_for_oort():
     def latency_s(lies):
-        strategy = ours.Oort(leaf(), 6)
+        strategy = rivals.Oort(leaf(), 6)
         attack(strategy, lies, rounds=2)
         return strategy.seen["node-5"].latency_s
 

@@ -24,6 +24,7 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero_studies import rivals
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 3
@@ -223,20 +224,20 @@ WRAPPERS = {
     "CDGraB exact": lambda: ours.CDGraB(fedavg(), mode="exact"),
     "HerdingMeter": lambda: ours.HerdingMeter(fedavg(), sketch_size=4),
     "Resharding": lambda: ours.Resharding(fedavg(), share=0.5, budget_bytes=16),
-    "AdaComm": lambda: ours.AdaComm(fedavg(), 4, interval_s=0.0, loss_key="loss"),
+    "AdaComm": lambda: rivals.AdaComm(fedavg(), 4, interval_s=0.0, loss_key="loss"),
     "SamplerFacts": lambda: ours.SamplerFacts(fedavg()),
     "OverSelect": lambda: ours.OverSelect(fedavg(), take=NUM_NODES),
     "RandomSelection": lambda: ours.RandomSelection(fedavg(), NUM_NODES),
-    "Oort": lambda: ours.Oort(fedavg(), NUM_NODES, profiling=True, loss_key="loss"),
-    "PowerOfChoice": lambda: ours.PowerOfChoice(fedavg(), NUM_NODES, loss_key="loss"),
-    "DeadlineSelection": lambda: ours.DeadlineSelection(fedavg(), deadline_s=100.0),
+    "Oort": lambda: rivals.Oort(fedavg(), NUM_NODES, profiling=True, loss_key="loss"),
+    "PowerOfChoice": lambda: rivals.PowerOfChoice(fedavg(), NUM_NODES, loss_key="loss"),
+    "DeadlineSelection": lambda: rivals.DeadlineSelection(fedavg(), deadline_s=100.0),
     "FedBuff": lambda: ours.FedBuff(fedavg(), buffer_size=NUM_NODES),
     "FedBuff slices": lambda: ours.FedBuff(
         ours.LocalSteps(fedavg(), fast_steps=4, budget="slice"), buffer_size=NUM_NODES
     ),
-    "FedAsync": lambda: ours.FedAsync(fedavg()),
-    "FedAT": lambda: ours.FedAT(fedavg(), NUM_NODES, 1),
-    "FedCompass": lambda: ours.FedCompass(fedavg(), 2, 4),
+    "FedAsync": lambda: rivals.FedAsync(fedavg()),
+    "FedAT": lambda: rivals.FedAT(fedavg(), NUM_NODES, 1),
+    "FedCompass": lambda: rivals.FedCompass(fedavg(), 2, 4),
     "Recorded": lambda: recorded(fedavg()),
     "composition": lambda: recorded(
         ours.OverSelect(
@@ -247,7 +248,7 @@ WRAPPERS = {
 }
 
 
-AS_THEY_COME = (ours.FedAsync, ours.FedAT, ours.FedCompass)
+AS_THEY_COME = (rivals.FedAsync, rivals.FedAT, rivals.FedCompass)
 """Strategies that do not wait for all nodes."""
 
 

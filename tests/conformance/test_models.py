@@ -21,6 +21,7 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero_studies import rivals
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 ROWS = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -42,16 +43,17 @@ NEEDS = {
 }
 WRAPPERS = {
     "TiFL": lambda inner: ours.TiFL(inner, 2, 2),
-    "FedAT": lambda inner: ours.FedAT(inner, 2, 2),
+    "FedAT": lambda inner: rivals.FedAT(inner, 2, 2),
     "RandomSelection": lambda inner: ours.RandomSelection(inner, 3),
-    "Oort": lambda inner: ours.Oort(inner, 3),
-    "PowerOfChoice": lambda inner: ours.PowerOfChoice(inner, 2, 3),
-    "DeadlineSelection": lambda inner: ours.DeadlineSelection(inner, 3),
+    "Oort": lambda inner: rivals.Oort(inner, 3),
+    "PowerOfChoice": lambda inner: rivals.PowerOfChoice(inner, 2, 3),
+    "DeadlineSelection": lambda inner: rivals.DeadlineSelection(inner, 3),
     "OverSelect": lambda inner: ours.OverSelect(inner, take=3),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=SAMPLE_BYTES),
     "Recorded": lambda inner: ours.Recorded(inner, run_dir=Folder()),
 }
 NODES = 4
+ALL = {name: getattr(face, name) for face in (ours, rivals) for name in face.__all__}
 
 
 def answer(message, content, metrics):
@@ -196,11 +198,11 @@ APPS = {
 
 def run(wrapper, kind, helps):
     train, strategy = APPS[kind]
-    beside = issubclass(getattr(ours, wrapper), ours.FedBuff)  # it evaluates beside the work
+    beside = issubclass(ALL[wrapper], ours.FedBuff)  # it evaluates beside the work
     evaluates = 0.0 if beside else 1.0
     empty = [np.zeros(0, np.uint8)]
     arrays = ArrayRecord([np.zeros((1, 3)), np.zeros(1)] if kind == "scikit-learn" else empty)
-    make = WRAPPERS.get(wrapper, getattr(ours, wrapper))
+    make = WRAPPERS.get(wrapper, ALL[wrapper])
     whole, records = make(strategy(fraction_evaluate=evaluates)), []
     end = whole.on_round_end
     whole.on_round_end = lambda run, record: records.append(record) or end(run, record)
@@ -233,7 +235,7 @@ def test_the_table(wrapper, kind, cell, tmp_path, monkeypatch):
     outcome, _, reason = cell.partition(": ")
     if outcome == "refused":
         with pytest.raises(ValueError, match=REASONS[reason]):
-            WRAPPERS.get(wrapper, getattr(ours, wrapper))(APPS[kind][1]())
+            WRAPPERS.get(wrapper, ALL[wrapper])(APPS[kind][1]())
     elif outcome == "stops":
         for helps in (True, False):
             with pytest.raises(MissingHelpError, match=f"{wrapper}: no node reports"):
@@ -249,7 +251,7 @@ def test_the_table(wrapper, kind, cell, tmp_path, monkeypatch):
 
 
 def test_the_table_is_whole():
-    assert {wrapper for wrapper, _ in ROWS} == set(ours.__all__) - {"Selection", "Wrapper"}
+    assert {wrapper for wrapper, _ in ROWS} == set(ALL) - {"Selection", "Wrapper"}
     assert len(CELLS) == len(KINDS) * len(ROWS)
     outcomes = {cell.partition(":")[0] for _, _, cell in CELLS}
     assert outcomes == {"works", "refused", "stops", *(f"works with {what}" for what in NEEDS)}

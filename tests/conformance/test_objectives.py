@@ -20,6 +20,7 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero_studies import rivals
 
 PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `(.+)` \| (own|shared) \| `(.+)` \| (\d+) % \|$", PAGE, re.MULTILINE)
@@ -43,7 +44,9 @@ MERGES, ROUNDS = 240, 8
 
 def build(code):
     """Make the strategy of a row."""
-    return eval(code, {**vars(ours), "FedAvg": lambda: ours.Wrapper(fedavg()), **SETTINGS})
+    return eval(
+        code, {**vars(ours), **vars(rivals), "FedAvg": lambda: ours.Wrapper(fedavg()), **SETTINGS}
+    )
 
 
 @pytest.fixture(autouse=True)

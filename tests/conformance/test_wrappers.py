@@ -18,6 +18,7 @@ from toy import FLOWER_STRATEGIES
 
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero_studies import rivals
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2)]
 STEPS = {"fast_steps": 6, "min_steps": 2}
@@ -27,7 +28,7 @@ WRAPPERS = {
     "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, weighting="steps", **STEPS),
     "LocalSteps": lambda inner=None: ours.LocalSteps(inner, weighting="examples", **STEPS),
     "FedNova": lambda inner=None: ours.FedNova(inner, **STEPS),
-    "AdaComm": lambda inner=None: ours.AdaComm(inner, 6, interval_s=0.0),
+    "AdaComm": lambda inner=None: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),
     "HerdingMeter": lambda inner=None: ours.HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner=None: ours.Resharding(inner, share=0.5, budget_bytes=16),
@@ -38,12 +39,12 @@ WRAPPERS = {
     "FedSlice": lambda inner=None: ours.FedSlice(inner, slice_steps=6, window=2),
     "ModelAverage": lambda inner=None: ours.ModelAverage(inner, rounds=2),
     "Recorded": lambda inner=None: ours.Recorded(inner, run_dir=Folder()),
-    "Oort": lambda inner=None: ours.Oort(inner, 3, profiling=True),
-    "PowerOfChoice": lambda inner=None: ours.PowerOfChoice(inner, 3, 4),
-    "DeadlineSelection": lambda inner=None: ours.DeadlineSelection(inner, 3),
-    "FedAT": lambda inner=None: ours.FedAT(inner, 2, 2),
-    "FedAsync": lambda inner=None: ours.FedAsync(inner),
-    "FedCompass": lambda inner=None: ours.FedCompass(inner, 2, 6),
+    "Oort": lambda inner=None: rivals.Oort(inner, 3, profiling=True),
+    "PowerOfChoice": lambda inner=None: rivals.PowerOfChoice(inner, 3, 4),
+    "DeadlineSelection": lambda inner=None: rivals.DeadlineSelection(inner, 3),
+    "FedAT": lambda inner=None: rivals.FedAT(inner, 2, 2),
+    "FedAsync": lambda inner=None: rivals.FedAsync(inner),
+    "FedCompass": lambda inner=None: rivals.FedCompass(inner, 2, 6),
 }
 ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerFacts", "Recorded"}
 INFO = {  # what the history must hold of a wrapper, in some round
@@ -293,12 +294,18 @@ SHARED = {"shared_samples": 100}
     ("build", "reason"),
     [
         (lambda: ours.TiFL(ours.LocalSteps(ours.TiFL())), "leave selection to TiFL, got 'TiFL'"),
-        (lambda: ours.AdaComm(ours.TiFL(ours.FedNova())), "leave steps to AdaComm, got 'FedNova'"),
+        (
+            lambda: rivals.AdaComm(ours.TiFL(ours.FedNova())),
+            "leave steps to AdaComm, got 'FedNova'",
+        ),
         (
             lambda: ours.LocalSteps(ours.CDGraB(mode="exact")),
             "leave steps to LocalSteps, got 'CDGraB'",
         ),
-        (lambda: ours.CDGraB(ours.AdaComm(), mode="exact"), "leave steps to CDGraB, got 'AdaComm'"),
+        (
+            lambda: ours.CDGraB(rivals.AdaComm(), mode="exact"),
+            "leave steps to CDGraB, got 'AdaComm'",
+        ),
         (lambda: ours.BiasedLocalSGD(ours.CDGraB(), **SHARED), "leave orders to BiasedLocalSGD"),
         (lambda: ours.Resharding(ours.BiasedLocalSGD(**SHARED)), "leave samples to Resharding"),
         (
@@ -320,7 +327,7 @@ def test_other_compositions_are_refused(build, reason):
 
 
 def test_table_has_every_wrapper():
-    assert set(WRAPPERS) == set(INFO) == set(ours.__all__) - {"Selection", "Wrapper"}
+    assert set(WRAPPERS) == set(INFO) == {*ours.__all__, *rivals.__all__} - {"Selection", "Wrapper"}
     decisions = [WRAPPERS[name]().decides for name in WRAPPERS]
     assert all(decisions)  # or a wrapper could be there twice
 

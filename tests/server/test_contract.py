@@ -15,7 +15,6 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.resharding_strategy import SAMPLES
 from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.strategy import (
-    AdaComm,
     BiasedLocalSGD,
     CDGraB,
     FedNova,
@@ -27,6 +26,7 @@ from flwr_hetero.strategy import (
     TiFL,
     Wrapper,
 )
+from flwr_hetero_studies.rivals import AdaComm
 
 NEEDS = [  # wrapper, what it needs, and a line that brings it
     (LocalSteps, "num-steps", "hetero.batches(loader, msg)"),

@@ -12,7 +12,8 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.server.exchange import Costs
-from flwr_hetero.strategy import DeadlineSelection, FedBuff, LocalSteps, OverSelect, TiFL
+from flwr_hetero.strategy import FedBuff, LocalSteps, OverSelect, TiFL
+from flwr_hetero_studies.rivals import DeadlineSelection
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from flwr_hetero._flwr import be_server_task, set_message_id
-from flwr_hetero.fedbuff import mail
+from flwr_hetero.asynchronous import mail
 from flwr_hetero.server import exchange
 
 HELD_UP_S, TIMEOUT_S = 180.0, 120.0

@@ -20,6 +20,7 @@ from flwr_hetero.mod import hetero
 from flwr_hetero.older import OlderClients
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.server.nodes import GridView, is_simulated, whole_grid
+from flwr_hetero_studies import rivals
 
 FLEET = [DeviceProfile(speed) for speed in (1.0, 1.1, 0.5, 0.25, 0.2)]
 OURS = {
@@ -27,10 +28,10 @@ OURS = {
     "TiFL, phase": partial(ours.TiFL, clients_per_round=3, num_tiers=2, profiling="phase"),
     "RandomSelection": partial(ours.RandomSelection, clients_per_round=3),
     "OverSelect": partial(ours.OverSelect, take=3),
-    "Oort": partial(ours.Oort, clients_per_round=3),
+    "Oort": partial(rivals.Oort, clients_per_round=3),
     "FedBuff": ours.FedBuff,
-    "FedAsync": ours.FedAsync,
-    "FedAT": partial(ours.FedAT, clients_per_round=2, num_tiers=2),
+    "FedAsync": rivals.FedAsync,
+    "FedAT": partial(rivals.FedAT, clients_per_round=2, num_tiers=2),
 }
 
 

@@ -18,6 +18,7 @@ from flwr_hetero.errors import CURES, cure_for
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.older import OlderClients
 from flwr_hetero.server.contract import check_enough_updates
+from flwr_hetero_studies import rivals
 
 FLEET = [DeviceProfile(speed) for speed in (1.0, 1.1, 0.5, 0.25, 0.2)]
 LOOPS = {
@@ -28,7 +29,7 @@ LOOPS = {
     "BiasedLocalSGD": ours.BiasedLocalSGD,
     "OverSelect": lambda: ours.OverSelect(take=3),
     "FedBuff": ours.FedBuff,
-    "FedAT": lambda: ours.FedAT(clients_per_round=3, num_tiers=1),
+    "FedAT": lambda: rivals.FedAT(clients_per_round=3, num_tiers=1),
     "FedSlice": ours.FedSlice,
 }
 
@@ -252,8 +253,8 @@ def test_a_failing_node_does_not_end_a_run_of_krum():
         (ours.TiFL, "clients_per_round of TiFL"),
         (ours.RandomSelection, "clients_per_round of RandomSelection"),
         (ours.FedBuff, "concurrency of FedBuff"),
-        (ours.FedAsync, "concurrency of FedAsync"),
-        (ours.FedAT, "clients_per_round of FedAT"),
+        (rivals.FedAsync, "concurrency of FedAsync"),
+        (rivals.FedAT, "clients_per_round of FedAT"),
         (ours.FedSlice, "concurrency of FedSlice"),
     ],
 )

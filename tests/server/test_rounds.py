@@ -10,7 +10,6 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server import rounds
 from flwr_hetero.strategy import (
-    AdaComm,
     FedBuff,
     LocalSteps,
     ModelAverage,
@@ -19,6 +18,7 @@ from flwr_hetero.strategy import (
     TiFL,
     Wrapper,
 )
+from flwr_hetero_studies.rivals import AdaComm
 
 
 def test_history_has_time_bytes_and_nodes():

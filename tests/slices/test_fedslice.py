@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import (
 )
 
 from flwr_hetero import keys
-from flwr_hetero.advise.task import Task
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.slices import strategy as strategy_module
 from flwr_hetero.strategy import FedSlice, ModelAverage, RandomSelection, TiFL, Wrapper
+from flwr_hetero_studies.advise.task import Task
 
 NODES, EXAMPLES = 12, 96
 TASK = Task(NODES, EXAMPLES)

@@ -10,7 +10,7 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero.mod import emulated_device, follow
 from flwr_hetero.sampler import TopLossSampler
-from flwr_hetero.task.node import evaluate_node, open_node, profile_node
+from flwr_hetero_studies.tasks.node import evaluate_node, open_node, profile_node
 
 STATE = "top-loss"
 

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from biased_app.task import BiasedSettings
-from flwr_hetero.task.run import run_app
+from flwr_hetero_studies.tasks.run import run_app
 
 app = ServerApp()
 

@@ -10,7 +10,7 @@ from cd_grab_app.task import OrderSettings
 from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
 from flwr_hetero.client.device import FORWARD_SHARE, reading_cost
 from flwr_hetero.mod import emulated_device, follow
-from flwr_hetero.task.node import evaluate_node, lifelong_order, open_node, profile_node
+from flwr_hetero_studies.tasks.node import evaluate_node, lifelong_order, open_node, profile_node
 
 STATE = "order"
 

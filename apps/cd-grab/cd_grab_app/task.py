@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Strateg
 
 from flwr_hetero.errors import invalid
 from flwr_hetero.strategy import CDGraB, HerdingMeter
-from flwr_hetero.task.settings import Settings
+from flwr_hetero_studies.tasks.settings import Settings
 
 CD_GRAB = "cd-grab"
 METHODS = (CD_GRAB, "id-grab", "id-grab-mean", "d-rr", "shuffle-once")

@@ -23,14 +23,14 @@ from flwr_hetero.sampler import (
     PriorityFeed,
     TopLossSampler,
 )
-from flwr_hetero.task.node import (
+from flwr_hetero_studies.tasks.node import (
     NodeTask,
     evaluate_node,
     lifelong_order,
     open_node,
     profile_node,
 )
-from flwr_hetero.task.training import pick_device
+from flwr_hetero_studies.tasks.training import pick_device
 
 STATE = "fleet"
 

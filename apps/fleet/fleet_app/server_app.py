@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fleet_app.task import FleetSettings
 from flwr_hetero.server.nodes import settled_nodes
-from flwr_hetero.task.run import run_app
+from flwr_hetero_studies.tasks.run import run_app
 
 app = ServerApp()
 

@@ -10,24 +10,26 @@ from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
     CDGraB,
-    DeadlineSelection,
-    FedAsync,
-    FedAT,
     FedBuff,
-    FedCompass,
     FedNova,
     FedSlice,
     ModelAverage,
-    Oort,
     OverSelect,
-    PowerOfChoice,
     RandomSelection,
     SamplerFacts,
     TiFL,
     Wrapper,
 )
-from flwr_hetero.task.inner import INNER, inner_strategy
-from flwr_hetero.task.settings import Settings, key_of
+from flwr_hetero_studies.rivals import (
+    DeadlineSelection,
+    FedAsync,
+    FedAT,
+    FedCompass,
+    Oort,
+    PowerOfChoice,
+)
+from flwr_hetero_studies.tasks.inner import INNER, inner_strategy
+from flwr_hetero_studies.tasks.settings import Settings, key_of
 
 PARTS = {
     "engine": ("fedslice", "rounds", "buffered", "fedat", "fedasync", "fedcompass"),

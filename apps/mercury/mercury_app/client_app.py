@@ -14,8 +14,8 @@ from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import MercurySampler
-from flwr_hetero.task import Examples
-from flwr_hetero.task.node import NodeTask, evaluate_node, open_node, profile_node
+from flwr_hetero_studies.tasks import Examples
+from flwr_hetero_studies.tasks.node import NodeTask, evaluate_node, open_node, profile_node
 from mercury_app.task import MercurySettings
 
 STATE = "mercury"

@@ -4,7 +4,7 @@ from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_hetero import keys
-from flwr_hetero.task.run import run_app
+from flwr_hetero_studies.tasks.run import run_app
 from mercury_app.task import MercurySettings
 
 app = ServerApp()

@@ -6,8 +6,9 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.mercury.sampler import ESTIMATORS
-from flwr_hetero.strategy import AdaComm, Resharding, SamplerFacts
-from flwr_hetero.task.settings import Settings
+from flwr_hetero.strategy import Resharding, SamplerFacts
+from flwr_hetero_studies.rivals import AdaComm
+from flwr_hetero_studies.tasks.settings import Settings
 
 SAMPLING = ("bacc", "free", "uniform")
 COMMUNICATION = ("fixed", "adacomm")

@@ -10,8 +10,8 @@ from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero.sampler import PGDSampler, PriorityFeed, UniformSampler
-from flwr_hetero.task.node import NodeTask, evaluate_node, open_node, profile_node
-from flwr_hetero.task.training import pick_device
+from flwr_hetero_studies.tasks.node import NodeTask, evaluate_node, open_node, profile_node
+from flwr_hetero_studies.tasks.training import pick_device
 from pgd_app.task import TOPS, PGDSettings
 
 STATE = "pgd"

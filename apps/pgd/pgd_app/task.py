@@ -10,7 +10,7 @@ from flwr_hetero.pgd.layer_priorities import LAYERS
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler, UniformSampler
 from flwr_hetero.strategy import SamplerFacts
-from flwr_hetero.task.settings import Settings
+from flwr_hetero_studies.tasks.settings import Settings
 
 TOPS = (0.5, 1, 2, 5)
 """Top percentages whose share of the loss decrease is shown (the paper's Figure 1b)."""

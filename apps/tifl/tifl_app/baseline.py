@@ -14,7 +14,7 @@ from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import write_page
 from flwr_hetero.report.history import HISTORY
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.task.run import run_app
+from flwr_hetero_studies.tasks.run import run_app
 from tifl_app.task import RANDOM, TiflSettings
 
 SHARE = 0.4

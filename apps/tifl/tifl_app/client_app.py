@@ -3,7 +3,7 @@
 from flwr.clientapp import ClientApp
 
 from flwr_hetero.mod import emulated_device
-from flwr_hetero.task.node import evaluate_node, profile_node, train_node
+from flwr_hetero_studies.tasks.node import evaluate_node, profile_node, train_node
 
 app = ClientApp(mods=[emulated_device])
 app.train()(train_node)

@@ -13,7 +13,7 @@ from flwr_hetero.client.device import REAL
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.server.nodes import is_simulated, settled_nodes
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.task.run import run_app
+from flwr_hetero_studies.tasks.run import run_app
 from tifl_app.client_app import app as client_app
 from tifl_app.task import RANDOM, TiflSettings
 

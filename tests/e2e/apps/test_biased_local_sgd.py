@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord
 
 from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.task.run import central_evaluate, initial_arrays
+from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "apps" / "biased-local-sgd"))
 from biased_app.client_app import STATE, app

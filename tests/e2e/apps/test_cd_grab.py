@@ -8,7 +8,7 @@ import pytest
 from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.task.run import central_evaluate, initial_arrays
+from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 APP = Path(__file__).parents[3] / "apps" / "cd-grab"
 sys.path.insert(0, str(APP))

@@ -8,7 +8,7 @@ from recording import History
 from flwr_hetero import keys
 from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.task.run import central_evaluate, initial_arrays
+from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "apps" / "fleet"))
 from fleet_app.client_app import STATE, app

@@ -55,7 +55,7 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
     ("dataset", "model", "learning_rate", "accuracy"),
     [
         ("stdlib", "auto", 0.5, 0.25),
-        ("stdlib", "flwr_hetero.task.models.texts:textcnn", 0.5, 0.2),
+        ("stdlib", "flwr_hetero_studies.tasks.models.texts:textcnn", 0.5, 0.2),
         ("breast-cancer", "softmax", 0.1, 0.85),
     ],
 )

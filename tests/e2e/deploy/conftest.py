@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import scenarios
-from benchmarks.faults.experiment import Experiment
-from benchmarks.faults.scenarios import QUICK, start_fleet
 from flwr_hetero.fleet import RealFleet, named_fleet, processes
+from flwr_hetero_studies.faults import scenarios
+from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.scenarios import QUICK, start_fleet
 
 TOY_APP = Path(__file__).parent / "toy_app"
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.faults.experiment import Experiment
-from benchmarks.faults.scenarios import QUICK
 from flwr_hetero.fleet import DeviceProfile, RealFleet
+from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 COMPOSITION_APP = Path(__file__).parent / "composition_app"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.faults import scenarios
+from flwr_hetero_studies.faults import scenarios
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 

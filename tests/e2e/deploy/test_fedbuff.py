@@ -6,10 +6,10 @@ import signal
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.faults.experiment import Experiment
-from benchmarks.faults.scenarios import QUICK
 from flwr_hetero.fleet import DeviceProfile, RealFleet
 from flwr_hetero.fleet.throttle import descendants
+from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 SPEEDS = [1.0, 1.0, 0.5, 0.25]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.experiment import Experiment
+from flwr_hetero_studies.faults.experiment import Experiment
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 APP = Path(__file__).parent / "older_app"

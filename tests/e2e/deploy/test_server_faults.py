@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from benchmarks.faults import outages, scenarios
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero_studies.faults import outages, scenarios
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 

@@ -8,8 +8,8 @@ from e2e.conftest import GRID_APP
 from e2e.grids.promises import check
 from waiting import wait_until
 
-from benchmarks.faults.experiment import Experiment
 from flwr_hetero.fleet import certificates, processes
+from flwr_hetero_studies.faults.experiment import Experiment
 
 pytestmark = pytest.mark.deploy
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.experiment import Experiment
-from benchmarks.faults.scenarios import QUICK
 from flwr_hetero.fleet import RealFleet, named_fleet, processes
+from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = pytest.mark.deploy
 UNITS = sorted((Path(__file__).parents[3] / "deploy" / "systemd").glob("*.service"))

@@ -7,7 +7,7 @@ from e2e.examples.methods import METHODS, REFUSED
 from e2e.examples.running import APPS
 from e2e.examples.table import made, parts
 
-MEASURED = Path(__file__).parents[3] / "benchmarks" / "cost" / "apps.json"
+MEASURED = Path(__file__).parents[3] / "flwr_hetero_studies" / "cost" / "apps.json"
 
 
 def test_page_has_the_table():

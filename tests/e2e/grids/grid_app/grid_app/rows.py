@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import strategy as ours
 from flwr_hetero.report import RunDirectory
+from flwr_hetero_studies import rivals
 
 START = 0.0
 STEPS = {"fast_steps": 6, "min_steps": 2}
@@ -48,22 +49,22 @@ def needs(build: Callable[[Strategy], ours.Wrapper], error: str) -> Row:
 
 
 ROWS = {
-    "AdaComm": asks(lambda inner: ours.AdaComm(inner, 6, interval_s=0.0)),
+    "AdaComm": asks(lambda inner: rivals.AdaComm(inner, 6, interval_s=0.0)),
     "BiasedLocalSGD": asks(lambda inner: ours.BiasedLocalSGD(inner, **STEPS)),
     "CDGraB": needs(ours.CDGraB, "CDGraB"),
-    "DeadlineSelection": Row(lambda inner: ours.DeadlineSelection(inner, 3)),
-    "FedAT": merges(lambda inner: ours.FedAT(inner, 2, 2), 4),
-    "FedAsync": merges(ours.FedAsync, 24),
+    "DeadlineSelection": Row(lambda inner: rivals.DeadlineSelection(inner, 3)),
+    "FedAT": merges(lambda inner: rivals.FedAT(inner, 2, 2), 4),
+    "FedAsync": merges(rivals.FedAsync, 24),
     "FedBuff": merges(lambda inner: ours.FedBuff(inner, buffer_size=2), 16),
-    "FedCompass": merges(lambda inner: ours.FedCompass(inner, 2, 6), 4, asks_steps=True),
+    "FedCompass": merges(lambda inner: rivals.FedCompass(inner, 2, 6), 4, asks_steps=True),
     "FedNova": asks(lambda inner: ours.FedNova(inner, **STEPS)),
     "FedSlice": Row(ours.FedSlice, 4, asks_steps=True),
     "HerdingMeter": needs(ours.HerdingMeter, "HerdingMeter"),
     "LocalSteps": asks(lambda inner: ours.LocalSteps(inner, weighting="examples", **STEPS)),
     "ModelAverage": Row(lambda inner: ours.ModelAverage(inner, rounds=2)),
-    "Oort": Row(lambda inner: ours.Oort(inner, 3)),
+    "Oort": Row(lambda inner: rivals.Oort(inner, 3)),
     "OverSelect": Row(lambda inner: ours.OverSelect(inner, take=3)),
-    "PowerOfChoice": Row(lambda inner: ours.PowerOfChoice(inner, 2, 3)),
+    "PowerOfChoice": Row(lambda inner: rivals.PowerOfChoice(inner, 2, 3)),
     "RandomSelection": Row(lambda inner: ours.RandomSelection(inner, 3)),
     "Recorded": Row(recorded),
     "Resharding": needs(ours.Resharding, "Resharding"),

@@ -1,5 +1,0 @@
-"""Where examples come from: data sets that need no download, Parquet files, the Hub."""
-
-from flwr_hetero.task.sources.source import Source, Split, check_dataset, measure, open_source
-
-__all__ = ["Source", "Split", "check_dataset", "measure", "open_source"]

@@ -1,0 +1,1 @@
+"""What judges the methods of flwr_hetero: tasks, rivals, the papers' experiments, races."""

@@ -1,0 +1,136 @@
+"""The settings to choose from: run-configs of apps/fleet, and the strategies that they make."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero.strategy import (
+    BiasedLocalSGD,
+    FedBuff,
+    FedSlice,
+    ModelAverage,
+    OverSelect,
+    RandomSelection,
+    TiFL,
+    Wrapper,
+)
+from flwr_hetero_studies.rivals import DeadlineSelection, Oort
+
+AVERAGED = 8
+"""Rounds of a running average of models."""
+Settings: TypeAlias = dict[str, Any]
+Part: TypeAlias = tuple[type[Wrapper], Settings]
+"""A strategy and its arguments."""
+UNSEEDED = (OverSelect, ModelAverage)
+"""Strategies that draw nothing."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting, as a run-config of ``apps/fleet``."""
+
+    name: str
+    run_config: Settings
+
+    @property
+    def sets_steps(self) -> bool:
+        """Whether the server sets the steps, so that nodes must take as many."""
+        return bool(self.run_config.get("steps") != "epochs")
+
+    def parts(self, fast_steps: int) -> list[Part]:
+        """List the strategies that the app composes, the outermost first."""
+        own = self.run_config
+        if own["engine"] == "fedslice":
+            few = {"concurrency": own["concurrency"]} if "concurrency" in own else {}
+            return [(FedSlice, few)]
+        parts: list[Part] = []
+        if rounds := own.get("average-rounds"):
+            parts.append((ModelAverage, {"rounds": rounds}))
+        parts += [(FedBuff, {})] if own["engine"] == "buffered" else SELECTED[own["selection"]](own)
+        if self.sets_steps:
+            steps = {"fast_steps": fast_steps, "budget": own["steps"], "high_loss_fraction": None}
+            parts.append((BiasedLocalSGD, steps))
+        return parts
+
+    def strategy(self, fast_steps: int, seed: int) -> Wrapper:
+        """Compose it, as the app does."""
+        made: Any = FedAvg(fraction_evaluate=0.0)
+        for kind, settings in reversed(self.parts(fast_steps)):
+            seeded = {} if kind in UNSEEDED else {"seed": seed}
+            made = kind(made, **settings, **seeded)
+        assert isinstance(made, Wrapper)
+        return made
+
+    def python(self, fast_steps: int) -> str:
+        """Write the lines for a ServerApp.
+
+        >>> print(Candidate("", {"engine": "fedslice", "concurrency": 3}).python(16))
+        from flwr_hetero.strategy import FedSlice
+        strategy = FedSlice(concurrency=3)
+        """
+        parts, text = self.parts(fast_steps), ""
+        for kind, settings in reversed(parts):
+            inner = [text] if text else []
+            arguments = [*inner, *(f"{name}={value!r}" for name, value in settings.items())]
+            text = f"{kind.__name__}({', '.join(arguments)})"
+        places: dict[str, set[str]] = {}
+        for kind, _ in parts:
+            is_rival = kind.__module__.startswith("flwr_hetero_studies")
+            place = "flwr_hetero_studies.rivals" if is_rival else "flwr_hetero.strategy"
+            places.setdefault(place, set()).add(kind.__name__)
+        lines = [f"from {p} import {', '.join(sorted(names))}" for p, names in places.items()]
+        return "\n".join([*sorted(lines), f"strategy = {text}"])
+
+
+def _some(own: Settings) -> Settings:
+    return {"clients_per_round": own["clients-per-round"]}
+
+
+SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
+    "all": lambda own: [(RandomSelection, {"clients_per_round": None})],
+    "random": lambda own: [(RandomSelection, _some(own))],
+    "over-select": lambda own: [
+        (OverSelect, {"take": own["clients-per-round"]}),
+        (RandomSelection, {"clients_per_round": own["clients-per-round"] + own["spare-clients"]}),
+    ],
+    "tifl": lambda own: [
+        (TiFL, {**_some(own), "num_tiers": own["num-tiers"], "policy": own["policy"]})
+    ],
+    "oort": lambda own: [(Oort, {**_some(own), "profiling": bool(own["sync-rounds"])})],
+    "deadline": lambda own: [(DeadlineSelection, _some(own))],
+}
+"""How each selection of apps/fleet is made."""
+
+
+def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
+    """List the settings for a fleet, FedAvg first."""
+    some = {"clients-per-round": clients_per_round}
+    spare = min(max(1, clients_per_round // 2), num_nodes - clients_per_round)
+    num_tiers = max(2, min(5, num_nodes // max(2, clients_per_round)))
+    tiers = {"num-tiers": num_tiers, "policy": "adaptive"}
+    selected: dict[str, Settings] = {
+        "over-selection": {"selection": "over-select", "spare-clients": spare},
+        "Oort": {"selection": "oort", "sync-rounds": 1},
+        "FedCS": {"selection": "deadline"},
+    }
+    rounds, buffered, sliced = ({"engine": e} for e in ("rounds", "buffered", "fedslice"))
+    every, random = {"selection": "all"}, {"selection": "random"}
+    found: dict[str, Settings] = {
+        "FedAvg": rounds | random | some | {"steps": "epochs"},
+        "all nodes": rounds | every | {"steps": "epochs"},
+        **{name: rounds | own | some | {"steps": "epochs"} for name, own in selected.items()},
+        "TiFL": rounds | {"selection": "tifl", **some, **tiers, "steps": "epochs"},
+        "deadline": rounds | random | some | {"steps": "deadline"},
+        "TiFL, deadline": rounds | {"selection": "tifl", **some, **tiers, "steps": "deadline"},
+        "all nodes, deadline": rounds | every | {"steps": "deadline"},
+        "all nodes, deadline, averaged": rounds | every
+        | {"steps": "deadline", "average-rounds": AVERAGED},
+        "FedBuff, epochs": buffered | every | {"steps": "epochs"},
+        "FedBuff, slices": buffered | every | {"steps": "slice"},
+        "FedSlice": sliced | every,
+        "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
+    }  # fmt: skip
+    left_out = () if num_nodes > clients_per_round else selected  # there is nothing to select
+    return [Candidate(name, own) for name, own in found.items() if name not in left_out]

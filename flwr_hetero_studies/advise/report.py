@@ -1,0 +1,85 @@
+"""Ranks advised and found, and what is lost by taking the advice."""
+
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import kendalltau
+
+from flwr_hetero_studies.advise.advice import PARTITIONS
+from flwr_hetero_studies.advise.candidates import candidates
+from flwr_hetero_studies.advise.cases import BASE, NODES, PER_ROUND, looks
+from flwr_hetero_studies.advise.simulate import Row, judge, row
+from flwr_hetero_studies.core import tables
+from flwr_hetero_studies.core.tables import Line
+
+WANTED = 0.7
+HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nodes' data"]
+
+
+def found_rows(lines: list[Line]) -> list[Row]:
+    """Judge the runs of a fleet and a way that data lie, as the advice judges its own."""
+    bases = {line["seed"]: looks(line) for line in tables.of(lines, name=BASE)}
+    choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
+    judged = {
+        name: [judge(looks(line), bases[line["seed"]]) for line in own]
+        for name, own in tables.by(lines, "name").items()
+    }
+    return [row(choices[name], results) for name, results in judged.items()]
+
+
+def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
+    """Write a fleet's tables; return rows of the summary as well, the last of both together."""
+    (advice,) = tables.of(lines, name="advice")
+    text, sums = f"### {fleet}\n", list[list[Any]]()
+    both = [dict[str, float](), dict[str, float]()]
+    for meaning, partition in PARTITIONS.items():
+        own = advice["metrics"]["settings"][meaning]
+        advised = {each["candidate"]: each["speedup"] for each in own}
+        rows = sorted(found_rows(tables.of(lines, partition=partition)), key=lambda r: -r.speedup)
+        found = {each.candidate.name: each.speedup for each in rows}
+        for product, speeds in zip(both, (advised, found), strict=True):
+            product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
+        sums.append([fleet, meaning, *ranked(advised, found, 1.0)])
+        cells = [
+            [
+                each.candidate.name,
+                f"{advised[each.candidate.name]:.1f}x",
+                f"{each.speedup:.1f}x ({each.least:.1f} to {each.most:.1f})",
+                each.seeds,
+                each.seeds - each.reached,
+                f"{each.bytes:.2f}" if each.reached else "",
+                tables.percent(each.slow),
+            ]
+            for each in rows
+        ]
+        text += f"\n{meaning[0].upper()}{meaning[1:]}:\n\n{tables.table(HEAD, cells)}"
+    return text, [*sums, [fleet, "both", *ranked(*both, 1 / len(PARTITIONS))]]
+
+
+def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> list[str]:
+    """Return tau, what is advised first and what is best, with how many times sooner both are."""
+    names = list(found)
+    tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
+    first, best = max(names, key=lambda n: advised[n]), max(names, key=lambda n: found[n])
+    return [
+        f"{tau:.3f}",
+        *(text for n in (first, best) for text in (n, f"{found[n] ** power:.1f}x")),
+    ]
+
+
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    """Return the parts of the page."""
+    texts, sums = [], list[list[Any]]()
+    for fleet, own in tables.by(lines, "experiment").items():
+        text, rows = section(fleet, own)
+        texts.append(text)
+        sums += rows
+    head = ["fleet", "data", "Kendall's tau", "advised first", "it is", "best", "it is"]
+    taus = [float(row[2]) for row in sums if row[1] == "both"]
+    return {
+        "software": tables.software(lines),
+        "summary": tables.table(head, sums),
+        "reached": f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}",
+        "wanted": WANTED,
+        "sections": "\n".join(texts),
+    }

@@ -1,0 +1,1 @@
+"""Training without rounds against FedAvg."""

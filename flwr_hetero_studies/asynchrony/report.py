@@ -1,0 +1,134 @@
+"""Time, bytes and device-seconds to FedAvg's accuracy, and accuracy at times."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from flwr_hetero_studies.core import tables
+from flwr_hetero_studies.core.tables import Line, Vector
+
+BASE, AVERAGED = "FedAvg", ", averaged"
+MARGIN, LAST, WINDOW = 0.01, 10, 5
+COSTS = {"bytes": "bytes", "device_s": "device-seconds"}
+TIMES_S = (10, 20, 30, 40, 60, 90, 200, 400, 800)
+HEAD = ["setting", "sooner than FedAvg", "than FedAvg, averaged", "s to the target",
+        *COSTS.values(), "there: all", "there: last two", "end: all", "end: last two"]  # fmt: skip
+DRAWN = ("FedAvg", *(name + AVERAGED for name in ("FedAvg", "all, fair", "3, fair")))
+
+
+def views(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """Give each setting two rows: its newest model and the average of the last ones."""
+    found = {}
+    for name, own in tables.by(lines, "name").items():
+        found[name] = [line | {"curve": newest(line["curve"])} for line in own]
+        found[name + AVERAGED] = own
+    return found
+
+
+def newest(curve: Mapping[str, Any]) -> dict[str, Any]:
+    return {**curve, "accuracy": curve["newest"], "slow": curve["newest_slow"]}
+
+
+def smooth(line: Line, name: str) -> Vector:
+    """Average each value with the four before it; the first four have no such mean."""
+    return tables.smooth(line["curve"][name], WINDOW)[WINDOW - 1 :]
+
+
+def column(line: Line, name: str) -> Vector:
+    """Return what stands at the end of each window."""
+    return np.asarray(line["curve"][name], float)[WINDOW - 1 :]
+
+
+def end(line: Line, name: str = "accuracy") -> float:
+    return tables.last(line, name, LAST)
+
+
+def reach(line: Line, target: float) -> dict[str, float] | None:
+    """Return what the target took and what holds there; None if it was not reached."""
+    place = tables.reached(smooth(line, "accuracy"), target)
+    if np.isnan(place):
+        return None
+    costs = {key: float(column(line, key)[int(place)]) for key in ("virtual_s", *COSTS)}
+    return costs | {key: float(smooth(line, key)[int(place)]) for key in ("accuracy", "slow")}
+
+
+def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) -> list[str]:
+    """One setting against FedAvg in the same seeds."""
+    averaged, found = tables.by_seed(runs[BASE + AVERAGED]), []
+    for line, base in tables.pairs(lines, runs[BASE]):
+        target = end(base) - MARGIN
+        own, theirs = reach(line, target), reach(base, target)
+        if own is not None and theirs is not None:
+            found.append((own, theirs, reach(averaged[line["seed"]], target)))
+    ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("accuracy", "slow")]
+    missed = len(lines) - len(found)
+    text = f"; {missed} of {len(lines)} not" if missed else ""
+    if not found:
+        return [name, f"not reached in {missed} of {len(lines)}", *[""] * 6, *ends]
+    speed = [theirs["virtual_s"] / own["virtual_s"] for own, theirs, _ in found]
+    second = [its["virtual_s"] / own["virtual_s"] for own, _, its in found if its is not None]
+    shares = [tables.extent([own[key] / theirs[key] for own, theirs, _ in found]) for key in COSTS]
+    there = [f"{100 * mean(own[key] for own, *_ in found):.1f}" for key in ("accuracy", "slow")]
+    seconds = tables.extent([own["virtual_s"] for own, *_ in found], "{:.1f}")
+    speeds = [tables.extent(speed, "{:.1f}x") + text, tables.extent(second, "{:.1f}x")]
+    return [name, *speeds, seconds, *shares, *there, *ends]
+
+
+def at_times(lines: Sequence[Line]) -> list[str]:
+    """Return accuracy on all and on the slow nodes' classes at each time, mean over seeds."""
+    cells = []
+    for time_s in TIMES_S:
+        found = [at_time(line, time_s) for line in lines]
+        known = [pair for pair in found if pair is not None]
+        texts = [f"{100 * mean(values):.0f}" for values in zip(*known, strict=True)]
+        cells.append(" / ".join(texts) if len(known) == len(lines) else "")
+    return cells
+
+
+def at_time(line: Line, time_s: float) -> tuple[float, float] | None:
+    """Return both accuracies at a time; None before the first mean and after the end."""
+    clock = column(line, "virtual_s")
+    if not len(clock) or not clock[0] <= time_s <= clock[-1]:
+        return None
+    place = int(np.searchsorted(clock, time_s, side="right")) - 1
+    return float(smooth(line, "accuracy")[place]), float(smooth(line, "slow")[place])
+
+
+def mean_curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
+    """Return smoothed accuracy against virtual time, mean over seeds."""
+    clocks = [column(line, "virtual_s") for line in lines]
+    grid_s = np.geomspace(max(c[0] for c in clocks), min(c[-1] for c in clocks), 200)
+    curves = [np.interp(grid_s, c, smooth(x, name)) for c, x in zip(clocks, lines, strict=True)]
+    return grid_s, 100 * np.mean(curves, axis=0)
+
+
+def section(name: str, lines: list[Line]) -> str:
+    """Write one task's part of the page."""
+    runs = views(lines)
+    counts = {each: len(own) for each, own in tables.by(lines, "name").items()}
+    seeds = ", ".join(f"{each}: {count}" for each, count in counts.items())
+    times = [[each, *at_times(own)] for each, own in runs.items()]
+    return (
+        f"## {name}\n\nSeeds: {seeds}; {tables.software(lines)}.\n\n"
+        f"{tables.table(HEAD, [row(each, own, runs) for each, own in runs.items()])}\n"
+        "Accuracy in % on all classes / on the last two after so many seconds:\n\n"
+        f"{tables.table(['setting', *(f'{s} s' for s in TIMES_S)], times)}\n"
+    )
+
+
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    """Return the parts of the page; draw the figure of the first task."""
+    groups = tables.by(lines, "experiment")
+    first = next(iter(groups.values()))
+    runs = views(first)
+    panels = {
+        title: {name: mean_curve(runs[name], key) for name in DRAWN if name in runs}
+        for title, key in (("all classes", "accuracy"), ("the slow nodes' classes", "slow"))
+    }
+    labels = ("virtual time in seconds", "test accuracy in %")
+    tables.draw(panels, folder / "curves.png", *labels, xscale="log")
+    sections = [section(name, own) for name, own in groups.items()]
+    return first[0]["case"] | {"sections": "".join(sections)}

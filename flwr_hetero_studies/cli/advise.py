@@ -1,0 +1,83 @@
+"""The command ``advise``: rank settings on the user's own fleet, emulated."""
+
+import argparse
+import json
+from math import isfinite
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
+
+from flwr_hetero.errors import check_count
+
+if TYPE_CHECKING:
+    from flwr_hetero_studies.advise.advice import Advice
+
+NODE = """  from flwr_hetero.mod import hetero
+  app = ClientApp(mods=[hetero])
+  for batch in hetero.batches(loader, msg):  # your loop over the loader"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the command line."""
+    text = "emulate a fleet for a minute and rank the strategies on it"
+    parser = commands.add_parser("advise", help=text, description=text)
+    kinds = "TOML file of devices, name of a fleet, run directory or its history.jsonl"
+    parser.add_argument("fleet", metavar="HISTORY|FLEET.toml", help=kinds)
+    add = parser.add_argument
+    add("--nodes", type=int, default=20, help="nodes of a fleet from a file (default: 20)")
+    add("--clients-per-round", type=int, help="FedAvg's (default: 15 %% of the nodes)")
+    add("--examples", type=int, default=256, help="of a usual node (default: 256)")
+    add("--batch-size", type=int, default=16, help="of your app (default: 16)")
+    add("--model-mb", type=float, default=1.0, help="size of your model (default: 1)")
+    time = "about how long it takes on two cores; fewer, and it is less sure (default: 60)"
+    add("--seconds", type=float, default=60.0, help=time)
+    add("--seed", type=int, default=0, help="of the first run (default: 0)")
+    add("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(run=_advise)
+
+
+def _advise(options: argparse.Namespace) -> None:
+    from flwr_hetero_studies.advise.advice import advise
+
+    check_count("--nodes", options.nodes, 1)
+    names = ("nodes", "clients_per_round", "examples", "batch_size", "model_mb", "seconds", "seed")
+    found = advise(options.fleet, **{name: getattr(options, name) for name in names})
+    print(json.dumps(found.as_dict(), indent=2)) if options.json else _print(found)
+
+
+def _print(advice: "Advice") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from flwr_hetero_studies.advise.advice import UNKNOWN
+
+    console = Console()
+    head = f"{len(advice.devices)} nodes, {advice.clients_per_round} a round in FedAvg"
+    for task, rows in advice.rows.items():
+        table = Table(
+            box=SIMPLE_HEAD, pad_edge=False, title=f"{head}; {task}", title_justify="left"
+        )
+        table.add_column("setting")
+        for name in ("sooner than FedAvg", "runs", "bytes", "device-s", "slow nodes' data"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            speed = f"{row.speedup:.1f}x"
+            speed += f" ({row.least:.1f} to {row.most:.1f})" if row.seeds > 1 else ""
+            speed = speed if row.reached == row.seeds else f"not in {row.seeds - row.reached} runs"
+            costs = [f"{x:.2f}" if isfinite(x) else "" for x in (row.bytes, row.device_s)]
+            cells = (row.candidate.name, speed, str(row.seeds), *costs, f"{100 * row.slow:.0f} %")
+            table.add_row(*cells)
+        console.print(table)
+    _say_how(advice)
+    console.print(UNKNOWN, highlight=False)
+
+
+def _say_how(advice: "Advice") -> None:
+    """Print the lines for the user's own app, and the command that tries them in ours."""
+    best = advice.best
+    print(f"Take {best.name}. In your ServerApp:")
+    print(indent(best.python(advice.fast_steps), "  "))
+    if best.sets_steps:
+        print(f"In your ClientApp, which takes the steps that the server asks for:\n{NODE}")
+    print("Or try it in the app of this project:")
+    print(f'  flwr run apps/fleet --run-config "{advice.run_config(best)}"')

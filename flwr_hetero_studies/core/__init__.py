@@ -1,0 +1,1 @@
+"""What all studies share: runner, record, driver, figures, tables, pages."""

@@ -1,0 +1,1 @@
+"""What methods cost in time and memory."""

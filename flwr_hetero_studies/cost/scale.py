@@ -1,0 +1,142 @@
+"""CPU time and memory per round of LocalGrid and strategies at 100, 1,000 and 10,000 nodes.
+
+The model is a vector of 20 numbers, so that the figures are what the machinery itself costs.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import LocalGrid, named_fleet
+from flwr_hetero.mod import timing
+from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, TiFL
+from flwr_hetero_studies.core.bench import Run
+from flwr_hetero_studies.core.tables import Case
+
+DIM, UNITS, COHORT, ALL_ROUNDS = 20, 4, 50, 3
+SIZES = (100, 1000, 10_000)
+SELECTED = ("FedAvg", "FedBuff", "TiFL", "TiFL(BiasedLocalSGD(CDGraB))")
+EVERYBODY = ("FedAvg", "BiasedLocalSGD(CDGraB)")
+
+
+def fedavg(cohort: int, share: float) -> Strategy:
+    return FedAvg(fraction_train=share, fraction_evaluate=0.0)
+
+
+def stepped(cohort: int, share: float) -> Strategy:
+    return BiasedLocalSGD(CDGraB(fedavg(cohort, 1.0), sketch_size=16), fast_steps=8)
+
+
+PHASE: dict[str, Any] = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
+STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
+    "FedAvg": fedavg,
+    "FedBuff": lambda c, share: FedBuff(fedavg(c, 1.0), buffer_size=c),  # all at work
+    "TiFL": lambda c, share: TiFL(fedavg(c, 1.0), c, **PHASE),
+    "BiasedLocalSGD(CDGraB)": stepped,
+    "TiFL(BiasedLocalSGD(CDGraB))": lambda c, share: TiFL(stepped(c, share), c, **PHASE),
+}
+
+
+def plan(rounds: int) -> Iterator[Run]:
+    """Yield runs with some of the nodes a round, and with all."""
+    for nodes in SIZES:
+        for strategies, cohort, number in ((SELECTED, COHORT, rounds), (EVERYBODY, 0, ALL_ROUNDS)):
+            for strategy in strategies:
+                name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
+                case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
+                yield Run(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
+
+
+class Nodes:
+    """What the nodes do: a step towards a goal, and orders of four units; its time is counted."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self.samplers: dict[int, OrderedSampler] = {}
+        self.app = ClientApp(mods=[timing])
+        self.app.train()(self.train)
+        self.app.train("profile")(self.report)
+        self.app.evaluate()(self.report)
+
+    def report(self, message: Message, context: Context) -> Message:
+        """Answer without a model."""
+        metrics = MetricRecord({"num-examples": 10, "acc": random.random()})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Take a step, and visit the units in the order that is wanted."""
+        start_s = time.process_time()
+        partition = int(context.node_config[keys.PARTITION_ID])
+        w = message.content["arrays"]["w"].numpy()
+        metrics = {"num-examples": 10, "train-loss": float(np.mean((w - partition) ** 2))}
+        if steps := message.content["config"].get(keys.NUM_STEPS):
+            metrics[keys.NUM_STEPS] = int(steps)
+        new = ArrayRecord({"w": Array((w + 0.1 * (partition - w)).astype(np.float32))})
+        content = RecordDict({"arrays": new, "metrics": MetricRecord(metrics)})
+        if order := message.content.config_records.get(keys.ORDER):
+            content[keys.ORDER] = ConfigRecord(self.visit(order, partition))
+        self.cpu_s += time.process_time() - start_s
+        return Message(content, reply_to=message)
+
+    def visit(self, order: ConfigRecord, partition: int) -> dict[str, Any]:
+        """Visit all units once and report on them."""
+        if partition not in self.samplers:
+            self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
+        sampler = self.samplers[partition]
+        sampler.follow(order)
+        gradients = np.random.default_rng(partition).standard_normal((UNITS, DIM), np.float32)
+        for _ in range(UNITS):
+            unit, _ = sampler.next_batch()
+            sampler.observe(torch.from_numpy(gradients[unit]))
+        return sampler.report()
+
+
+def resident_mb() -> float:
+    """Return the memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def run(case: Case) -> dict[str, float]:
+    """Run a fleet; the nodes' own work is taken off the time of a round."""
+    random.seed(0)
+    before_mb, nodes = resident_mb(), Nodes()
+    start_s = time.process_time()
+    grid = LocalGrid(nodes.app, named_fleet("paper-5", case["nodes"]))
+    grid_s, grid_mb = time.process_time() - start_s, resident_mb()
+    strategy = STRATEGIES[case["strategy"]](case["cohort"], case["cohort"] / case["nodes"])
+    marks: list[tuple[float, float, float]] = []
+
+    def mark(server_round: int, arrays: ArrayRecord) -> None:
+        marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
+
+    start_s = time.process_time()
+    arrays = ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
+    strategy.start(grid, arrays, case["rounds"], evaluate_fn=mark)
+    cpu_s, node_s, mb = (np.array(column) for column in zip(*marks, strict=True))
+    own_s = np.diff(cpu_s) - np.diff(node_s)
+    half = max(1, len(own_s) // 2)
+    return {
+        "round_s": float(np.median(own_s)),
+        "round_s_least": float(own_s.min()),
+        "round_s_most": float(own_s.max()),
+        "grid_s": grid_s,
+        "start_s": float(cpu_s[0] - start_s),
+        "first_half_s": float(np.median(own_s[:half])),
+        "second_half_s": float(np.median(own_s[len(own_s) // 2 :])),
+        "node_s": float(np.median(np.diff(node_s))),
+        "grid_mb": grid_mb - before_mb,
+        "run_mb": float(mb[-1] - grid_mb),
+        "mb_per_round": float((mb[-1] - mb[1]) / max(1, case["rounds"] - 1)),
+    }

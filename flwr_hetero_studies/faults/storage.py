@@ -1,0 +1,127 @@
+"""A ServerApp's disk: it is killed in the middle of a checkpoint, or the disk is full then.
+
+A process of its own runs FedAvg on a LocalGrid with a model of 32 MB: ``storage.py FOLDER
+[resume]``.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.report import RunDirectory
+from flwr_hetero.strategy import Recorded
+
+SIZE, ROUNDS = 8_000_000, 5
+DISK_MB = 80
+"""Room for two checkpoints and not for a third, which is a draft."""
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Move the model by one."""
+    w = message.content["arrays"]["w"].numpy() + np.float32(1)
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+class NoReport(RunDirectory):
+    """History, model and checkpoints, but no page in the end."""
+
+    def finish(self) -> Path:
+        """Return what a report would be in."""
+        return self.path
+
+
+def main(folder: str, resume: bool) -> None:
+    run_dir = NoReport(folder, {}, resume=resume)
+    strategy = Recorded(FedAvg(fraction_evaluate=0.0), run_dir=run_dir, resume=resume)
+    start = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
+    strategy.start(LocalGrid(app, [DeviceProfile()] * 3), start, ROUNDS)
+
+
+def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    """Start a run in a process of its own."""
+    command = [sys.executable, "-m", "flwr_hetero_studies.faults.storage", str(folder), *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def rounds(folder: Path) -> list[int]:
+    """Return the rounds in the history."""
+    path = folder / "history.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line)["round"] for line in lines if line.endswith("}")]
+
+
+def resumed(folder: Path) -> dict[str, object]:
+    """Resume a run; say whether it became whole, and how many rounds it did again."""
+    before = rounds(folder)
+    process = start(folder, "resume")
+    log = process.communicate()[1]
+    with np.load(folder / "checkpoint" / "state.npz") as file:
+        model = file["model/w"]
+    (again,) = {int(word) for word in log.split("Resumed after round ")[1].split()[:1]}
+    whole = rounds(folder) == list(range(ROUNDS + 1)) and bool((model == ROUNDS).all())
+    return {
+        "survived": whole and process.returncode == 0,
+        "rounds_lost": len(before) - 1 - again,
+        "left": sorted(path.name for path in (folder / "checkpoint").iterdir()),
+    }
+
+
+def killed_in_checkpoint(folder: Path) -> dict[str, object]:
+    """Kill the process while a draft of round 2's checkpoint is being written; resume the run."""
+    run, draft = start(folder), folder / "checkpoint" / "state.draft"
+    while run.poll() is None and not (len(rounds(folder)) == 3 and size_mb(draft) > 1):
+        time.sleep(0.0005)
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate()
+    return {"draft_mb": size_mb(draft), **resumed(folder)}
+
+
+def size_mb(path: Path) -> float:
+    """Return how large a file is, 0 if there is none."""
+    try:
+        return round(path.stat().st_size / 1e6, 1)
+    except FileNotFoundError:
+        return 0.0
+
+
+def disk_full(folder: Path) -> dict[str, object]:
+    """Let the disk be full in the middle of a checkpoint, make room, and resume the run."""
+    with disk(folder, DISK_MB) as root:
+        run = start(root / "run")
+        log = run.communicate()[1]
+        subprocess.run(["mount", "-o", f"remount,size={4 * DISK_MB}m", str(root)], check=True)
+        error = [line for line in log.splitlines() if "Error" in line][-1:]
+        return {"code": run.returncode, "reason": "".join(error), **resumed(root / "run")}
+
+
+@contextmanager
+def disk(folder: Path, size_mb: int) -> Iterator[Path]:
+    """Mount a small disk, for which one must be root."""
+    folder.mkdir(parents=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)], check=True
+    )
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "resume" in sys.argv[2:])

@@ -1,0 +1,1 @@
+"""What selection and weights do to data that slow nodes alone hold."""

@@ -1,0 +1,189 @@
+"""Biased local SGD against its baselines on emulated fleets, in virtual time.
+
+The paper's settings are slow + fast nodes, ``2+8`` and ``1+1``; fast nodes are so much faster that
+their tau_F = 32 steps last as long as tau_S steps of slow ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Any
+
+from flwr.app import ArrayRecord, MetricRecord
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.strategy import Wrapper
+from flwr_hetero_studies.core.apps import app_modules
+from flwr_hetero_studies.core.bench import Data, Options, Run
+from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.tasks import Settings, central_evaluate, initial_arrays
+
+TAU_F, SLOW_STEPS = 32, (16, 4, 1)
+FLEETS = {"2+8": (8, 2), "1+1": (1, 1)}
+"""Name to numbers of fast and slow nodes."""
+BATCH = {"2+8": {"batch-size": 32}, "1+1": {"batch-size": 128, "learning-rate": 0.2}}
+SHARED = {"shared-data": True}
+BIASES = ("unbalanced", "sampling-bias", "weights-bias", "biased")
+DECAYS = (0.6, 0.8)
+"""Parts of the run after which the learning rate falls to a tenth (the paper's Table 4)."""
+EVALUATIONS = 5
+"""Measurements of the global model in a run, beside the first and the last."""
+SETTINGS = {"samples": 6000, "epochs": 10.0, "model": "mlp"}
+FAST = {"samples": 1000, "epochs": 2.0}
+FAST_CASES = [
+    "table1/bal*",
+    "table1/biased*1x*",
+    "table6/*",
+    "links/balanced",
+    "federated/fednova*",
+]
+ALL_TEST = 100_000
+
+
+def case(
+    experiment: str, name: str, algorithm: str, fleet: str = "2+8", slow: int = 1, **more: Any
+) -> Case:
+    """Describe a run; ``slow_steps`` and ``times`` (the epochs) are ours, the rest run-config."""
+    described = {"experiment": experiment, "name": name, "algorithm": algorithm, "fleet": fleet}
+    return described | {"slow_steps": slow} | BATCH.get(fleet, {}) | more
+
+
+def described() -> Iterator[Case]:
+    """Yield all cases without data set, samples, epochs and model."""
+    # Equal epochs, gamma = 1/32: synchronous and balanced against biased; extra epochs.
+    yield case("table1", "synchronous SGD", "sync-sgd", **SHARED)
+    yield case("table1", "synchronous SGD, 8 fast only", "sync-sgd", num_slow=0, **SHARED)
+    yield case("table1", "balanced local SGD", "balanced", **SHARED)
+    for times in (1, 2, 3):
+        yield case("table1", f"biased local SGD, {times}x epochs", "biased", times=times, **SHARED)
+    # Do the slow nodes help? Fast ones alone for the same time, by the share of the work.
+    work = 8 * TAU_F / (8 * TAU_F + 2)
+    yield case("table2", "8 fast only", "balanced", num_slow=0, times=work, **SHARED)
+    yield case("table2", "2+8, biased", "biased", **SHARED)
+    # Biased against unbiased and each bias alone (Figure 4), at equal virtual time.
+    for fleet in FLEETS:
+        for slow in SLOW_STEPS:
+            for name in BIASES:
+                yield case("tables3+7", name, name, fleet, slow, **SHARED)
+    # Separate against unified sampling; both biases on.
+    for name, unified in (("separate", False), ("unified", True)):
+        yield case("table6", name, "biased", unified=unified, **SHARED)
+    # Lambda, and allocations smaller than the paper's N_F, which strengthen the bias.
+    for fraction in (0.1, 0.3, 0.5, 0.8, 1.0):
+        more = SHARED | {"high-loss-fraction": fraction}
+        yield case("knobs", f"lambda {fraction}", "biased", "1+1", 16, **more)
+    for share in (0.9, 0.7, 0.5, 0.3):
+        yield case("knobs", f"share {share}", "biased", share=share, **SHARED)
+    # Weight by steps or as FedNova, on private data, equal and unequal.
+    for partition in ("iid", "dirichlet"):
+        for name in (*BIASES, "fednova"):
+            more = {"partition": partition, "alpha": 0.3}
+            yield case("federated", f"{name}, {partition}", name, slow=4, **more)
+    # Budgets on ten different devices, half of them with slow links, at equal time.
+    for name, algorithm, budget in (
+        ("balanced", "balanced", "two-class"),
+        ("biased, two classes", "biased", "two-class"),
+        ("biased, deadline", "biased", "deadline"),
+    ):
+        more = {"fleet": "mixed", "budget": budget, "batch-size": 32, "budget_s": 30.0}
+        yield case("links", name, algorithm, **more, model="cnn")
+
+
+def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+    """Yield all runs, seed by seed."""
+    for seed in options.seeds_or(range(3)):
+        for one in described():
+            yield Run({"data": options.data, **options.settings} | one, seed)
+
+
+def fleet(case: Case) -> list[DeviceProfile]:
+    """Make fast and slow nodes, or ten from fast to slow, every other one with a slow link."""
+    if case["fleet"] == "mixed":
+        links = enumerate([100.0, 1.0] * 5)
+        return [
+            DeviceProfile(TAU_F ** (1 - i / 9), uplink_mbps=mbps, downlink_mbps=mbps)
+            for i, mbps in links
+        ]
+    num_fast, num_slow = FLEETS[case["fleet"]]
+    fast = DeviceProfile(TAU_F / case["slow_steps"], name="fast")
+    return [fast] * num_fast + [DeviceProfile(name="slow")] * case.get("num_slow", num_slow)
+
+
+OURS = ("experiment", "name", "data", "samples", "epochs", "fleet", "slow_steps", "num_slow",
+        "times", "budget_s")  # fmt: skip
+"""Keys of a case that are no keys of the app's run-config."""
+
+
+def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
+    """Train for some epochs (of all nodes together) or some virtual time."""
+    app, task = app_modules("biased-local-sgd", "biased_app")
+    samples = 1438 if data.source == "digits" else case["samples"]
+    config = {key: value for key, value in case.items() if key not in OURS}
+    config = {"num-server-rounds": 10**6, "partition": "iid", "seed": seed, **config}
+    config |= {"fast-steps": TAU_F, "dataset": data.first(samples, ALL_TEST)}
+    settings = task.BiasedSettings.from_run_config(config)
+    grid = LocalGrid(app, fleet(case), seed=seed, run_config=config)
+    budget_s = case.get("budget_s", inf)
+    epochs = case["epochs"] * case.get("times", 1.0) if budget_s == inf else inf
+    progress = Progress(settings, settings.strategy(), grid, samples, epochs, budget_s)
+    progress.start(
+        grid, initial_arrays(settings), settings.num_server_rounds, evaluate_fn=progress.evaluate
+    )
+    curve = {key: [point[key] for point in progress.points] for key in progress.points[0]}
+    end = {"rounds" if key == "round" else key: values[-1] for key, values in curve.items()}
+    return {"metrics": end, "curve": curve}
+
+
+class Progress(Wrapper):
+    """End a run in time; lower the learning rate on the way; note what happened.
+
+    ``epochs`` and ``budget_s`` limit the examples processed, as a multiple of the data, and the
+    virtual time; whichever is used up first ends the run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        strategy: Wrapper,
+        grid: LocalGrid,
+        samples: int,
+        epochs: float,
+        budget_s: float,
+    ) -> None:
+        super().__init__(strategy)
+        self.settings, self.grid, self.samples = settings, grid, samples
+        self.epochs, self.budget_s = epochs, budget_s
+        self.measure = central_evaluate(settings)
+        self.epochs_done = 0.0
+        self.points: list[dict[str, float]] = []
+
+    @property
+    def used(self) -> float:
+        """Part of the run that is over."""
+        return max(self.epochs_done / self.epochs, self.session.clock.virtual_s / self.budget_s)
+
+    def on_replies(self, server_round: int, replies: Sequence[Any]) -> Any:
+        """Count the examples processed and set the nodes' learning rate."""
+        for reply in replies:
+            (metrics,) = reply.content.metric_records.values()
+            self.epochs_done += float(metrics[keys.EXAMPLES_PROCESSED]) / self.samples
+        rate = self.settings.learning_rate * 0.1 ** sum(self.used >= part for part in DECAYS)
+        for node_id in self.grid.get_node_ids():
+            self.grid.context(node_id).run_config["learning-rate"] = rate
+        return replies
+
+    def evaluate(self, number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Measure the model some times on the way, and at the end."""
+        over = self.used >= 1
+        if not over and self.used < len(self.points) / (EVALUATIONS + 1):
+            return None
+        if over:
+            self.session.stop_reason = "epochs or time used up"
+        metrics = self.measure(number, arrays)
+        point = {
+            "round": number,
+            "epochs": self.epochs_done,
+            "virtual_s": self.session.clock.virtual_s,
+        }
+        self.points.append(point | {"accuracy": float(metrics["accuracy"])})
+        return metrics

@@ -1,0 +1,117 @@
+"""Figure 1, Tables 4 and 5 and Theorem 1."""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from flwr_hetero.biased_local_sgd.algorithm import gradient_bound, largest_learning_rate
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero_studies.core.experiment import Claim, NotHereError, Options, Outcome, times
+from flwr_hetero_studies.papers.biased_local_sgd.runs import DECAYS, EPOCHS, PAPER, RESNET20
+from flwr_hetero_studies.tasks import Examples, data_shape, load_partition, make_model, train
+
+TABLE_4 = {
+    "CIFAR-10 (ResNet20)": (128, 100, 0.3, (60, 80), 0.0001),
+    "Oxford Flowers 102 (WRN16)": (32, 300, 0.1, (180, 240), 0.0001),
+    "CIFAR-100 (WRN28)": (128, 100, 0.1, (60, 80), 0.0005),
+    "Tiny ImageNet (ViT)": (128, 10, 0.0001, (7,), 0.0005),
+    "AG News (DistilBERT)": (128, 10, 0.001, (7,), 0.0001),
+}
+TABLE_5 = {
+    "CIFAR-10 (ResNet20)": (32, 100, 0.1, (60, 80), 0.0001),
+    "Oxford Flowers 102 (WRN16)": (11, 300, 0.1, (180, 240), 0.0001),
+    "CIFAR-100 (WRN28)": (32, 200, 0.2, (120, 160), 0.0005),
+    "Tiny ImageNet (ViT)": (32, 10, 0.0001, (7,), 0.0005),
+    "AG News (DistilBERT)": (32, 10, 0.001, (7,), 0.0001),
+}
+"""Batch size, epochs, learning rate, epochs at which it falls, weight decay."""
+
+
+def figure_1(options: Options) -> Outcome:
+    """Time a step on the CPU and on the GPU."""
+    if not torch.cuda.is_available():
+        raise NotHereError("needs a GPU beside the CPU")
+    dataset = options.dataset("images")
+    model = make_model(options.pick("cnn", RESNET20), *data_shape(dataset))
+    examples = load_partition(dataset, 0, 1)
+    seconds = {device: step_s(model, examples, device) for device in ("cpu", "cuda")}
+    claim = times("a step takes longer on the CPU", 10, seconds["cpu"] / seconds["cuda"])
+    rows = [(device, f"{1000 * each:.2f}") for device, each in seconds.items()]
+    return Outcome(("device", "ms per step of 128 examples"), rows, [claim])
+
+
+def step_s(model: nn.Module, examples: Examples, device: str, num_steps: int = 20) -> float:
+    """Return the seconds of a step; the losses come back, so that the device has finished."""
+    for warm_up in (True, False):
+        start_s = time.perf_counter()
+        sampler = UniformSampler(len(examples), 128)
+        train(
+            model, examples, sampler, num_steps=2 if warm_up else num_steps, lr=0.01, device=device
+        )
+    return (time.perf_counter() - start_s) / num_steps
+
+
+def settings(
+    options: Options, printed: Mapping[str, tuple[object, ...]], num_nodes: int
+) -> Outcome:
+    """Put the full form's settings beside a table."""
+    given, decays = PAPER[num_nodes], tuple(round(EPOCHS * part) for part in DECAYS)
+    ours = given["batch-size"], EPOCHS, given["learning-rate"], decays, given["weight-decay"]
+    first = next(iter(printed))
+    rows = [
+        (name, *row, "equal" if row == ours and name == first else "not had here")
+        for name, row in printed.items()
+    ]
+    text = f"the full form has the settings of {first}"
+    claim = Claim(text, str(printed[first]), str(ours), printed[first] == ours)
+    head = "data", "batch size", "epochs", "learning rate", "decay after", "weight decay", "here"
+    return Outcome(head, rows, [claim])
+
+
+table_4 = partial(settings, printed=TABLE_4, num_nodes=2)
+table_5 = partial(settings, printed=TABLE_5, num_nodes=10)
+
+
+def theorem_1(options: Options) -> Outcome:
+    """Compare the bound (6) with local SGD on two parabolas, of which one is drawn more often."""
+    num_steps, rounds = 8, options.pick(200, 2000)
+    rate = largest_learning_rate(smoothness=1.0, num_steps=num_steps)
+    found, rows = {}, []
+    for chance in (0.5, 0.9, 1.0):
+        mean, gain = parabolas(chance, rate, num_steps, rounds, options.seed)
+        bound = gradient_bound(
+            gain, rate, rounds, smoothness=1.0, num_steps=num_steps, variance=chance * (1 - chance)
+        )
+        found[chance] = mean, bound
+        rows.append((chance, f"{mean:.4f}", f"{bound:.4f}"))
+    claims = [
+        Claim(text, "holds", f"{mean:.4f} against {bound:.4f}", mean <= bound)
+        for text, (mean, bound) in (
+            ("with uniform sampling the mean squared gradient is within the bound", found[0.5]),
+            ("so it is for any sampling p: here of one sample alone", found[1.0]),
+        )
+    ]
+    head = "chance of the second", "mean squared gradient", "bound (6)"
+    return Outcome(head, rows, claims)
+
+
+def parabolas(
+    chance: float, rate: float, num_steps: int, rounds: int, seed: int
+) -> tuple[float, float]:
+    """Run local SGD on 10 workers from the minimum of F = mean of x^2 / 2 and (x - 1)^2 / 2.
+
+    Returns the mean squared gradient of F over the rounds and F(x_0) - F(x_T).
+    """
+    rng, start = np.random.default_rng(seed), 0.5
+    x, squares = start, []
+    for _ in range(rounds):
+        local = np.full(10, x)
+        for _ in range(num_steps):
+            local -= rate * (local - (rng.random(10) < chance))
+        x = float(local.mean())
+        squares.append((x - start) ** 2)
+    return float(np.mean(squares)), -((x - start) ** 2) / 2

@@ -1,0 +1,208 @@
+"""Biased local SGD's runs: fast and slow nodes that share one data set."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero import keys
+from flwr_hetero.biased_local_sgd.shared_data import SharedSamples, read_samples, samples_record
+from flwr_hetero.client.emulation import in_config
+from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero.fleet.local_grid import FIRST_NODE_ID
+from flwr_hetero.sampler import TopLossSampler
+from flwr_hetero.strategy import BiasedLocalSGD
+from flwr_hetero_studies.core.emulate import emulate
+from flwr_hetero_studies.core.experiment import Curve, Options
+from flwr_hetero_studies.tasks import Examples, Settings, load_partition, open_node
+
+TAU_F, GAPS = 32, (16, 4, 1)
+"""Steps of a fast node in a round, and of a slow one in the same time."""
+DECAYS = (0.6, 0.8)
+"""Parts of a run after which the learning rate falls to a tenth."""
+RESNET20 = "flwr_hetero_studies.papers.biased_local_sgd.model:resnet20"
+PAPER: dict[int, dict[str, Any]] = {
+    2: {"batch-size": 128, "learning-rate": 0.3, "weight-decay": 1e-4, "model": RESNET20},
+    10: {"batch-size": 32, "learning-rate": 0.1, "weight-decay": 1e-4, "model": RESNET20},
+}
+"""Settings for CIFAR-10, by the number of nodes (Tables 4 and 5)."""
+SHORT: dict[int, dict[str, Any]] = {
+    2: {"batch-size": 16, "learning-rate": 0.09, "weight-decay": 1e-4, "model": "mlp"},
+    10: {"batch-size": 4, "learning-rate": 0.03, "weight-decay": 1e-4, "model": "mlp"},
+}
+"""Of the short form: as many batches in an epoch as in the paper, within a factor of 3."""
+EPOCHS, SHORT_EPOCHS = 100, 3
+"""Examples processed in a run, as a multiple of the data."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm on some fast and slow nodes."""
+
+    fast: int = 8
+    slow: int = 2
+    slow_steps: int = 1
+    """Steps of a slow node in the time of ``TAU_F`` of a fast one."""
+    steps: int = TAU_F
+    balanced: bool = False
+    """Whether slow nodes take as many steps as fast ones."""
+    sampling: bool = True
+    weights: bool = True
+    unified: bool = False
+    high_loss_to_slow: bool = False
+    times: float = 1.0
+    """Epochs, as a multiple of the paper's."""
+    as_long_as: "Case | None" = None
+    """A case that has as many rounds."""
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in a round, of all nodes together."""
+        return self.steps * self.fast + self.slow * (
+            self.steps if self.balanced else self.slow_steps
+        )
+
+    def rounds(self, batches_per_epoch: float, epochs: float) -> int:
+        """Count the rounds of so many epochs."""
+        if self.as_long_as:
+            return self.as_long_as.rounds(batches_per_epoch, epochs)
+        return ceil(self.times * epochs * batches_per_epoch / self.batches)
+
+    @property
+    def gamma(self) -> float | dict[str, float]:
+        """The performance gap ratio of each node, which the paper takes as known.
+
+        A node has two names: the second from its first reply on.
+        """
+        if self.balanced:
+            return 1.0
+        ratios = [1.0] * self.fast + [self.slow_steps / TAU_F] * self.slow
+        first = {f"id-{FIRST_NODE_ID + number}": ratio for number, ratio in enumerate(ratios)}
+        return first | {f"node-{number}": ratio for number, ratio in enumerate(ratios)}
+
+    @property
+    def fleet(self) -> list[DeviceProfile]:
+        """Make the fast nodes, which are the reference, and the slow ones."""
+        slow = DeviceProfile(self.slow_steps / TAU_F, name="slow")
+        return [DeviceProfile(name="fast")] * self.fast + [slow] * self.slow
+
+
+class Trained(NamedTuple):
+    """Means over seeds, the final accuracy of each, and accuracy by time."""
+
+    rounds: int
+    rounds_per_epoch: float
+    seconds: float
+    finals: Sequence[float]
+    by_time: Curve
+
+    @property
+    def accuracy(self) -> float:
+        """The mean final accuracy in percent."""
+        return float(np.mean(self.finals))
+
+    @property
+    def percent(self) -> str:
+        """Write the final accuracy as the paper does."""
+        return f"{self.accuracy:.2f} ± {np.std(self.finals, ddof=1):.2f}"
+
+
+def train(options: Options, case: Case) -> Trained:
+    """Train with an algorithm, once for each of three seeds."""
+    runs = [_train(options, case, options.seed + number) for number in range(3)]
+    seconds, accuracy = (
+        np.mean([run[name] for run in runs], axis=0) for name in ("virtual_s", "accuracy")
+    )
+    finals = [100 * run["accuracy"][-1] for run in runs]
+    rounds = int(runs[0]["round"][-1])
+    examples = len(shared_examples(options.dataset("images"), 0))
+    epochs = rounds * case.batches * setting(options, case)["batch-size"] / examples
+    curve = Curve(seconds.tolist(), (100 * accuracy).tolist())
+    return Trained(rounds, rounds / epochs, float(seconds[-1]), finals, curve)
+
+
+def setting(options: Options, case: Case) -> dict[str, Any]:
+    """Return batch size, learning rate, weight decay and model; eight fast nodes train as ten."""
+    return dict(options.pick(SHORT, PAPER)[2 if case.fast == 1 else 10])
+
+
+def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
+    """Train, and return the curve by columns."""
+    shared = setting(options, case)
+    dataset, batch = options.dataset("images"), int(shared["batch-size"])
+    num_examples = len(shared_examples(dataset, seed))
+    rounds = case.rounds(num_examples / batch, options.pick(SHORT_EPOCHS, EPOCHS))
+    config = {"dataset": dataset, "partition": "iid", "seed": seed, "num-server-rounds": rounds}
+    strategy = BiasedLocalSGD(
+        FedAvg(fraction_evaluate=0.0),
+        case.steps,
+        gamma=case.gamma,
+        weighting="steps" if case.weights else "examples",
+        high_loss_fraction=0.5 if case.sampling else None,
+        shared_samples=num_examples,
+        batch_size=batch,
+        unified=case.unified,
+        seed=seed,
+    )
+    if case.high_loss_to_slow:
+        strategy.shared = HighLossToSlow(num_examples, batch, 0.5, None, case.unified, seed)
+    return emulate(
+        shared_app(),
+        Settings.from_run_config(config | shared),
+        strategy,
+        case.fleet,
+        config | shared,
+        every=max(1, rounds // 40),
+    )
+
+
+class HighLossToSlow(SharedSamples):
+    """Let the slow nodes have the samples of high loss (Table 6)."""
+
+    def draw(self, num_steps: Sequence[int], fast: Sequence[bool]) -> list[Any]:
+        """Exchange the classes' parts."""
+        return super().draw(num_steps, [not each for each in fast])
+
+
+def shared_examples(dataset: str, seed: int) -> Examples:
+    """Load the data set that all nodes see."""
+    return load_partition(dataset, 0, 1, seed=seed)
+
+
+def shared_app() -> ClientApp:
+    """Make nodes that train on the samples that the server assigns, and report their losses."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        node = open_node(message, context)
+        given = node.settings
+        used = in_config(message, keys.SERVER_ROUND) / given.num_server_rounds
+        rate = given.learning_rate * 0.1 ** sum(used > part for part in DECAYS)
+        examples = shared_examples(given.dataset, given.seed)
+        node = replace(node, examples=examples, settings=replace(given, learning_rate=rate))
+        sampler = TopLossSampler(len(examples), given.batch_size, seed=node.seed, fast=False)
+        samples = message.content.config_records.get(keys.SAMPLES)
+        if samples is not None:
+            sampler.assign(read_samples(samples)[0])
+        model = node.model()
+        reply = node.reply(model, node.train(model, sampler))
+        if samples is not None:
+            reply.content[keys.SAMPLES] = samples_record(*sampler.take_losses())
+        return reply
+
+    return app
+
+
+def compare(options: Options, cases: Mapping[str, Case]) -> dict[str, Trained]:
+    """Train with every algorithm."""
+    found = {}
+    for name, case in cases.items():
+        options.say(name)
+        found[name] = train(options, case)
+    return found

@@ -1,0 +1,152 @@
+"""Herding bounds of vectors that stay as they are: nothing is trained.
+
+The vectors are the gradients of partly trained models. ``sketch``: which one is worth its bytes.
+``fleet``: what happens in fleets that are not the paper's, with absent nodes, lost replies,
+restarts and unequal data. The paper's Fig. 10 is run by ``flwr-hetero reproduce``.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flwr_hetero.cd_grab import order_server
+from flwr_hetero.cd_grab.algorithm import (
+    relative_herding,
+)
+from flwr_hetero_studies.core.bench import Options, Run
+from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.papers.cd_grab.nodes import Nodes, UnitGradients, examples_of, fits, flat
+from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
+
+MODELS = {"softmax": 0.01, "lenet": 0.05, "mlp": 0.01}
+"""Models and the learning rate of their 200 steps of training."""
+SKETCHES = ("D-RR", "ID-GraB(PairBal)",
+            *(f"CD-GraB, k = {k}" for k in (16, 64, 256, 1024, 4096)),
+            "CD-GraB, exact")  # fmt: skip
+FLEETS = (
+    "all nodes, always",
+    "30 % of the nodes, at random",
+    "two fixed halves in turn",
+    "5 % of the replies lost",
+    "20 % of the replies lost",
+    "30 % of the nodes and 20 % lost",
+    "5 % of the nodes restart, state lost",
+    "a node joins every third round",
+    "one node reports noise, 10 x as long",
+    "unequal data, units of equal size",
+    "unequal data, equally many units",
+)
+FLEET_METHODS = ("D-RR", "ID-GraB(PairBal)", "CD-GraB, paper", "CD-GraB, ours")
+NODES, UNITS, BATCH = 16, 64, 4
+
+
+def plan(options: Options) -> Iterator[Run]:
+    """Yield all runs."""
+    rounds = options.settings["rounds"]
+    for seed in options.seeds_or(range(3)):
+        for model in (model for model in MODELS if fits(model, options.data)):
+            for method in SKETCHES:
+                case = {"experiment": "sketch", "name": f"{model}, {method}", "method": method}
+                yield Run(case | {"model": model, "rounds": 14, "data": options.data}, seed)
+        for fleet in FLEETS:
+            for method in FLEET_METHODS:
+                case = {"experiment": "fleet", "name": f"{fleet}, {method}", "method": method}
+                yield Run(case | {"fleet": fleet, "rounds": rounds, "data": options.data}, seed)
+
+
+def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
+    """Measure the bounds of one case."""
+    if case["experiment"] == "sketch":
+        grains = gradients(dataset, case["model"], 8, seed)
+        bounds = visits(list(grains), case["method"], case["rounds"], seed)
+        return {"metrics": {"bound": float(np.mean(bounds[-4:])), "dim": grains.shape[2]}}
+    grains = gradients(dataset, "softmax", NODES, seed)
+    method = {"CD-GraB, paper": "CD-GraB, k = 1024", "CD-GraB, ours": "CD-GraB, k = 1024"}
+    vectors = unequal(case["fleet"], grains)
+    paper = case["method"] == "CD-GraB, paper"  # one common sum, whatever happens
+    no_share = patch.object(order_server, "own_share", lambda q, m: np.zeros(m))
+    with no_share if paper else nullcontext():
+        name = method.get(case["method"], case["method"])
+        bounds = visits(vectors, name, case["rounds"], seed, case["fleet"])
+    return {"metrics": {"bound": float(np.mean(bounds[-10:]))}}
+
+
+# --- gradients ------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def gradients(dataset: str, name: str, nodes: int, seed: int) -> NDArray[np.float32]:
+    """Take the gradients of all units, (nodes, units, dim), after 200 steps of training."""
+    model = make_model(name, *data_shape(dataset), seed=seed)
+    available = len(load_partition(dataset, 0, 1, seed=seed))
+    units = min(UNITS, available // (nodes * BATCH) // 2 * 2)
+    examples = examples_of(dataset, nodes * units * BATCH, seed)
+    gradients_of, params = UnitGradients(model), flat(model)
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        rows = rng.integers(len(examples), size=(1, 64))
+        step = gradients_of(params, examples.inputs[rows], examples.targets[rows])[0]
+        params = params - MODELS[name] * step
+    rows = np.arange(len(examples)).reshape(nodes, -1, BATCH)
+    each = [gradients_of(params, examples.inputs[r], examples.targets[r]).numpy() for r in rows]
+    return np.array(each)
+
+
+def unequal(fleet: str, grains: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Make each node's units: its own number of grains, alone or put together."""
+    if not fleet.startswith("unequal"):
+        return list(grains)
+    units = grains.shape[1]
+    sizes = np.linspace(units // 4, units, NODES).astype(int) // 2 * 2
+    kept = [g[:size] for g, size in zip(grains, sizes, strict=True)]
+    if fleet.endswith("units of equal size"):
+        return [len(g) / sizes.mean() * g for g in kept]
+    parts = [np.array_split(g, units // 4) for g in kept]
+    return [np.array([p.sum(axis=0) for p in each]) / sizes.mean() for each in parts]
+
+
+def present(fleet: str, step: int, rng: np.random.Generator) -> list[int]:
+    """Return the nodes that take part in a round."""
+    if fleet.startswith("30 %"):
+        return sorted(rng.choice(NODES, round(0.3 * NODES), replace=False).tolist())
+    if fleet.startswith("two"):
+        return list(range(NODES // 2 * (step % 2), NODES // 2 * (step % 2 + 1)))
+    if fleet.startswith("a node joins"):
+        return list(range(min(NODES, NODES // 2 + step // 3)))
+    return list(range(NODES))
+
+
+def visits(
+    vectors: list[NDArray[np.float32]], name: str, rounds: int, seed: int, fleet: str = ""
+) -> list[float]:
+    """Let nodes visit all units every round, and return the bounds in the full space."""
+    rng = np.random.default_rng([seed, 5])
+    nodes = Nodes([len(v) for v in vectors], 1, name, seed)
+    tensors = [torch.from_numpy(v) for v in vectors]
+    lost = {"20 % lost": 0.2, "20 % of the replies": 0.2, "5 % of the r": 0.05}
+    share = next((value for words, value in lost.items() if words in fleet), 0.0)
+    bounds = []
+    for step in range(rounds):
+        here = present(fleet, step, rng) if fleet else list(range(len(vectors)))
+        draws = rng.random((2, len(vectors)))
+        for i in here:
+            if "restart" in fleet and draws[0, i] < 0.05:
+                nodes.samplers[i] = nodes.new_sampler(i)
+        nodes.begin(step, here)
+        passes = [vectors[i][nodes.visit(i, tensors[i])] for i in here]
+        arrived = [i for i in here if draws[1, i] >= share]
+        reports = nodes.reports(arrived)
+        if "noise" in fleet and "node-00" in reports:
+            diffs = reports["node-00"].diffs
+            noise = rng.standard_normal(diffs.shape).astype(np.float32)
+            noise *= np.float32(10 * np.linalg.norm(diffs) / np.linalg.norm(noise))
+            reports["node-00"] = reports["node-00"]._replace(diffs=noise)
+        nodes.server.receive(reports)
+        bounds.append(relative_herding(passes[1:] if "noise" in fleet else passes))
+    return bounds

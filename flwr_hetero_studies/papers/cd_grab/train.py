@@ -1,0 +1,129 @@
+"""Train on m workers that each visit their units in an order; one unit is one vector to order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flwr_hetero.errors import invalid
+from flwr_hetero_studies.core.alone import Columns, columns
+from flwr_hetero_studies.papers.cd_grab.orders import make_orders
+from flwr_hetero_studies.papers.cd_grab.tasks import Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The paper's settings of an experiment."""
+
+    workers: int
+    batch: int
+    """Units of all workers in a step: the paper's B."""
+    epochs: int
+    lr: float
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    adam: bool = False
+    decay_every: int = 0
+    """After so many epochs the learning rate falls to a tenth; 0: never."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer: SGD with momentum, or AdamW."""
+        params, decay = model.parameters(), self.weight_decay
+        if self.adam:
+            return torch.optim.AdamW(params, self.lr, weight_decay=decay)
+        return torch.optim.SGD(params, self.lr, self.momentum, weight_decay=decay)
+
+
+def train(task: Task, settings: Settings, method: str, seed: int) -> Columns:
+    """Train; the curve has a point per epoch, with the pass's herding bound of Eq. 8.
+
+    As many units are left out, at random, as do not fill an even number of steps.
+    """
+    own = settings.batch // settings.workers
+    steps = len(task) // settings.batch // 2 * 2
+    if own * settings.workers != settings.batch or not steps:
+        rule = f"be a multiple of {settings.workers} workers, and two fit {len(task)} units"
+        raise invalid("batch", settings.batch, rule)
+    kept = np.random.default_rng(seed).permutation(len(task))[: steps * settings.batch]
+    shares = kept.reshape(settings.workers, steps * own)
+    model = task.make_model(seed)
+    optimizer, gradients_of = settings.optimizer(model), Gradients(task, model)
+    num_workers, num_units = shares.shape
+    orders = make_orders(method, num_workers, num_units, seed)
+    points = [{"epoch": 0.0, "herding": inf} | task.look(model)]
+    for epoch in range(settings.epochs):
+        if settings.decay_every:
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * 0.1 ** (epoch // settings.decay_every)
+        visited = np.take_along_axis(shares, orders.orders, axis=1)
+        sums = []
+        for step in range(steps):
+            units = visited[:, step * own : (step + 1) * own].reshape(-1)
+            if orders.learns:
+                each = gradients_of.each(units)
+                orders.observe(each.numpy().reshape(num_workers, own, -1))
+                gradient = each.mean(0)
+            else:
+                gradient = gradients_of.mean(units)
+            sums.append(settings.batch * gradient.numpy())
+            fill_gradients(model, gradient)
+            optimizer.step()
+        orders.start_pass()
+        points.append({"epoch": epoch + 1.0, "herding": furthest(np.array(sums))})
+        points[-1] |= task.look(model)
+        if not isfinite(points[-1]["loss"]):
+            break
+    return columns(points)
+
+
+class Gradients:
+    """Gradients of units at the model's present parameters."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        self.task, self.model = task, model
+        self._vectorised = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="error")
+
+    def _loss(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = functional_call(self.model, dict(params), (inputs,))
+        return self.task.train.task.losses(outputs, targets).mean()
+
+    def _take(self, units: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets, (num_units, per_unit, ...)."""
+        rows = units[:, None] * self.task.per_unit + np.arange(self.task.per_unit)
+        return self.task.train.take(rows)
+
+    def each(self, units: NDArray[np.int64]) -> Tensor:
+        """Differentiate each unit's loss: (num_units, dim)."""
+        if not self.task.vectorised:
+            return torch.stack([self.mean(unit) for unit in units[:, None]])
+        params = {name: p.detach() for name, p in self.model.named_parameters()}
+        with sdpa_kernel(SDPBackend.MATH):  # the only attention with vectorised gradients
+            found = self._vectorised(params, *self._take(units))
+        return torch.cat([found[name].flatten(1) for name in params], dim=1)
+
+    def mean(self, units: NDArray[np.int64]) -> Tensor:
+        """Differentiate the mean of the units' losses: (dim,)."""
+        inputs, targets = (part.flatten(0, 1) for part in self._take(units))
+        params = dict(self.model.named_parameters())
+        found = torch.autograd.grad(self._loss(params, inputs, targets), list(params.values()))
+        return torch.cat([part.flatten() for part in found])
+
+
+def fill_gradients(model: nn.Module, gradient: Tensor) -> None:
+    """Give a model's parameters their parts of a gradient."""
+    parameters = list(model.parameters())
+    parts = torch.split(gradient, [p.numel() for p in parameters])
+    for p, part in zip(parameters, parts, strict=True):
+        p.grad = part.view_as(p)
+
+
+def furthest(sums: NDArray[np.float32]) -> float:
+    """Take the herding bound (Eq. 8) of the sums of steps (num_steps, dim)."""
+    centred = sums - sums.mean(axis=0)
+    return float(np.abs(np.cumsum(centred, axis=0, out=centred)).max())

@@ -1,0 +1,142 @@
+"""Mercury against uniform sampling and its other rivals on emulated fleets, in virtual time.
+
+A cell is a link, a partition and a number of nodes. ``bacc`` is the default of ``apps/mercury``.
+What the sampler and its scoring cost is in ``costs.py``.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import named_fleet
+from flwr_hetero_studies.core.apps import app_modules
+from flwr_hetero_studies.core.bench import Data, Options, Run
+from flwr_hetero_studies.core.emulate import emulate
+from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.papers.mercury import costs
+from flwr_hetero_studies.tasks import initial_arrays
+
+SETTINGS = {"rows": 12_000, "test-rows": 2000, "num-server-rounds": 60, "batch-size": 32,
+            "learning-rate": 0.1, "model": "mlp"}  # fmt: skip
+FAST = {"rows": 1000, "test-rows": 200, "num-server-rounds": 3, "model": "auto", "batch-size": 16}
+FAST_CASES = ["100 Mbit/s, Dirichlet 1, 4 nodes/*", "sampler/*1,000 *"]
+
+UNIFORM, DEFAULT = "uniform", "bacc"
+METHODS: dict[str, dict[str, Any]] = {
+    UNIFORM: {"sampling": "uniform"},
+    DEFAULT: {"sampling": "bacc"},
+    "free": {"sampling": "free"},
+    "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
+    "bacc, no gate": {"sampling": "bacc", "gate": 0.0},
+    "bacc, gate shut": {"sampling": "bacc", "gate": 1e9},
+    "adacomm": {
+        "sampling": "uniform",
+        "communication": "adacomm",
+        "local-steps": 20,
+        "adapt-every-s": 3.0,
+    },
+    "uniform, resharding": {"sampling": "uniform", "resharding": "random"},
+    "bacc, resharding": {"sampling": "bacc", "resharding": "importance"},
+    "bacc, random resharding": {"sampling": "bacc", "resharding": "random"},
+}
+"""Run-config of each; AdaComm adapts about every ten rounds at 100 Mbit/s."""
+MBPS, ALPHAS, USUAL = (10, 50, 100, 200), (None, 10.0, 1.0, 0.5), (100, 1.0, 4)
+CNN_BYTES = 4 * 20_490
+KEPT = ("variance-ratio", keys.HIDDEN_SHARE)
+OURS = ("experiment", "name", "data", "nodes", "rows", "test-rows")
+"""Keys of a case that are no keys of the app's run-config."""
+
+
+def case(name: str, mbps: int, alpha: float | None, nodes: int = 4) -> Case:
+    """Describe a run by its cell and its method."""
+    split = {"partition": "iid"} if alpha is None else {"partition": "dirichlet", "alpha": alpha}
+    data = "IID" if alpha is None else f"Dirichlet {alpha:g}"
+    experiment = f"{mbps} Mbit/s, {data}, {nodes} nodes"
+    described = {"experiment": experiment, "name": name, "nodes": nodes, "fleet": f"wifi-{mbps}"}
+    return described | split | METHODS[name]
+
+
+def described() -> Iterator[Case]:
+    """Yield the cells: every link with every alpha (Figures 11 to 18), 12 nodes, all methods."""
+    for name in METHODS:
+        yield case(name, *USUAL)
+    for name in (UNIFORM, DEFAULT):
+        for mbps in MBPS:
+            for alpha in ALPHAS:
+                yield case(name, mbps, alpha)
+        yield case(name, 100, 1.0, nodes=12)
+
+
+def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+    """Yield all runs; those of uniform sampling train once for all links."""
+    known = {training(line["case"], line["seed"]): line["curve"] for line in lines}
+    first: set[str] = set()
+    for seed in options.seeds_or(range(3)):
+        for one in described():
+            full = {"data": options.data, **options.settings} | one
+            key = training(full, seed)
+            if one["name"] != UNIFORM:
+                yield Run(full, seed)
+            elif key in known:
+                yield Run(full, seed, {"curve": known[key]})
+            elif key not in first:
+                first.add(key)
+                yield Run(full, seed)
+    yield from costs.plan(options)
+
+
+def training(case: Case, seed: int) -> str:
+    """Name what a run trains on: with uniform sampling the link changes nothing but the clock."""
+    return json.dumps([case | {"fleet": "", "experiment": ""}, seed], sort_keys=True)
+
+
+def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Train once, or give a known training the clock of another link, as two rounds show it."""
+    if case["experiment"] in costs.EXPERIMENTS:
+        return costs.run(case)
+    if curve is None:
+        return train(case, seed, data)
+    times = train(case | {"num-server-rounds": 2}, seed, data)["curve"]["virtual_s"]
+    clock = [round(number * (times[2] - times[1]), 5) for number in curve["round"]]
+    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1], "open": 0.0}
+    return {"metrics": metrics, "curve": curve | {"virtual_s": clock}}
+
+
+def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
+    """Train for the rounds of the case, measured at most 60 times."""
+    app, task = app_modules("mercury", "mercury_app")
+    config = {key: value for key, value in case.items() if key not in OURS}
+    config |= {"dataset": data.first(case["rows"], case["test-rows"]), "seed": seed}
+    settings = task.MercurySettings.from_run_config(config)
+    arrays = initial_arrays(settings)
+    # compute and transfer in the paper's ratio, which the named fleets have for the small CNN
+    size = sum(array.numpy().nbytes for array in arrays.values()) / CNN_BYTES
+    fleet = [
+        replace(device, seconds_per_example=size * device.seconds_per_example)
+        for device in named_fleet(settings.fleet, case["nodes"])
+    ]
+    is_open = []
+
+    def note(record: dict[str, Any]) -> dict[str, float]:
+        stats = record.get("sampler", {})
+        is_open.append(stats.get("importance-open", 0.0))
+        kept = {key: round(stats[key], 4) for key in KEPT if key in stats}
+        return kept | ({"loss": record["global"]["loss"]} if record["global"] else {})
+
+    curve = emulate(
+        app,
+        settings,
+        settings.strategy(),
+        fleet,
+        config,
+        note=note,
+        every=max(1, settings.num_server_rounds // 60),
+        arrays=arrays,
+        train_config={keys.NUM_STEPS: settings.local_steps} if settings.local_steps else {},
+    )
+    del curve["bytes"], curve["device_s"]
+    metrics = {key: curve[key][-1] for key in ("virtual_s", "accuracy")}
+    metrics["open"] = round(sum(is_open) / settings.num_server_rounds, 3)
+    return {"metrics": metrics, "curve": curve}

@@ -1,0 +1,304 @@
+"""Figures 2 to 4 and 6, and the proof of section 4.4: what importance is and what it changes."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
+
+from flwr_hetero.mercury.algorithm import (
+    Groups,
+    draw_flat,
+    draw_two_level,
+    error_probability,
+    inverse_probs,
+    mixed_probs,
+    step_size,
+)
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Options, Outcome
+from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
+from flwr_hetero_studies.papers.mercury.race import cell
+from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
+
+Vector = NDArray[np.float64]
+FAST_LINKS = (1000, 10_000, 50_000)
+"""Mbit/s of the networks of data centers."""
+MOMENTS = (0, 50, 100, 200)
+"""Iterations after which importance is looked at."""
+MOST = 2000
+"""Samples whose own gradients are taken."""
+FEW = 0.15
+"""Part of the samples that counts as a small portion."""
+
+
+def figure_2(options: Options) -> Outcome:
+    """Overlap computing and exchanging, layer by layer, on links of every speed."""
+    rows, cut = [], {}
+    for mbps in (*MBPS, *FAST_LINKS):
+        cost = costs(mbps)
+        whole = cost.compute_s + cost.exchange_s
+        cut[mbps] = 1 - overlapped_s(cost) / whole
+        parts = (cost.compute_s, cost.exchange_s, overlapped_s(cost))
+        published = "15 %" if mbps in MBPS else "47 %"
+        rows.append((mbps, *(f"{part:.2f}" for part in parts), f"{cut[mbps]:.0%}", published))
+    wireless, fast = max(cut[m] for m in MBPS), max(cut[m] for m in FAST_LINKS)
+    claims = [
+        Claim(
+            "On wireless links overlapping cuts the cost of a step little",
+            "15 %",
+            f"{wireless:.0%} at most",
+            wireless <= 0.15,
+        ),
+        Claim(
+            "On a fast network it cuts much (on the best link, at least 2/3 of it)",
+            "47 %",
+            f"{fast:.0%} at most",
+            fast >= ENOUGH * 0.47,
+        ),
+    ]
+    head = ("Mbit/s", "computing, s", "exchange, s", "overlapped, s", "saved", "paper")
+    return Outcome(head, rows, claims)
+
+
+def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
+    """Train by random batches; return the training and the numbers of all examples."""
+    first = cell(options, "images")
+    training = Training(first.task, RANDOM, costs(100), options.seed)
+    for _ in range(steps):
+        training.advance()
+    return training, np.arange(len(training.examples))
+
+
+def figure_3(options: Options) -> Outcome:
+    """Look at how unequal importance is as random training goes on."""
+    training, rows = trained(options, 0)
+    table, curves, halves = [], {}, []
+    for before, moment in zip((0, *MOMENTS), MOMENTS, strict=False):
+        for _ in range(moment - before):
+            training.advance()
+        losses = np.sort(training.all_losses(rows))[::-1]
+        shares = np.cumsum(losses) / losses.sum()
+        half, most = (int(np.argmax(shares >= part)) + 1 for part in (0.5, 0.9))
+        halves.append(half / len(rows))
+        table.append(
+            (moment, f"{losses.mean():.3f}", f"{halves[-1]:.1%}", f"{most / len(rows):.1%}")
+        )
+        places = np.linspace(0, len(rows) - 1, 51).astype(int)
+        x, y = 100 * (places + 1) / len(rows), 100 * shares[places]
+        curves[f"after {moment} iterations"] = Curve(x.tolist(), y.tolist())
+    claims = [
+        Claim(
+            "More and more samples become less important as training proceeds",
+            "more at each time",
+            " > ".join(f"{half:.1%}" for half in halves),
+            all(np.diff(halves) < 0),
+        ),
+        Claim(
+            f"After 200 iterations a small portion concentrates importance ({FEW:.0%}, half of it)",
+            "a small portion",
+            f"{halves[-1]:.1%} hold half",
+            halves[-1] <= FEW,
+        ),
+    ]
+    head = ("iteration", "mean importance", "samples with half of it", "with 90 %")
+    axes = ("samples, % (most important first)", "importance, %")
+    return Outcome(head, table, claims, curves, axes)
+
+
+def figure_4(options: Options) -> Outcome:
+    """Draw batches at random and by importance, and compare what they hold."""
+    training, rows = trained(options, MOMENTS[-1])
+    rows = rows[:MOST]
+    losses = training.all_losses(rows)
+    norms = gradient_norms(training, rows)
+    ways = {
+        "random": np.full(len(rows), 1.0 / len(rows)),
+        "by loss (the paper)": mixed_probs(losses, 0.0),
+        "by gradient norm (Eq. 4)": mixed_probs(norms, 0.0),
+        "by error probability, half uniform (the package)": mixed_probs(
+            error_probability(losses), 0.5
+        ),
+    }
+    top = np.argsort(-losses)[: len(rows) // 10]
+    noise = {name: float((norms**2 / probs).mean()) / len(rows) for name, probs in ways.items()}
+    table = [
+        (
+            name,
+            f"{probs @ losses / losses.mean():.2f}",
+            f"{probs[top].sum():.0%}",
+            f"{noise['random'] / noise[name]:.2f}x",
+        )
+        for name, probs in ways.items()
+    ]
+    rank = float(np.corrcoef(ranks(losses), ranks(norms))[0, 1])  # Spearman's
+    share, gain = (
+        ways["by loss (the paper)"][top].sum(),
+        noise["random"] / noise["by loss (the paper)"],
+    )
+    claims = [
+        Claim(
+            "Important samples are more likely to be drawn (the top tenth, at least twice)",
+            "more likely",
+            f"{share / 0.1:.1f} times",
+            share >= 0.2,
+        ),
+        Claim(
+            "The loss can stand in for the gradient norm (rank correlation at least 0.8)",
+            "often used",
+            f"{rank:.3f}",
+            rank >= 0.8,
+        ),
+        Claim(
+            "It reduces the gradient's second moment, and so its variance",
+            "reduced",
+            f"{gain:.2f} times smaller",
+            gain > 1,
+        ),
+    ]
+    head = ("batches", "importance, mean 1", "draws of the top tenth", "second moment smaller")
+    return Outcome(head, table, claims)
+
+
+def gradient_norms(training: Training, rows: NDArray[np.int64]) -> Vector:
+    """Return the norm of each example's own gradient."""
+    params = [p for p in training.model.parameters() if p.requires_grad]
+    found = []
+    for row in rows:
+        inputs, targets = training.examples.take(np.array([row]))
+        gradients = torch.autograd.grad(cross_entropy(training.model(inputs), targets), params)
+        found.append(float(sum(g.square().sum() for g in gradients) ** 0.5))
+    return np.array(found)
+
+
+def ranks(values: Vector) -> Vector:
+    """Return each value's rank, from 0 to 1.
+
+    >>> ranks(np.array([3.0, 1.0, 2.0])).tolist()
+    [1.0, 0.0, 0.5]
+    """
+    return np.argsort(np.argsort(values)) / (len(values) - 1)
+
+
+CHANGES = ((1, 0.05, 0.5), (1, 0.1, 0.7), (10, 0.1, 0.65))
+"""Iterations, change of rank, and the part of the samples that the paper has below it."""
+
+
+def figure_6(options: Options) -> Outcome:
+    """See how far samples' ranks of importance move within 1 and 10 iterations."""
+    training, rows = trained(options, MOMENTS[1])
+    moves: dict[int, list[Vector]] = {1: [], 10: []}
+    for _ in range(10):
+        first = ranks(training.all_losses(rows))
+        for step in range(1, 11):
+            training.advance()
+            if step in moves:
+                moves[step].append(np.abs(ranks(training.all_losses(rows)) - first))
+    shares = {
+        (step, below): float(np.mean([(each < below).mean() for each in found]))
+        for step, found in moves.items()
+        for below in (0.05, 0.1)
+    }
+    published = {(step, below): f"{share:.0%}" for step, below, share in CHANGES}
+    table = [
+        (step, f"{below:.0%}", f"{share:.0%}", published.get((step, below), ""))
+        for (step, below), share in shares.items()
+    ]
+    claims = [
+        Claim(
+            f"Samples that change less than {below:.0%} in rank in {step} iteration"
+            f"{'s' * (step > 1)} (at least 9/10 of that)",
+            f"about {share:.0%}",
+            f"{shares[step, below]:.0%}",
+            shares[step, below] >= 0.9 * share,
+        )
+        for step, below, share in CHANGES
+    ]
+    grid = np.linspace(0, 1, 51)
+    curves = {
+        f"after {step} iteration{'s' * (step > 1)}": Curve(
+            (100 * grid).tolist(),
+            [100 * float(np.mean(np.concatenate(found) <= at)) for at in grid],
+        )
+        for step, found in moves.items()
+    }
+    head = ("iterations", "change of rank below", "samples", "paper")
+    return Outcome(head, table, claims, curves, ("change of rank, %", "samples, %"))
+
+
+SIZES, LEVELS, BATCH = (4, 10, 6, 20, 8), (1.0, 8.0, 0.5, 2.5, 4.0), 8
+"""Groups, their mean gradients, and the batch, in which the estimators are compared."""
+ERRORS = 4
+"""Standard errors that a mean may be off by chance."""
+
+
+def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
+    """Return the bias of an estimator of the mean gradient and its standard error, relative."""
+    rng = np.random.default_rng(seed)
+    bounds = np.concatenate([[0], np.cumsum(SIZES)])
+    gradients = np.repeat(LEVELS, SIZES) + rng.exponential(size=bounds[-1])
+    found = []
+    for number in range(batches):
+        groups = Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
+        if name == "paper":
+            drawn, weights = draw_two_level(gradients, groups, BATCH, 2, rng)
+        else:
+            drawn = draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
+            weights = inverse_probs(mixed_probs(gradients, 0.5, drawn), len(gradients))
+        found.append(float((weights * gradients[drawn]).mean()))
+    truth = gradients.mean()
+    return float(np.mean(found)) / truth - 1, float(np.std(found)) / np.sqrt(batches) / truth
+
+
+def section_4_4(options: Options) -> Outcome:
+    """Check the two parts of the proof: no bias, and the rate with steps of 1 / sqrt(T)."""
+    batches = options.pick(5000, 50_000)
+    estimators = {name: bias(name, batches, options.seed) for name in ("paper", "package")}
+    table = [
+        (
+            f"bias, {name}",
+            f"{off:+.1%} (standard error {error:.1%})",
+            "0" if name == "paper" else "",
+        )
+        for name, (off, error) in estimators.items()
+    ]
+    scaled = []
+    lengths = options.pick((16, 64, 256, 1024), (64, 256, 1024, 4096, 16_384))
+    for length in lengths:
+        least = least_gradient(options, length)
+        scaled.append(least * np.sqrt(length))
+        text = f"{least:.2e}, times sqrt(T): {scaled[-1]:.3f}"
+        table.append((f"least squared gradient norm, T = {length}", text, "O(1 / sqrt(T))"))
+    (off, error), growth = estimators["paper"], max(scaled) / scaled[0]
+    claims = [
+        Claim(
+            f"The mini-batch gradient is unbiased (within {ERRORS} standard errors)",
+            "0",
+            f"{off:+.1%}, {abs(off / error):.0f} standard errors",
+            abs(off) <= ERRORS * error,
+        ),
+        Claim(
+            "With steps of 1 / sqrt(T) the least squared norm is O(1 / sqrt(T)) (their product"
+            " grows by less than a tenth)",
+            "bounded",
+            f"at most {growth:.2f} times that of T = {lengths[0]}",
+            growth <= 1.1,
+        ),
+    ]
+    return Outcome(("figure", "here", "paper"), table, claims)
+
+
+def least_gradient(options: Options, length: int) -> float:
+    """Train softmax regression by Mercury for T steps; return the least squared gradient norm."""
+    small = cell(options, "images").task
+    task = replace(small, model="softmax", optimizer="sgd", rate=step_size(length))
+    method = replace(RANDOM, sampling="paper", share=1.0)
+    training, least = Training(task, method, costs(100), options.seed), np.inf
+    params = list(training.model.parameters())
+    for step in range(length):
+        training.advance()
+        if step % max(1, length // 64) == 0 or step == length - 1:
+            mean = training.losses(np.arange(len(training.examples))).mean()
+            gradients = torch.autograd.grad(mean, params)
+            least = min(least, float(sum(g.square().sum() for g in gradients)))
+    return least

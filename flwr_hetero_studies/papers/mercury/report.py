@@ -1,0 +1,211 @@
+"""Gains over uniform sampling, cell by cell, and what Mercury costs."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, pstdev, stdev
+from typing import Any
+
+import numpy as np
+
+from flwr_hetero_studies.core import tables
+from flwr_hetero_studies.core.tables import Line, Vector, spread
+
+UNIFORM, DEFAULT = "uniform", "bacc"
+SMOOTHING = 9
+"""Points of a curve that are averaged before a target counts as reached."""
+DROPS = (0.005, 0.01, 0.02, 0.04)
+"""Targets: uniform sampling's own end accuracy in the same seed, less this; the first counts."""
+SLOWER = 0.97
+"""The default is to keep at least this part of uniform sampling's speed in every cell."""
+PAPER = {"wifi-10": "3.74x", "wifi-50": "3.64x", "wifi-100": "3.62x", "wifi-200": "3.48x",
+         10.0: "2.75x", 1.0: "2.5x", 0.5: "2.41x"}  # fmt: skip
+"""CIFAR-10, ResNet-18, Adam. By link, Figure 16b: 4 devices, with resharding. By alpha, Figure 18:
+12 devices, groups without overlap or resharding."""
+PAPER_RIVALS = {"adacomm": "1.21x to 1.88x", "sequential": "Mercury / 2.2", "bacc": "2.4x to 3.7x"}
+"""Section 6.2 and Figure 15b."""
+FLOOR_S = 6.1
+"""Seconds of the shortest round seen in a deployment of Flower 1.41 with an idle client."""
+CELL = ("data", "rows", "model", "batch-size", "learning-rate", "experiment")
+METHOD = ["rounds to target", "seconds to target", "gain at target", "gain over four targets",
+          "end accuracy"]  # fmt: skip
+DEFAULT_HEAD = ["task, model, learning rate", "Mbit/s", "data", "nodes", "uniform: rounds",
+                "end accuracy", f"default: {METHOD[0]}", *METHOD[1:], "importance on",
+                "not slower", "paper"]  # fmt: skip
+RIVALS_HEAD = ["method", *METHOD, "importance on", "scoring hidden", "paper"]
+HANDOVER = ["samples of 28x28", "20 steps of training, s", "handing over, s", "collecting, s",
+            "added, s", "of the shortest round"]  # fmt: skip
+OVERLAP = ["Mbit/s", "without scoring, mean s", "scoring in the background, mean s",
+           "ratio of means", "of medians", "rounds each", "age of the scores",
+           "folders left"]  # fmt: skip
+Methods = Mapping[str, list[Line]]
+Pairs = list[tuple[Line, Line]]
+
+
+def end_accuracy(line: Line) -> float:
+    """Return what a run holds at its end: the mean of its last measurements."""
+    return tables.last(line, "accuracy", SMOOTHING)
+
+
+def smooth(line: Line) -> Vector:
+    return tables.smooth(line["curve"]["accuracy"], SMOOTHING, centred=True)
+
+
+def time_to(line: Line, target: float, clock: str) -> float:
+    """Return when a run reached a target, between two measurements; NaN if never."""
+    return tables.at(line["curve"][clock], tables.reached(smooth(line), target, between=True))
+
+
+def gain(line: Line, base: Line, drop: float) -> float:
+    """Return uniform's seconds over this run's; a target never reached counts as at the end."""
+    target = end_accuracy(base) - drop
+    seconds = time_to(line, target, "virtual_s")
+    seconds = seconds if np.isfinite(seconds) else line["curve"]["virtual_s"][-1]
+    return time_to(base, target, "virtual_s") / seconds if seconds else float("nan")
+
+
+def pooled_gain(line: Line, base: Line) -> float:
+    """Return the geometric mean of the gains at all targets."""
+    return float(np.exp(np.mean([np.log(gain(line, base, drop)) for drop in DROPS])))
+
+
+def mean_gain(methods: Methods, name: str) -> str:
+    both = tables.pairs(methods[name], methods[UNIFORM])
+    return f"{mean(pooled_gain(*pair) for pair in both):.2f}x"
+
+
+def cells_of(lines: Sequence[Line]) -> list[Methods]:
+    """Group runs by cell and method; IID before ever more unequal data."""
+
+    def place(group: list[Line]) -> tuple[Any, ...]:
+        case = group[0]["case"]
+        task, alpha = (case["data"], case["model"]), case.get("alpha", float("inf"))
+        return (*task, case["nodes"], int(case["fleet"][5:]), -alpha)
+
+    groups = tables.by(sorted(lines, key=lambda line: line["seed"]), *CELL).values()
+    methods = [tables.by(group, "name") for group in sorted(groups, key=place)]
+    return [each for each in methods if UNIFORM in each]
+
+
+def columns(both: Pairs) -> list[str]:
+    """Return steps and seconds to the first target, the gains, and the accuracy at the end."""
+    each = [(line, end_accuracy(base) - DROPS[0]) for line, base in both]
+    return [
+        spread([time_to(*one, "round") for one in each]),
+        spread([time_to(*one, "virtual_s") for one in each]),
+        spread([gain(*pair, DROPS[0]) for pair in both]),
+        spread([pooled_gain(*pair) for pair in both]),
+        f"{spread([100 * end_accuracy(line) for line, _ in both], '.2f')} %",
+    ]
+
+
+def share(values: Sequence[float]) -> str:
+    return f"{100 * mean(values):.0f} %" if values else ""
+
+
+def default(cells: list[Methods]) -> dict[str, Any]:
+    """Compare the default with uniform sampling, cell by cell."""
+    rows, kept, every = [], 0, []
+    for methods in (methods for methods in cells if DEFAULT in methods):
+        uniform, runs = methods[UNIFORM], methods[DEFAULT]
+        gains = [pooled_gain(*pair) for pair in tables.pairs(runs, uniform)]
+        is_kept = bool(np.mean(gains) >= SLOWER)
+        kept, every = kept + is_kept, every + [value for value in gains if np.isfinite(value)]
+        case, base = runs[0]["case"], columns(tables.pairs(uniform, uniform))
+        alpha = case.get("alpha")
+        rows.append(
+            [f"{case['data']}, {case['model']}, {case['learning-rate']:g}", case["fleet"][5:],
+             "IID" if alpha is None else f"Dirichlet {alpha:g}", case["nodes"], base[0], base[-1],
+             *columns(tables.pairs(runs, uniform)), share(tables.metric(runs, "open")),
+             "yes" if is_kept else "**no**", PAPER[alpha or case["fleet"]]]
+        )  # fmt: skip
+    if not every:
+        return {}
+    figures = {"mean_gain": mean(every), "least_gain": min(every), "most_gain": max(every)}
+    figures |= {"gain_deviation": pstdev(every), "num_pairs": len(every), "num_cells": len(rows)}
+    return figures | {"kept": kept, "default": tables.table(DEFAULT_HEAD, rows)}
+
+
+def rivals(cells: list[Methods]) -> dict[str, Any]:
+    """Compare all methods where more than two were run."""
+    text, parts = "", {}
+    for methods in (methods for methods in cells if len(methods) >= 4 and DEFAULT in methods):
+        rows = []
+        for name, runs in methods.items():
+            hidden = [s for r in runs for s in r["curve"].get("hidden-share", []) if s is not None]
+            both = tables.pairs(runs, methods[UNIFORM])
+            end = [share(tables.metric(runs, "open")), share(hidden), PAPER_RIVALS.get(name, "")]
+            rows.append([name, *columns(both), *end])
+        case = methods[UNIFORM][0]["case"]
+        title = f"All methods: {case['data']}, {case['experiment']}"
+        text += f"## {title}\n\n{tables.table(RIVALS_HEAD, rows)}\n"
+        gains = {name: mean_gain(methods, name) for name in methods}
+        moments = [line["curve"].get("variance-ratio", [1.0]) for line in methods[DEFAULT]]
+        ratios = [
+            mean(m[round(part * (len(m) - 1))] or 1.0 for m in moments) for part in (0.25, 1.0)
+        ]
+        parts = {"gain": defaultdict(lambda: "not run", gains), "ratios": ratios}
+    known = [mean_gain(methods, DEFAULT) for methods in cells if DEFAULT in methods]
+    return parts | {"rivals": text, "low": min(known), "high": max(known)} if parts else {}
+
+
+def handover(lines: list[Line]) -> str:
+    forms = {"training_s": "{}", "handing_over_s": "{}", "collecting_s": "{}",
+             "added_s": "{added_s} ({lowest_s} to {highest_s})", "floor": "{:.1f} %"}  # fmt: skip
+    for line in lines:
+        line["metrics"]["floor"] = 100 * line["metrics"]["added_s"] / FLOOR_S
+    return tables.table(HANDOVER, tables.rows(lines, forms, "samples"))
+
+
+def overlap(lines: list[Line]) -> str:
+    rows = []
+    for line in lines:
+        m, kinds = line["metrics"], [line["metrics"][kind] for kind in ("free", "bacc")]
+        rounds_s = [kind["rounds_s"] for kind in kinds]
+        means = [(mean(s), stdev(s) / len(s) ** 0.5) for s in rounds_s]
+        ratio = means[1][0] / means[0][0]
+        error = ratio * sum((error / value) ** 2 for value, error in means) ** 0.5
+        cells = [f"{value:.2f} ± {deviation:.2f}" for value, deviation in means]
+        ages = " and ".join(f"{kind['mean_age']:.0f}" for kind in kinds)
+        rows.append([f"{line['case']['mbps']:g}", *cells, f"{ratio:.3f} ± {error:.3f}",
+                     f"{m['ratio']:.3f}", len(rounds_s[0]), f"{ages} steps",
+                     m["leftovers"]])  # fmt: skip
+    return tables.table(OVERLAP, rows)
+
+
+def draw_cells(cells: list[Methods], path: Path) -> None:
+    """Draw accuracy against virtual time, a panel per cell, mean over seeds."""
+    shown = (UNIFORM, DEFAULT, "free", "sequential", "bacc, paper", "adacomm")
+    data = cells[-1][UNIFORM][0]["case"]["data"]
+    panels = {}
+    for methods in cells:
+        case = methods[UNIFORM][0]["case"]
+        if case["data"] == data and DEFAULT in methods:
+            panels[case["experiment"]] = {
+                name: (
+                    np.mean([line["curve"]["virtual_s"] for line in methods[name]], axis=0),
+                    100 * np.mean([smooth(line) for line in methods[name]], axis=0),
+                )
+                for name in shown
+                if name in methods
+            }
+    if panels:
+        labels = ("virtual time, s", "test accuracy in %")
+        tables.draw(panels, path, *labels, columns=4, size=(3.4, 2.5), ylim=(60, None))
+
+
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    """Return the parts of the page; draw the figure."""
+    parts: dict[str, Any] = {}
+    if runs := [line for line in lines if "sampling" in line["case"]]:
+        cells, seeds = cells_of(runs), tables.seeds(runs)
+        draw_cells(cells, folder / "curves.png")
+        parts |= {"runs": len(runs), "case": runs[0]["case"], "first_seed": seeds[0]}
+        parts |= {"last_seed": seeds[-1], **default(cells), **rivals(cells)}
+        parts["versions"] = tables.software(runs, "flwr", "torch", "numpy")
+    groups = tables.by(lines, "experiment")
+    if own := groups.get("sampler"):
+        forms = {"median": "{percent_of_step} %", "range": "{lowest} to {highest}"}
+        parts["sampler"] = tables.table(["case", *forms], tables.rows(own, forms))
+    sections = {"handover": handover, "overlap": overlap}
+    return parts | {name: make(groups[name]) for name, make in sections.items() if name in groups}

@@ -1,0 +1,297 @@
+"""Distributed training as Mercury's: devices exchange gradients after every batch."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
+from flwr_hetero.mercury.resharding import offer
+from flwr_hetero.mercury.swap_table import match
+from flwr_hetero.sampler import MercurySampler
+from flwr_hetero_studies.papers.mercury.clock import Costs
+from flwr_hetero_studies.rivals.adacomm import adaptive_steps
+from flwr_hetero_studies.tasks import (
+    batch_losses,
+    data_shape,
+    evaluate,
+    load_partition,
+    load_test,
+    make_model,
+)
+from flwr_hetero_studies.tasks.partitions import partition_rows
+from flwr_hetero_studies.tasks.training import pick_device
+
+Rows = NDArray[np.int64]
+FIRST_STEPS, ADAPT_EVERY = 20, 10
+"""AdaComm: local steps at first, and exchanges until they are adapted."""
+RESHARD_TIMES = 20
+"""Parts in which samples are moved in a run."""
+SCORE_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, on how many devices, and how long."""
+
+    dataset: str
+    model: str = "auto"
+    batch_size: int = 32
+    num_steps: int = 20_000
+    evaluations: int = 200
+    rows: int | None = None
+    """Of the training examples so many are used."""
+    workers: int = 4
+    alpha: float = inf
+    """Of the Dirichlet distribution by which classes are dealt out; infinite: IID."""
+    optimizer: str = "adam"
+    rate: float = 0.004
+    decays: bool = False
+    """Whether the rate falls along a cosine; the paper's is constant."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How batches are drawn, and what happens between them."""
+
+    sampling: str = "random"
+    """``random``: with replacement; ``reshuffle``; ``paper``: by two levels; ``flat``: as the
+    package's default, which learns from training batches too."""
+    share: float | None = None
+    """Part of the local data that is scored per exchange; None: as much as the exchange hides."""
+    is_hidden: bool = True
+    """Whether scoring goes on during the exchange (BACC), or comes before the next batch."""
+    bandwidth_noise: float = 0.0
+    """Standard deviation of the seconds of an exchange, relative."""
+    is_adaptive: bool = True
+    """Whether the group is sized by this exchange, or always by the mean one."""
+    resharding: str = ""
+    """``importance`` or ``random``: which samples are exchanged."""
+    reshard_share: float = 0.0
+    local_steps: int = 1
+    adapts_steps: bool = False
+    """Whether local steps become fewer as the loss falls (AdaComm)."""
+
+
+RANDOM, MERCURY, FLAT = Method(), Method("paper"), Method("flat")
+ADACOMM = Method(local_steps=FIRST_STEPS, adapts_steps=True)
+
+
+@dataclass
+class Worker:
+    """A device: which of the training examples it holds, and the sampler over them."""
+
+    rows: Rows
+    sampler: BatchSampler
+
+    @property
+    def mercury(self) -> MercurySampler:
+        """Return the sampler, which draws by importance."""
+        assert isinstance(self.sampler, MercurySampler)
+        return self.sampler
+
+
+class RandomSampler(UniformSampler):
+    """Draw with replacement."""
+
+    def next_batch(self) -> Batch:
+        """Draw a batch."""
+        return self.rng.integers(self.num_samples, size=self.batch_size), np.ones(self.batch_size)
+
+
+@dataclass
+class Run:
+    """A training: what it had cost at each evaluation, and the accuracy."""
+
+    steps: list[float]
+    exchanges: list[float]
+    seconds: list[float]
+    accuracy: list[float]
+    moved: int = 0
+    """Samples that changed devices."""
+
+
+SAMPLERS: dict[str, Callable[[int, int, int], BatchSampler]] = {
+    "random": lambda num, size, seed: RandomSampler(num, size, seed=seed),
+    "reshuffle": lambda num, size, seed: UniformSampler(num, size, seed=seed),
+    "paper": lambda num, size, seed: MercurySampler(num, size, seed=seed, estimator="paper"),
+    "flat": lambda num, size, seed: MercurySampler(num, size, seed=seed, scores="loss"),
+}
+
+
+class Training:
+    """Devices with equal say that train one model (Eq. 1)."""
+
+    def __init__(self, task: Setting, method: Method, cost: Costs, seed: int) -> None:
+        self.task, self.method, self.cost = task, method, cost
+        where = pick_device("auto")
+        every = load_partition(task.dataset, 0, 1)  # in random order
+        first = slice(task.rows)
+        self.examples = replace(every, inputs=every.inputs[first], targets=every.targets[first]).to(
+            where
+        )
+        self.test = load_test(task.dataset).to(where)
+        labels = self.examples.targets.cpu().numpy()
+        how = ("iid", 1.0) if task.alpha == inf else ("dirichlet", task.alpha)
+        self.workers = [
+            Worker(rows, SAMPLERS[method.sampling](len(rows), size, 100 * seed + number))
+            for number, rows in enumerate(partition_rows(labels, task.workers, *how, seed=seed))
+            for size in [min(task.batch_size, len(rows))]
+        ]
+        self.model = make_model(task.model, *data_shape(task.dataset), seed).to(where)
+        local = method.local_steps > 1
+        self.models = [copy.deepcopy(self.model) for _ in self.workers] if local else [self.model]
+        make: Any = torch.optim.Adam if task.optimizer == "adam" else torch.optim.SGD
+        self.optimizers: list[torch.optim.Optimizer] = [
+            make(model.parameters(), lr=task.rate) for model in self.models
+        ]
+        self.rng, self.noise = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
+        self.local_steps, self.exchanges, self.first_loss = method.local_steps, 0, 0.0
+        self.learns = method.sampling in ("paper", "flat")
+
+    def run(self) -> Run:
+        """Train, and measure the model on the test examples from time to time."""
+        task, run, steps, seconds = self.task, Run([], [], [], []), 0, 0.0
+        part = max(1, task.num_steps // RESHARD_TIMES)
+        for mark in np.linspace(0, task.num_steps, task.evaluations + 1)[1:].astype(int).tolist():
+            while steps < mark:
+                if task.decays:
+                    self._decay(steps / task.num_steps)
+                taken, took_s = self.advance()
+                if self.method.resharding and (steps + taken) // part > steps // part:
+                    run.moved += self.reshard()
+                steps, seconds = steps + taken, seconds + took_s
+            run.steps.append(steps)
+            run.exchanges.append(self.exchanges)
+            run.seconds.append(seconds)
+            run.accuracy.append(evaluate(self.model, self.test, device="auto")[1])
+        return run
+
+    def _decay(self, done: float) -> None:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.task.rate * (1 + np.cos(np.pi * done)) / 2
+
+    def advance(self) -> tuple[int, float]:
+        """Train until gradients or models were exchanged; return steps and seconds."""
+        method, taken = self.method, self.local_steps
+        noise = 1.0
+        if method.bandwidth_noise:
+            noise = max(0.1, 1 + method.bandwidth_noise * float(self.noise.standard_normal()))
+        cost = Costs(self.cost.compute_s, self.cost.exchange_s * noise, self.cost.score_all_s)
+        share = 0.0
+        if self.learns:
+            hidden = (cost if method.is_adaptive else self.cost).hidden_share
+            share = hidden if method.share is None else method.share
+        if share and not method.is_hidden:
+            self.score(share)
+        if method.local_steps > 1:
+            self._local_steps(taken)
+            if share and method.is_hidden:
+                self.score(share)
+        else:
+            self._step(share if method.is_hidden else 0.0)
+        self.exchanges += 1
+        step_s = cost.step_s(share, is_hidden=method.is_hidden)
+        return taken, step_s + (taken - 1) * cost.compute_s
+
+    def _step(self, share: float) -> None:
+        """Take a step by the mean of the devices' gradients; score before the model moves."""
+        batches = [worker.sampler.next_batch() for worker in self.workers]
+        rows = np.concatenate([w.rows[i] for w, (i, _) in zip(self.workers, batches, strict=True)])
+        weights = np.concatenate([c / (len(c) * len(batches)) for _, c in batches])
+        losses = self._descend(self.model, self.optimizers[0], rows, weights, share)
+        if self.method.sampling == "flat":
+            found = np.split(losses, np.cumsum([len(c) for _, c in batches])[:-1])
+            for worker, (index, _), each in zip(self.workers, batches, found, strict=True):
+                worker.sampler.update(index, each)
+
+    def _descend(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        rows: Rows,
+        weights: NDArray[np.float64],
+        share: float = 0.0,
+    ) -> NDArray[np.float64]:
+        losses = self.losses(rows, model)
+        optimizer.zero_grad()
+        (losses * torch.from_numpy(weights).to(losses)).sum().backward()  # type: ignore[no-untyped-call]
+        if share:
+            self.score(share)
+        optimizer.step()
+        return np.asarray(losses.detach().cpu().numpy().astype(float))
+
+    def _local_steps(self, count: int) -> None:
+        """Let each device train by itself, then average the models; AdaComm adapts the steps."""
+        total = []
+        for worker, model, optimizer in zip(
+            self.workers, self.models, self.optimizers, strict=True
+        ):
+            for _ in range(count):
+                batch = worker.sampler.next_batch()
+                weights = batch[1] / len(batch[1])
+                found = self._descend(model, optimizer, worker.rows[batch[0]], weights)
+                if self.method.sampling == "flat":
+                    worker.sampler.update(batch[0], found)
+                total.append(found.mean())
+        with torch.no_grad():
+            own = [list(model.parameters()) for model in self.models]
+            for target, *params in zip(self.model.parameters(), *own, strict=True):
+                target.copy_(torch.stack(params).mean(0))
+                for param in params:
+                    param.copy_(target)
+        loss = float(np.mean(total))
+        self.first_loss = self.first_loss or loss
+        if self.method.adapts_steps and (self.exchanges + 1) % ADAPT_EVERY == 0:
+            self.local_steps = adaptive_steps(loss, self.first_loss, count, FIRST_STEPS)
+
+    def losses(self, rows: Rows, model: nn.Module | None = None) -> torch.Tensor:
+        """Run examples forward."""
+        return batch_losses(model or self.model, self.examples, rows)
+
+    def all_losses(self, rows: Rows) -> NDArray[np.float64]:
+        """Return the losses of many examples, by the model as it is."""
+        with torch.no_grad():
+            parts = np.array_split(rows, -(-len(rows) // SCORE_BATCH))
+            found = torch.cat([self.losses(part) for part in parts])
+        return np.asarray(found.cpu().numpy().astype(float))
+
+    def score(self, share: float) -> None:
+        """Score a group of each device's data by the model as it is (section 4.1, step 1)."""
+        groups = []
+        for worker in self.workers:
+            worker.mercury.resize_groups(max(1, round(share * len(worker.rows))))
+            groups.append(worker.mercury.refresh_indices())
+        rows = [w.rows[group] for w, group in zip(self.workers, groups, strict=True)]
+        found = np.split(self.all_losses(np.concatenate(rows)), np.cumsum([*map(len, rows)])[:-1])
+        for worker, group, each in zip(self.workers, groups, found, strict=True):
+            worker.sampler.update(group, each)
+
+    def reshard(self) -> int:
+        """Exchange samples between devices (section 4.2); return how many moved."""
+        offers = {}
+        for number, worker in enumerate(self.workers):
+            by_importance = self.method.resharding == "importance"
+            values = worker.mercury.cache.values if by_importance else np.ones(len(worker.rows))
+            count = round(self.method.reshard_share * len(worker.rows) / RESHARD_TIMES)
+            groups = worker.mercury.groups
+            offers[str(number)] = offer(values, groups, count, self.rng).tolist()
+        swaps = match(offers, self.rng)
+        for (one, i), (other, j) in swaps:
+            a, b = self.workers[int(one)], self.workers[int(other)]
+            a.rows[i], b.rows[j] = b.rows[j], a.rows[i]
+            for worker, slot in ((a, i), (b, j)):
+                worker.mercury.forget(np.array([slot]))
+        return 2 * len(swaps)
+
+
+def train(task: Setting, method: Method, cost: Costs, seed: int) -> Run:
+    """Train once."""
+    return Training(task, method, cost, seed).run()

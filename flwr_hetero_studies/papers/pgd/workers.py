@@ -1,0 +1,162 @@
+"""Workers that choose their batches as SGD, PGD-A or PGD-S do, on one model in this process."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
+from flwr_hetero.errors import check_choice
+from flwr_hetero.pgd.aggregated_gradient import AggregatedGradient
+from flwr_hetero.pgd.algorithm import choose_batch, estimate, learn, pick_top, start_trend
+from flwr_hetero.pgd.priorities import all_priorities, sample_priorities
+from flwr_hetero.sampler import PGDSampler, PriorityFeed
+from flwr_hetero_studies.core.alone import Columns, split, train
+from flwr_hetero_studies.tasks import Examples, evaluate
+
+SGD, PGD_A, PGD_S = "SGD", "PGD-A", "PGD-S"
+METHODS = (SGD, PGD_A, PGD_S)
+POINTS = 40
+"""Points of a curve."""
+AT_A_TIME = 500
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, and how a model for it is made from a seed."""
+
+    examples: Examples
+    make_model: Callable[[int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The paper's k and r, and what it leaves open."""
+
+    top: float
+    renewal: float
+    lr: float
+    steps: int
+    workers: int = 4
+
+
+class BasicPGD(BatchSampler):
+    """PGD-S: Algorithm 1 without its aggressive lines 11, 20 and 21.
+
+    Priorities are computed for S alone; the step and the new aggregate are of T alone.
+    """
+
+    learns = True
+
+    def __init__(
+        self, model: nn.Module, share: Examples, num_renewed: int, num_top: int, seed: int
+    ) -> None:
+        super().__init__(len(share), num_top, seed=seed)
+        self.model, self.share, self.num_renewed = model, share, num_renewed
+        self.order, self.iteration = self.rng.permutation(len(share)), 0
+        self.gradient = AggregatedGradient(dict(model.named_parameters()), len(share))
+        found, total = all_priorities(
+            model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME
+        )
+        self.gradient.total, self.gradient.covered = total, float(len(share))
+        self.trend = learn(start_trend(len(share)), np.arange(len(share)), found, 0)
+
+    def next_batch(self) -> Batch:
+        """Renew the priorities of S (Alg. 1, l. 4-13), and pick T (l. 15)."""
+        turn, none = self.iteration * self.num_renewed, np.empty(0, np.int64)
+        self.iteration += 1
+        renewed = choose_batch(
+            self.trend, self.order, turn, self.iteration, num_renewed=self.num_renewed, num_top=0
+        )
+        found = sample_priorities(
+            self.model, each_loss, *self.share.take(renewed), self.gradient.direction
+        )
+        self.trend = learn(self.trend, renewed, found.double().numpy(), self.iteration)
+        top = pick_top(estimate(self.trend, self.iteration), self.batch_size, taken=none)
+        return top, np.ones(len(top))
+
+    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+        """Do nothing: the priorities of T are not learnt."""
+
+    def on_batch(self, model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> None:
+        """Add the gradient of T to the aggregate (Alg. 1, l. 22)."""
+        self.gradient.absorb(len(indices), {n: p.grad for n, p in model.named_parameters()})
+
+
+def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each example."""
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def make_sampler(
+    method: str, model: nn.Module, share: Examples, settings: Settings, seed: int
+) -> UniformSampler | PriorityFeed | BasicPGD:
+    """Make a worker's sampler; PGD has the paper's first pass over all data behind it."""
+    check_choice("method", method, METHODS)
+    top, renewed = (max(1, round(x * len(share))) for x in (settings.top, settings.renewal))
+    if method == SGD:
+        return UniformSampler(len(share), top + renewed, seed=seed)
+    if method == PGD_S:
+        return BasicPGD(model, share, renewed, top, seed)
+    sampler = PGDSampler(
+        len(share), top + renewed, seed=seed, rule="topk", renewal_share=renewed / (top + renewed)
+    )
+    feed = PriorityFeed(sampler, model, layers="all")
+    feed.full_pass(model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME)
+    return feed
+
+
+def run(task: Task, method: str, settings: Settings, seed: int) -> Columns:
+    """Train; the column ``work`` counts gradients of examples, the first pass among them."""
+    model, shares = task.make_model(seed), split(task.examples, settings.workers, seed)
+    samplers = [
+        make_sampler(method, model, share, settings, 1000 * seed + i)
+        for i, share in enumerate(shares)
+    ]
+
+    def observe(worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
+        sampler = samplers[worker]
+        if not isinstance(sampler, UniformSampler):
+            sampler.on_batch(model, indices, losses)
+
+    curve = train(
+        model, shares, samplers, torch.optim.SGD(model.parameters(), settings.lr),
+        steps=settings.steps, every=max(1, settings.steps // POINTS), observe=observe,
+        look=lambda model: {"loss": evaluate(model, task.examples, AT_A_TIME)[0]},
+    )  # fmt: skip
+    for sampler in samplers:
+        if isinstance(sampler, PriorityFeed):
+            sampler.close()
+    first = 0 if method == SGD else sum(map(len, shares))
+    a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in samplers)
+    return curve | {"work": [first + a_step * step for step in curve["step"]]}
+
+
+def at_best_rate(
+    task: Task, method: str, settings: Settings, rates: Sequence[float], seeds: Sequence[int]
+) -> tuple[float, list[Columns]]:
+    """Train at the learning rate of the least loss at the end with the first seed."""
+    tried = {lr: run(task, method, replace(settings, lr=lr), seeds[0]) for lr in rates}
+    best = min(tried, key=lambda lr: final(tried[lr]))
+    others = [run(task, method, replace(settings, lr=best), seed) for seed in seeds[1:]]
+    return best, [tried[best], *others]
+
+
+LAST = 3
+"""Points of a curve whose mean is its end."""
+
+
+def final(curve: Columns) -> float:
+    """Average the last points."""
+    return float(np.mean(curve["loss"][-LAST:]))
+
+
+def jumps(curve: Columns) -> float:
+    """Measure how unsteady the later half of a curve is: its rises, over the first loss."""
+    later = np.array(curve["loss"][len(curve["loss"]) // 2 :])
+    rises = np.diff(later).clip(min=0).sum()
+    return float(rises / curve["loss"][0])

@@ -1,0 +1,225 @@
+"""TiFL: which tiers train, settings on digits, predicted times, order statistics."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import ceil, inf, sqrt
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.strategy import TiFL
+from flwr_hetero.tifl import pacing
+from flwr_hetero.tifl.algorithm import policy_probs
+from flwr_hetero.tifl.time_estimate import Forecast, expected_slowest, mape
+from flwr_hetero_studies.core.apps import app_modules
+from flwr_hetero_studies.core.bench import Data, Options, Run
+from flwr_hetero_studies.core.emulate import emulate, with_last_classes
+from flwr_hetero_studies.core.tables import Case, Line, by_seed, of
+from flwr_hetero_studies.tasks import Settings
+
+NODES, PER_ROUND, JITTER = 50, 5, 0.03
+VANILLA = "vanilla"
+SETTINGS = {"rounds": 60}
+MIX_SETTINGS = {"train-examples": 6000, "learning-rate": 0.05}
+FAST = {"rounds": 3}
+FAST_CASES = ["digits/vanilla", "digits/fast3", "mix, dirichlet/adaptive", "order statistics/fast1"]
+
+ON_DIGITS = (VANILLA, "uniform", "random", "fast", "fast3", "algorithm-2", "paced")
+"""All but vanilla may use ``SHARE`` of its time, and ``MORE`` times its rounds in it."""
+SHARE, MORE = 0.5, 6
+PARTITIONS, SLOW_CLASSES = ("classes-by-speed", "dirichlet"), 2
+MIXES: dict[str, dict[str, Any]] = {
+    **{name: {"policy": name} for name in ("uniform", "paced", "algorithm-2", "adaptive")},
+    "adaptive, blind": {"policy": "adaptive", "error-power": 0.0},
+}
+"""Which tiers train, at the same virtual time; the default with and without its accuracies."""
+PREDICTED = ("paced", "uniform", "random")
+STATIC = (VANILLA, "slow", "uniform", "fast", "fast1", "fast2", "fast3", "random")
+
+
+def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+    """Yield all runs; those on digits once vanilla's time is known."""
+    shared = {**MIX_SETTINGS, "data": options.data, "budget-s": 20.0 if options.fast else 400.0}
+    for partition in PARTITIONS:
+        for seed in options.seeds_or(range(3)):
+            for name, setting in MIXES.items():
+                case = {"experiment": f"mix, {partition}", "name": name, **shared, **setting}
+                yield Run(case | {"partition": partition}, seed)
+    digits = {"experiment": "digits", "rounds": options.settings["rounds"]}
+    base = by_seed(of(lines, name=VANILLA, **digits))
+    for seed in options.seeds_or(range(3)):
+        for name in ON_DIGITS:
+            if name == VANILLA:
+                yield Run({**digits, "name": name}, seed)
+            elif seed in base:
+                budget_s = SHARE * base[seed]["curve"]["clock_s"][-1]
+                yield Run({**digits, "name": name}, seed, {"budget_s": budget_s})
+    for policy, unequal in product(PREDICTED, (False, True)):
+        name = f"{policy}, {'20 to 180' if unequal else '100'} examples a node"
+        case = {"experiment": "forecast", "name": name, "policy": policy, "unequal": unequal}
+        yield Run(case | {"rounds": 60, "seeds": 4 if options.fast else 40})
+    for policy in STATIC:
+        error = 0.1 if options.fast else 0.01
+        yield Run({"experiment": "order statistics", "name": policy, "error": error})
+
+
+def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
+    """Run a case of any kind."""
+    if case["experiment"] == "digits":
+        return on_digits(case, seed, **limit)
+    if "budget-s" in case:
+        return mix(case, seed, data)
+    if case["experiment"] == "forecast":
+        return {"metrics": predicted(case)}
+    return {"metrics": against_order_statistics(case["name"], case["error"], range(3))}
+
+
+def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
+    """As ``apps/tifl`` by default: 20 nodes, Dirichlet(0.5), 3 nodes a round.
+
+    The clock starts after profiling, which vanilla does not need. A run ends after its last round,
+    or with the first round after ``budget_s``.
+    """
+    app, _ = app_modules("tifl", "tifl_app")
+    policy = case["name"]
+    rounds = case["rounds"] * (1 if policy == VANILLA else MORE)
+    run_config = {"num-server-rounds": rounds, "seed": seed}
+    phase = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
+    curve = emulate(
+        app,
+        Settings.from_run_config(run_config),
+        TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=policy, seed=seed, **phase),
+        named_fleet("paper-5", 20),
+        run_config,
+        note=lambda record: {"tier": record["tifl"]["tier"]},
+        budget_s=budget_s,
+        charged=False,
+    )
+    free_s = curve["virtual_s"][0]
+    clock_s = [round(time_s - free_s, 5) for time_s in curve["virtual_s"]]
+    metrics = {"profiling_s": 0.0 if policy == VANILLA else free_s}
+    kept = {key: curve[key] for key in ("accuracy", "tier")}
+    return {"metrics": metrics, "curve": {"clock_s": clock_s, **kept}}
+
+
+def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
+    """Train 3 of 20 nodes a round for some virtual time, evaluations included."""
+    app, _ = app_modules("tifl", "tifl_app")
+    rows = case["train-examples"]
+    run_config = {
+        "dataset": data.first(rows, rows // 3),
+        "partition": case["partition"],
+        "num-server-rounds": 1_000_000,
+        "batch-size": 16,
+        "learning-rate": case["learning-rate"],
+        "seed": seed,
+    }
+    settings = Settings.from_run_config(run_config)
+    strategy = TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=case["policy"], seed=seed)
+    power = case.get("error-power", pacing.ERROR_POWER)
+    with mock.patch.object(pacing, "ERROR_POWER", power):
+        curve = emulate(
+            app,
+            settings,
+            strategy,
+            named_fleet("paper-5", 20),
+            run_config,
+            note=lambda record: {
+                "slow": record["global"].get("slow"),
+                "tier": record["tifl"]["tier"],
+            },
+            budget_s=case["budget-s"],
+            measure=with_last_classes(settings, SLOW_CLASSES),
+        )
+    drawn = [tier for tier in curve["tier"] if tier is not None]
+    rounds = np.bincount(drawn, minlength=5).tolist()
+    kept = {key: curve[key] for key in ("virtual_s", "accuracy", "slow", "tier")}
+    return {"metrics": {"accuracy": curve["accuracy"][-1], "rounds": rounds}, "curve": kept}
+
+
+def idle_app(unequal: bool) -> ClientApp:
+    """Make nodes that report the work of about one second at factor 1, and do not train."""
+    app = ClientApp()
+    examples = np.random.default_rng(0).integers(20, 181, NODES)
+
+    def answer(message: Message, context: Context) -> Message:
+        node = int(context.node_config[keys.PARTITION_ID])
+        metrics = MetricRecord({keys.NUM_EXAMPLES: int(examples[node]) if unequal else 100})
+        arrays = message.content.array_records["arrays"]
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    app.train()(answer)
+    app.train("profile")(answer)
+    return app
+
+
+def idle_run(
+    fleet: Sequence[DeviceProfile], rounds: int, seed: int, unequal: bool = False, **tifl: Any
+) -> tuple[TiFL, list[int], Forecast]:
+    """Run TiFL without training; returns it, the tier of each round and what was predicted."""
+    tiers: list[int] = []
+    predicted: list[Forecast] = []
+    inner, phase = FedAvg(fraction_evaluate=0.0), {"profiling": "phase", "warmup_rounds": 0}
+    strategy = TiFL(inner, PER_ROUND, seed=seed, **phase, **tifl)
+    grid = LocalGrid(idle_app(unequal), fleet, seed=seed)
+
+    def note(number: int, arrays: ArrayRecord) -> None:
+        if number:
+            tiers.append(strategy.draw.tier)
+        else:
+            predicted.append(strategy.estimate.ahead(rounds, strategy.state, strategy.named))
+
+    strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds, evaluate_fn=note)
+    return strategy, tiers, predicted[0]
+
+
+def predicted(case: Case) -> dict[str, float]:
+    """Compare what is logged before the first round with the time of the run, for some seeds."""
+    fleet = [replace(one, jitter=JITTER) for one in named_fleet("paper-5", NODES)]
+    arguments = {"policy": case["policy"], "sync_rounds": 3, "unequal": case["unequal"]}
+    errors, inside, widths = [], [], []
+    for seed in range(case["seeds"]):
+        strategy, _, found = idle_run(fleet, case["rounds"], seed, **arguments)
+        actual_s = strategy.estimate.actual_s
+        errors.append(abs(found.seconds / actual_s - 1))
+        inside.append(found.low <= actual_s <= found.high)
+        widths.append((found.high - found.seconds) / found.seconds)
+    means = [float(np.mean(each)) for each in (errors, inside, widths)]
+    return dict(zip(("error", "inside", "half_width"), means, strict=True))
+
+
+def round_moments(policy: str) -> tuple[float, float]:
+    """Return mean and standard deviation of a round by order statistics, in seconds."""
+    latency = np.array([1 / device.compute_factor for device in named_fleet("paper-5", NODES)])
+    probs = [1.0] if policy == VANILLA else policy_probs(policy, 5)
+    tiers = np.array_split(latency, len(probs))
+    mean, square = (
+        float(np.dot(probs, [expected_slowest(tier**power, PER_ROUND) for tier in tiers]))
+        for power in (1, 2)
+    )
+    return mean, sqrt(max(square - mean**2, 0.0))
+
+
+def against_order_statistics(policy: str, error: float, seeds: Sequence[int]) -> dict[str, Any]:
+    """Run as many rounds as it takes for a standard error of the mean round of ``error``."""
+    exact, deviation = round_moments(policy)
+    rounds = max(100, ceil((deviation / exact / error) ** 2 / len(seeds)))
+    fleet = named_fleet("paper-5", NODES)
+    runs = [idle_run(fleet, rounds, seed, policy=policy)[0] for seed in seeds]
+    means = [strategy.estimate.actual_s / rounds for strategy in runs]
+    return {
+        "rounds": rounds,
+        "round_s": float(np.mean(means)),
+        "expected_s": exact,
+        "standard_error": deviation / exact / sqrt(rounds * len(seeds)),
+        "mape": mape(float(np.mean(means)), exact),
+        "times_faster": round_moments(VANILLA)[0] / exact,
+        "round_s_per_seed": means,
+    }

@@ -1,0 +1,165 @@
+"""Time to vanilla's accuracy, accuracy by tiers' shares, and times as predicted."""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flwr_hetero_studies.core import tables
+from flwr_hetero_studies.core.tables import Line, Vector, percent
+
+VANILLA, PARTITIONS = "vanilla", ("classes-by-speed", "dirichlet")
+SMOOTH, WINDOW_S, FINAL, TOLERANCE, STEPS = 5, 40, 10, 0.01, 4001
+RACE = ["policy", "rounds", "virtual time", "faster than vanilla", "final accuracy",
+        "time to target", "with profiling"]  # fmt: skip
+QUARTERS = ["all, second quarter", "all, last quarter", "last two classes, second quarter",
+            "last two classes, last quarter"]  # fmt: skip
+MIX = ["policy", "rounds per tier, fastest first", "time to the target over paced's",
+       "the same, by rounds", *QUARTERS]  # fmt: skip
+FORECAST = ["policy", "mean error", "interval (95 %)", "runs within it"]
+STATIC = ["policy", "mean round", "expected", "error", "standard error", "faster than vanilla"]
+
+
+def final_accuracy(lines: Sequence[Line]) -> float:
+    return float(np.mean([tables.last(line, "accuracy", FINAL) for line in lines]))
+
+
+def mean_curve(
+    lines: Sequence[Line], unit_s: Mapping[int, float], *, profiling: bool = False
+) -> tuple[Vector, Vector]:
+    """Return smoothed accuracy against time, mean over seeds, each seed in its own unit of time.
+
+    Between two rounds the figure of the first holds. The curve is NaN where not every seed has
+    a figure: before its first round or after its last.
+    """
+    time, curves = np.linspace(0, 1, STEPS), []
+    for line in lines:
+        shift_s = line["metrics"]["profiling_s"] if profiling else 0.0
+        clock = (np.asarray(line["curve"]["clock_s"]) + shift_s) / unit_s[line["seed"]]
+        latest = np.searchsorted(clock, time, side="right") - 1
+        known = (latest >= 0) & (time <= clock[-1])
+        accuracy = tables.smooth(line["curve"]["accuracy"], SMOOTH)
+        curves.append(np.where(known, accuracy[latest], np.nan))
+    return time, np.mean(curves, axis=0)
+
+
+def time_to(target: float, time: Vector, curve: Vector) -> str:
+    """Return the first time at which the curve is at the target."""
+    place = tables.reached(curve, target)
+    return "never" if np.isnan(place) else f"{time[int(place)]:.2f}"
+
+
+def lengths(lines: Sequence[Line]) -> dict[int, float]:
+    """Return virtual seconds of each seed's run."""
+    return {line["seed"]: line["curve"]["clock_s"][-1] for line in lines}
+
+
+def race(lines: Sequence[Line]) -> str:
+    """Compare runs with vanilla's: length, final accuracy and time to target."""
+    vanilla, rows = tables.of(lines, name=VANILLA), []
+    target, unit_s = final_accuracy(vanilla) - TOLERANCE, lengths(vanilla)
+    for name, mine in tables.by(lines, "name").items():
+        took = lengths(mine)
+        faster = np.mean([unit_s[seed] / took[seed] for seed in took])
+        rounds = np.mean([len(line["curve"]["accuracy"]) - 1 for line in mine])
+        times = [time_to(target, *mean_curve(mine, unit_s, profiling=p)) for p in (False, True)]
+        cells = [name, f"{rounds:.0f}", f"{np.mean(list(took.values())):.0f} s", f"{faster:.1f}x"]
+        rows.append([*cells, percent(final_accuracy(mine)), *times])
+    return tables.table(RACE, rows)
+
+
+def draw_races(panels: Mapping[str, Sequence[Line]], path: Path) -> None:
+    """Draw accuracy against virtual time, a panel per case."""
+    vanilla = {title: tables.of(lines, name=VANILLA) for title, lines in panels.items()}
+    drawn: dict[str, dict[str, tuple[Vector, Vector]]] = {}
+    for title, lines in panels.items():
+        for name, mine in tables.by(lines, "name").items():
+            time, curve = mean_curve(mine, lengths(vanilla[title]))
+            drawn.setdefault(title, {})[name] = (time, 100 * curve)
+    low = {title: 100 * max(0.0, final_accuracy(own) - 0.4) for title, own in vanilla.items()}
+    labels = ("virtual time / vanilla's whole run", "test accuracy in %")
+    tables.draw(drawn, path, *labels, xlim=(0, 1), ylim=lambda title: (low[title], None))
+
+
+def held(line: Line, name: str) -> Vector:
+    """Return a column second by second: a round's figure holds until the next round's."""
+    curve, budget_s = line["curve"], int(line["case"]["budget-s"])
+    latest = np.searchsorted(curve["virtual_s"], np.arange(budget_s), side="right") - 1
+    return np.asarray(curve[name], float)[np.maximum(latest, 0)]
+
+
+def quarter(line: Line, name: str, number: int) -> float:
+    """Return the mean of a column over a quarter of the run's time."""
+    return float(np.array_split(held(line, name), 4)[number - 1].mean())
+
+
+def target_s(line: Line, base: Line, *, by_time: bool) -> float:
+    """Return when the accuracy is within a point of the base's in its last quarter.
+
+    It is averaged over the last ``WINDOW_S`` seconds, or over the last 5 rounds.
+    """
+    target = quarter(base, "accuracy", 4) - TOLERANCE
+    if by_time:
+        place = tables.reached(tables.smooth(held(line, "accuracy"), WINDOW_S), target)
+        return inf if np.isnan(place) else place
+    place = tables.reached(tables.smooth(line["curve"]["accuracy"], SMOOTH), target)
+    return inf if np.isnan(place) else float(line["curve"]["virtual_s"][int(place)])
+
+
+def mixes(lines: Sequence[Line]) -> str:
+    """Compare the rounds of each tier and what they are worth, at the same virtual time."""
+    base, rows = tables.of(lines, name="paced"), []
+    for name, mine in tables.by(lines, "name").items():
+        tiers = np.mean([line["metrics"]["rounds"] for line in mine], axis=0)
+        cells = [" / ".join(f"{count:.0f}" for count in tiers)]
+        for by_time in (True, False):
+            found = [
+                target_s(line, its, by_time=by_time) / target_s(its, its, by_time=by_time)
+                for line, its in tables.pairs(mine, base)
+            ]
+            missed = sum(share == inf for share in found)
+            known = [share for share in found if share < inf]
+            text = f"; {missed} of {len(found)} never" if missed else ""
+            cells.append((tables.extent(known) if known else "") + text)
+        rows.append([name, *cells, *quarters(mine)])
+    return tables.table(MIX, rows)
+
+
+def quarters(lines: Sequence[Line]) -> list[str]:
+    """Return both accuracies in the second and last quarter: mean over seeds, and extremes."""
+    columns = [(key, number) for key in ("accuracy", "slow") for number in (2, 4)]
+    found = [[100 * quarter(line, *column) for line in lines] for column in columns]
+    return [tables.extent(each, "{:.1f}") for each in found]
+
+
+def forecasts(lines: Sequence[Line]) -> str:
+    forms = {"error": "{:.1%}", "half_width": "± {:.1%}", "inside": "{:.0%}"}
+    return tables.table(FORECAST, tables.rows(lines, forms))
+
+
+def static(lines: Sequence[Line]) -> str:
+    forms = {"round_s": "{:.3f} s", "expected_s": "{:.3f} s", "mape": "{:.2f} %",
+             "standard_error": "{:.2%}", "times_faster": "{:.2f}x"}  # fmt: skip
+    return tables.table(STATIC, tables.rows(lines, forms))
+
+
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    """Return the parts of the page; draw the figures."""
+    groups = tables.by(lines, "experiment")
+    parts: dict[str, Any] = {"versions": tables.software(lines, "flwr", "torch", "numpy")}
+    if digits := groups.get("digits"):
+        draw_races({"digits": digits}, folder / "digits.png")
+        parts |= {"digits": race(digits), "digits_case": digits[0]["case"]}
+        parts["digits_seeds"] = len(tables.seeds(digits))
+    found = {p: groups[f"mix, {p}"] for p in PARTITIONS if f"mix, {p}" in groups}
+    if found:
+        parts["mixes"] = "".join(f"### {name}\n\n{mixes(mine)}\n" for name, mine in found.items())
+        first = next(iter(found.values()))
+        parts |= {"mix_case": first[0]["case"], "mix_seeds": len(tables.seeds(first))}
+    if mine := groups.get("forecast"):
+        parts |= {"forecast": forecasts(mine), "forecast_case": mine[0]["case"]}
+    if mine := groups.get("order statistics"):
+        parts["order_statistics"] = static(mine)
+    return parts

@@ -1,0 +1,217 @@
+"""TiFL's runs: CPU shares, partitions and policies of section 5, and what is kept of a run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero.strategy import TiFL
+from flwr_hetero.tifl.algorithm import ALGORITHM_2, VANILLA
+from flwr_hetero_studies.core.emulate import emulate
+from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, train_node
+
+CIFAR_CPUS, MNIST_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1), (2.0, 1.0, 0.75, 0.5, 0.25)
+EQUAL_CPUS = (2.0,)
+SPREAD, JITTER = 0.05, 0.03
+"""Standard deviations of the logarithm of a device's speed, and of its time from round to round:
+real devices have both, and without the first equal ones could not be sorted into tiers."""
+ADAPTIVE, CAPPED = "adaptive", "adaptive, credits"
+"""The paper's Algorithm 2: without a limit of credits, and with half as many from tier to tier."""
+UNIFORM, SLOW, FAST = "uniform", "slow", "fast"
+STATIC = (VANILLA, SLOW, UNIFORM, "random", FAST)
+COMBINED = {"partition": "quantity-classes", "classes-per-node": 5}
+QUANTITY = {"partition": "quantity"}
+LEVELS = (2, 5, 10)
+"""Classes per client."""
+ALIKE = 3.71
+"""Points of accuracy that the paper calls a very small difference (section 5.2.2)."""
+SHORT_MODEL, MODELS = "cnn", "flwr_hetero_studies.papers.tifl.models"
+PAPER: dict[str, Any] = {
+    "optimizer": "rmsprop",
+    "learning-rate": 0.001,
+    "lr-decay": 0.995,
+    "batch-size": 10,
+}
+"""With the paper's 0.01, RMSprop without state in each round leaves the models at chance."""
+OPTIMIZER = (
+    "torch's RMSprop starts without state in each round and has a learning rate of 0.001, for with "
+    "the paper's 0.01 the models stay at chance; --data gives the data set"
+)
+FLEET = (
+    "CPU shares are emulated: time in proportion to examples and 1 / share, "
+    "5 % spread, 3 % jitter; "
+    "as in the paper, profiling and evaluation do not count, but in the column 'in all'"
+)
+BOTH = f"{FLEET}; {OPTIMIZER}"
+CREDITS = (
+    "the paper does not print ChangeProbs, credits and the interval: ranks, no limit or half as "
+    "many credits from tier to tier, and every 10 rounds"
+)
+CUT = "the digits of scikit-learn, a small CNN, {} rounds, {}; tiers are measured every 5"
+SMALL = CUT.format(30, "2 seeds")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the policies of a figure have in common; ``fast_`` is for the short form."""
+
+    cpus: Sequence[float] = EQUAL_CPUS
+    partition: Mapping[str, Any] = field(default_factory=lambda: {"partition": "iid"})
+    model: str = "cifar_cnn"
+    nodes: int = 50
+    per_round: int = 5
+    rounds: int = 500
+    fast_rounds: int = 30
+    fast_seeds: int = 2
+    config: Mapping[str, Any] = field(default_factory=lambda: PAPER)
+
+    @property
+    def fleet(self) -> list[DeviceProfile]:
+        """Equal groups of nodes, one for each CPU share."""
+        shares = [self.cpus[node * len(self.cpus) // self.nodes] for node in range(self.nodes)]
+        spread = np.exp(SPREAD * np.random.default_rng(0).standard_normal(self.nodes))
+        return [
+            DeviceProfile(share * float(times), jitter=JITTER)
+            for share, times in zip(shares, spread, strict=True)
+        ]
+
+
+def classes(count: int) -> dict[str, str | int]:
+    """Partition so that each client has examples of so many classes."""
+    return {"partition": "classes", "classes-per-node": count}
+
+
+class Trained(NamedTuple):
+    """Means over seeds: seconds of training, final accuracy, accuracy by round and by time.
+
+    Profiling and evaluation take time too, ``all_s`` in all, which the paper does not count.
+    """
+
+    seconds: float
+    all_s: float
+    accuracy: float
+    by_round: Curve
+    by_time: Curve
+
+
+def train(options: Options, plan: Plan, policy: str) -> Trained:
+    """Train with a policy, once for each seed."""
+    runs = [
+        _train(options, plan, policy, options.seed + number)
+        for number in range(options.pick(plan.fast_seeds, 5))
+    ]
+    seconds, all_s, percent = (np.mean(rows, axis=0) for rows in zip(*runs, strict=True))
+    last = max(1, len(percent) // 10)
+    by_round = Curve(list(range(len(percent))), percent.tolist())
+    by_time = Curve(seconds.tolist(), percent.tolist())
+    final = float(percent[-last:].mean())
+    return Trained(float(seconds[-1]), float(all_s[-1]), final, by_round, by_time)
+
+
+def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[float], ...]:
+    """Return seconds of training, seconds in all and percent, from round to round."""
+    rounds = options.pick(plan.fast_rounds, plan.rounds)
+    own = {"model": f"{MODELS}:{plan.model}"}
+    config = {"dataset": options.dataset("images"), "num-server-rounds": rounds, "seed": seed}
+    config |= {**plan.config, **plan.partition, **options.pick({"model": SHORT_MODEL}, own)}
+    adaptive = policy in (ADAPTIVE, CAPPED)
+    credits = [-(-rounds // 2**tier) for tier in range(5)] if policy == CAPPED else None
+    strategy = TiFL(
+        FedAvg(fraction_evaluate=0.0),
+        plan.per_round,
+        policy=ALGORITHM_2 if adaptive else policy,
+        credits=credits,
+        interval=options.pick(5, 10),
+        profiling="phase",
+        warmup_rounds=0,
+        seed=seed,
+    )
+    found = emulate(
+        image_app(),
+        Settings.from_run_config(config),
+        strategy,
+        plan.fleet,
+        config,
+        note=lambda record: {"training_s": record["tifl"]["actual_s"]},
+    )
+    percent = [100 * accuracy for accuracy in found["accuracy"]]
+    return found["training_s"], found["virtual_s"], percent
+
+
+def image_app() -> ClientApp:
+    """Make nodes that train as those of the apps."""
+    app = ClientApp()
+    app.train()(train_node)
+    app.train("profile")(profile_node)
+    app.evaluate()(evaluate_node)
+    return app
+
+
+def compare(
+    options: Options, plans: Mapping[str, Plan], policies: Iterable[str]
+) -> dict[str, dict[str, Trained]]:
+    """Train with every policy in every setting."""
+    found: dict[str, dict[str, Trained]] = {}
+    for setting, plan in plans.items():
+        found[setting] = {}
+        for policy in policies:
+            options.say(f"{setting}: {policy}")
+            found[setting][policy] = train(options, plan, policy)
+    return found
+
+
+def outcome(
+    found: Mapping[str, Mapping[str, Trained]],
+    claims: Sequence[Claim],
+    paper: Mapping[str, str] | None = None,
+    *,
+    by_time: bool = True,
+) -> Outcome:
+    """Make a table of settings and policies; ``paper`` says of "setting, policy" what it prints."""
+    rows, curves = [], {}
+    for setting, policies in found.items():
+        for policy, one in policies.items():
+            name = f"{setting}, {policy}"
+            faster = policies[VANILLA].seconds / one.seconds if VANILLA in policies else 1.0
+            cells = (
+                f"{one.seconds:.1f}",
+                f"{faster:.2f}x",
+                f"{one.all_s:.1f}",
+                f"{one.accuracy:.2f}",
+            )
+            rows.append((setting, policy, *cells, (paper or {}).get(name, "")))
+            curves[name] = one.by_time if by_time else one.by_round
+    head = ("setting", "policy", "training s", "faster", "in all s")
+    axes = "virtual seconds" if by_time else "round", "accuracy, %"
+    return Outcome((*head, "accuracy %", "paper"), rows, claims, curves, axes)
+
+
+def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:
+    """Return how many times faster a policy is than another."""
+    return found[over].seconds / found[policy].seconds
+
+
+def percents(found: Mapping[str, Trained], policies: Iterable[str] = ()) -> dict[str, float]:
+    """Return the final accuracy of these policies, or of all."""
+    return {name: found[name].accuracy for name in (tuple(policies) or found)}
+
+
+def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str) -> Claim:
+    """Claim that a policy has the lowest accuracy of all."""
+    values = percents(found)
+    others = min(value for name, value in values.items() if name != policy)
+    text = f"{text} (the lowest accuracy)"
+    here = f"{values[policy]:.2f}; others from {others:.2f}"
+    return Claim(text, published, here, values[policy] < others)
+
+
+def alike(text: str, published: str, values: Mapping[str, float]) -> Claim:
+    """Claim that accuracies differ by next to nothing."""
+    spread = max(values.values()) - min(values.values())
+    here = ", ".join(f"{name} {value:.1f}" for name, value in values.items())
+    return Claim(f"{text} (within {ALIKE} points)", published, here, spread <= ALIKE)

@@ -1,0 +1,203 @@
+"""The experiments of TiFL that need no trained model: its times, and Tables 1 and 2."""
+
+import time
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_hetero import keys
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.strategy import TiFL, Wrapper
+from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
+from flwr_hetero.tifl.time_estimate import mape, paper_estimate, straggler_bound, straggler_chance
+from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
+from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
+from flwr_hetero_studies.tasks import train as train_steps
+
+TABLE_1 = {
+    "slow": (0.0, 0.0, 0.0, 0.0, 1.0),
+    "uniform": (0.2, 0.2, 0.2, 0.2, 0.2),
+    "random": (0.7, 0.1, 0.1, 0.05, 0.05),
+    "fast": (1.0, 0.0, 0.0, 0.0, 0.0),
+    "fast1": (0.225, 0.225, 0.225, 0.225, 0.1),
+    "fast2": (0.2375, 0.2375, 0.2375, 0.2375, 0.05),
+    "fast3": (0.25, 0.25, 0.25, 0.25, 0.0),
+}
+TABLE_2 = {
+    "slow": (46242, 44977, 2.76),
+    "uniform": (12693, 12643, 0.4),
+    "random": (5143, 5053, 1.8),
+    "fast": (1837, 1750, 5.01),
+}
+"""Seconds estimated, seconds taken, and MAPE in percent."""
+DELAYED_S = 5.0
+"""Between a round with a node of 0.1 CPU, which takes 10 s, and one without, 2 s at most."""
+STUDY_CPUS = (4.0, 2.0, 1.0, 1 / 3, 1 / 5)
+"""CPU shares of the paper's case study (section 3.3)."""
+
+
+def figure_1a(options: Options) -> Outcome:
+    """Time an epoch on this machine's CPU by the amount of data."""
+    amounts = options.pick((100, 200, 500, 1000), (500, 1000, 2000, 5000))
+    dataset = options.dataset("images")
+    examples, shape = load_partition(dataset, 0, 1), data_shape(dataset)
+    model = make_model(options.pick("cnn", f"{MODELS}:cifar_cnn"), *shape)
+    taken = []
+    for amount in (amounts[0], *amounts):  # the first is for the warm-up
+        part = type(examples)(examples.inputs[:amount], examples.targets[:amount])
+        sampler = UniformSampler(amount, int(PAPER["batch-size"]))
+        start_s = time.process_time()
+        train_steps(model, part, sampler, num_steps=len(sampler), lr=0.001)
+        taken.append(time.process_time() - start_s)
+    ratio, more = taken[-1] / taken[1], amounts[-1] / amounts[0]
+    rows = [
+        (amount, *(f"{one_s / share:.3f}" for share in STUDY_CPUS))
+        for amount, one_s in zip(amounts, taken[1:], strict=True)
+    ]
+    claim = Claim(
+        f"{more:g} times the data take near-linearly more time (factor of 0.8 to 1.25 of linear)",
+        f"{more:g}x",
+        f"{ratio:.1f}x",
+        0.8 <= ratio / more <= 1.25,
+    )
+    head = ("examples", *(f"{share:.2g} CPU, s" for share in STUDY_CPUS))
+    curves = {
+        f"{share:.2g} CPU": Curve(amounts, [one_s / share for one_s in taken[1:]])
+        for share in STUDY_CPUS
+    }
+    return Outcome(head, rows, [claim], curves, ("examples", "seconds per round"))
+
+
+def table_1(options: Options) -> Outcome:
+    """Compare the policies' probabilities with those printed."""
+    ours = {policy: tuple(policy_probs(policy, 5).tolist()) for policy in TABLE_1}
+    rows = [
+        (policy, *(f"{value:g}" for value in ours[policy]), ", ".join(map(str, printed)))
+        for policy, printed in TABLE_1.items()
+    ]
+    equal = sum(ours[policy] == printed for policy, printed in TABLE_1.items())
+    text = "every policy has the probabilities of the table"
+    claim = Claim(text, "7 policies", f"{equal} equal", equal == len(TABLE_1))
+    return Outcome(("policy", *(f"tier {j}" for j in range(1, 6)), "paper"), rows, [claim])
+
+
+def table_2(options: Options) -> Outcome:
+    """Compare Eq. 6 with the time that rounds take, on nodes that do not train."""
+    rounds, seeds = 500, range(options.seed, options.seed + 5)
+    rows, errors = [], {}
+    for policy, (paper_est, paper_act, paper_mape) in TABLE_2.items():
+        options.say(policy)
+        runs = [idle_run(policy, rounds, seed) for seed in seeds]
+        probs = policy_probs(policy, 5)
+        estimated = [paper_estimate(run.state.latency, probs, rounds) for run in runs]
+        expected_s = float(np.mean([probs @ run.estimate.slowest_s * rounds for run in runs]))
+        actual_s = float(np.mean([run.estimate.actual_s for run in runs]))
+        estimate_s = float(np.mean(estimated))
+        errors[policy] = mape(estimate_s, actual_s)
+        seconds = f"{estimate_s:.0f}", f"{actual_s:.0f}", f"{errors[policy]:.2f}"
+        exact = f"{mape(expected_s, actual_s):.2f}"
+        rows.append((policy, *seconds, exact, f"{paper_est}, {paper_act}, {paper_mape}"))
+    worst = max(errors, key=lambda policy: errors[policy])
+    claim = Claim(
+        "the error of Eq. 6 never exceeds 6 %",
+        "at most 5.01 %",
+        f"at most {errors[worst]:.2f} % ({worst})",
+        errors[worst] <= 6,
+    )
+    head = ("policy", "Eq. 6, s", "actual, s", "MAPE, %", "MAPE of the expected slowest, %")
+    return Outcome((*head, "paper: Eq. 6, actual, MAPE"), rows, [claim])
+
+
+def equation_3(options: Options) -> Outcome:
+    """Count how often a round of random selection holds a node of the slowest level."""
+    rounds = options.pick(500, 5000)
+    found, rows = [], []
+    for selected in (1, 2, 5, 10, 20):
+        timed = RoundTimes(idle_strategy(VANILLA, options.seed, selected))
+        start(timed, rounds, options.seed)
+        delayed = float(np.mean(np.diff(timed.ends_s) > DELAYED_S))
+        level = 50, 10, selected
+        found.append((delayed, straggler_chance(*level), straggler_bound(*level)))
+        rows.append((selected, *(f"{value:.3f}" for value in found[-1])))
+    errors = [abs(share - exact) for share, exact, _ in found]
+    allowed = [4 * (exact * (1 - exact) / rounds) ** 0.5 for _, exact, _ in found]
+    claims = [
+        Claim(
+            "Eq. 3 gives the share of rounds that a slowest client delays (within 4 standard "
+            "errors of the count)",
+            "1 - C(K - m, C) / C(K, C)",
+            f"largest difference {max(errors):.3f}",
+            all(error <= limit for error, limit in zip(errors, allowed, strict=True)),
+        ),
+        Claim(
+            "it exceeds the bound of Eq. 5",
+            "by Theorem 3.1",
+            f"by {min(exact - bound for _, exact, bound in found[1:]):.3f} at least",
+            all(exact > bound for _, exact, bound in found[1:]),
+        ),
+        Claim(
+            "with many clients a round it is nearly 1 (here 20 of 50, above 0.99)",
+            "about 1",
+            f"{found[-1][1]:.4f}",
+            found[-1][1] > 0.99,
+        ),
+    ]
+    return Outcome(("clients a round", "share of rounds", "Eq. 3", "Eq. 5"), rows, claims)
+
+
+class RoundTimes(Wrapper):
+    """Note when each round ends."""
+
+    def __init__(self, strategy: TiFL) -> None:
+        super().__init__(strategy)
+        self.ends_s: list[float] = []
+
+    def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """Note the time."""
+        self.ends_s.append(record["virtual_s"])
+
+
+def idle_strategy(policy: str, seed: int, per_round: int = 5) -> TiFL:
+    """Make TiFL as the paper has it."""
+    return TiFL(
+        FedAvg(fraction_evaluate=0.0),
+        per_round,
+        policy=policy,
+        profiling="phase",
+        sync_rounds=5,
+        warmup_rounds=0,
+        seed=seed,
+    )
+
+
+def idle_run(policy: str, rounds: int, seed: int) -> TiFL:
+    """Run the rounds of a policy without training."""
+    strategy = idle_strategy(policy, seed)
+    start(strategy, rounds, seed)
+    return strategy
+
+
+def start(strategy: Wrapper, rounds: int, seed: int) -> None:
+    """Run rounds on the paper's 50 nodes, each of which reports the work of 100 examples."""
+    grid = LocalGrid(idle_app(), Plan(CIFAR_CPUS).fleet, seed=seed)
+    strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds)
+
+
+def idle_app() -> ClientApp:
+    """Make nodes that report work and do none."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({keys.NUM_EXAMPLES: 100})
+        arrays = message.content.array_records["arrays"]
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    app.train()(answer)
+    app.train("profile")(answer)
+    return app

@@ -1,0 +1,1 @@
+"""Every method tuned alike on fleets, at equal concurrency."""

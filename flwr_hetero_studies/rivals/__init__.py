@@ -1,0 +1,19 @@
+"""Published methods that ours are raced against, for studies."""
+
+from flwr_hetero_studies.rivals.adacomm import AdaComm
+from flwr_hetero_studies.rivals.deadline import DeadlineSelection
+from flwr_hetero_studies.rivals.fedasync import FedAsync
+from flwr_hetero_studies.rivals.fedat import FedAT
+from flwr_hetero_studies.rivals.fedcompass import FedCompass
+from flwr_hetero_studies.rivals.oort import Oort
+from flwr_hetero_studies.rivals.power_of_choice import PowerOfChoice
+
+__all__ = [
+    "AdaComm",
+    "DeadlineSelection",
+    "FedAT",
+    "FedAsync",
+    "FedCompass",
+    "Oort",
+    "PowerOfChoice",
+]

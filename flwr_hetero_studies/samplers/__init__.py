@@ -1,0 +1,1 @@
+"""Which sampler when."""

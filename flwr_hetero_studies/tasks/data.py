@@ -1,0 +1,100 @@
+"""The examples of a node and of the server, ready for torch, kept in memory between rounds."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flwr_hetero.errors import invalid
+from flwr_hetero_studies.tasks.kinds import AUTO, CLASSIFICATION, Outputs, Task
+from flwr_hetero_studies.tasks.partitions import partition_rows
+from flwr_hetero_studies.tasks.sources import Source, Split, open_source
+
+HELD_OUT_SHARE = 0.1
+"""Share of a node's examples that it evaluates on and never trains on."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and targets, to be read only: they are shared between calls; and what they are for."""
+
+    inputs: Tensor
+    targets: Tensor
+    task: Task = CLASSIFICATION
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.targets)
+
+    def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of a batch."""
+        index = torch.from_numpy(indices).to(self.targets.device)
+        return self.inputs[index], self.targets[index]
+
+    def to(self, device: torch.device | str) -> "Examples":
+        """Return the examples on a device."""
+        return Examples(self.inputs.to(device), self.targets.to(device), self.task)
+
+
+def load_partition(
+    dataset: str,
+    partition_id: int,
+    num_partitions: int,
+    *,
+    task: str = AUTO,
+    partition: str = "iid",
+    alpha: float = 0.5,
+    classes_per_node: int = 2,
+    seed: int = 0,
+) -> Examples:
+    """Load a node's part of the training examples; a second call costs next to nothing."""
+    if not 0 <= partition_id < num_partitions:
+        raise invalid("partition_id", partition_id, f"lie in 0..{num_partitions - 1}")
+    how = (num_partitions, partition, float(alpha), classes_per_node, seed)
+    return _load_part(dataset, task, partition_id, *how)
+
+
+@lru_cache(maxsize=4)
+def load_test(dataset: str, task: str = AUTO) -> Examples:
+    """Load the test examples; a second call costs next to nothing."""
+    source = open_source(dataset, task)
+    return _examples(source, source.test, np.arange(len(source.test.rows)))
+
+
+def data_shape(dataset: str, task: str = AUTO) -> tuple[tuple[int, ...], Outputs]:
+    """Return what a model for a data set must fit: the shape of an input, and the outputs."""
+    source = open_source(dataset, task)
+    return source.shape, source.outputs
+
+
+def hold_out(examples: Examples) -> tuple[Examples, Examples]:
+    """Divide a node's examples into those to train on and those to evaluate on."""
+    cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
+    return (
+        replace(examples, inputs=examples.inputs[:cut], targets=examples.targets[:cut]),
+        replace(examples, inputs=examples.inputs[cut:], targets=examples.targets[cut:]),
+    )
+
+
+@lru_cache(maxsize=16)
+def _rows(dataset: str, task: str, *how: Any) -> list[NDArray[np.int64]]:
+    return partition_rows(open_source(dataset, task).train.labels, *how)
+
+
+@lru_cache(maxsize=128)
+def _load_part(dataset: str, task: str, partition_id: int, *how: Any) -> Examples:
+    source = open_source(dataset, task)
+    return _examples(source, source.train, _rows(dataset, task, *how)[partition_id])
+
+
+def _examples(source: Source, split: Split, positions: NDArray[np.int64]) -> Examples:
+    values = split.inputs.take(split.rows[positions])
+    if source.scale is not None:
+        values -= source.scale.mean
+        values /= source.scale.std
+    inputs, targets = source.task.divide(values, split.labels[positions])
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(targets), source.task)

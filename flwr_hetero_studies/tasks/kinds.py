@@ -1,0 +1,191 @@
+"""What a model is trained for: the targets, the loss of an example, and how good an output is."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from math import exp
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero_studies.tasks.texts import CHARACTERS, PADDING
+
+Outputs: TypeAlias = int | tuple[int, ...]
+"""Of a model for one example: logits of so many classes, or an array of this shape."""
+
+AUTO = "auto"
+HIGHEST_SMAPE = 2.0
+LARGEST = 700.0
+"""Loss whose exponential is still a float."""
+
+
+class Task:
+    """Classification, from which other tasks derive.
+
+    Parameters of a model's training that depend on what it is for. A task of your own is a class
+    that overrides some of this; ``task = "package.module:Class"`` in the run-config names it.
+
+    Attributes
+    ----------
+    window : int
+        Texts and series are cut into windows of so many characters or values, an example each;
+        0: a text is one example, of numbers of its words, and a series as well.
+    """
+
+    window = 0
+
+    def divide(
+        self, values: NDArray[Any], labels: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Divide what a data set holds, (examples, ...), into new inputs and targets."""
+        return values, labels
+
+    def outputs(self, targets: NDArray[Any], num_classes: int) -> Outputs:
+        """Return what a model gives for an example, by some targets and the labels' number."""
+        return num_classes
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each example, (batch,)."""
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return how good the output for each example is, (batch,), from 0 to 1."""
+        return (outputs.argmax(1) == targets).float()
+
+    def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
+        """Return the task's own metrics, by the means of losses and accuracy."""
+        return {}
+
+
+class Classification(Task):
+    """One class of several; the label is the target."""
+
+
+class LanguageModel(Task):
+    """The next character of a text; the loss is the mean over an example's characters.
+
+    Accuracy is the share of characters that are predicted; the task's own metric is perplexity.
+    """
+
+    window = 65
+
+    def divide(
+        self, values: NDArray[Any], labels: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Let each character have the next one as its target."""
+        if values.ndim != 2 or values.dtype.kind not in "iu":
+            raise invalid("task", "language-model", "have texts to learn from")
+        return np.ascontiguousarray(values[:, :-1]), np.ascontiguousarray(values[:, 1:])
+
+    def outputs(self, targets: NDArray[Any], num_classes: int) -> Outputs:
+        """Logits of all characters at each place of the text."""
+        return targets.shape[1], CHARACTERS
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Average the cross-entropy over the characters; padding does not count."""
+        each = cross_entropy(outputs.mT, targets, reduction="none", ignore_index=PADDING)
+        return each.sum(1) / num_characters(targets)
+
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of characters predicted."""
+        right = (outputs.argmax(2) == targets) & (targets != PADDING)
+        return right.sum(1) / num_characters(targets)
+
+    def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
+        """Return the perplexity of a character."""
+        return {"perplexity": exp(min(loss, LARGEST))}
+
+
+def num_characters(targets: Tensor) -> Tensor:
+    """Count the characters of each text, at least one."""
+    return (targets != PADDING).sum(1).clamp(min=1)
+
+
+class Forecasting(Task):
+    r"""The next values of a series; the loss is the mean of squared errors over the horizon.
+
+    Each window is divided by the mean size of its inputs. The task's own metric is the symmetric
+    mean absolute percentage error, and accuracy is :math:`1 - \mathrm{SMAPE} / 2`:
+
+    .. math:: \mathrm{SMAPE} = \frac{1}{h} \sum_t \frac{2 |\hat y_t - y_t|}{|\hat y_t| + |y_t|}
+              \in [0, 2]
+    """
+
+    inputs, horizon = 20, 6  # CD-GraB, appendix D.1, for M4
+    window = inputs + horizon
+
+    def divide(
+        self, values: NDArray[Any], labels: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Cut the horizon off; inputs get the shape (1, inputs)."""
+        if values.ndim != 2 or values.dtype.kind != "f":
+            raise invalid("task", "forecasting", "have series to learn from")
+        size = np.abs(values[:, : -self.horizon]).mean(1, keepdims=True)
+        scaled = (values / np.where(size > 0, size, 1)).astype(np.float32)
+        inputs, targets = np.split(scaled, [-self.horizon], axis=1)
+        return np.ascontiguousarray(inputs[:, None]), np.ascontiguousarray(targets)
+
+    def outputs(self, targets: NDArray[Any], num_classes: int) -> Outputs:
+        """As many values as the horizon has."""
+        return (targets.shape[1],)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Average the squared errors over the horizon."""
+        return (outputs.float() - targets).square().mean(1)
+
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return 1 - SMAPE / 2; a forecast of 0 for 0 has no error."""
+        sizes = (outputs.abs() + targets.abs()).clamp(min=1e-12)
+        smape = HIGHEST_SMAPE * ((outputs - targets).abs() / sizes).mean(1)
+        return 1 - smape / HIGHEST_SMAPE
+
+    def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
+        """Return SMAPE."""
+        return {"smape": HIGHEST_SMAPE * (1 - accuracy)}
+
+
+CLASSIFICATION = Classification()
+TASKS: dict[str, Task] = {
+    "classification": CLASSIFICATION,
+    "language-model": LanguageModel(),
+    "forecasting": Forecasting(),
+}
+
+
+def is_path(name: str) -> bool:
+    """Tell whether a task or model is given as ``package.module:attribute``."""
+    return ":" in name
+
+
+def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
+    """Import a user's own class or function."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name, None)
+    except (ImportError, TypeError, ValueError) as error:
+        raise invalid(argument, path, f"be package.module:{what} ({error})") from error
+    if not callable(found):
+        raise invalid(argument, path, f"name a {what} of the module {module}")
+    return cast(Callable[..., Any], found)
+
+
+def check_task(name: str) -> None:
+    """Refuse a name that no task has, and an import path that leads to none."""
+    if name != AUTO:
+        task_of(name)
+
+
+@lru_cache
+def task_of(name: str) -> Task:
+    """Return a task by its name or import path."""
+    if not is_path(name):
+        check_choice("task", name, TASKS, "or auto, or package.module:Class")
+        return TASKS[name]
+    own = imported("task", name, "class")
+    if not (isinstance(own, type) and issubclass(own, Task)):
+        raise invalid("task", name, "name a class derived from flwr_hetero_studies.tasks.Task")
+    return own()

@@ -1,0 +1,178 @@
+"""What a node of the apps does with a message: train, profile or evaluate.
+
+A ClientApp registers the three functions, or puts a sampler of its own between
+:func:`open_node` and :meth:`NodeTask.reply`.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import nn
+
+from flwr_hetero import keys
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated, repeat_of
+from flwr_hetero.client.sampled_loss import Loss
+from flwr_hetero.errors import invalid
+from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero_studies.tasks.data import Examples, hold_out, load_partition
+from flwr_hetero_studies.tasks.models import model_from
+from flwr_hetero_studies.tasks.settings import Settings
+from flwr_hetero_studies.tasks.training import OnBatch, TrainResult, evaluate, train
+
+PROXIMAL_MU = "proximal-mu"
+"""Flower's own key in the instructions of its FedProx."""
+NUM_PARTITIONS = "num-partitions"
+"""Flower's own key in node_config."""
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """A node's data and settings for one message."""
+
+    message: Message
+    settings: Settings
+    examples: Examples
+    held_out: Examples
+    seed: int
+
+    @property
+    def config(self) -> ConfigRecord:
+        """The instruction's settings; empty if it has none."""
+        return self.message.content.config_records.get("config", ConfigRecord())
+
+    @property
+    def losses(self) -> Loss:
+        """The task's loss, one number per example."""
+        return self.examples.task.losses
+
+    def num_steps(self, sampler: BatchSampler) -> int:
+        """Return the steps that the server asks for, else ``local-epochs`` passes over the data."""
+        asked = in_config(self.message, keys.NUM_STEPS)
+        return asked or self.settings.local_epochs * len(sampler)
+
+    def model(self) -> nn.Module:
+        """Build the model with the parameters in the instruction."""
+        state = self.message.content.array_records["arrays"].to_torch_state_dict()
+        return model_from(state, self.settings.model, *self.settings.shape)
+
+    def sampler(self) -> UniformSampler:
+        """Make the plain sampler, new in each round: it has no state to keep."""
+        return UniformSampler(len(self.examples), self.settings.batch_size, seed=self.seed)
+
+    def train(
+        self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
+    ) -> TrainResult:
+        """Train by the instruction and the run-config."""
+        given = self.settings
+        return train(
+            model,
+            self.examples,
+            sampler,
+            num_steps=self.num_steps(sampler),
+            lr=given.lr_in(in_config(self.message, keys.SERVER_ROUND)),
+            optimizer=given.optimizer,
+            momentum=given.momentum,
+            weight_decay=given.weight_decay,
+            proximal=float(cast(float, self.config.get(PROXIMAL_MU, given.proximal_mu))),
+            amp=given.amp,
+            on_batch=on_batch,
+            device=given.device,
+        )
+
+    def work(self, num_steps: int, examples_processed: int) -> MetricRecord:
+        """Return the metrics that training and profiling have in common."""
+        return MetricRecord(
+            {
+                keys.NUM_EXAMPLES: len(self.examples),
+                keys.NUM_STEPS: num_steps,
+                keys.EXAMPLES_PROCESSED: examples_processed,
+            }
+        )
+
+    def reply(self, model: nn.Module, result: TrainResult) -> Message:
+        """Reply with the trained model and the work that it took."""
+        metrics = self.work(result.num_steps, result.examples_processed)
+        metrics[keys.EXAMPLES_SCORED] = result.examples_scored
+        metrics["train-loss"] = result.loss
+        metrics[keys.LOSS_RMS] = result.loss_rms
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=self.message)
+
+
+def open_node(message: Message, context: Context) -> NodeTask:
+    """Read settings and data for a message."""
+    if in_simulation() and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # several nodes share this machine
+    settings = Settings.shared_part(context.run_config)
+    for key in (keys.PARTITION_ID, NUM_PARTITIONS):
+        if key not in context.node_config:
+            hint = 'start the SuperNode with --node-config "partition-id=0 num-partitions=5"'
+            raise invalid("node_config", dict(context.node_config), f"hold {key!r}", hint)
+    partition_id = int(context.node_config[keys.PARTITION_ID])
+    count = int(context.node_config[NUM_PARTITIONS])
+    part = load_partition(settings.dataset, partition_id, count, **settings.partitioning)
+    rounds = in_config(message, keys.SERVER_ROUND), *repeat_of(message)
+    entropy = [settings.seed, partition_id, *rounds]
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    return NodeTask(message, settings, *hold_out(part), seed)
+
+
+def train_node(message: Message, context: Context) -> Message:
+    """Train on the node's examples, reshuffled: a ``train`` function."""
+    node = open_node(message, context)
+    model = node.model()
+    return node.reply(model, node.train(model, node.sampler()))
+
+
+def profile_node(message: Message, context: Context) -> Message:
+    """Do the work of a round, or only count it on an emulated device: a ``train.profile``."""
+    node = open_node(message, context)
+    sampler = node.sampler()
+    if is_emulated(context):
+        num_steps = node.num_steps(sampler)
+        processed = examples_in(num_steps, sampler.num_samples, sampler.batch_size)
+    else:
+        num_steps, processed, *_ = node.train(node.model(), sampler)
+    metrics, arrays = node.work(num_steps, processed), message.content.array_records["arrays"]
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def evaluate_node(message: Message, context: Context) -> Message:
+    """Measure the model on the node's held-out examples: an ``evaluate`` function."""
+    node = open_node(message, context)
+    loss, accuracy = evaluate(node.model(), node.held_out, device=node.settings.device)
+    metrics = MetricRecord({"eval-loss": loss, "eval-acc": accuracy})
+    metrics[keys.NUM_EXAMPLES] = len(node.held_out)
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
+    """Count the examples in steps of random reshuffling, where an epoch's last batch is smaller."""
+    epochs, steps = divmod(num_steps, -(-num_examples // batch_size))
+    return epochs * num_examples + min(steps * batch_size, num_examples)
+
+
+def lifelong_order(
+    node: NodeTask,
+    settings: Settings,
+    context: Context,
+    method: str,
+    *,
+    num_units: int,
+    unit: str = "batch",
+) -> OrderedSampler:
+    """Make the sampler of a node's order, with a seed of the node's own that never changes."""
+    partition_id = int(context.node_config[keys.PARTITION_ID])
+    words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
+    return OrderedSampler(
+        len(node.examples),
+        settings.batch_size,
+        seed=int(words[0]),
+        method=method,
+        unit=unit,
+        num_units=min(num_units, len(node.examples)) or None,
+    )

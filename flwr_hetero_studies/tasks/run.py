@@ -1,0 +1,105 @@
+"""What the server of our apps needs besides a strategy: a first model and a test of it."""
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from flwr_hetero._flwr import log
+from flwr_hetero.report import RunDirectory
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.strategy import Recorded, Wrapper
+from flwr_hetero_studies.tasks.data import load_test
+from flwr_hetero_studies.tasks.models import make_model, model_from
+from flwr_hetero_studies.tasks.settings import Settings
+from flwr_hetero_studies.tasks.training import evaluate
+
+
+def initial_arrays(settings: Settings) -> ArrayRecord:
+    """Draw the initial global model."""
+    model = make_model(settings.model, *settings.shape, settings.seed)
+    return ArrayRecord(model.state_dict())
+
+
+def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """Make the function that measures the global model on the test examples."""
+    test = load_test(settings.dataset, settings.task)
+    device = "auto" if settings.device.startswith("cuda") else settings.device  # of the nodes
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = model_from(arrays.to_torch_state_dict(), settings.model, *settings.shape)
+        loss, accuracy = evaluate(model, test, device=device)
+        own = test.task.metrics(loss, accuracy)
+        return MetricRecord({"loss": loss, "accuracy": accuracy, **own})
+
+    return evaluate_fn
+
+
+class StopEarly(Wrapper):
+    """End a run that has reached its target accuracy, or used up its time on the fleet's clock."""
+
+    name = "stop-early"
+
+    def __init__(self, strategy: Strategy, settings: Settings) -> None:
+        super().__init__(strategy)
+        self.target, self.budget_s = settings.target_accuracy, settings.time_budget_s
+
+    def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """Say why the run ends after this round, if it does."""
+        accuracy, clock_s = record["global"].get("accuracy"), record["virtual_s"]
+        if self.target and accuracy is not None and accuracy >= self.target:
+            why = f"accuracy {accuracy:.4g} has reached target-accuracy {self.target:g}"
+        elif self.budget_s and clock_s >= self.budget_s:
+            why = f"{clock_s:.4g} s have used up time-budget-s {self.budget_s:g}"
+        else:
+            return
+        self.session.stop_reason = record["stopped"] = why
+
+
+def run_app(
+    app: str,
+    settings: Settings,
+    strategy: Strategy,
+    grid: Grid,
+    train_config: ConfigRecord | None = None,
+) -> Path:
+    """Run a strategy on the fleet and record it; return the run directory.
+
+    Notes
+    -----
+    Seeds Python's own generator, with which Flower's strategies select nodes.
+    """
+    run_dir = RunDirectory(
+        settings.run_directory(app),
+        asdict(settings),
+        resume=settings.resume,
+        argument="output-dir",
+    )
+    measure, arrays = central_evaluate(settings), initial_arrays(settings)
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        due = server_round % settings.evaluate_every == 0
+        return measure(server_round, arrays) if due or server_round == last else None
+
+    last = settings.num_server_rounds
+    random.seed(settings.seed)
+    if settings.target_accuracy or settings.time_budget_s:
+        strategy = StopEarly(strategy, settings)
+    recorded = Recorded(
+        strategy, run_dir=run_dir, resume=settings.resume, trackers=settings.tracker_names
+    )
+    recorded.start(
+        grid,
+        arrays,
+        last,
+        train_config=train_config,
+        evaluate_fn=evaluate_fn,
+    )
+    log(INFO, "Results: %s", run_dir.path / "report.html")
+    return run_dir.path

@@ -1,0 +1,223 @@
+"""Columns of a table as inputs and labels: images, texts, series or numbers, by their types."""
+
+import re
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_hetero.errors import invalid
+from flwr_hetero_studies.tasks.kinds import AUTO, Task, task_of
+from flwr_hetero_studies.tasks.texts import character_windows, token_numbers
+
+IMAGE_NAMES = ("image", "img", "picture")
+TEXT_NAMES = ("text", "sentence", "content", "review", "question")
+LABEL_NAMES = ("label", "labels", "target", "fine_label", "character")
+SERIES_NAMES = ("series", "values", "signal", "audio", "target")
+NUMBERS = ("int", "float", "double", "bool")
+"""What the types of columns of numbers contain."""
+LIST_OF_NUMBERS = re.compile(r"(large_|fixed_size_)?list<\w+: (u?int|float|double|halffloat)")
+"""How Arrow writes the types of columns of series."""
+
+
+class Inputs(Protocol):
+    """Inputs by row number."""
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return new inputs of shape (len(rows), ...).
+
+        Images are float32 (C, H, W), scaled to [0, 1], rows of numbers float32 (columns, 1, 1),
+        series float32 (1, steps), texts int64 (LENGTH,), numbers of tokens; windows of texts int64
+        (window,), numbers of characters, and of series float32 (window,).
+        """
+
+
+class Array(NamedTuple):
+    """Inputs that are in memory."""
+
+    values: NDArray[Any]
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Copy inputs."""
+        values = self.values[rows]
+        return values.astype(np.int64) if values.dtype == np.uint8 else values
+
+
+class TextColumn(NamedTuple):
+    """Arrow column of texts."""
+
+    column: Any
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Turn texts into numbers of tokens."""
+        return token_numbers(self.column.take(rows).to_pylist())
+
+
+class ImageColumn:
+    """Image column of a Hugging Face data set; the first image gives mode and size of all."""
+
+    def __init__(self, dataset: str, table: Any, name: str) -> None:
+        from datasets import Image
+
+        self.dataset, self.name = dataset, name
+        self.table = table.select_columns([name]).cast_column(name, Image())
+        first = self._image(0)
+        self.mode = "L" if first.mode in ("1", "L") else "RGB"
+        self.size = first.size
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Decode images."""
+        images = [self._image(row) for row in rows.tolist()]
+        for row, image in zip(rows.tolist(), images, strict=True):
+            if image.size != self.size:
+                rule = f"have images of one size (image {row} is {image.width}x{image.height})"
+                raise invalid("dataset", self.dataset, rule)
+        pixels = np.stack([np.asarray(image.convert(self.mode)) for image in images])
+        pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
+        scaled = np.ascontiguousarray(pixels, dtype=np.float32)
+        scaled /= 255.0
+        return scaled
+
+    def _image(self, row: int) -> Any:
+        try:
+            return self.table[row][self.name]
+        except (OSError, ValueError, TypeError) as error:
+            rule = f"have readable images (image {row}: {error})"
+            raise invalid("dataset", self.dataset, rule) from error
+
+
+class Columns(NamedTuple):
+    """Names of a table's columns by what they hold."""
+
+    labels: list[str]
+    images: list[str]
+    texts: list[str]
+    series: list[str]
+    numbers: list[str]
+
+    @classmethod
+    def of(cls, table: Any) -> "Columns":
+        """Tell columns by their types; a ``ClassLabel`` is the label if there is one."""
+        features = table.features
+        types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
+        labels = [name for name, f in features.items() if type(f).__name__ == "ClassLabel"]
+        images = [name for name, f in features.items() if type(f).__name__ == "Image"] or [
+            name
+            for name, feature in features.items()
+            if "binary" in types[name] or (isinstance(feature, dict) and "bytes" in feature)
+        ]
+        arrow = {field.name: str(field.type) for field in table.data.schema}
+        return cls(
+            labels or [name for name, kind in types.items() if "int" in kind],
+            images,
+            [name for name, kind in types.items() if "string" in kind],
+            [name for name, kind in arrow.items() if LIST_OF_NUMBERS.match(kind)],
+            [name for name, kind in types.items() if any(part in kind for part in NUMBERS)],
+        )
+
+    @property
+    def has_label(self) -> bool:
+        """Whether one of the columns is that of the labels."""
+        return len(self.labels) == 1 or any(name in LABEL_NAMES for name in self.labels)
+
+    def task(self, name: str) -> Task:
+        """Return a task by its name, ``auto`` by what there is to predict."""
+        if name == AUTO and not self.has_label and not self.images:
+            name = "language-model" if self.texts else "forecasting" if self.series else name
+        return task_of("classification" if name == AUTO else name)
+
+
+def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
+    """Read a table of the library ``datasets``.
+
+    Inputs are a column of images; without one, of texts; without either, of series; without all
+    of them, all columns of numbers but the label. Windows of texts and series need no labels.
+    """
+    if not len(table):
+        raise invalid("dataset", dataset, "hold examples (it is empty)")
+    columns = Columns.of(table)
+    windows = bool(task.window and not columns.images and (columns.texts or columns.series))
+    if windows and not columns.has_label:
+        labels = np.zeros(len(table), dtype=np.int64)
+        label = ""
+    else:
+        label = _one_of(dataset, table, "label", columns.labels, LABEL_NAMES)
+        labels = _labels(dataset, table, label)
+    if columns.images:
+        name = _one_of(dataset, table, "image", columns.images, IMAGE_NAMES)
+        return ImageColumn(dataset, table, name), labels
+    if columns.texts:
+        name = _one_of(dataset, table, "text", columns.texts, TEXT_NAMES)
+        texts = _complete(dataset, table, name)
+        if not windows:
+            return TextColumn(texts), labels
+        values, rows = character_windows(texts.to_pylist(), task.window)
+        return Array(_some(dataset, values, name, task.window)), labels[rows]
+    if columns.series:
+        name = _one_of(dataset, table, "series", columns.series, SERIES_NAMES)
+        series = _complete(dataset, table, name)
+        if windows:
+            cut, rows = _series_windows(series, task.window)
+            return Array(_some(dataset, cut, name, task.window)), labels[rows]
+        return Array(_whole_series(dataset, series, name)[:, None]), labels
+    numbers = [name for name in columns.numbers if name != label]
+    if not numbers:
+        rule = "have columns of images, texts, series or numbers (its columns: "
+        raise invalid("dataset", dataset, f"{rule}{', '.join(table.features)})")
+    found = [_complete(dataset, table, name).to_numpy() for name in numbers]
+    return Array(np.stack(found, axis=1).astype(np.float32)[:, :, None, None]), labels
+
+
+def _series_windows(column: Any, length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Cut each series from its end into windows, and say from which row each is."""
+    windows, origin = [], []
+    for row, values in enumerate(column.to_pylist()):
+        count = len(values) // length
+        whole = np.asarray(values[len(values) - count * length :], dtype=np.float32)
+        windows.append(whole.reshape(count, length))
+        origin += [row] * count
+    return np.concatenate(windows), np.array(origin, dtype=np.int64)
+
+
+def _whole_series(dataset: str, column: Any, name: str) -> NDArray[np.float32]:
+    rows = column.to_pylist()
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        rule = f"have series of one length in its column {name!r}, to classify them"
+        raise invalid("dataset", dataset, f"{rule} (they have {min(lengths)} to {max(lengths)})")
+    return np.asarray(rows, dtype=np.float32)
+
+
+def _some(dataset: str, windows: NDArray[Any], name: str, length: int) -> NDArray[Any]:
+    """Refuse what gives no window, or one with a gap."""
+    if not len(windows):
+        rule = f"have a window of {length} in its column {name!r}"
+        raise invalid("dataset", dataset, rule, "all rows are shorter")
+    if not np.isfinite(windows).all():
+        raise invalid("dataset", dataset, f"have finite numbers in its column {name!r}")
+    return windows
+
+
+def _labels(dataset: str, table: Any, name: str) -> NDArray[np.int64]:
+    labels = table.data.column(name).to_numpy()
+    if labels.dtype.kind not in "iu" or labels.min() < 0:
+        rule = f"have whole numbers from 0 in its label column {name!r}"
+        raise invalid("dataset", dataset, rule)
+    return np.asarray(labels, dtype=np.int64)
+
+
+def _one_of(dataset: str, table: Any, what: str, columns: list[str], usual: tuple[str, ...]) -> str:
+    """Return the one column of a type, or of several the one with a usual name."""
+    named = columns if len(columns) == 1 else [name for name in usual if name in columns]
+    if not named:
+        rule = f"have one column of type {what} (its columns: {', '.join(table.features)})"
+        raise invalid("dataset", dataset, rule, f"name it {usual[0]!r}")
+    return named[0]
+
+
+def _complete(dataset: str, table: Any, name: str) -> Any:
+    """Return a column that has a value in each row."""
+    column = table.data.column(name)
+    if column.is_null(nan_is_null=True).to_numpy().any():
+        raise invalid("dataset", dataset, f"have a value in each row of its column {name!r}")
+    return column

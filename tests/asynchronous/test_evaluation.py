@@ -1,0 +1,101 @@
+"""Evaluation on nodes while others train."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from quadratics import Watched, fedavg, models, start
+from recording import History
+
+from flwr_hetero.asynchronous.evaluation import EVALUATION_SHARE
+from flwr_hetero.fleet import Fault
+from flwr_hetero.strategy import FedBuff, Wrapper
+
+GOALS = [0.0, 1.0, 2.0, 5.0]
+SPEEDS = [2.0, 1.3, 0.9, 0.17]
+EXAMPLES = [100, 30, 70, 10]
+
+
+def grid(**settings):
+    return Watched(GOALS, SPEEDS, examples=EXAMPLES, **settings)
+
+
+def by_fedavg(x):
+    """Return what a synchronous run says of this model."""
+    one = Wrapper(fedavg(fraction_evaluate=1.0))
+    one.inner.configure_train = lambda *_: []
+    result = one.start(grid(), start(x), 1, evaluate_config=ConfigRecord())
+    return dict(result.evaluate_metrics_clientapp[1])
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+def test_figures_are_those_of_fedavg(concurrency):
+    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0), concurrency=concurrency))
+    fleet = grid()
+    found, result = models(strategy, fleet, 120)
+    figures = result.evaluate_metrics_clientapp
+    assert len(figures) >= 3
+    assert max(figures) == 120  # the last model, at the end
+    for number, metrics in figures.items():
+        assert dict(metrics) == pytest.approx(by_fedavg(found[number]))
+    history = [r["evaluate"] for r in strategy.records if r["evaluate"]]
+    assert [line["evaluated-round"] for line in history] == sorted(figures)
+    assert fleet.most == min(concurrency or 4, 4)
+    spans = {}
+    for at_s, _, kind, number in fleet.sent:
+        if kind == "evaluate" and number < 120:
+            spans.setdefault(number, []).append(at_s)
+    evaluating_s = sum(max(times) - min(times) for times in spans.values())
+    assert evaluating_s < EVALUATION_SHARE * strategy.records[-2]["virtual_s"]
+    assert all(len(times) == 4 for times in spans.values())
+
+
+def test_training_goes_on():
+    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0)))
+    fleet = grid()
+    models(strategy, fleet, 60)
+    first = [at_s for at_s, _, kind, n in fleet.sent if kind == "evaluate" and n == 1]
+    trained = [node for at_s, node, kind, _ in fleet.sent if kind == "train"]
+    assert max(first) > min(first)  # as nodes become idle
+    between = [t for t, _, kind, _ in fleet.sent if kind == "train" and min(first) < t < max(first)]
+    assert len(between) > 3
+    assert set(trained) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", ["errs", "dies"])
+def test_a_node_that_fails_holds_no_evaluation_up(kind):
+    """Node 2 fails in training and is left alone, node 1 in evaluation only."""
+    faults = [Fault(2, kind, 2), Fault(1, kind, 1, message_type="evaluate")]
+    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0)))
+    _, result = models(strategy, grid(faults=faults), 200, timeout=60.0)
+    assert len(result.evaluate_metrics_clientapp) >= 3
+    assert 200 in result.evaluate_metrics_clientapp
+    reasons = {f["reason"] for r in strategy.records for f in r["failures"]}
+    assert len(reasons) == 1
+
+
+def test_a_fault_of_all_nodes_in_evaluation_ends_the_run():
+    """Also where there are but two nodes, as in Flower's simulation by default."""
+    fault = {"kind": "garbage", "corrupt": "no-metrics", "message_type": "evaluate"}
+    fleet = Watched([0.0, 1.0], [2.0, 1.3], faults=[Fault(0, **fault), Fault(1, **fault)])
+    with pytest.raises(RuntimeError, match="no reply to evaluation counts, all for the same"):
+        models(FedBuff(fedavg(fraction_evaluate=1.0)), fleet, 60)
+
+
+def test_nodes_that_leave_are_not_waited_for():
+    class Leaving(Watched):
+        def get_node_ids(self):
+            if self.virtual_time_s > 40:
+                self.leave(1001)
+            return super().get_node_ids()
+
+    fleet = Leaving(GOALS, SPEEDS, examples=EXAMPLES)
+    _, result = models(FedBuff(fedavg(fraction_evaluate=1.0)), fleet, 60)
+    assert 60 in result.evaluate_metrics_clientapp
+    assert np.isfinite(result.evaluate_metrics_clientapp[60]["eval-loss"])
+
+
+def test_without_evaluation_nodes_only_train():
+    fleet = grid()
+    _, result = models(FedBuff(fedavg()), fleet, 10)
+    assert {kind for _, _, kind, _ in fleet.sent} == {"train"}
+    assert result.evaluate_metrics_clientapp == {}

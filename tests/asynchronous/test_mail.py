@@ -1,0 +1,141 @@
+"""A simulation: its order is that of the devices' clock where they are emulated, else its own."""
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from quadratics import STEPS, app, fedavg, models, start
+from recording import History
+
+from flwr_hetero import keys
+from flwr_hetero._flwr import unavailable
+from flwr_hetero.asynchronous import mail
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.exchange import Clock, Costs
+from flwr_hetero.strategy import FedBuff
+from flwr_hetero_studies.rivals import FedAsync, FedAT, FedCompass
+
+GOALS = [0.0, 1.0, 2.0, 3.0, 4.0]
+SPEEDS = [0.31, 1.0, 0.7, 2.3, 0.53]
+
+
+class InMemoryGrid(Grid):
+    """As Flower's simulation: replies come at once, in any order, with their emulated times.
+
+    What was collected is gone: to ask for it again is answered by an error. With a clock the
+    devices are not emulated: replies come in its time and say nothing of theirs.
+    """
+
+    def __init__(self, grid, clock=None):
+        self.hidden, self.clock = grid, clock
+        self.collected, self.asked_again = set(), []
+
+    def set_run(self, run):
+        self.hidden.set_run(run)
+
+    @property
+    def run(self):
+        return self.hidden.run
+
+    def create_message(self, *args, **settings):
+        return self.hidden.create_message(*args, **settings)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return set(self.hidden.get_node_ids())
+
+    def push_messages(self, messages):
+        if self.clock:
+            self.hidden.virtual_time_s = self.clock.monotonic()
+        return self.hidden.push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        ids = set(message_ids)
+        again = ids & self.collected
+        replies = self.hidden._collect(ids, self.clock.monotonic() if self.clock else 1e9)
+        self.collected |= {reply.metadata.reply_to_message_id for reply in replies}
+        self.asked_again += again
+        for reply in replies if self.clock else []:
+            reply.content.pop(keys.TIMING, None)
+        return [*reversed(replies), *map(unavailable, again)]
+
+
+class Time:
+    """A clock that goes on only when somebody sleeps."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Time()
+    monkeypatch.setattr(mail, "time", clock)
+    return clock
+
+
+def fleet():
+    devices = [DeviceProfile(speed, seconds_per_example=1.0) for speed in SPEEDS]
+    return LocalGrid(app(GOALS, [100] * 5, 0.05), devices)
+
+
+def history(grid, merges, **settings):
+    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0), **settings))
+    found, result = models(strategy, grid, merges)
+    lines = [(r["virtual_s"], r.get("fedbuff"), r["evaluate"]) for r in strategy.records]
+    return lines, found, result
+
+
+@pytest.mark.parametrize("settings", [{}, {"concurrency": 2}, {"weighting": "equal"}])
+def test_a_simulation_with_emulated_devices_equals_a_local_grid(settings):
+    lines, found, _ = history(fleet(), 25, **settings)
+    again, same, _ = history(InMemoryGrid(fleet()), 25, **settings)
+    assert same == pytest.approx(found)
+    for one, other in zip(lines, again, strict=True):
+        assert other[0] == pytest.approx(one[0])
+        assert (other[1] or {}).get("nodes") == (one[1] or {}).get("nodes")
+        assert other[2] == pytest.approx(one[2])
+    assert lines[-1][0] > STEPS
+
+
+@pytest.mark.parametrize("kind", [FedBuff, FedAsync, FedAT, FedCompass])
+def test_devices_that_are_not_emulated(kind, clock):
+    grid = InMemoryGrid(fleet(), clock)
+    strategy = History(kind(fedavg(fraction_evaluate=1.0)))
+    found, _ = models(strategy, grid, 20)
+    assert grid.asked_again == []
+    records = strategy.records[1:]
+    assert [record["round"] for record in records] == [*range(1, 21)]
+    assert not any(record["failures"] for record in records)
+    assert records[-1]["virtual_s"] == pytest.approx(clock.now_s)
+    assert abs(found[-1] - 2.0) < abs(found[0] - 2.0)
+
+
+def test_quick_nodes_merge_more_often_unemulated_too(clock):
+    lines, _, _ = history(InMemoryGrid(fleet(), clock), 25, concurrency=5)
+    nodes = [node for _, merge, _ in lines if merge for node in merge["nodes"]]
+    counts = [nodes.count(f"id-{1000 + i}") for i in range(5)]
+    assert min(counts) > 0
+    assert counts[SPEEDS.index(max(SPEEDS))] > 4 * counts[SPEEDS.index(min(SPEEDS))]
+
+
+def test_a_wait_ends_in_time_where_a_node_hangs(clock):
+    devices = [DeviceProfile(1.0, seconds_per_example=speed) for speed in (1.0, 1e4)]
+    grid = InMemoryGrid(LocalGrid(app([0.0, 1.0], [100] * 2, 0.05), devices), clock)
+    open_mail = mail.Mail(grid, Clock(), Costs(), 70.0)
+    content = {"arrays": start(), "config": ConfigRecord()}
+    open_mail.send([Message(RecordDict(content), node, "train") for node in (1000, 1001)])
+    (answered,) = open_mail.next(5.0)  # before the first reply nobody knows whose clock counts
+    assert answered[0].node_id == 1000
+    assert STEPS <= open_mail.clock.virtual_s < STEPS + 0.2
+    assert open_mail.next(30.0) == []
+    assert 30.0 <= open_mail.clock.virtual_s < 30.2
+    assert [(sent.node_id, reply) for sent, reply in open_mail.next()] == [(1001, None)]
+    assert 70.0 <= open_mail.clock.virtual_s < 70.4

@@ -1,0 +1,245 @@
+"""Advice: the fleet of a former run, the judgement of runs, a ranking that repeats itself."""
+
+import json
+from itertools import pairwise
+from math import exp, inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flwr_hetero.cli import main
+from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero.strategy import (
+    BiasedLocalSGD,
+    FedBuff,
+    FedSlice,
+    ModelAverage,
+    OverSelect,
+    TiFL,
+)
+from flwr_hetero_studies.advise.advice import Advice
+from flwr_hetero_studies.advise.candidates import candidates
+from flwr_hetero_studies.advise.fleet import epoch_s, for_task, read_fleet
+from flwr_hetero_studies.advise.simulate import Point, Work, judge, rank, row, smooth, target_of
+from flwr_hetero_studies.advise.task import Data, Task, data, parts, step
+from flwr_hetero_studies.cli.advise import _print
+from flwr_hetero_studies.rivals import Oort
+
+FLEET = (DeviceProfile(4.0), DeviceProfile(2.0), DeviceProfile(1.0), DeviceProfile(0.1))
+
+
+# --- the fleet ---------------------------------------------------------------------------
+
+
+def history(folder, records):
+    text = "".join(json.dumps({"round": i, **r}) + "\n" for i, r in enumerate(records))
+    (folder / "history.jsonl").write_text(text)
+    return str(folder)
+
+
+def test_devices_of_a_former_run(tmp_path):
+    away = {"node": "c", "reason": "error 5: the emulated device is away"}
+    records = [
+        {"latency": {"a": 1.0, "b": 4.0}, "selected": ["a", "b", "c"], "failures": [away]},
+        {"latency": {"b": 4.0, "c": 2.0}, "selected": ["b", "c"], "failures": []},
+    ]
+    found = read_fleet(history(tmp_path, records), 20, examples=100, model_mb=1.0)
+    assert [device.name for device in found] == ["a", "c", "b"]  # the quickest first
+    assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([1.0, 2.0, 4.0])
+    assert [device.availability for device in found] == [1.0, 0.5, 1.0]
+
+
+def test_steps_are_taken_off_the_times(tmp_path):
+    steps = {"local-steps": {"num-steps": {"a": 20, "b": 10, "c": 10}}}
+    records = [{"latency": {"a": 2.0, "b": 2.0, "c": 4.0}, **steps}]
+    found = read_fleet(history(tmp_path, records), 20, examples=100, model_mb=1.0)
+    assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([1.0, 2.0, 4.0])
+
+
+def test_epochs_and_transfers_keep_their_length():
+    device = DeviceProfile(0.5, uplink_mbps=8.0, downlink_mbps=4.0)
+    (scaled,) = for_task([device], 1000, 2.0, 128, 0.01)
+    assert epoch_s(scaled, 128, 0.01) == pytest.approx(epoch_s(device, 1000, 2.0))
+    assert epoch_s(device, 1000, 2.0) == pytest.approx(20.0 + 2.0 + 4.0)
+
+
+def test_a_large_fleet_is_thinned_evenly():
+    found = read_fleet("paper-5", 500, 256, 1.0)
+    speeds = [device.compute_factor for device in found]
+    assert len(found) == 60
+    assert [speeds.count(s) for s in (4.0, 2.0, 1.0, 0.5, 0.1)] == [12] * 5
+
+
+def test_refusals(tmp_path, capsys):
+    assert main(["advise", "paper-5", "--nodes", "2"]) == 2
+    assert "nodes must be a whole number of at least 3" in capsys.readouterr().err
+    assert main(["advise", history(tmp_path, [{"latency": {}}])]) == 2
+    assert "must have the latency of nodes" in capsys.readouterr().err
+
+
+# --- the task ----------------------------------------------------------------------------
+
+
+def test_step_is_gradient_descent():
+    task = Task(4)
+    batch = Data(*(array[:8] for array in data(task, 1)))
+    model = [array.numpy().copy() for array in task.first().values()]
+    before = [array.copy() for array in model]
+    step(model, batch, 1.0)
+    for number, index in ((0, (3, 5)), (1, (2,)), (2, (7, 1)), (3, (4,))):
+        losses = []
+        for change in (1e-6, -1e-6):
+            moved = [array.copy() for array in before]
+            moved[number][index] += change
+            losses.append(step(moved, batch, 0.0).mean())
+        slope = (losses[0] - losses[1]) / 2e-6
+        assert before[number][index] - model[number][index] == pytest.approx(slope, abs=1e-6)
+
+
+def test_slow_nodes_hold_their_classes_alone():
+    task = Task(10, partition="classes-by-speed")
+    held = [set(data(task, 1).labels[rows].tolist()) for rows in parts(task)]
+    assert all(own <= {8, 9} for own in held[-2:])
+    assert not set.union(*held[:-2]) & {8, 9}
+
+
+# --- judging -----------------------------------------------------------------------------
+
+
+def curve(accuracy, second=1.0):
+    return [Point(second * i, a, 0.5, 10.0 * i, 2.0 * i) for i, a in enumerate(accuracy, 1)]
+
+
+BASE = curve([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8])
+
+
+def test_judge_by_hand():
+    assert smooth([1, 2, 3, 4, 5]) == pytest.approx([1, 1.5, 2, 2.5, 3.5])
+    assert target_of(BASE) == pytest.approx(0.79)
+    same, twice = judge(BASE, BASE), judge(curve([0.8] * 4, 0.5), BASE)
+    assert (same.speedup, same.bytes, same.device_s, same.reached) == (1.0, 1.0, 1.0, True)
+    assert twice.speedup == pytest.approx(9 / 2)  # the fourth look, at 2 s
+    assert twice.bytes == pytest.approx(4 / 9)
+    never = judge(curve([0.69] * 18), BASE)
+    assert never.speedup == pytest.approx(9 / 18 * exp(-1.0))
+    assert (never.reached, never.bytes) == (False, inf)
+
+
+def make(choice, seed, target):
+    task = Task(4, examples=48, seed=seed)
+    return Work(choice, task, FLEET, 4, 2, 10, seed, target)
+
+
+def test_same_seed_same_ranking():
+    choices = candidates(4, 2)
+    chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, slices", "TiFL")]
+    asked = []
+
+    def execute(work):
+        work = list(work)
+        asked.append([(each.candidate.name, each.seed) for each in work])
+        return [each.run() for each in work]
+
+    first = rank(chosen, [100, 101], make, execute)
+    assert [len(group) for group in asked] == [2, 3, 2]  # the better half runs again
+    assert rank(chosen, [100, 101], make, execute) == first
+    assert {row.candidate.name for row in first} == {choice.name for choice in chosen}
+    assert [row.speedup for row in first] == sorted((r.speedup for r in first), reverse=True)
+    found = Advice(list(FLEET), 2, 16, {"mixed": first}).as_dict()
+    assert json.loads(json.dumps(found))["best"] == found["best"]
+
+
+# --- what is run -------------------------------------------------------------------------
+
+
+def test_run_configs_make_the_same_strategies(monkeypatch):
+    app = Path(__file__).parents[3] / "apps" / "fleet"
+    monkeypatch.syspath_prepend(str(app))
+    from fleet_app.task import FleetSettings
+
+    advice = Advice([DeviceProfile()] * 20, 3, 12, {})
+    for choice in candidates(20, 3):
+        config = dict(choice.run_config)
+        if config.get("steps", "epochs") != "epochs":
+            config["fast-steps"] = advice.fast_steps
+            assert "fast-steps=12" in advice.run_config(choice)
+        theirs = FleetSettings.from_run_config(config).strategy(20).chain()[1:]  # SamplerFacts
+        ours = choice.strategy(12, 0).chain()
+        assert [type(part) for part in ours] == [type(part) for part in theirs]
+        names = {
+            BiasedLocalSGD: ("fast_steps", "budget", "weighting"),
+            FedBuff: ("concurrency", "buffer_size", "weighting"),
+            TiFL: ("clients_per_round", "num_tiers", "policy"),
+            OverSelect: ("take",),
+            Oort: ("profiling",),
+            ModelAverage: ("rounds",),
+            FedSlice: ("concurrency", "fast_steps", "rounds"),
+        }
+        for mine, other in zip(ours, theirs, strict=True):
+            for name in names.get(type(mine), ()):
+                assert getattr(mine, name) == getattr(other, name), (choice.name, name)
+            assert vars(mine).get("clients_per_round") == vars(other).get("clients_per_round")
+
+
+def test_python_lines_make_the_same_strategies():
+    for choice in candidates(20, 3):
+        names = {}
+        exec(choice.python(12), names)
+        ours, theirs = choice.strategy(12, 0).chain(), names["strategy"].chain()
+        assert [type(part) for part in ours] == [type(part) for part in theirs]
+        for mine, other in zip(ours[:-1], theirs[:-1], strict=True):  # FedAvg evaluates as usual
+            for name in ("clients_per_round", "concurrency", "fast_steps", "budget", "rounds"):
+                assert vars(mine).get(name) == vars(other).get(name), (choice.name, name)
+
+
+def test_command_ends_with_lines_for_the_users_app(capsys):
+    choice = next(choice for choice in candidates(4, 2) if choice.name.endswith("few in flight"))
+    points = make(choice, 100, None).run()
+    own = row(choice, [judge(points, points)])
+    _print(Advice(list(FLEET), 2, 16, {"mixed": [own]}))
+    said = capsys.readouterr().out
+    assert "strategy = FedSlice(concurrency=2)\n" in said
+    assert "app = ClientApp(mods=[hetero])\n" in said
+    command = "engine='fedslice' selection='random' concurrency=2"
+    assert f'flwr run apps/fleet --run-config "{command}"\n' in said
+    assert "1.0x " in said
+    assert " to 1.0)" not in said  # of one run
+
+
+def test_fedslice_is_looked_at_as_often_as_others():
+    """A round of it is many updates: looks go by the messages sent."""
+    looks = {}
+    for choice in candidates(4, 2):
+        if choice.name in ("FedSlice", "FedBuff, slices"):
+            points = make(choice, 100, None).run()
+            looks[choice.name] = len(points)
+            assert all(a.virtual_s <= b.virtual_s for a, b in pairwise(points))
+            assert all(a.bytes < b.bytes for a, b in pairwise(points))
+    assert looks["FedSlice"] >= looks["FedBuff, slices"] >= 5
+
+
+def test_no_warning_per_run(caplog):
+    make(candidates(4, 2)[0], 100, None).run()
+    assert not caplog.records
+
+
+def test_nothing_is_selected_where_all_train():
+    names = {choice.name for choice in candidates(20, 3)} - {c.name for c in candidates(4, 4)}
+    assert names == {"over-selection", "Oort", "FedCS"}
+
+
+def test_oort_has_losses_and_times_of_the_small_task():
+    choice = next(choice for choice in candidates(4, 2) if choice.name == "Oort")
+    points = make(choice, 100, None).run()
+    assert points[0].virtual_s > 5.0  # 4.8 s to time the slowest node, then a round
+    assert points[-1].accuracy > points[0].accuracy
+
+
+@pytest.mark.nightly
+def test_the_command(capsys, tmp_path):
+    assert main(["advise", "paper-5", "--nodes", "8", "--seconds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["settings"]) == {"mixed", "slow nodes hold classes alone"}
+    assert found["best"] in found["order"]
+    assert np.isfinite([row["speedup"] for row in found["settings"]["mixed"]]).all()

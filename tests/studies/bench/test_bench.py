@@ -1,0 +1,101 @@
+"""The runner: a line per run, resumed where it stopped; data sets cut to their first rows."""
+
+import json
+import sys
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flwr_hetero_studies.core import bench
+from flwr_hetero_studies.core.tables import RESULTS, by_seed, of, read
+
+
+@pytest.fixture
+def claim(monkeypatch):
+    """A claim whose second case needs the first one's result."""
+    cases = ModuleType("flwr_hetero_studies.toy.cases")
+    cases.SETTINGS, cases.FAST, cases.FAST_CASES = {"size": 3}, {"size": 1}, ["*/base"]
+    cases.calls = []
+
+    def plan(options, lines):
+        shared = {"experiment": options.data, **options.settings}
+        base = by_seed(of(lines, name="base", **shared))
+        for seed in options.seeds_or([0, 1]):
+            yield bench.Run({**shared, "name": "base"}, seed)
+            if seed in base:
+                limit = base[seed]["metrics"]["value"]
+                yield bench.Run({**shared, "name": "rival"}, seed, {"limit": limit})
+
+    def run(case, seed, data, limit=0.0):
+        cases.calls.append((case["name"], seed))
+        return {"metrics": {"value": case["size"] + seed + limit}, "curve": {"x": [1]}}
+
+    cases.plan, cases.run = plan, run
+    monkeypatch.setitem(sys.modules, "flwr_hetero_studies.toy.cases", cases)
+    return cases
+
+
+def run_toy(tmp_path, patterns=("*",), **options):
+    data = bench.Data("digits", str(tmp_path / "scratch"))
+    options = bench.Options({"size": 3}, data.name, **options)
+    bench.run_claim("toy", options, data, tmp_path, patterns, jobs=0)
+
+
+def test_a_plan_is_followed_until_it_has_nothing_new(claim, tmp_path):
+    run_toy(tmp_path)
+    lines = read(tmp_path)
+    assert [set(line) for line in lines] == [{"case", "seed", "metrics", "curve", "versions"}] * 4
+    assert claim.calls == [("base", 0), ("base", 1), ("rival", 0), ("rival", 1)]
+    assert [line["metrics"]["value"] for line in lines] == [3, 4, 6, 8]
+    assert {"flwr", "torch", "numpy"} <= set(lines[0]["versions"])
+
+
+def test_a_broken_off_run_makes_only_what_is_missing(claim, tmp_path):
+    run_toy(tmp_path)
+    lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)
+    (tmp_path / RESULTS).write_text("".join(lines[:2]))
+    claim.calls.clear()
+    run_toy(tmp_path)
+    assert claim.calls == [("rival", 0), ("rival", 1)]
+    again = [json.loads(line) for line in (tmp_path / RESULTS).read_text().splitlines()]
+    assert [(line["case"], line["metrics"]["value"]) for line in again] == [
+        (line["case"], line["metrics"]["value"]) for line in map(json.loads, lines)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [(["*/base"], 2), (["digits"], 4), (["dig*/rival", "digits/base"], 4), (["other"], 0)],
+)
+def test_cases_are_chosen_by_experiment_and_name(claim, tmp_path, patterns, expected):
+    run_toy(tmp_path, patterns)
+    assert len(read(tmp_path)) == expected
+
+
+def test_settings_are_changed_with_their_types():
+    assert bench.with_changes({"a": 1, "b": 0.5}, ["a=2"]) == {"a": 2, "b": 0.5}
+    with pytest.raises(SystemExit, match="known are a"):
+        bench.with_changes({"a": 1}, ["c=2"])
+
+
+def test_the_first_rows_of_a_folder_are_taken_once(tmp_path):
+    source, scratch = tmp_path / "images", tmp_path / "scratch"
+    source.mkdir()
+    scratch.mkdir()
+    for split in ("train", "test"):
+        pq.write_table(pa.table({"x": list(range(10))}), source / f"{split}-0.parquet")
+    data = bench.Data(str(source), str(scratch))
+    part = data.first(4, 2)
+    assert data.first(4, 2) == part
+    for split, rows in (("train", [0, 1, 2, 3]), ("test", [0, 1])):
+        assert pq.read_table(f"{part}/{split}.parquet")["x"].to_pylist() == rows
+    assert bench.Data("digits", str(scratch)).first(4, 2) == "digits"
+
+
+def test_all_claims_have_the_faces_of_one():
+    assert set(bench.CLAIMS) == {
+        *("advise", "asynchrony", "biased_local_sgd", "cd_grab", "cost", "faults"),
+        *("mercury", "objectives", "pgd", "race", "samplers", "tifl"),
+    }  # fmt: skip

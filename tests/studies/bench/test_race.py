@@ -1,0 +1,204 @@
+"""The race: what its nodes train, what its fleet counts, how it is tuned and read."""
+
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero.mod import emulated_device
+from flwr_hetero.strategy import ModelAverage
+from flwr_hetero_studies.race import cases, methods, node, outcomes, report, watch
+from flwr_hetero_studies.tasks.data import Examples
+from flwr_hetero_studies.tasks.training import train
+
+# --- the nodes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_numpy_network_trains_as_torch_does(mu):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    inputs = np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)
+    examples = node.Labelled(inputs, np.arange(40) % 3)
+    net = [p.detach().numpy().copy() for p in model.parameters()]
+    start, sampler = [array.copy() for array in net], UniformSampler(40, 8, seed=1)
+    for _ in range(7):
+        node.descend(net, examples.at(sampler.next_batch()[0]), 0.2, start, mu)
+    tensors = Examples(*(torch.from_numpy(array) for array in examples))
+    train(model, tensors, UniformSampler(40, 8, seed=1), num_steps=7, lr=0.2, proximal=mu)
+    for array, parameter in zip(net, model.parameters(), strict=True):
+        np.testing.assert_allclose(array, parameter.detach().numpy(), atol=1e-6)
+
+
+# --- the fleet ------------------------------------------------------------------------------
+
+
+def fleet(*speeds):
+    app = ClientApp(mods=[emulated_device])
+
+    @app.train()
+    def answer(message, context):
+        metrics = MetricRecord({"num-examples": 100, "examples-processed": 100})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return watch.MeteredGrid(app, [DeviceProfile(speed) for speed in speeds], seed=0)
+
+
+def test_fleet_counts_work_that_nobody_waits_for():
+    grid = fleet(2.0, 1.0, 0.1)
+    content = RecordDict({"config": ConfigRecord({"server-round": 1})})
+    ask = [Message(content, node_id, "train") for node_id in grid.get_node_ids()]
+    assert len(grid.wait_for(grid.push_messages(ask), None, 2)) == 2
+    assert grid.virtual_time_s == 1.0
+    assert grid.device_s == pytest.approx(0.5 + 1.0 + 10.0)
+    assert (grid.examples, grid.messages) == (300, 3)
+    assert grid.bytes == 3 * 8 + 3 * 16, "a number each way, and another one back"
+
+
+def test_share_of_time_with_too_many_at_work():
+    grid = fleet(1.0)
+    grid.jobs = [(0.0, 4.0), (1.0, 3.0), (5.0, 6.0)]
+    assert grid.share_above(1, 10.0) == pytest.approx(0.2)
+    assert grid.share_above(2, 10.0) == 0.0
+
+
+def test_average_is_that_of_model_average():
+    wrapper, own = ModelAverage(rounds=3), watch.Average(3)
+    for step in range(6):
+        model = {"w": np.array([step**2], np.float32)}
+        wrapper._add(model)
+        own.add(model)
+        record = wrapper.averaged(ArrayRecord({"w": Array(model["w"])}))
+        np.testing.assert_allclose(own.model["w"], record["w"].numpy(), rtol=1e-6)
+
+
+def test_slowest_are_those_whose_epoch_and_link_take_longest():
+    devices = [DeviceProfile(0.1), *[DeviceProfile(1.0)] * 8, DeviceProfile(4.0, uplink_mbps=0.1)]
+    assert watch.slowest(devices, 1e6, 100) == [0, 9]
+
+
+# --- tuning ---------------------------------------------------------------------------------
+
+
+def test_settings_are_tuned_one_after_the_other():
+    method = methods.Method(None, (1, 2, 3), ("x", "y"), (0.1, 0.2))
+    cost = lambda trial: abs(trial[0] - 0.2) + abs(trial[1] - 3) + (trial[2] != "y")  # noqa: E731
+    found, batches = {}, []
+    while todo := methods.trials_of(method, found):
+        batches.append(todo)
+        found |= {trial: cost(trial) for trial in todo}
+    assert batches == [
+        [(0.1, 1, "x"), (0.2, 1, "x")], [(0.2, 2, "x"), (0.2, 3, "x")], [(0.2, 3, "y")]
+    ]  # fmt: skip
+    assert methods.best_of(method, found) == (0.2, 3, "y")
+    assert methods.best_of(method, dict(list(found.items())[:4])) is None
+
+
+def test_every_method_has_the_same_number_of_trials():
+    for name, method in methods.METHODS.items():
+        tried = len(method.rates) + len(method.first) + len(method.second) - 2
+        assert tried == 7, name
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_method_can_be_made(name):
+    method = methods.METHODS[name]
+    for count, first, second in product((3, 5, 20), method.first, method.second):
+        if method.at_work(count, 20):
+            assert method.build(count, first, second, 0) is not None
+
+
+# --- the page -------------------------------------------------------------------------------
+
+
+def line(name, seed, rise, *, step_s=1.0, most=0.9, looks=60, end=None, at_work=5):
+    accuracy = [min(most, rise * n) for n in range(looks)]
+    names = ("virtual_s", "bytes", "device_s", "examples")
+    curve = {key: [step_s * n for n in range(looks)] for key in names}
+    curve |= {"all": accuracy, "slow": [a / 2 for a in accuracy], "newest": accuracy}
+    curve |= {f"{key}/8": curve[key] for key in ("all", "slow")}
+    limits = {"limits": {"end": end, "virtual_s": step_s * (looks - 1)}} if end else {}
+    case = {"experiment": "dirichlet, 5 at work", "name": name, "cell": "dirichlet",
+            "at_work": at_work, "window": 8, **cases.SETTINGS}  # fmt: skip
+    case["trial"] = [0.1, None, None]
+    metrics = {"took_s": 1.0, "said_bytes": 1, "bytes": 2, "said_device_s": 1, "device_s": 1,
+               "above": 0.0, **limits}  # fmt: skip
+    return {"case": case, "seed": seed, "metrics": metrics, "curve": curve, "versions": {}}
+
+
+YARD = {0: line("yardstick", 0, 0.01, end=0.5, step_s=10.0)}
+
+
+def test_target_is_reached_by_mean_of_four_looks():
+    run = line("x", 0, 0.1)
+    assert outcomes.reach(run, 0.35).seconds == 5.0
+    assert outcomes.reach(run, 0.95) == outcomes.NEVER
+    assert outcomes.end(run, "slow") == pytest.approx(0.45)
+
+
+def test_row_tells_who_does_not_get_there():
+    quick, never = line("x", 0, 0.02), line("x", 0, 0.02, most=0.3)
+    cells = outcomes.row("x", [quick], YARD)
+    assert cells[1:4] == [
+        "19.6x",
+        "19.3x",
+        "26.0",
+    ]  # 0.49 after 510 and 26 s, 0.52 after 540 and 28
+    assert outcomes.row("x", [never], YARD)[1] == "not reached"
+    assert outcomes.sooner([(1.0, inf), (inf, 5.0)], [4.0, 9.0]) == "> 4.0x; 1 of 2 not"
+
+
+def test_duel_takes_the_quickest_rival():
+    runs = {
+        methods.OURS: [line(methods.OURS, 0, 0.02)],
+        methods.FAIR: [line(methods.FAIR, 0, 0.03)],
+        "a": [line("a", 0, 0.01)],
+        "b": [line("b", 0, 0.02, step_s=1.5, most=0.8)],
+    }
+    found = outcomes.duel(runs, YARD, -0.01)
+    assert found.rival == "b"
+    assert found.ratio == pytest.approx(1.5)
+    assert found.more == pytest.approx(0.1)
+    assert found.holds
+    assert found.reached
+    never = {methods.OURS: [line("x", 0, 0.02, most=0.3)], "a": [line("a", 0, 0.01, most=0.3)]}
+    assert not outcomes.duel(never, YARD, -0.01).reached
+    assert outcomes.duel({"a": runs["a"]}, YARD, -0.01) is None
+
+
+def test_page_names_what_was_not_run(tmp_path):
+    names = (methods.BASE, methods.OURS, "TiFL")
+    lines = [*YARD.values(), *(line(name, 0, 0.02) for name in names)]
+    lines[0]["case"]["at_work"] = 3
+    parts = report.report(lines, tmp_path)
+    assert "- dirichlet, 5 at work: not run FedProx, partial work" in parts["not_run"]
+    assert "- texts, 5 at work: not run" in parts["not_run"]
+    assert "| dirichlet, 5 at work | FedAvg | " in parts["duels"]
+    assert (tmp_path / "race.png").exists()
+    assert report.report([], tmp_path) == {"rounds": cases.ROUNDS}
+
+
+def test_page_of_a_fast_run_names_what_was_tuned():
+    scores = {"scores": {str(w): 1.0 for w in watch.WINDOWS}}
+    lines = [line(methods.BASE, 100, 0.02) for _ in methods.METHODS[methods.BASE].rates]
+    for each, rate in zip(lines, methods.METHODS[methods.BASE].rates, strict=True):
+        each["case"] |= {"experiment": "tuning: dirichlet, 5 at work", "rounds": 4}
+        each["case"]["trial"], each["metrics"] = [rate, None, None], scores
+    assert "| dirichlet | 5 | FedAvg | 7 | 0.1 |" in report.tuned(lines)
+
+
+def test_score_is_the_mean_time_to_three_levels():
+    curve = {"virtual_s": [float(n) for n in range(100)]}
+    curve |= {f"all/{w}": [0.01 * n for n in range(100)] for w in watch.WINDOWS}
+    found = cases.scores_of(curve, {"end": 0.5, "virtual_s": 200.0})
+    assert found["8"] == pytest.approx(np.mean(np.log([49, 51, 53])), abs=1e-3)
+    stuck = {key: [min(v, 0.48) for v in values] for key, values in curve.items()}
+    stuck["virtual_s"] = curve["virtual_s"]
+    again = cases.scores_of(stuck, {"end": 0.5, "virtual_s": 200.0})
+    assert again["8"] == pytest.approx(np.mean(np.log([49, 400, 400])), abs=1e-3)

@@ -1,0 +1,148 @@
+"""Pages from the results: how costs, gains and misses are read; the committed pages stand."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from flwr_hetero_studies.asynchrony import report as asynchrony
+from flwr_hetero_studies.core import bench
+from flwr_hetero_studies.objectives import report as objectives
+from flwr_hetero_studies.papers.mercury import report as mercury
+from flwr_hetero_studies.papers.pgd import curves as pgd
+from flwr_hetero_studies.papers.tifl import report as tifl
+
+
+@pytest.mark.parametrize("claim", bench.CLAIMS)
+def test_committed_page_is_what_its_results_say(claim, tmp_path, monkeypatch):
+    if claim != "tifl":  # one is enough to see that figures can be written: it takes seconds
+        monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: Path(path).touch())
+    folder = bench.CLAIMS[claim]
+    shutil.copy(folder / "results.jsonl", tmp_path)
+    text = bench.make_report(claim, tmp_path)
+    assert text == (folder / "report.md").read_text(encoding="utf-8")
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {path.name for path in folder.glob("*.png")}
+    assert all(f"({name})" in text for name in drawn)
+
+
+def line(name, seed, accuracy, **curve):
+    return {
+        "case": {"experiment": "data", "name": name, "rounds": 60, "most": 3,
+                 "train-examples": 30, "learning-rate": 0.1},
+        "seed": seed,
+        "metrics": {"took_s": 60.0, "profiling_s": curve.pop("profiling_s", 0.0)},
+        "curve": {"accuracy": list(accuracy), **curve},
+        "versions": {"flwr": "1"},
+    }  # fmt: skip
+
+
+def rising(name, seed, rise, round_s=1.0, rounds=60, most=0.8):
+    """Rise by so much a round up to ``most``, and stay there."""
+    numbers = range(rounds + 1)
+    columns = {"round": 1.0, "virtual_s": round_s, "bytes": 2.0, "device_s": 3.0}
+    curve = {key: [factor * n for n in numbers] for key, factor in columns.items()}
+    return line(name, seed, [min(most, rise * n) for n in numbers], **curve)
+
+
+# --- asynchrony -----------------------------------------------------------------------------
+
+
+def test_time_to_target_counts_whole_windows_only():
+    base = rising("FedAvg", 0, rise=0.02, round_s=10.0)
+    quick = rising("all, fair", 0, rise=0.04)
+    for each in (base, quick):
+        each["curve"]["slow"] = [0.5 * a for a in each["curve"]["accuracy"]]
+    assert asynchrony.reach(quick, 0.08)["virtual_s"] == 4.0, "not before five evaluations"
+    assert asynchrony.reach(quick, 0.59) == {
+        "virtual_s": 17.0, "bytes": 34.0, "device_s": 51.0,
+        "accuracy": pytest.approx(0.6), "slow": pytest.approx(0.3),
+    }  # fmt: skip
+    averaged = rising("FedAvg", 0, rise=0.02, round_s=5.0)
+    averaged["curve"]["slow"] = averaged["curve"]["accuracy"]
+    runs = {"FedAvg": [base], "FedAvg, averaged": [averaged]}
+    cells = asynchrony.row("all, fair", [quick], runs)
+    assert cells[1:4] == ["18.7x", "9.3x", "23.0"]  # 0.79 after 430, 215 and 23 s
+    assert cells[-2:] == ["80.0", "40.0"]
+    never = rising("all, paper", 0, rise=0.04, most=0.5)
+    never["curve"]["slow"] = never["curve"]["accuracy"]
+    assert asynchrony.row("all, paper", [never], runs)[1] == "not reached in 1 of 1"
+    assert asynchrony.at_time(quick, 3.0) is None
+    both = quick | {"curve": quick["curve"] | {"newest": [0.1] * 30, "newest_slow": [0.2] * 30}}
+    views = asynchrony.views([both])
+    assert list(views) == ["all, fair", "all, fair, averaged"]
+    assert asynchrony.end(views["all, fair"][0], "slow") == pytest.approx(0.2)
+    assert views["all, fair, averaged"][0]["curve"]["accuracy"] == quick["curve"]["accuracy"]
+    assert asynchrony.at_time(quick, 17.9) == pytest.approx((0.6, 0.3))
+
+
+# --- objectives -----------------------------------------------------------------------------
+
+
+def test_settings_that_lose_the_slow_nodes_classes_are_named():
+    lines = {}
+    for name, slow in (("FedAvg", 0.5), ("TiFL, paced", 0.47), ("biased, sqrt", 0.49)):
+        lines[name] = rising(name, 0, rise=0.04)
+        lines[name]["curve"]["slow"] = [slow] * len(lines[name]["curve"]["accuracy"])
+    base = [lines["FedAvg"]]
+    assert objectives.losers([(n, [each], base) for n, each in lines.items()]) == "TiFL, paced"
+    assert objectives.row("biased, sqrt", [lines["biased, sqrt"]], base)[2:4] == ["49.0", "-1.0"]
+
+
+# --- tifl -----------------------------------------------------------------------------------
+
+
+def tifl_line(seed, clock_s, accuracy, profiling_s=0.0):
+    return line("vanilla", seed, accuracy, clock_s=clock_s, profiling_s=profiling_s)
+
+
+def test_accuracy_holds_until_the_next_round_ends():
+    time, curve = tifl.mean_curve([tifl_line(0, [0, 50, 100], [0.0, 0.6, 0.9])], {0: 100.0})
+    at = dict(zip(np.round(time, 5).tolist(), curve.tolist(), strict=True))
+    assert at[0.499] == 0.0
+    assert at[0.5] == pytest.approx(0.3)  # mean of the two rounds so far
+    assert at[0.999] == pytest.approx(0.3)
+    assert at[1.0] == pytest.approx(0.5)
+
+
+def test_each_seed_runs_in_its_own_time():
+    lines = [tifl_line(0, [0, 50], [0.0, 1.0]), tifl_line(1, [0, 200], [0.0, 1.0])]
+    time, curve = tifl.mean_curve(lines, {0: 100.0, 1: 200.0})
+    assert np.nanmax(curve) == pytest.approx(0.25)  # seed 0 at 0.5; seed 1 still at 0
+    assert np.isnan(curve[time > 0.5]).all()
+
+
+def test_profiling_delays_the_whole_curve():
+    run, unit_s = [tifl_line(0, [0, 50], [0.9, 0.9], profiling_s=10)], {0: 100.0}
+    assert tifl.time_to(0.9, *tifl.mean_curve(run, unit_s)) == "0.00"
+    assert tifl.time_to(0.9, *tifl.mean_curve(run, unit_s, profiling=True)) == "0.10"
+    assert tifl.time_to(0.95, *tifl.mean_curve(run, unit_s)) == "never"
+
+
+# --- mercury --------------------------------------------------------------------------------
+
+
+def test_gain_is_ratio_of_times_to_uniforms_end():
+    uniform, faster = rising("uniform", 0, 0.01, rounds=100), rising("bacc", 0, 0.02, rounds=100)
+    assert mercury.time_to(faster, 0.41, "round") == pytest.approx(20.5)
+    assert mercury.end_accuracy(uniform) == pytest.approx(0.8)
+    assert mercury.gain(uniform, uniform, 0.04) == 1.0
+    assert mercury.gain(faster, uniform, 0.1) == pytest.approx(2.0)
+    slower = rising("bacc", 0, 0.02, round_s=4.0, rounds=100)
+    assert mercury.gain(slower, uniform, 0.1) == pytest.approx(0.5)
+    assert mercury.pooled_gain(faster, uniform) == pytest.approx(2.0, rel=0.1)
+
+
+def test_target_never_reached_counts_at_the_end():
+    never, uniform = rising("bacc", 0, 0.001, rounds=100), rising("uniform", 0, 0.01, rounds=100)
+    assert mercury.gain(never, uniform, 0.04) == pytest.approx(0.76, rel=0.01)
+
+
+# --- pgd ------------------------------------------------------------------------------------
+
+
+def test_fit_never_rises_and_treats_jumps_alike():
+    assert pgd.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5]
+    assert pgd.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]

@@ -1,0 +1,98 @@
+"""The page of the samplers: chance gains nothing, and a folder without the removed sampler does."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from flwr_hetero.sampler import UniformSampler
+from flwr_hetero_studies.core.bench import Options
+from flwr_hetero_studies.samplers import bounds, cases, report
+from flwr_hetero_studies.tasks.data import Examples
+
+
+def line(name, seed, averaged, **case):
+    points = list(range(1, len(averaged) + 1))
+    curve = {"cost": points, "accuracy": list(averaged), "averaged": list(averaged)}
+    case = {"experiment": "race", "name": name, "task": "digits", "rate": 0.1, "epochs": 3} | case
+    metrics = {"examples_a_step": 16.0, "took_s": 1.0}
+    return {"case": case, "seed": seed, "metrics": metrics, "curve": curve, "versions": {}}
+
+
+def noisy(name, seed, rng, slope=0.02):
+    return line(name, seed, np.minimum(0.9, slope * np.arange(60)) + 0.004 * rng.normal(size=60))
+
+
+def test_a_second_uniform_run_gains_nothing():
+    rng = np.random.default_rng(0)
+    both = [[noisy(name, s, rng) for s in range(40)] for name in (cases.BASE, cases.AGAIN)]
+    found = report.gains(both[1], both[0], "averaged")
+    assert np.exp(np.mean(np.log(found))) == pytest.approx(1.0, abs=0.02)
+
+
+def test_half_the_time_is_a_gain_of_two():
+    base = [line(cases.BASE, 0, np.minimum(0.8, 0.02 * np.arange(60)))]
+    quick = [line("mercury", 0, np.minimum(0.8, 0.04 * np.arange(60)))]
+    assert report.gains(quick, base, "averaged") == [pytest.approx(2.0, rel=0.1)]
+    never = [line("mercury", 0, np.full(60, 0.1))]
+    assert report.gains(never, base, "averaged")[0] == pytest.approx(40 / 60, rel=0.06)
+
+
+def test_results_without_the_removed_sampler_make_a_page(tmp_path):
+    rng = np.random.default_rng(1)
+    lines = [noisy(n, 0, rng) for n in (cases.BASE, "half batches", "double batches", "mercury")]
+    times = {"step_ms": 4.0, "half_step_ms": 3.0, "forward_ms": 1.0, "uniform_ms": 0.1}
+    price = {"experiment": "price", "name": "digits", "model": "mlp", "batch-size": 16}
+    lines.append({"case": price, "metrics": times | {"mercury_ms": 0.3}, "versions": {}})
+    parts = report.report(lines, tmp_path)
+    assert "| digits | mlp, 16 | 4.00 ms |" in parts["prices"]
+    assert "| 50% | 1.33 |  | 5.0% |" in parts["prices"]
+    assert "gone" not in parts
+    assert parts["tasks"] == 1
+
+
+def test_a_task_may_take_the_rates_of_another():
+    lines = []
+    options = Options(cases.SETTINGS, "fashion_mnist")
+    for _ in range(3):
+        for run in cases.plan(options, lines):
+            times = {f"{n}_ms": 1.0 for n in ("step", "half_step", *cases.METHODS)}
+            better = float(run.case.get("rate") == 0.3)
+            lines.append(line("", run.seed, [better] * 3) | {"case": run.case, "metrics": times})
+    large = [x["case"] for x in lines if x["case"].get("task") == "60,000 images, cnn"]
+    assert {case["experiment"] for case in large} == {"race"}
+    assert {case["rate"] for case in large} == {0.3}
+    assert {case["rows"] for case in large} == {60000}
+
+
+def test_averaging_is_held_against_the_last_model_at_its_own_rate():
+    base = line(cases.BASE, 0, np.minimum(0.8, 0.04 * np.arange(60)), rate=0.3)
+    base["curve"]["accuracy"] = [0.1] * 60
+    own_rate = line(cases.LAST, 0, np.minimum(0.8, 0.01 * np.arange(60)))
+    own_rate["curve"]["accuracy"] = list(np.minimum(0.8, 0.02 * np.arange(60)))
+    found = report.averaging([base, own_rate])
+    assert "| digits | 0.1 | 0.3 | 80.0 | 80.0 | 1.88 |" in found["table"]
+    assert (found["enough"], found["least"]) == (1, 1)
+
+
+def test_draws_by_fresh_norms_are_unbiased_and_less_noisy():
+    """Of the last layer's gradient, whose norms they are drawn by."""
+    torch.manual_seed(0)
+    train = Examples(torch.randn(64, 5) * torch.logspace(-2, 1, 64)[:, None], torch.arange(64) % 3)
+    model = nn.Linear(5, 3)
+    found = {}
+    for name, sampler in {
+        "uniform": UniformSampler(64, 8),
+        "norms": bounds.FreshNorms(train, model, 8, 0),
+    }.items():
+        found[name] = []
+        for _ in range(800):
+            model.zero_grad()
+            cases.step(model, SGD(model.parameters(), 0.0), train, *sampler.next_batch())
+            found[name].append(model.weight.grad.flatten().numpy().copy())
+    means = {name: np.mean(one, axis=0) for name, one in found.items()}
+    spread = {name: np.var(one, axis=0).sum() for name, one in found.items()}
+    assert 5 * spread["norms"] < spread["uniform"]
+    error = np.abs(means["norms"] - means["uniform"]).max()
+    assert error < 5 * np.sqrt(spread["uniform"] / 800)

@@ -1,0 +1,106 @@
+"""Biased local SGD's experiments in a tiny form, and claims that fail."""
+
+import numpy as np
+import pytest
+import torch
+
+from flwr_hetero_studies.core.experiment import Curve, NotHereError, Options
+from flwr_hetero_studies.papers.biased_local_sgd import accuracy, other, runs
+from flwr_hetero_studies.papers.biased_local_sgd.model import resnet20
+from flwr_hetero_studies.papers.biased_local_sgd.runs import Case, HighLossToSlow, Trained
+from flwr_hetero_studies.tasks import load_partition, make_model
+
+QUIET = Options(fast=True, say=lambda text: None)
+
+
+def trained(seconds, percent):
+    ends = Curve([0.0, seconds], [10.0, percent])
+    return Trained(10, 1.0, seconds, [percent, percent], ends)
+
+
+def test_cases_count_batches_and_rounds():
+    biased = Case()
+    assert biased.batches == 8 * 32 + 2
+    assert Case(balanced=True).batches == 320
+    assert Case(steps=1, balanced=True).batches == 10
+    assert biased.rounds(258, epochs=3) == 3
+    assert Case(steps=1, balanced=True).rounds(258, epochs=3) == 78
+    assert Case(slow_steps=16, as_long_as=biased).rounds(258, 3) == 3
+
+
+def test_a_slow_node_takes_its_steps_in_the_time_of_the_fast_ones():
+    *_, fast, slow = Case(fast=1, slow=1, slow_steps=4).fleet
+    assert 4 / slow.compute_factor == 32 / fast.compute_factor
+
+
+def test_biased_takes_less_time_than_balanced(monkeypatch):
+    monkeypatch.setattr(runs, "SHORT_EPOCHS", 1.4)
+    both = {"biased": Case(fast=1, slow=1), "balanced": Case(fast=1, slow=1, balanced=True)}
+    found = runs.compare(QUIET, both)
+    assert found["biased"].seconds == pytest.approx(found["biased"].rounds * 32 * 16 * 0.01)
+    assert found["biased"].seconds < found["balanced"].seconds / 2
+    assert found["biased"].by_time.y[1] > 15  # as many steps in the first round
+    assert found["biased"].by_time.at(0) == found["biased"].by_time.y[0]
+
+
+def test_high_losses_go_to_slow_nodes():
+    shared = HighLossToSlow(100, 10, high_loss_fraction=1.0, seed=0)
+    shared.losses = np.arange(100, dtype=np.float32)
+    fast, slow = shared.draw([8, 2], [True, False])
+    assert sorted(slow) == list(range(80, 100))
+    assert min(fast) < 80
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        *(accuracy.table_1, accuracy.table_2, accuracy.table_3, accuracy.table_6),
+        *(accuracy.table_7, accuracy.figure_3, accuracy.figure_4),
+    ],
+)
+def test_without_differences_nothing_is_reproduced(experiment, monkeypatch):
+    def alike(options, cases):
+        return {name: trained(10.0, 80.0) for name in cases}
+
+    monkeypatch.setattr(accuracy, "compare", alike)
+    found = experiment(QUIET)
+    assert found.verdict in ("partly", "not reproduced")
+    assert all(len(row) == len(found.head) for row in found.rows)
+
+
+def test_table_1_holds_on_the_papers_own_numbers(monkeypatch):
+    def printed(options, cases):
+        cells = {name: accuracy.TABLE_1[name].split() for name in cases}
+        return {name: trained(float(c[0]), float(c[2])) for name, c in cells.items()}
+
+    monkeypatch.setattr(accuracy, "compare", printed)
+    assert accuracy.table_1(QUIET).verdict == "reproduced"
+
+
+def test_settings_fail_where_ours_differ(monkeypatch):
+    assert other.table_4(QUIET).verdict == other.table_5(QUIET).verdict == "reproduced"
+    monkeypatch.setitem(runs.PAPER[2], "learning-rate", 0.1)
+    assert other.table_4(QUIET).verdict == "not reproduced"
+
+
+def test_theorem_1_holds_for_uniform_sampling_alone():
+    uniform, one_sample = other.theorem_1(QUIET).claims
+    assert uniform.holds
+    assert not one_sample.holds
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_figure_1_needs_a_gpu():
+    with pytest.raises(NotHereError, match="GPU"):
+        other.figure_1(QUIET)
+
+
+def test_a_step_takes_time():
+    model, examples = make_model("softmax", (1, 8, 8), 10), load_partition("digits", 0, 1)
+    assert other.step_s(model, examples, "cpu", num_steps=1) > 0
+
+
+def test_resnet20_has_the_parameters_of_its_paper():
+    model = resnet20((3, 32, 32), 10)
+    assert sum(each.numel() for each in model.parameters()) == 269_722
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)

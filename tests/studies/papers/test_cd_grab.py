@@ -1,0 +1,154 @@
+"""CD-GraB's experiments: orders of all workers, gradients of units, and claims that can fail."""
+
+import numpy as np
+import pytest
+import torch
+
+from flwr_hetero.cd_grab.algorithm import balance_group, herding_bound
+from flwr_hetero_studies.core.experiment import Options
+from flwr_hetero_studies.papers.cd_grab import figures, tasks, train, vectors
+from flwr_hetero_studies.papers.cd_grab.orders import (
+    BAL,
+    CD_GRAB,
+    D_RR,
+    METHODS,
+    ONCE,
+    PAIR_BAL,
+    make_orders,
+    visits,
+)
+
+QUIET = Options(fast=True, say=lambda text: None)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return tasks.table(64, 16)
+
+
+@pytest.fixture
+def grains():
+    return np.random.default_rng(0).normal(size=(3, 8, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize("method", [CD_GRAB, *METHODS])
+def test_each_pass_visits_every_unit_once(grains, method):
+    found = visits(grains, method, seed=1)
+    for _ in range(4):
+        orders = next(found)
+        assert (np.sort(orders, axis=1) == np.arange(8)).all()
+
+
+def test_coordinated_pairs_get_the_signs_of_algorithm_4(grains):
+    orders = make_orders(CD_GRAB, 3, 8, 0)
+    for units in (slice(0, 3), slice(3, 4), slice(4, 8)):  # steps of any number of units
+        orders.observe(grains[:, units])
+    _, expected = balance_group([np.zeros(5)] * 3, grains[:, 0::2] - grains[:, 1::2], np.zeros(3))
+    assert np.array_equal(np.array(orders.signs).T, expected)
+
+
+def test_one_worker_alone_is_the_same_coordinated_or_not(grains):
+    together, alone = (visits(grains[:1], method, 0) for method in (CD_GRAB, PAIR_BAL))
+    for _ in range(4):
+        assert np.array_equal(next(together), next(alone))
+
+
+def test_coordination_lowers_the_herding_bound():
+    many = vectors.unit_vectors(2048, 8, 0)
+    ends = {}
+    for method in (CD_GRAB, PAIR_BAL, D_RR):
+        found = visits(many, method, 0)
+        ends[method] = [herding_bound(many, next(found)) for _ in range(8)][-1]
+    assert ends[CD_GRAB] < ends[PAIR_BAL] < ends[D_RR]
+
+
+@pytest.mark.parametrize("per_unit", [1, 4])
+def test_gradients_of_units_average_to_that_of_all(table, per_unit):
+    task = tasks.Task(table.train, table.test, table.make_model, per_unit=per_unit)
+    model = task.make_model(0)
+    gradients, units = train.Gradients(task, model), np.array([3, 0, 2])
+    each = gradients.each(units)
+    assert each.shape == (3, 2 * 18 + 2)
+    torch.testing.assert_close(each.mean(0), gradients.mean(units))
+    torch.testing.assert_close(each[1:2].mean(0), gradients.mean(units[1:2]))
+
+
+def test_an_lstm_has_gradients_one_by_one():
+    given = {"task": "language-model", "per_unit": 2, "metric": "perplexity", "num_tests": 4}
+    task = tasks.given("stdlib", "lstm-lm", 4, **given)
+    gradients = train.Gradients(task, task.make_model(0))
+    each = gradients.each(np.arange(4))
+    torch.testing.assert_close(each.mean(0), gradients.mean(np.arange(4)), atol=1e-6, rtol=1e-3)
+    assert task.look(task.make_model(0))["metric"] == pytest.approx(128, rel=0.2)
+
+
+def test_training_is_the_same_for_one_seed_and_herds_better_than_at_random(table):
+    settings = train.Settings(4, 8, 6, 0.01)
+    once, again, at_random = (
+        train.train(table, settings, method, 3) for method in (CD_GRAB, CD_GRAB, D_RR)
+    )
+    assert once == again
+    assert once["loss"][-1] < once["loss"][0]
+    assert np.mean(once["herding"][2:]) < np.mean(at_random["herding"][2:])
+
+
+def test_a_batch_that_does_not_fit_is_refused(table):
+    for workers, batch in ((3, 8), (4, 64)):
+        with pytest.raises(ValueError, match="batch must be a multiple"):
+            train.train(table, train.Settings(workers, batch, 1, 0.1), CD_GRAB, 0)
+
+
+def test_bound_of_steps_is_that_of_equation_8(grains):
+    orders = np.tile(np.arange(8), (3, 1))
+    assert train.furthest(grains.sum(0)) == pytest.approx(herding_bound(grains, orders), rel=1e-5)
+
+
+def curves_that_end_at(loss, metric, rough=0.0):
+    shape = np.linspace(1.0, 0.0, 12) ** 2
+    losses = loss + shape + rough * np.arange(12) % 2
+    return {"epoch": list(range(12)), "loss": losses.tolist(), "metric": [metric] * 12}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        (curves_that_end_at(0.1, 0.9), curves_that_end_at(0.2, 0.8, rough=0.1), "reproduced"),
+        (curves_that_end_at(0.1, 0.7), curves_that_end_at(0.2, 0.8, rough=0.1), "partly"),
+        (curves_that_end_at(0.2, 0.8, rough=0.1), curves_that_end_at(0.1, 0.9), "not reproduced"),
+    ],
+)
+def test_curves_decide_what_is_said_of_figure_3(monkeypatch, table, ours, theirs, verdict):
+    found = {CD_GRAB: ours, D_RR: theirs}
+    monkeypatch.setattr(figures, "train", lambda task, settings, method, seed: found[method])
+    published = figures.Published(("", ""), ("", ""))
+    settings = train.Settings(4, 8, 11, 0.1)
+    outcome = figures.against_reshuffling(QUIET, table, settings, 2, published)
+    assert outcome.verdict == verdict
+    assert [row[0] for row in outcome.rows] == [CD_GRAB, D_RR]
+
+
+@pytest.mark.parametrize(("gain_of_many", "verdict"), [(0.01, "reproduced"), (0.5, "partly")])
+def test_ablation_notices_gains_without_coordination(monkeypatch, gain_of_many, verdict):
+    def ends(task, settings, method, seed):
+        alone = 0.5 if settings.workers == 4 else gain_of_many
+        gain = {CD_GRAB: 0.6, PAIR_BAL: alone, BAL: alone, D_RR: 0.0, ONCE: 0.0}[method]
+        return curves_that_end_at(1 - gain, 0.5) | {"loss": [1 - gain] * 12}
+
+    monkeypatch.setattr(figures, "train", ends)
+    assert figures.figure_4(QUIET).verdict == verdict
+
+
+def test_quadratics_end_nearer_with_coordinated_orders():
+    drawn = np.random.default_rng(0).normal(size=(4, 16, 16))
+    ends = [vectors.excess(drawn, method, 0.05, 20, 0) for method in (CD_GRAB, D_RR)]
+    assert ends[0] < ends[1] / 2
+
+
+def test_memory_is_counted_in_models(monkeypatch):
+    monkeypatch.setattr(vectors, "NUMBERS", 100_000)
+    outcome = vectors.figure_8(QUIET)
+    models = {row[0]: float(row[2]) for row in outcome.rows}
+    assert models["order server, after a pair"] == pytest.approx(1, abs=0.05)
+    assert models["order server, between the steps of a pair"] == pytest.approx(5, abs=0.05)
+    assert models["Balance on one worker"] == pytest.approx(3, abs=0.05)
+    assert [claim.holds for claim in outcome.claims] == [True, True, True, False]

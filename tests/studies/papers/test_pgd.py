@@ -1,0 +1,145 @@
+"""PGD's experiments: its workers, what is read off their curves, and claims that can fail."""
+
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flwr_hetero_studies.core.experiment import Options
+from flwr_hetero_studies.papers.pgd import figures, priorities, tasks, workers
+from flwr_hetero_studies.papers.pgd.workers import METHODS, PGD_A, PGD_S, SGD
+from flwr_hetero_studies.tasks import Examples
+
+QUIET = Options(fast=True, say=lambda text: None)
+
+
+@pytest.fixture
+def task():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(80, 4, 1, 1, generator=generator)
+    examples = Examples(inputs, (inputs[:, 0, 0, 0] > 0).long())
+    return workers.Task(examples, lambda seed: tasks.make_model("softmax", (4, 1, 1), 2, seed))
+
+
+def test_pgd_s_steps_on_the_top_alone(task):
+    model = task.make_model(0)
+    sampler = workers.BasicPGD(model, task.examples, num_renewed=10, num_top=6, seed=0)
+    exact, _ = priorities.priorities_of(model, task.examples)
+    indices, weights = sampler.next_batch()
+    assert set(indices.tolist()) == set(np.argsort(-exact)[:6].tolist())
+    assert weights.tolist() == [1.0] * 6
+
+
+def test_pgd_s_adds_the_gradients_of_its_step(task):
+    model = task.make_model(0)
+    sampler = workers.BasicPGD(model, task.examples, num_renewed=10, num_top=8, seed=0)
+    before = {name: part.clone() for name, part in sampler.gradient.total.items()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 0.5)
+    sampler.on_batch(model, sampler.next_batch()[0], torch.zeros(8))
+    for name, part in sampler.gradient.total.items():
+        torch.testing.assert_close(part, 0.9 * before[name] + 8 * 0.5)
+
+
+@pytest.mark.parametrize(("method", "first"), [(SGD, 0), (PGD_A, 80), (PGD_S, 80)])
+def test_work_counts_gradients_and_the_first_pass(task, method, first):
+    settings = workers.Settings(0.1, 0.1, 0.1, steps=4, workers=4)
+    curve = workers.run(task, method, settings, seed=1)
+    assert curve["work"] == [first + 16 * step for step in range(5)]
+    assert curve["loss"][-1] < curve["loss"][0]
+    assert workers.run(task, method, settings, seed=1) == curve
+
+
+def test_the_best_rate_is_that_of_the_least_loss(task):
+    settings = workers.Settings(0.1, 0.1, 0.0, steps=8)
+    rate, curves = workers.at_best_rate(task, SGD, settings, (1e-4, 0.5), seeds=(0, 1))
+    assert rate == 0.5
+    assert len(curves) == 2
+
+
+def test_rises_count_in_the_later_half_only():
+    assert workers.jumps({"loss": [2.0, 5.0, 1.0, 2.0, 1.0, 1.5]}) == pytest.approx(0.25)
+
+
+def test_gain_is_the_ratio_of_work_to_one_loss():
+    slow = {"work": [0.0, 10.0, 20.0, 30.0, 40.0], "loss": [4.0, 3.0, 2.0, 1.0, 0.0]}
+    fast = slow | {"work": [x / 2 for x in slow["work"]]}
+    never = slow | {"loss": [4.0, 4.0, 4.0, 4.0, inf]}
+    gains = [figures.gain([curve], [slow], 0.5) for curve in (fast, slow, never)]
+    assert gains == [2.0, 1.0, 0.0]
+
+
+def test_curves_leave_out_what_is_not_finite():
+    curve = figures.curve_of({"work": [0.0, 1.0], "loss": [1.0, inf]})
+    assert (curve.x, curve.y) == ([0.0], [1.0])
+
+
+def test_time_of_a_step_is_work_and_link():
+    seconds, parameters = figures.COSTS["mlp"]
+    assert figures.round_s("mlp", 4, inf) == pytest.approx(seconds * 300)
+    link = figures.round_s("mlp", 4, 1000.0) - figures.round_s("mlp", 4, inf)
+    assert link == pytest.approx(64 * parameters / 1e9)
+
+
+def test_paper_cnn_fits_images_of_28_pixels():
+    model = tasks.paper_cnn((1, 28, 28), 10)
+    assert sum(p.numel() for p in model.parameters()) == figures.COSTS["cnn"][1]
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_a_step_along_all_gradients_lowers_the_loss_by_the_sum_of_priorities(task):
+    model = task.make_model(0).double()
+    examples = Examples(task.examples.inputs.double(), task.examples.targets)
+    before = [p.clone() for p in model.parameters()]
+    look = priorities.look_at(model, examples)
+    assert all(map(torch.equal, before, model.parameters()))
+    np.testing.assert_allclose(look.of_decrease, look.of_priorities, rtol=0.02)
+
+
+def test_decrease_is_the_square_of_the_gradient_times_the_step(task):
+    model = task.make_model(0).double()
+    examples = Examples(task.examples.inputs.double(), task.examples.targets)
+    _, total = priorities.priorities_of(model, examples)
+    square = sum(float(part.square().sum()) for part in total.values()) / 80**2
+    fell = priorities.decrease(model, examples, total)
+    assert fell == pytest.approx(priorities.SMALL_STEP * square, rel=0.02)
+
+
+def test_straight_lines_are_explained_and_noise_is_not():
+    x = np.arange(20.0)[:, None]
+    assert priorities.explained(-0.3 * x + np.array([1.0, 2.0])) == pytest.approx(1)
+    assert priorities.explained(np.random.default_rng(0).normal(size=(20, 50))) < 0.2
+
+
+def test_fall_tells_a_steep_start_from_an_even_end():
+    steps = np.arange(0.0, 51)
+    logs = np.where(steps < 5, -2.0 * steps, -10 - 0.1 * (steps - 5))
+    fall = priorities.Fall.of(np.exp(logs)[:, None])
+    assert fall.early > 2 * fall.late
+    assert (fall.positive, fall.line) == (1.0, pytest.approx(1))
+
+
+@pytest.mark.parametrize(("speed", "verdict"), [(2.0, "reproduced"), (0.5, "partly")])
+def test_convergence_is_decided_by_work(monkeypatch, speed, verdict):
+    work = np.linspace(0, 100, 21)
+
+    def found(task, method, settings, rates, seeds):
+        own = {SGD: 1.0, PGD_A: speed, PGD_S: 1.0}[method]
+        loss = np.exp(-0.03 * work) + (0.2 if method == PGD_S else 0.0)
+        spent = (work / own).tolist()
+        return rates[0], [{"work": spent, "step": spent, "loss": loss.tolist()}]
+
+    monkeypatch.setattr(figures, "at_best_rate", found)
+    outcome = figures.convergence(QUIET, "mlp")
+    assert outcome.verdict == verdict
+    assert [row[0] for row in outcome.rows] == list(METHODS)
+
+
+def test_figure_1_of_a_tiny_task(monkeypatch, task):
+    small = workers.Task(task.examples, lambda seed: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+    monkeypatch.setattr(priorities, "images", lambda options, model: small)
+    outcome = priorities.figure_1(QUIET)
+    assert len(outcome.rows) == len(priorities.LOOKS) + 1
+    assert outcome.claims[2].holds

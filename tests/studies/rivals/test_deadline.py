@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg
+from recording import History
+from toy import toy_app, toy_arrays
+
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero_studies.rivals import DeadlineSelection
+
+SPEEDS = [1, 2, 4, 5, 8]
+
+
+def run(rounds=4, speeds=SPEEDS, grid=LocalGrid, faults=(), **settings):
+    """Run on nodes that need 1 / speed seconds; return the records."""
+    history = History(DeadlineSelection(FedAvg(fraction_evaluate=0.0), **settings))
+    fleet = grid(toy_app(), [DeviceProfile(speed) for speed in speeds], faults=faults)
+    history.start(fleet, toy_arrays(), rounds, timeout=20.0)
+    return history.records[1:]
+
+
+def test_all_that_make_the_deadline_train():
+    """Of 1, 0.5, 0.25, 0.2 and 0.125 s three are within 0.3 s: as many as there can be."""
+    records = run(deadline_s=0.3)
+    times = [record["virtual_s"] for record in records]
+    assert times[0] == pytest.approx(1 + 1 + 0.25)  # one is timed, then all
+    assert np.diff(times) == pytest.approx([0.25] * 3)
+    for record in records:
+        assert sorted(record["selected"]) == ["node-2", "node-3", "node-4"]
+        assert record["deadline"] == {"deadline_s": 0.3, "left_out": ["node-0", "node-1"]}
+
+
+def test_default_deadline_is_what_four_of_five_make():
+    records = run()
+    assert records[0]["deadline"] == {"deadline_s": pytest.approx(0.5), "left_out": ["node-0"]}
+    assert [len(record["selected"]) for record in records] == [4] * 4
+
+
+def test_longer_deadline_takes_more_nodes():
+    """The paper's trade-off: more nodes a round or more rounds a minute."""
+    counts = [len(run(1, deadline_s=limit)[0]["selected"]) for limit in (0.15, 0.21, 0.5, 1, 9)]
+    assert counts == [1, 2, 4, 5, 5]
+
+
+def test_nodes_are_drawn_uniformly_of_those():
+    strategy = DeadlineSelection(deadline_s=0.5, clients_per_round=2)
+    strategy.latency_s = {f"id-{i}": 1 / speed for i, speed in enumerate(SPEEDS)}
+    drawn = [strategy.select(1, None, set(range(5))) for _ in range(2000)]
+    counts = np.bincount(np.ravel(drawn), minlength=5)
+    assert counts / 2000 == pytest.approx([0, 0.5, 0.5, 0.5, 0.5], abs=0.04)
+    assert all(len({*nodes}) == 2 for nodes in drawn)
+
+
+def test_quickest_trains_where_none_makes_it():
+    assert [r["selected"] for r in run(2, deadline_s=0.01)] == [["node-4"]] * 2
+
+
+def test_node_that_slows_down_is_left_out():
+    class Slower(LocalGrid):
+        def push_messages(self, messages):
+            if self.virtual_time_s > 3:
+                self._nodes[1004].profile = DeviceProfile(0.5)
+            return super().push_messages(messages)
+
+    records = run(8, grid=Slower, deadline_s=0.6)
+    assert "node-4" in records[0]["selected"]
+    assert "node-4" not in records[-1]["selected"]
+    assert "node-4" in records[-1]["deadline"]["left_out"]
+
+
+def test_node_that_was_not_timed_counts_as_quick_until_it_has_trained():
+    class Later(LocalGrid):
+        def push_messages(self, messages):
+            if self.virtual_time_s > 1 and len(self._nodes) == 5:
+                self.join(DeviceProfile(0.9))
+            return super().push_messages(messages)
+
+    records = run(6, grid=Later, deadline_s=0.5)
+    trained = ["node-5" in record["selected"] for record in records]
+    assert sum(trained) == 1
+    assert "node-5" in records[-1]["deadline"]["left_out"]
+
+
+def test_silent_node_costs_the_profiling_its_time_out():
+    records = run(1, deadline_s=0.3, faults=[Fault(0, "dies")])
+    assert records[0]["virtual_s"] >= 20.0
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), True])
+def test_deadline_is_checked(value):
+    with pytest.raises(ValueError, match="deadline_s must be"):
+        DeadlineSelection(deadline_s=value)

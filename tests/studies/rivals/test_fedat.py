@@ -1,0 +1,193 @@
+"""Tiers side by side on the virtual clock, by hand, and by what the paper says of its weights."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg, FedProx
+from hypothesis import given
+from hypothesis import strategies as st
+from quadratics import STEPS, Watched, answers, fedavg, models, start
+from recording import Folder, History
+
+from flwr_hetero.fleet import DeviceProfile, Fault
+from flwr_hetero.strategy import LocalSteps, Recorded
+from flwr_hetero_studies.rivals import FedAT
+from flwr_hetero_studies.rivals.fedat import mirrored_weights
+
+SPEEDS = [s * (1 + 0.01 * i) for s in (4.0, 2.0, 1.0) for i in range(3)]  # three tiers
+
+
+def run(merges, strategy=None, speeds=SPEEDS, make=Watched, timeout=600.0, **settings):
+    """Run two of three nodes a tier; return the merges' records and the grid."""
+    history = History(strategy or FedAT(fedavg(), 2, 3))
+    grid = make([1.0] * len(speeds), speeds, lr=0.01, **settings)
+    models(history, grid, merges, timeout=timeout)
+    return [record | record["fedbuff"] for record in history.records[1:]], grid
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=6))
+def test_weights_are_the_papers(counts):
+    weights, total = mirrored_weights(counts), sum(counts)
+    assert weights == pytest.approx(
+        [counts[len(counts) - 1 - m] / total for m in range(len(counts))]
+    )
+    assert weights.sum() == pytest.approx(1.0)
+    ordered = mirrored_weights(sorted(counts, reverse=True))
+    assert (np.diff(ordered) >= 0).all()  # the slower a tier, the more it counts
+
+
+def test_tiers_that_have_not_merged_count_nothing():
+    assert mirrored_weights([5, 0, 2, 0]) == pytest.approx([2 / 7, 0, 5 / 7, 0])
+
+
+def test_two_tiers_by_hand():
+    """Node 0 answers after 10, 20, 30 s, node 1 after 25 s."""
+    grid = Watched([1.0, 0.0], [1.0, 0.4], lr=0.5)
+    history = History(FedAT(fedavg(), 1, 2))
+    found, _ = models(history, grid, 4, x=0.5)
+
+    def near(x, goal):
+        return goal + 0.5**STEPS * (x - goal)
+
+    first = near(0.5, 1.0)
+    second = near(first, 1.0)
+    third = 1 / 3 * second + 2 / 3 * near(0.5, 0.0)  # tier 0 merged twice, tier 1 once
+    fourth = 1 / 4 * near(second, 1.0) + 3 / 4 * near(0.5, 0.0)
+    assert found == pytest.approx([0.5, first, second, third, fourth])
+    assert [record["virtual_s"] for record in history.records] == pytest.approx([0, 10, 20, 25, 30])
+    infos = [record["fedbuff"] for record in history.records[1:]]
+    assert [(i["tier"], i["tier_merges"]) for i in infos] == [
+        (0, [1, 0]),
+        (0, [2, 0]),
+        (1, [2, 1]),
+        (0, [3, 1]),
+    ]
+    assert infos[0]["tiers"] == {"node-0": 0}
+    assert infos[3]["tiers"] == {"node-0": 0, "node-1": 1}
+
+
+def test_each_tier_merges_at_its_own_pace():
+    records, grid = run(120)
+    assert sorted(node for at_s, node, _, _ in grid.sent if not at_s) == list(range(9))
+    counts = Counter(record["tier"] for record in records)
+    assert [counts[tier] / counts[2] for tier in (0, 1)] == pytest.approx([4, 2], rel=0.1)
+    for tier, speed in enumerate((4.0, 2.0, 1.0)):  # the slower of two nodes, 1 or 2 % faster
+        times = [record["virtual_s"] for record in records[10:] if record["tier"] == tier]
+        assert np.diff(times) == pytest.approx(STEPS / speed, rel=0.02)
+    for record in records:
+        assert {int(node[-1]) // 3 for node in record["selected"]} == {record["tier"]}
+    assert {len(record["selected"]) for record in records[10:]} == {2}
+    assert records[-1]["tiers"] == {f"node-{i}": i // 3 for i in range(9)}
+
+
+def test_no_more_than_a_cohort_of_each_tier_is_at_work():
+    _, grid = run(60, jitter=0.3)
+    most, at_work = 0, set()
+    events = [(at_s, 1, node) for at_s, node, _, _ in grid.sent]
+    for at_s, is_start, node in sorted(events + [(at_s, 0, n) for at_s, n in grid.received]):
+        at_work ^= {node}
+        assert (node in at_work) == bool(is_start)  # nothing busy is asked
+        most = max(most, len(at_work)) if at_s > 20 else 0
+    assert most == 6
+
+
+def test_evaluation_beside_training():
+    records, _ = run(60, FedAT(FedAvg(), 2, 3))
+    assert sum(bool(record["evaluate"]) for record in records) >= 2
+
+
+def test_proximal_term_reaches_the_nodes():
+    strategy = History(FedAT(FedProx(fraction_evaluate=0.0, proximal_mu=0.4), 2, 3))
+    seen = []
+
+    class Reads(Watched):
+        def push_messages(self, messages):
+            messages = list(messages)
+            seen.extend(message.content["config"]["proximal-mu"] for message in messages)
+            return super().push_messages(messages)
+
+    models(strategy, Reads([1.0] * 9, SPEEDS), 9)
+    assert set(seen) == {0.4}
+
+
+def test_normalised_steps_are_those_from_the_tiers_own_start():
+    """With equal steps LocalSteps inside changes nothing, however old the tier's start is."""
+
+    def found(inner):
+        return models(FedAT(inner, 2, 3), Watched(range(9), SPEEDS, lr=0.05), 30)[0]
+
+    same = LocalSteps(fedavg(), STEPS, gamma=1.0, weighting="normalised")
+    assert found(same) == pytest.approx(found(fedavg()), rel=1e-9)
+
+
+def test_another_run_begins_without_models_of_tiers():
+    history = History(FedAT(fedavg(), 2, 3))
+    for _ in range(2):
+        models(history, Watched([1.0] * len(SPEEDS), SPEEDS, lr=0.01), 9)
+        merges = [sum(record["fedbuff"]["tier_merges"]) for record in history.records[-9:]]
+        assert merges == list(range(1, 10))
+
+
+def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():
+    class Dies(Watched):
+        def push_messages(self, messages):
+            never = [i for i, (_, reply) in self.traffic.pending.items() if not answers(reply)]
+            self.at_work = {i: n for i, n in self.at_work.items() if i not in never}
+            return super().push_messages(messages)
+
+    dies = [Fault(1, "dies", first_round=20, last_round=45)]
+    records, _ = run(120, make=Dies, faults=dies, timeout=40.0)
+    failed = [record for record in records if record["failures"]]
+    assert {f["node"] for record in failed for f in record["failures"]} == {"node-1"}
+    assert len(failed[0]["nodes"]) == 1
+    for tier, speed in ((1, 2.0), (2, 1.0)):
+        times = [record["virtual_s"] for record in records[20:] if record["tier"] == tier]
+        assert np.diff(times) == pytest.approx(STEPS / speed, rel=0.02)
+
+
+def test_node_that_joins_gets_a_tier_by_its_latency():
+    class Late(Watched):
+        def push_messages(self, messages):
+            if self.virtual_time_s > 30 and len(self._nodes) == 9:
+                self.join(DeviceProfile(2.001, seconds_per_example=1.0))
+            return super().push_messages(messages)
+
+    history = History(FedAT(fedavg(), 2, 3))
+    models(history, Late([1.0] * 10, SPEEDS, lr=0.01), 60)
+    merges = [r for r in history.records[1:] if "node-9" in r["selected"]]
+    assert merges[0]["virtual_s"] > 30
+    assert len(merges) > 3
+    assert {record["fedbuff"]["tier"] for record in merges} == {1}
+
+
+def test_resumed_run_goes_on_with_its_tiers(tmp_path):
+    def go(merges, resume):
+        strategy = FedAT(fedavg(), 2, 3)
+        whole = Recorded(strategy, run_dir=Folder(tmp_path), resume=resume)
+        grid = Watched([1.0] * 9, SPEEDS, lr=0.01)
+        return strategy, grid, whole.start(grid, start(), merges)
+
+    before, _, ended = go(25, resume=False)
+    saved = before.state_dict()
+    after, grid, found = go(35, resume=True)
+    assert after.tier == before.tier
+    assert sum(after.counts) == 35
+    began_s = max(at_s for at_s, *_ in grid.sent[:15])  # all were asked who they are before
+    first = [node for at_s, node, _, number in grid.sent if number == 26 and at_s == began_s]
+    assert Counter(node // 3 for node in first) == {0: 2, 1: 2, 2: 2}  # none starts again
+    assert found.arrays["x"].numpy()[0] > ended.arrays["x"].numpy()[0] > 0.3
+    assert {name for name in saved if "model/" in name} == {f"model/{m}/x" for m in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"clients_per_round": 0}, "clients_per_round must be"),
+        ({"num_tiers": 0}, "num_tiers must be"),
+        ({"strategy": FedAT()}, "leave .*selection.* to FedAT"),
+    ],
+)
+def test_settings_are_checked(settings, text):
+    with pytest.raises(ValueError, match=text):
+        FedAT(**settings)

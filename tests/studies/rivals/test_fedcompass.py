@@ -1,0 +1,147 @@
+"""Groups that arrive together: the rule of steps by hand, and on the virtual clock."""
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from quadratics import Watched, fedavg, models, start
+from recording import Folder, History
+
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.strategy import Recorded
+from flwr_hetero_studies.rivals import FedCompass
+from flwr_hetero_studies.rivals.fedcompass import Group, assign
+
+SPEEDS = [4.0, 3.1, 2.3, 1.7, 1.1, 1.0]
+
+
+def run(merges, speeds=SPEEDS, strategy=None, timeout=600.0, make=Watched, **settings):
+    history = History(strategy or FedCompass(fedavg(), 5, 25))
+    grid = make([1.0] * len(speeds), speeds, lr=0.01, **settings)
+    models(history, grid, merges, timeout=timeout)
+    return [record | record["fedbuff"] for record in history.records[1:]], grid
+
+
+@pytest.mark.parametrize(
+    ("groups", "steps", "expected_s"),
+    [
+        ([], 20, 60.0),  # none to join: as many as may be
+        ([Group(40.0, 44.0, 1.0)], 10, 40.0),  # (40 - 20) / 2
+        ([Group(40.0, 44.0, 1.0), Group(52.0, 60.0, 1.0)], 16, 52.0),  # the one of most steps
+        # too late for the one expected at 26: back when its quickest may be, at 27 + 20 * 0.5
+        ([Group(26.0, 27.0, 0.5)], 8, 36.0),
+        # not even that leaves 5 steps
+        ([Group(21.0, 22.0, 0.1)], 5, 30.0),
+        # too early for a group that needs 30 steps, which could be back after 60
+        ([Group(80.0, 90.0, 2.0)], 20, 60.0),
+        ([Group()], 20, 60.0),  # nothing is expected of nodes that were never measured
+    ],
+)
+def test_steps_by_hand(groups, steps, expected_s):
+    """At 20 s, a node of 2 s a step that takes 5 to 20 of them."""
+    found, group = assign(20.0, 2.0, groups, 5, 20, slack=1.5)
+    assert (found, group.expected_s) == (steps, expected_s)
+    if group not in groups:
+        assert group.latest_s == pytest.approx(20.0 + 1.5 * (expected_s - 20.0))
+
+
+def test_nodes_soon_arrive_together():
+    """The paper's claim: no node waits for a slower one, and staleness falls to 0 or 1."""
+    records, grid = run(30)
+    assert [len(record["nodes"]) for record in records[:6]] == [1] * 6  # they are measured
+    for record in records[15:]:
+        assert len(record["nodes"]) == 6
+        assert max(record["staleness"]) == 0
+        arrived = [at_s for at_s, _ in grid.received if at_s <= record["virtual_s"] + 1e-9][-6:]
+        assert max(arrived) - min(arrived) < 1 / min(SPEEDS)  # less than a step of the slowest
+    steps = np.array([records[-1]["num-steps"][f"node-{i}"] for i in range(6)])
+    assert steps / steps.max() == pytest.approx(np.array(SPEEDS) / 4, abs=1 / 25)
+    assert set(steps) <= set(range(5, 26))
+
+
+@pytest.mark.parametrize(("concurrency", "count"), [(None, 6), (2, 2), (9, 6)])
+def test_first_merges_count_by_the_share_of_who_works(concurrency, count):
+    """Of six equal nodes, all at work, the first moves x by a sixth of its update."""
+    strategy = FedCompass(fedavg(), 5, 25, concurrency=concurrency)
+    found, _ = models(History(strategy), Watched([1.0] * 6, SPEEDS, lr=0.1), 2)
+    update = 1 - 0.9**5
+    assert found[1] == pytest.approx(update / count)
+    assert found[2] == pytest.approx(found[1] + update / count / np.sqrt(2))
+
+
+def test_speeds_beyond_the_bounds_make_groups_of_their_own():
+    records, _ = run(60, speeds=[20.0, 19.0, 1.0, 0.9], strategy=FedCompass(fedavg(), 5, 25))
+    sets = {frozenset(record["nodes"]) for record in records[20:]}
+    assert {frozenset({"node-0", "node-1"})} <= sets
+    slow = [record["num-steps"]["node-3"] for record in records if "node-3" in record["num-steps"]]
+    assert min(slow[1:]) >= 5
+    assert all(len(record["nodes"]) <= 4 for record in records)
+
+
+def test_late_node_is_merged_with_the_next_group():
+    slow = [Fault(1, "late", first_round=12, last_round=12, delay_s=4.0)]
+    records, _ = run(30, strategy=FedCompass(fedavg(), 5, 25, slack=1.2), faults=slow)
+    missed = next(i for i in range(9, 30) if "node-1" not in records[i]["nodes"])
+    began_s, over_s = (records[i]["virtual_s"] for i in (missed - 1, missed))
+    assert over_s - began_s == pytest.approx(1.2 * 25 / 4)  # of the quickest, which has most steps
+    late = records[missed + 1]
+    assert late["staleness"][late["nodes"].index("node-1")] == 1
+    assert len(records[-1]["nodes"]) == 6  # and together again
+
+
+def test_dead_node_costs_its_group_the_slack():
+    class Dies(Watched):
+        def push_messages(self, messages):
+            self.at_work = {}
+            return super().push_messages(messages)
+
+    records, _ = run(40, faults=[Fault(0, "dies", first_round=15)], timeout=60.0, make=Dies)
+    assert any(record["failures"] for record in records)
+    assert {len(record["nodes"]) for record in records[-5:]} == {5}
+
+
+def test_concurrency_bounds_who_is_at_work():
+    _, grid = run(30, strategy=FedCompass(fedavg(), 5, 25, concurrency=2))
+    assert grid.most == 2
+
+
+def test_resumed_run_knows_the_speeds(tmp_path):
+    def go(merges, resume):
+        strategy = FedCompass(fedavg(), 5, 25)
+        folder = Folder(tmp_path)
+        whole = Recorded(strategy, run_dir=folder, resume=resume)
+        whole.start(Watched([1.0] * 6, SPEEDS, lr=0.01), start(), merges)
+        return strategy, folder.records
+
+    before, _ = go(12, resume=False)
+    known = dict(before.step_s)
+    after, records = go(14, resume=True)
+    assert len(records[0]["fedbuff"]["nodes"]) > 1  # no node is measured again
+    assert after.step_s == pytest.approx(known, rel=1e-6)
+
+
+def test_nodes_must_report_their_steps():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 5})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    with pytest.raises(MissingHelpError, match="FedCompass: no node reports 'num-steps'"):
+        FedCompass(fedavg()).start(LocalGrid(app, [DeviceProfile()] * 3), start(), 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"min_steps": 0}, "min_steps must be"),
+        ({"min_steps": 9, "max_steps": 8}, "max_steps must be .*min_steps"),
+        ({"slack": 0.9}, "slack must be"),
+    ],
+)
+def test_settings_are_checked(settings, text):
+    with pytest.raises(ValueError, match=text):
+        FedCompass(**settings)

@@ -1,0 +1,158 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from recording import History
+from toy import toy_app, toy_arrays
+
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.contract import MissingHelpError, loss_per_sample
+from flwr_hetero.server.selection import Outcome
+from flwr_hetero_studies.rivals import Oort
+from flwr_hetero_studies.rivals.oort import WINDOW, Seen, scores
+
+
+def fedavg():
+    return FedAvg(fraction_evaluate=0.0)
+
+
+def run(strategy, speeds, rounds):
+    """Run on toy nodes, whose loss grows with their number; return the records."""
+    history = History(strategy)
+    history.start(LocalGrid(toy_app(), [DeviceProfile(s) for s in speeds]), toy_arrays(), rounds)
+    return history.records[1:]
+
+
+def test_scores_by_hand():
+    """The clip is at 29: 0, 10/19 and 1; sqrt(0.1 ln 4 / L) is 0.3723, 0.2633, 0.2150."""
+    found = scores([10, 20, 30], [1, 4, np.nan], [1, 2, 3], 4, preferred_s=2.0, penalty=2.0)
+    assert found == pytest.approx([0.3723, (10 / 19 + 0.2633) / 4, 1.2150], abs=1e-4)
+
+
+def test_slow_nodes_are_penalised_only_beyond_the_preferred_time():
+    def at(latency_s, penalty=2.0):
+        return scores([1, 5], [1, latency_s], [1, 1], 9, preferred_s=10.0, penalty=penalty)[1]
+
+    assert at(0.1) == at(10.0) == pytest.approx(4 * at(20.0)) == at(20.0, penalty=0.0)
+
+
+def test_long_unseen_nodes_come_up():
+    old, new = scores([5, 5], [1, 1], [2, 50], 50, preferred_s=1.0, penalty=2.0)
+    assert old == pytest.approx(5 * new)
+
+
+def test_single_claim_counts_no_more_than_the_next_largest():
+    rest = np.arange(1.0, 41.0)
+    ones = np.ones(41)
+    found = scores([*rest, 1e9], ones, ones, 2, preferred_s=1.0, penalty=2.0)
+    assert found[-1] == found[-2] == found.max()
+    assert found[20] > 0.4  # the others are as far apart as they were
+
+
+def test_losses_and_latencies_steer_the_selection():
+    """Of eight nodes the four with the largest losses: not the slowest, which is one of them."""
+    speeds = [4, 4.1, 4.2, 4.3, 4, 4.1, 0.1, 4.2]
+    nodes = [r["selected"] for r in run(Oort(fedavg(), 3, pace=0.8), speeds, 60)[20:]]
+    often = {f"node-{i}": sum(f"node-{i}" in some for some in nodes) for i in range(8)}
+    assert often["node-7"] == max(often.values()) > 15
+    assert often["node-6"] < 0.5 * often["node-5"]
+    unpenalised = run(Oort(fedavg(), 3, pace=0.8, penalty=0.0), speeds, 60)[20:]
+    assert sum("node-6" in r["selected"] for r in unpenalised) > 2 * often["node-6"]
+
+
+def test_every_node_is_tried_and_its_utility_learnt():
+    strategy = Oort(fedavg(), 5)
+    records = run(strategy, range(1, 11), 40)
+    new = [len(record["oort"]["new"]) for record in records]
+    assert new[:3] == [5, 4, 1]  # 5 for none is known, then 4 = int(0.9 * 0.98 * 5), and the rest
+    assert sum(new) == 10
+    assert [r["oort"]["new_share"] for r in records[:2]] == pytest.approx([0.882, 0.86436])
+    assert strategy.new_share == pytest.approx(0.9 * 0.98**40)
+    assert strategy.seen["node-1"].utility > 0
+    assert strategy.seen["node-1"].latency_s == pytest.approx(0.5)
+
+
+def test_profiled_nodes_are_tried_by_speed():
+    firsts = []
+    for seed in range(12):
+        records = run(Oort(fedavg(), 2, profiling=True, seed=seed), [1, 1, 1, 1, 99, 99], 1)
+        firsts += records[0]["oort"]["new"]
+        assert records[0]["virtual_s"] > 1.0  # profiling is on the clock
+    assert {*firsts} <= {"node-4", "node-5", *(f"node-{i}" for i in range(4))}
+    assert sum(node in ("node-4", "node-5") for node in firsts) > 20
+
+
+@pytest.mark.parametrize(("last", "pace"), [(1.0, 0.35), (2.0, 0.3), (3.0, 0.3)])
+def test_pacer_relaxes_when_less_is_gained(last, pace):
+    strategy = Oort(fedavg(), 2)
+    for number in range(1, 2 * WINDOW + 1):
+        loss = 2.0 if number <= WINDOW else last
+        outcome = Outcome(1.0, {"num-examples": 10, "train-loss": loss})
+        strategy.on_outcome(number, {"node-0": outcome}, [])
+        assert strategy.pace == (pace if number == 2 * WINDOW else 0.3)
+    assert strategy.gains == [20.0] * WINDOW + [10.0 * last] * WINDOW
+
+
+def test_utility_is_of_squared_losses_where_they_are_reported():
+    strategy = Oort(fedavg())
+    squares = {"num-examples": 8, "train-loss": 1.0, "loss-rms": 1.5}
+    strategy.on_outcome(3, {"a": Outcome(2.0, squares), "b": Outcome(2.0, {"num-examples": 8})}, [])
+    assert strategy.seen == {"a": Seen(12.0, 2.0, 3), "b": Seen(0.0, 2.0, 3)}
+    assert loss_per_sample(squares, "train-loss") == 1.0
+
+
+def test_preferred_time_is_a_quantile():
+    strategy = Oort(fedavg(), pace=0.5)
+    assert strategy.preferred_s() == np.inf
+    strategy.seen = {str(i): Seen(1.0, float(i), 1) for i in range(11)} | {"x": Seen(1, np.nan, 1)}
+    assert strategy.preferred_s() == 5.0
+
+
+def test_nodes_must_report_a_loss():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 5})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    with pytest.raises(MissingHelpError, match=r"Oort: no node reports 'train-loss'(.|\n)*: loss"):
+        Oort(fedavg(), 3).start(LocalGrid(app, [DeviceProfile()] * 3), toy_arrays(), 1)
+
+
+def test_fewer_nodes_than_asked_for():
+    strategy = Oort(fedavg(), 5)
+    assert [len(record["selected"]) for record in run(strategy, [1, 2], 3)] == [2, 2, 2]
+    assert strategy.select(4, None, set()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"clients_per_round": 0}, "clients_per_round must be"),
+        ({"pace": 0.0}, "pace must be"),
+        ({"penalty": -1}, "penalty must be"),
+        ({"on_missing": "pass"}, "on_missing must be"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_settings_are_checked(settings, text):
+    with pytest.raises(ValueError, match=text):
+        Oort(**settings)
+
+
+def test_resume_asks_who_is_known(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "flwr_hetero_studies.rivals.oort.identify_nodes", lambda *a: asked.append(a)
+    )
+    strategy = Oort(fedavg())
+    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=0))
+    assert not asked
+    strategy.load_state_dict(strategy.state_dict() | {"known": '[{"a": [1, 2, 3]}, {}, []]'})
+    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=7))
+    assert asked == [(strategy, None, 9.0, 8)]

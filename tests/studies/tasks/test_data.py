@@ -1,0 +1,268 @@
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from flwr_hetero_studies.tasks import (
+    Settings,
+    central_evaluate,
+    data_shape,
+    evaluate,
+    hold_out,
+    initial_arrays,
+    load_partition,
+    load_test,
+    make_model,
+)
+from flwr_hetero_studies.tasks.sources import open_source
+from flwr_hetero_studies.tasks.sources.columns import ImageColumn
+
+SHAPE = (6, 5)
+
+
+def png(array):
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+def pixels(rows, seed, channels=1):
+    shape = (rows, *SHAPE, 3) if channels == 3 else (rows, *SHAPE)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write(path, images, labels, names=("image", "label"), **extra):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {names[0]: [png(image) for image in images], names[1]: labels} | extra
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Parquet data set with both splits, colour images and the column names of CIFAR-10."""
+    labels = np.arange(60) % 3
+    write(tmp_path / "data/train-0.parquet", pixels(60, 0, 3), labels, ("img", "label"))
+    write(tmp_path / "data/test-0.parquet", pixels(9, 1, 3), np.arange(9) % 3, ("img", "label"))
+    return tmp_path
+
+
+def test_images_are_normalised_per_channel(folder):
+    truth = pixels(60, 0, 3).transpose(0, 3, 1, 2) / 255.0
+    mean, std = truth.mean((0, 2, 3), keepdims=True), truth.std((0, 2, 3), keepdims=True)
+    parts = [load_partition(str(folder), i, 4) for i in range(4)]
+    inputs = torch.cat([part.inputs for part in parts]).numpy()
+    assert inputs.dtype == np.float32
+    assert parts[0].targets.dtype == torch.int64
+    order = np.lexsort(inputs.reshape(60, -1).T[:3])
+    expected = ((truth - mean) / std).astype(np.float32)
+    expected = expected[np.lexsort(expected.reshape(60, -1).T[:3])]
+    np.testing.assert_allclose(inputs[order], expected, atol=1e-5)
+
+
+def test_held_back_split_uses_training_statistics(folder):
+    truth = pixels(60, 0, 3).transpose(0, 3, 1, 2) / 255.0
+    test = pixels(9, 1, 3).transpose(0, 3, 1, 2) / 255.0
+    expected = (test - truth.mean((0, 2, 3), keepdims=True)) / truth.std((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(load_test(str(folder)).inputs.numpy(), expected, atol=1e-5)
+    assert load_test(str(folder)).targets.tolist() == [0, 1, 2] * 3
+    assert data_shape(str(folder)) == ((3, *SHAPE), 3)
+
+
+def test_node_decodes_its_own_part_only(folder, monkeypatch):
+    # 1024 rows are measured; a tiny data set would be decoded whole
+    monkeypatch.setattr("flwr_hetero_studies.tasks.sources.source.MEASURED_ROWS", 2)
+    open_source.cache_clear()
+    decoded, decode = [], ImageColumn._image
+    monkeypatch.setattr(
+        ImageColumn, "_image", lambda self, row: decoded.append(row) or decode(self, row)
+    )
+    load_partition(str(folder), 0, 10)
+    assert len(set(decoded)) <= 6 + 2 + 1  # the part, those measured, and the first for its size
+
+
+def test_repeated_calls_return_same_tensors(folder):
+    first = load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1)
+    assert load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1.0) is first
+    assert load_test(str(folder)) is load_test(str(folder))
+
+
+def test_digits_are_divided_per_class():
+    source = open_source("digits")
+    rows = np.sort(np.concatenate([source.train.rows, source.test.rows]))
+    np.testing.assert_array_equal(rows, np.arange(1797))
+    share = np.bincount(source.test.labels) / np.bincount(source.train.labels)
+    np.testing.assert_allclose(share, 0.25, atol=0.01)
+    inputs = torch.cat([load_partition("digits", i, 3).inputs for i in range(3)])
+    assert len(inputs) == len(source.train.rows)
+    assert abs(float(inputs.mean())) < 0.01
+    assert abs(float(inputs.std()) - 1) < 0.01
+
+
+def test_single_file_and_plain_columns(tmp_path):
+    images, labels = pixels(50, 2), np.arange(50) % 2
+    path = str(write(tmp_path / "latest.parquet", images, labels, ("x", "y")))
+    source, seen = open_source(path), []
+    assert data_shape(path) == ((1, *SHAPE), 2)
+    for part in (load_test(path), load_partition(path, 0, 1)):
+        raw = np.rint((part.inputs.numpy() * source.scale.std + source.scale.mean) * 255)[:, 0]
+        rows = [int(np.flatnonzero((images == image).all(axis=(1, 2)))[0]) for image in raw]
+        assert part.targets.tolist() == labels[rows].tolist()
+        seen.append(rows)
+    assert [len(rows) for rows in seen] == [10, 40]
+    assert sorted(seen[0] + seen[1]) == list(range(50))
+
+
+def test_feature_types_decide_between_columns(tmp_path):
+    import datasets
+
+    features = datasets.Features(
+        {
+            "other": datasets.Value("int64"),
+            "coarse": datasets.Value("int64"),
+            "scan": datasets.Image(),
+            "kind": datasets.ClassLabel(names=["a", "b"]),
+        }
+    )
+    rows = {"other": [7] * 8, "coarse": [1] * 8, "scan": [png(i) for i in pixels(8, 3)]}
+    table = datasets.Dataset.from_dict(rows | {"kind": [0, 1] * 4}, features=features)
+    table.to_parquet(tmp_path / "train.parquet")
+    assert load_partition(str(tmp_path), 0, 1).targets.tolist().count(1) in (2, 3)
+    assert data_shape(str(tmp_path)) == ((1, *SHAPE), 2)
+
+
+def test_hub_name_uses_federated_dataset(folder, monkeypatch):
+    import datasets
+    from flwr_datasets import federated_dataset
+
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])}
+    )
+    table = {"image": [png(i) for i in pixels(60, 0, 3)], "label": np.arange(60) % 3}
+    train = datasets.Dataset.from_dict(table, features=features)
+    asked = []
+
+    def load_dataset(path, **_):
+        asked.append(path)
+        return datasets.DatasetDict(train=train, test=train.select(range(9)))
+
+    monkeypatch.setattr(federated_dataset.datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(federated_dataset, "event", lambda *_: None)
+    hub, disk = (load_partition(name, 1, 4) for name in ("owner/colours", str(folder)))
+    assert asked == ["owner/colours"]
+    assert torch.equal(hub.inputs, disk.inputs)
+    assert torch.equal(hub.targets, disk.targets)
+    assert len(load_test("owner/colours")) == 9
+
+
+def test_hub_error_is_one_clear_error(monkeypatch):
+    from flwr_datasets import federated_dataset
+
+    def load_dataset(path, **_):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(federated_dataset.datasets, "load_dataset", load_dataset)
+    with pytest.raises(
+        ValueError, match=r"dataset must be on .* the Hub .*no network.*got 'mnits'"
+    ):
+        load_test("mnits")
+
+
+def test_central_evaluation_of_first_model(folder):
+    settings = Settings(dataset=str(folder), model="softmax", seed=2)
+    metrics = central_evaluate(settings)(0, initial_arrays(settings))
+    model = make_model("softmax", (3, *SHAPE), 3, seed=2)
+    expected = evaluate(model, load_test(str(folder)))
+    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(expected)
+
+
+def test_held_out_examples_are_the_rest():
+    part = load_partition("digits", 2, 10)
+    train, held_out = hold_out(part)
+    assert len(train) + len(held_out) == len(part)
+    assert torch.equal(torch.cat([train.inputs, held_out.inputs]), part.inputs)
+    assert train.inputs.data_ptr() == part.inputs.data_ptr()
+    smallest = hold_out(load_partition("digits", 0, 719))
+    assert [len(piece) for piece in smallest] == [1, 1]
+
+
+IMAGES, LABELS = pixels(6, 0), np.arange(6) % 2
+
+
+@pytest.mark.parametrize(
+    ("file", "columns", "message"),
+    [
+        ("notes.txt", {}, "hold Parquet files to train on"),
+        ("test.parquet", {"image": IMAGES, "label": LABELS}, "hold Parquet files to train on"),
+        ("train.parquet", None, "be readable Parquet"),
+        (
+            "train.parquet",
+            {"image": IMAGES[:0], "label": LABELS[:0]},
+            r"hold examples \(it is empty",
+        ),
+        (
+            "train.parquet",
+            {"image": IMAGES, "label": [0.5] * 6},
+            r"type label \(its columns: image, l",
+        ),
+        (
+            "train.parquet",
+            {"label": [0]},
+            r"columns of images, texts, series or numbers \(its columns: label\)",
+        ),
+        (
+            "train.parquet",
+            {"one": ["a"], "two": ["b"], "label": [0]},
+            r"one column of type text .*'text'",
+        ),
+        ("train.parquet", {"text": ["a", None], "label": [0, 1]}, "in each row of its column 'te"),
+        ("train.parquet", {"x": [0.1, np.nan], "label": [0, 1]}, "value in each row of its col.*x"),
+        ("train.parquet", {"image": IMAGES, "first": LABELS, "second": LABELS}, "type label"),
+        (
+            "train.parquet",
+            {"image": IMAGES, "label": LABELS - 1},
+            "from 0 in its label column 'label'",
+        ),
+        ("train.parquet", {"image": IMAGES, "label": [0, 1, None, 0, 1, 0]}, "from 0 in its label"),
+        ("train.parquet", {"image": [b"PNG"] * 6, "label": LABELS}, r"readable images \(image 0: "),
+        (
+            "train.parquet",
+            {"image": [*IMAGES[:5], IMAGES[0].T.copy()], "label": LABELS},
+            r"images of one size \(image 5 is 6x5\)",
+        ),
+    ],
+)
+def test_broken_data_set_is_one_clear_error(tmp_path, file, columns, message):
+    if columns:
+        images = [i if isinstance(i, bytes) else png(i)["bytes"] for i in columns.get("image", ())]
+        stored = {"image": pa.array(images, pa.binary())} if "image" in columns else {}
+        pq.write_table(pa.table(columns | stored), tmp_path / file)
+    else:
+        (tmp_path / file).write_bytes(b"PAR1 or not")
+    with pytest.raises(ValueError, match=rf"^dataset must .*{message}"):
+        load_partition(str(tmp_path), 0, 2)
+
+
+def test_splits_of_different_inputs_are_refused(tmp_path):
+    columns = {"x": [0.1, 0.2], "label": [0, 1]}
+    pq.write_table(pa.table(columns | {"y": [1.0, 2.0]}), tmp_path / "train.parquet")
+    pq.write_table(pa.table(columns), tmp_path / "test.parquet")
+    message = r"^dataset must have inputs of one shape \(test \(1, 1, 1\), training \(2, 1, 1\)\)"
+    with pytest.raises(ValueError, match=message):
+        load_test(str(tmp_path))
+
+
+@pytest.mark.parametrize("dataset", ["/no/such/folder", "./train.parquet", "a/b/c"])
+def test_missing_path_does_not_ask_the_hub(dataset):
+    with pytest.raises(ValueError, match=f"dataset must exist, got '{dataset}'"):
+        load_partition(dataset, 0, 2)
+
+
+@pytest.mark.parametrize("partition_id", [-1, 4])
+def test_partition_out_of_range_is_refused(partition_id):
+    with pytest.raises(ValueError, match=rf"partition_id must lie in 0\.\.3, got {partition_id}"):
+        load_partition("digits", partition_id, 4)

@@ -1,0 +1,273 @@
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flwr_hetero_studies.tasks import Settings, data_shape, load_partition, load_test, make_model
+from flwr_hetero_studies.tasks.kinds import CLASSIFICATION, TASKS, task_of
+from flwr_hetero_studies.tasks.sources import open_source
+from flwr_hetero_studies.tasks.sources.series import NUM_PER_KIND, SEASONS, TRENDS, generated_series
+from flwr_hetero_studies.tasks.texts import CHARACTERS, PACKAGES, character_windows, stdlib_windows
+
+LANGUAGE, FORECASTING = TASKS["language-model"], TASKS["forecasting"]
+
+
+def test_language_model_by_hand():
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.9, 0.05, 0.05]]))
+    targets = torch.tensor([[1, 2, 0], [1, 0, 0]])  # 0 is padding
+    outputs = torch.stack([logits, logits])
+    losses = LANGUAGE.losses(outputs, targets)
+    np.testing.assert_allclose(
+        losses, [-(np.log(0.25) + np.log(0.8)) / 2, -np.log(0.25)], rtol=1e-6
+    )
+    assert LANGUAGE.accuracy(outputs, targets).tolist() == [0.5, 0.0]
+    assert LANGUAGE.metrics(np.log(8.0), 0.3) == {"perplexity": pytest.approx(8.0)}
+    assert np.isfinite(LANGUAGE.metrics(1e6, 0.0)["perplexity"])
+    assert LANGUAGE.losses(outputs, torch.zeros(2, 3, dtype=torch.int64)).tolist() == [0.0, 0.0]
+
+
+def test_windows_have_the_next_character_as_target():
+    windows, _ = character_windows(["abcd"], 4)
+    inputs, targets = LANGUAGE.divide(windows.astype(np.int64), np.zeros(1, np.int64))
+    assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"abc", b"bcd")
+
+
+def test_forecasting_by_hand():
+    outputs, targets = torch.tensor([[1.0, 3.0], [0.0, -1.0]]), torch.tensor([[3.0, 3.0], [0.0, 1]])
+    assert FORECASTING.losses(outputs, targets).tolist() == [2.0, 2.0]
+    smape = [(2 * 2 / 4 + 0) / 2, (0 + 2 * 2 / 2) / 2]
+    accuracy = FORECASTING.accuracy(outputs, targets)
+    assert accuracy.tolist() == [1 - value / 2 for value in smape]
+    mean = float(accuracy.mean())
+    assert FORECASTING.metrics(2.0, mean) == {"smape": pytest.approx(np.mean(smape))}
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=12))
+def test_forecasting_accuracy_is_a_share(values):
+    half = len(values) // 2
+    outputs, targets = torch.tensor([values[:half]]), torch.tensor([values[half : 2 * half]])
+    assert 0 <= FORECASTING.accuracy(outputs, targets) <= 1
+    assert FORECASTING.accuracy(targets, targets) == 1
+
+
+def test_forecasting_scales_each_window():
+    values = np.arange(1, 27, dtype=np.float32)
+    windows = np.stack([values, 1000 * values, np.zeros(26, np.float32)])
+    inputs, targets = FORECASTING.divide(windows, np.zeros(3, np.int64))
+    assert (inputs.shape, targets.shape) == ((3, 1, 20), (3, 6))
+    np.testing.assert_allclose(np.abs(inputs[:2]).mean(2), 1, rtol=1e-6)
+    np.testing.assert_allclose(targets[0], values[20:] / 10.5, rtol=1e-6)
+    np.testing.assert_allclose(inputs[1], inputs[0], rtol=1e-6)
+    assert not inputs[2].any()
+    assert not targets[2].any()
+
+
+def test_characters_by_hand():
+    windows, origin = character_windows(["abcde", "", "é", "xyzäw", "abc"], 3)
+    found = [bytes(row.tolist()) for row in windows]
+    # a single last character predicts nothing
+    assert found == [b"abc", b"de\0", b"xyz", b"?w\0", b"abc"]
+    assert origin.tolist() == [0, 0, 3, 3, 4]
+    assert windows.max() < CHARACTERS
+
+
+def test_stdlib_windows_are_code_of_their_package():
+    windows, labels = stdlib_windows(65)
+    assert np.bincount(labels).tolist() == [1000] * len(PACKAGES)
+    assert windows.all()  # no padding
+    text = windows[labels == PACKAGES.index("asyncio")].tobytes().decode("ascii")
+    assert text.count("await") > 20
+
+
+def test_series_are_what_their_kind_says():
+    series, labels = generated_series(48)
+    kinds = len(SEASONS) * len(TRENDS) * 2
+    assert np.bincount(labels).tolist() == [NUM_PER_KIND] * kinds
+    np.testing.assert_array_equal(series, generated_series(48)[0])
+    assert (series > 0).mean() > 0.99
+    for label in range(kinds):
+        own = series[labels == label] / series[labels == label].mean(1, keepdims=True)
+        growth = (own[:, 24:].mean() - own[:, :24].mean()) * 2
+        assert growth == pytest.approx(TRENDS[label // 2 % 2], abs=0.12), label
+        steady = own - np.linspace(0, 1, 48) * growth
+        errors = {p: np.abs(steady[:, p:] - steady[:, :-p]).mean() for p in SEASONS}
+        season = SEASONS[label // 4]
+        others = [errors[p] for p in SEASONS if p % season]
+        assert all(errors[season] < 0.8 * error for error in others), label
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task", "shape", "outputs"),
+    [
+        ("stdlib", "language-model", (64,), (64, CHARACTERS)),
+        ("series", "auto", (1, 20), (6,)),
+        ("series", "classification", (1, 48), 16),
+        ("speech", "auto", (24, 24), 10),
+    ],
+)
+@pytest.mark.parametrize("partition", ["dirichlet", "classes", "quantity"])
+def test_nodes_get_parts_of_every_task(dataset, task, shape, outputs, partition):
+    assert data_shape(dataset, task) == (shape, outputs)
+    count = 8
+    how = {"task": task, "partition": partition, "alpha": 0.3, "classes_per_node": 2}
+    parts = [load_partition(dataset, i, count, **how) for i in range(count)]
+    assert sum(map(len, parts)) == len(open_source(dataset, task).train.rows)
+    assert parts[0].inputs.shape[1:] == shape
+    assert isinstance(parts[0].task, type(load_test(dataset, task).task))
+    model = make_model("auto", shape, outputs)
+    sizes = (outputs,) if isinstance(outputs, int) else outputs
+    assert model(parts[0].inputs[:3]).shape == (3, *sizes)
+
+
+def table(tmp_path, **columns):
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    return str(tmp_path)
+
+
+TEXTS = ["some words " * 20, "a", "other words " * 9] * 4
+LONG = [list(np.arange(60.0)), list(np.arange(30)), [1.0, 2.0]] * 4
+SHORT = [list(np.arange(5.0) + i) for i in range(12)]
+LABELS = [0, 1, 2] * 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected", "count"),
+    [
+        ({"text": TEXTS}, "language-model", 4 * (4 + 2)),
+        ({"text": TEXTS, "label": LABELS}, "classification", 12),
+        ({"series": LONG}, "forecasting", 4 * (2 + 1)),
+        ({"series": SHORT, "label": LABELS}, "classification", 12),
+        ({"x": [0.1] * 12, "label": LABELS}, "classification", 12),
+    ],
+)
+def test_auto_goes_by_the_columns(tmp_path, columns, expected, count):
+    source = open_source(table(tmp_path, **columns))
+    assert source.task is TASKS[expected]
+    assert len({*source.train.rows, *source.test.rows}) == count
+
+
+def test_labels_of_rows_partition_their_windows(tmp_path):
+    path = table(tmp_path, text=TEXTS, label=LABELS)
+    source = open_source(path, "language-model")
+    labels = [*source.train.labels, *source.test.labels]
+    assert np.bincount(labels).tolist() == [16, 0, 8]
+    part = load_partition(path, 0, 2, task="language-model", partition="classes-by-speed",
+                          classes_per_node=1)  # fmt: skip
+    assert (part.inputs[:, :4] != torch.tensor([*b"othe"])).any(1).all()
+
+
+def test_series_are_cut_from_their_end(tmp_path):
+    path = table(tmp_path, series=[list(np.arange(60.0))] * 3)
+    values = open_source(path).train.inputs.values
+    assert values[:2, 0].tolist() == [8.0, 34.0]
+    assert values[:2, -1].tolist() == [33.0, 59.0]
+
+
+OWN = """
+from flwr_hetero_studies.tasks import Classification
+
+
+class Smoothed(Classification):
+    def losses(self, outputs, targets):
+        return super().losses(outputs, targets) + 1
+
+
+class Rebuild(Classification):
+    def divide(self, values, labels):
+        return values, values.reshape(len(values), -1)
+
+    def outputs(self, targets, num_classes):
+        return targets.shape[1:]
+
+    def losses(self, outputs, targets):
+        return (outputs - targets).square().mean(1)
+
+    def accuracy(self, outputs, targets):
+        return 1 / (1 + self.losses(outputs, targets))
+
+
+def build(shape, outputs):
+    from torch import nn
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, *outputs))
+
+
+class Stranger:
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_tasks.py").write_text(OWN, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_tasks"
+    task_of.cache_clear()
+    sys.modules.pop("own_tasks", None)
+
+
+def test_own_task_by_import_path(own):
+    name = f"{own}:Smoothed"
+    assert Settings(task=name).partitioning["task"] == name
+    part, model = load_partition("digits", 0, 4, task=name), make_model("auto", (1, 8, 8), 10)
+    outputs = model(part.inputs)
+    expected = CLASSIFICATION.losses(outputs, part.targets) + 1
+    assert torch.equal(part.task.losses(outputs, part.targets), expected)
+
+
+def test_own_task_with_targets_of_its_own(own):
+    shape = data_shape("digits", f"{own}:Rebuild")
+    assert shape == ((1, 8, 8), (64,))
+    part = load_partition("digits", 0, 4, task=f"{own}:Rebuild")
+    outputs = make_model(f"{own}:build", *shape)(part.inputs)
+    assert part.task.losses(outputs, part.targets).shape == (len(part),)
+    with pytest.raises(ValueError, match=r"model must be your own for inputs \(1, 8, 8\)"):
+        make_model("auto", *shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("regression", "be one of classification, language-model, forecasting"),
+        ("no_such_module:Task", "be package.module:class .*no_such_module"),
+        ("own_tasks:Missing", "name a class of the module own_tasks"),
+        ("own_tasks:Stranger", "name a class derived from flwr_hetero_studies.tasks.Task"),
+        ("own_tasks:build", "name a class derived from"),
+    ],
+)
+def test_unknown_task_is_refused_with_the_settings(own, name, message):
+    with pytest.raises(ValueError, match=rf"^task must {message}.* got '{name}'"):
+        Settings(task=name)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task", "message"),
+    [
+        ("digits", "language-model", "task must have texts to learn from"),
+        ("series", "language-model", "task must have texts to learn from"),
+        ("breast-cancer", "forecasting", "task must have series to learn from"),
+        ("stdlib", "forecasting", "task must have series to learn from"),
+    ],
+)
+def test_task_that_does_not_fit_the_data(dataset, task, message):
+    with pytest.raises(ValueError, match=message):
+        data_shape(dataset, task)
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "message"),
+    [
+        ({"series": [[1.0] * 25]}, "auto", "have a window of 26 in its column 'series'"),
+        ({"series": [[1.0] * 25 + [np.nan]]}, "auto", "have finite numbers in its column 'series'"),
+        ({"series": LONG, "label": LABELS}, "auto", "series of one length .* 2 to 60"),
+        ({"text": ["a", ""]}, "auto", "have a window of 65 in its column 'text'"),
+        ({"text": TEXTS}, "classification", "have one column of type label"),
+    ],
+)
+def test_broken_texts_and_series(tmp_path, columns, task, message):
+    with pytest.raises(ValueError, match=rf"^dataset must .*{message}"):
+        open_source(table(tmp_path, **columns), task)

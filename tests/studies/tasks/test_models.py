@@ -1,0 +1,237 @@
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from torch import nn
+
+from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
+from flwr_hetero.pgd.priorities import sample_priorities
+from flwr_hetero_studies.tasks import Settings, data_shape, load_test, make_model, model_from
+from flwr_hetero_studies.tasks.models import IMAGE_MODELS, TEXT_MODELS
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 80)]
+FITTING = [
+    (name, shape)
+    for name, (_, smallest) in IMAGE_MODELS.items()
+    for shape in SHAPES
+    if shape[1] >= smallest and (name != "resnet18" or shape[1] >= 32)
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), FITTING)
+def test_models_map_shapes_to_logits(name, shape):
+    assert make_model(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_text_models_ignore_padding(name):
+    model, long = make_model(name, (9,), 7), torch.tensor([[5, 4095, 1, 0, 0, 0, 0, 0, 0]])
+    logits = model(long)
+    assert logits.shape == (1, 7)
+    assert model(long[:, :5]).allclose(logits)
+    assert not model(torch.tensor([[5, 4095, 2, 0, 0]])).allclose(logits)
+    assert model(torch.zeros(2, 9, dtype=torch.int64)).isfinite().all()  # an empty text
+
+
+@pytest.mark.parametrize("name", ["bag", "textcnn"])
+def test_all_kinds_of_gradients_reach_text_models(name):
+    """CD-GraB's per example, PGD's along a direction: both by layers without a fallback."""
+    model, rng = make_model(name, (9,), 7), np.random.default_rng(0)
+    x, y = (torch.from_numpy(rng.integers(0, n, shape)) for n, shape in ((4096, (4, 9)), (7, 4)))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    each = example_gradients(model, nn.CrossEntropyLoss(), x, y)
+    loss(model(x), y).mean().backward()
+    torch.testing.assert_close(each.mean(0, keepdim=True), batch_gradient(model))
+    direction = {name: p.grad for name, p in model.named_parameters()}
+    found = sample_priorities(model, loss, x, y, direction, method="forward")
+    torch.testing.assert_close(found, each @ batch_gradient(model)[0])
+
+
+@pytest.mark.parametrize(("shape", "same"), [((9,), "bag"), ((4, 1, 1), "mlp"), ((1, 8, 8), "cnn")])
+def test_auto_chooses_by_the_kind_of_input(shape, same):
+    auto, named = (make_model(name, shape, 3).state_dict() for name in ("auto", same))
+    assert auto.keys() == named.keys()
+    assert all(torch.equal(auto[key], named[key]) for key in named)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("softmax", 784 * 10 + 10),
+        ("mlp", 784 * 300 + 300 + 300 * 10 + 10),
+        ("cnn", (9 * 16 + 16) + (16 * 9 * 32 + 32) + (32 * 7 * 7 * 10 + 10)),
+        ("lenet", (25 * 6 + 6) + (6 * 25 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + 850),
+    ],
+)
+def test_parameters_counted_by_hand(name, count):
+    assert sum(p.numel() for p in make_model(name, (1, 28, 28), 10).parameters()) == count
+
+
+def test_resnet18_has_group_norm():
+    model = make_model("resnet18", (1, 32, 32), 10)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    assert sum(isinstance(layer, nn.GroupNorm) for layer in model.modules()) == 20
+    assert model.conv1.weight.shape == (64, 1, 3, 3)
+    assert make_model("auto", (1, 64, 64), 10).conv1.weight.shape == (64, 1, 7, 7)
+
+
+def test_seed_decides_and_global_rng_is_left():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    first, again, other = (make_model("cnn", (1, 8, 8), 10, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first[0].weight, again[0].weight)
+    assert not torch.equal(first[0].weight, other[0].weight)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "bag", "textcnn", "lstm"])
+def test_model_survives_a_message(name):
+    shape = (64,) if name in TEXT_MODELS else (3, 32, 32)
+    model = make_model(name, shape, 10, seed=3)
+    state = ArrayRecord(model.state_dict()).to_torch_state_dict()
+    twin = model_from(state, name, shape, 10)
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32))
+    x = x.abs().long() if name in TEXT_MODELS else x
+    assert torch.equal(model(x), twin(x))
+    assert all(p.requires_grad and not p.is_meta for p in twin.parameters())
+    other = make_model(name, shape, 10, seed=4)
+    model_from(other.state_dict(), name, shape, 10)  # the skeleton is not shared
+    assert torch.equal(model(x), twin(x))
+
+
+def test_arrays_of_another_model_are_refused():
+    arrays = ArrayRecord(make_model("softmax", (1, 8, 8), 10).state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model_from(arrays.to_torch_state_dict(), "mlp", (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("vgg", (1, 8, 8), 10), "model must be one of softmax, .* got 'vgg'"),
+        (("lenet", (1, 8, 8), 10), r"model must fit images of 8x8 \(it needs 12 pixels\)"),
+        (("cnn", (1, 8, 1), 10), r"model must fit images of 8x1"),
+        (
+            ("cnn", (64,), 10),
+            "model must fit inputs that are texts, with .*: auto, bag, .*'cnn'",
+        ),
+        (
+            ("bag", (1, 8, 8), 10),
+            "fit inputs that are images or .*: auto, softmax, .*'bag'",
+        ),
+        (
+            ("bag", (64,), (64, 128)),
+            "fit inputs that are texts, for a .*: auto, lstm-lm",
+        ),
+        (("lstm-lm", (64,), 10), "fit inputs that are texts, with classes: auto, bag"),
+        (("ar-mlp", (64,), (64, 128)), "fit inputs that are texts, for a language model"),
+        (("gpt", (1, 20), (6,)), "fit inputs that are series, for forecasting: auto, ar-mlp, got"),
+        (("cnn", (30, 1, 1), 10), "images of 1x1 .*softmax and mlp take any size"),
+        (("auto", (0,), 10), "input_shape must be positive"),
+        (("cnn", (0, 8, 8), 10), "input_shape must be positive"),
+        (("cnn", (1, 8, 8), 0), "input_shape must be positive"),
+    ],
+)
+def test_model_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(*arguments)
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.first = nn.Linear(shape[0], num_classes, bias=False)
+        self.again = nn.Linear(shape[0], num_classes, bias=False)
+        self.again.weight = self.first.weight
+        self.register_buffer("twos", torch.full((num_classes,), 2.0), persistent=False)
+
+    def forward(self, x):
+        return (self.first(x.flatten(1)) + self.again(x.flatten(1))) * self.twos
+
+
+def too_wide(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], num_classes + 1))
+
+
+def no_module(shape, num_classes):
+    return torch.relu
+
+
+SIZE = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_models.py").write_text(OWN, "utf-8")
+    (tmp_path / "broken_models.py").write_text("import no_such_package", "utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
+    block, task = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "page_models.py").write_text(block + task, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_models"
+    for name in ("own_models", "broken_models", "page_models"):
+        sys.modules.pop(name, None)
+
+
+def test_own_model_by_import_path(own):
+    """Parameters that layers share stay shared; a buffer that is not sent keeps its value."""
+    name, shape, x = f"{own}:Tied", (4, 1, 1), torch.arange(8.0).reshape(2, 4, 1, 1)
+    assert Settings(model=name).model == name
+    model = make_model(name, shape, 3, seed=5)
+    twin = model_from(ArrayRecord(model.state_dict()).to_torch_state_dict(), name, shape, 3)
+    assert torch.equal(twin(x), model(x))
+    assert twin.again.weight is twin.first.weight
+    assert twin.training
+    expected = 4 * x.flatten(1) @ model.first.weight.T
+    torch.testing.assert_close(twin(x), expected)
+
+
+def test_own_model_of_the_page_takes_texts(own):
+    model = make_model("page_models:build", *data_shape("stdlib"))
+    assert model(load_test("stdlib").inputs[:3]).shape == (3, 10)
+
+
+def test_own_task_of_the_page(own):
+    test = load_test("digits", "page_models:Smoothed")
+    model = make_model("softmax", (1, 8, 8), 10)
+    expected = nn.CrossEntropyLoss(label_smoothing=0.1)(model(test.inputs), test.targets)
+    assert test.task.losses(model(test.inputs), test.targets).mean().isclose(expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_package:build", "be package.module:function .*no_such_package"),
+        (":build", "be package.module:function"),
+        (".models:build", "be package.module:function"),
+        ("broken_models:build", "be package.module:function .*no_such_package"),
+        ("own_models:build", "name a function of the module own_models"),
+        ("own_models:SIZE", "name a function of the module own_models"),
+    ],
+)
+def test_import_path_is_checked_with_the_settings(own, path, message):
+    with pytest.raises(ValueError, match=rf"^model must {message}.* got '{path}'"):
+        Settings(model=path)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_wide", r"map inputs \(2, 4, 1, 1\) to logits \(2, 3\), not \(2, 4\), got 'own_m"),
+        ("no_module", r"return a torch.nn.Module \(it returned builtin_function_or_method\)"),
+    ],
+)
+def test_own_model_is_tried_before_training(own, function, message):
+    with pytest.raises(ValueError, match=rf"^model must {message}"):
+        make_model(f"{own}:{function}", (4, 1, 1), 3)

@@ -1,0 +1,177 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, FedProx
+
+from flwr_hetero import keys
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero_studies.tasks import (
+    Settings,
+    central_evaluate,
+    evaluate,
+    evaluate_node,
+    hold_out,
+    initial_arrays,
+    load_partition,
+    open_node,
+    profile_node,
+    train_node,
+)
+from flwr_hetero_studies.tasks import node as client
+from flwr_hetero_studies.tasks.node import examples_in
+
+RUN_CONFIG = {"model": "softmax", "partition": "iid", "policy": "an app's own key", "seed": 3}
+SETTINGS = Settings.shared_part(RUN_CONFIG)
+
+
+def app():
+    app = ClientApp()
+    app.train()(train_node)
+    app.train("profile")(profile_node)
+    app.evaluate()(evaluate_node)
+    return app
+
+
+def grid(num_nodes=4, **run_config):
+    return LocalGrid(app(), [DeviceProfile()] * num_nodes, run_config=RUN_CONFIG | run_config)
+
+
+def ask(grid, kind="train", server_round=1, **config):
+    arrays, record = initial_arrays(SETTINGS), ConfigRecord({"server-round": server_round} | config)
+    content = RecordDict({"arrays": arrays, "config": record})
+    node = next(iter(grid.get_node_ids()))
+    [reply] = grid.send_and_receive([Message(content, node, kind)])
+    assert not reply.has_error(), reply.error.reason
+    return reply
+
+
+def weights(reply):
+    return {name: array.numpy() for name, array in reply.content["arrays"].items()}
+
+
+def same(one, two):
+    return all(np.array_equal(weights(one)[name], weights(two)[name]) for name in weights(one))
+
+
+def test_training_reports_its_work():
+    reply = ask(grid())
+    metrics = dict(reply.content["metrics"])  # 1438 digits over 4 nodes, a tenth held out
+    assert metrics.pop("loss-rms") > metrics.pop("train-loss") > 0
+    assert metrics == {
+        "num-examples": 324,
+        "num-steps": 21,
+        "examples-processed": 324,
+        "examples-scored": 0,
+    }
+    before = {name: array.numpy() for name, array in initial_arrays(SETTINGS).items()}
+    assert all(not np.array_equal(before[name], w) for name, w in weights(reply).items())
+
+
+def test_server_sets_the_steps():
+    metrics = ask(grid(), **{keys.NUM_STEPS: 22}).content["metrics"]
+    assert (metrics["num-steps"], metrics["examples-processed"]) == (22, 324 + 16)
+    assert ask(grid(**{"local-epochs": 3})).content["metrics"]["num-steps"] == 63
+
+
+def test_reply_depends_on_round_and_seed_only():
+    first, again = ask(grid()), ask(grid())
+    assert same(first, again)
+    assert not same(first, ask(grid(), server_round=2))
+    assert not same(first, ask(grid(seed=4)))
+
+
+def test_fedprox_pulls_to_the_global_model():
+    def moved(**config):
+        start = initial_arrays(SETTINGS)
+        reply = ask(grid(), **config)
+        return sum(np.abs(w - start[name].numpy()).sum() for name, w in weights(reply).items())
+
+    assert moved(**{"proximal-mu": 5.0}) < 0.7 * moved()
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_profiling_counts_or_trains_for_time_only(monkeypatch, emulated):
+    trained, calls, real = ask(grid()).content["metrics"], [], client.train
+    monkeypatch.setattr(client, "is_emulated", lambda context: emulated)
+    monkeypatch.setattr(client, "train", lambda *a, **k: calls.append(1) or real(*a, **k))
+    fleet = grid()
+    reply = ask(fleet, keys.PROFILE_MESSAGE)
+    same_keys = (keys.NUM_EXAMPLES, keys.NUM_STEPS, keys.EXAMPLES_PROCESSED)
+    assert dict(reply.content["metrics"]) == {key: trained[key] for key in same_keys}
+    assert calls == ([] if emulated else [1])
+    assert fleet.virtual_time_s == pytest.approx(3.24)
+    sent = initial_arrays(SETTINGS)
+    assert all(np.array_equal(sent[name].numpy(), w) for name, w in weights(reply).items())
+
+
+def node(kind="train", server_round=1, partition_id=0, repeat=0, **run_config):
+    config = ConfigRecord({"server-round": server_round} | ({"repeat": repeat} if repeat else {}))
+    content = RecordDict({"arrays": initial_arrays(SETTINGS), "config": config})
+    where = {"partition-id": partition_id, "num-partitions": 4}
+    context = Context(1, 1, where, RecordDict(), RUN_CONFIG | run_config)
+    return open_node(Message(content, 1, kind), context)
+
+
+def test_evaluation_uses_held_out_examples():
+    metrics = dict(ask(grid(), "evaluate").content["metrics"])
+    here = node()
+    loss, accuracy = evaluate(here.model(), here.held_out)
+    assert metrics == {"num-examples": 36, "eval-loss": loss, "eval-acc": accuracy}
+
+
+def test_seed_depends_on_node_round_and_run():
+    cases = itertools.product((1, 2), (0, 1), (0, 1))
+    seeds = {node(server_round=r, partition_id=p, seed=s).seed for r, p, s in cases}
+    again = {node(server_round=1, repeat=count).seed for count in (1, 2)}
+    assert len(seeds | again) == 10
+
+
+def test_node_has_its_partition():
+    how = {"partition": "classes", "classes_per_node": 4, "seed": 8}
+    expected = hold_out(load_partition("digits", 2, 4, **how))
+    here = node(partition_id=2, **{key.replace("_", "-"): value for key, value in how.items()})
+    assert torch.equal(here.examples.inputs, expected[0].inputs)
+    assert torch.equal(here.held_out.targets, expected[1].targets)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg(), FedProx(proximal_mu=0.01)])
+def test_flower_strategies_learn(strategy):
+    result = strategy.start(
+        grid(), initial_arrays(SETTINGS), num_rounds=3, evaluate_fn=central_evaluate(SETTINGS)
+    )
+    accuracy = [float(m["accuracy"]) for m in result.evaluate_metrics_serverapp.values()]
+    assert accuracy[0] < 0.3
+    assert accuracy[-1] > 0.85
+    assert 0.8 < float(result.evaluate_metrics_clientapp[3]["eval-acc"]) <= 1.0
+
+
+def test_missing_partition_is_refused():
+    content = RecordDict({"arrays": initial_arrays(SETTINGS)})
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), RUN_CONFIG)
+    with pytest.raises(ValueError, match=r"node_config must hold 'num-partitions'.*--node-config"):
+        open_node(Message(content, 1, "train"), context)
+
+
+def test_one_torch_thread_in_simulation_only(monkeypatch):
+    threads = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    ask(grid(), keys.PROFILE_MESSAGE)
+    assert threads == []
+    monkeypatch.setattr(client, "in_simulation", lambda: True)
+    ask(grid(), keys.PROFILE_MESSAGE)
+    assert threads == [1]
+
+
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (8, 4), (1, 16), (17, 16)])
+def test_examples_in_counts_reshuffled_epochs(num_examples, batch_size):
+    sampler = UniformSampler(num_examples, batch_size)
+    total = 0
+    for steps in range(1, 20):
+        total += len(sampler.next_batch()[0])
+        assert examples_in(steps, num_examples, batch_size) == total

@@ -1,0 +1,89 @@
+import pytest
+from flwr.clientapp import ClientApp
+from recording import history
+from toy import toy_app
+
+from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.mod import emulated_device
+from flwr_hetero.strategy import Wrapper
+from flwr_hetero_studies.tasks import inner
+from flwr_hetero_studies.tasks.node import train_node
+from flwr_hetero_studies.tasks.run import run_app
+from flwr_hetero_studies.tasks.settings import Settings
+
+
+@pytest.mark.parametrize("name", ["mistyped", "empty"])
+def test_resume_without_a_run_is_refused(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    out = str(tmp_path / name)
+    settings = Settings(output_dir=out, resume=True, num_server_rounds=1, model="softmax")
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()])
+    with pytest.raises(ValueError, match="output-dir must hold a checkpoint to resume") as caught:
+        run_app("toy", settings, Wrapper(), grid)
+    assert "correct the path" in str(caught.value)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Give a function that runs softmax regression on two nodes and returns its history."""
+    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
+
+    def go(name="run", **given):
+        out = tmp_path / name
+        given = {"model": "softmax", "output_dir": str(out), "fleet": "uniform"} | given
+        settings = Settings(**{"num_server_rounds": 4} | given)
+        app = ClientApp(mods=[emulated_device])
+        app.train()(train_node)
+        config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
+        grid = LocalGrid(app, [DeviceProfile()] * 2, run_config=config)
+        run_app("toy", settings, Wrapper(inner.inner_strategy("fedavg", settings)), grid)
+        return history(out)
+
+    return go
+
+
+def test_history_has_the_own_metric_of_a_task(run):
+    given = {"dataset": "series", "model": "auto", "batch_size": 256, "learning_rate": 0.2}
+    measured = [record["global"] for record in run(**given, num_server_rounds=2)]
+    assert measured[-1]["smape"] == pytest.approx(2 - 2 * measured[-1]["accuracy"])
+    assert measured[-1]["smape"] < measured[0]["smape"]
+
+
+def test_target_accuracy_ends_the_run(run, caplog):
+    accuracy = [record["global"]["accuracy"] for record in run("whole")]
+    target = max(accuracy[1], accuracy[2]) - 0.001
+    first = next(i for i, value in enumerate(accuracy) if value >= target)
+    records = run("short", target_accuracy=target)
+    assert len(records) == first + 1 < len(accuracy)
+    assert f"has reached target-accuracy {target:g}" in records[-1]["stopped"]
+    assert f"Stopped after round {first}: accuracy" in caplog.text
+
+
+def test_time_budget_ends_the_run(run):
+    whole = run("whole")
+    records = run("short", time_budget_s=whole[2]["virtual_s"])
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert "used up time-budget-s" in records[-1]["stopped"]
+    assert "stopped" not in records[1]
+
+
+def test_evaluation_interval_has_the_last_round(run):
+    records = run(evaluate_every=3)
+    assert [bool(record["global"]) for record in records] == [True, False, False, True, True]
+
+
+def test_schedule_reaches_the_nodes(run):
+    """A step as small as 1e-9 of the rate leaves the model where it was."""
+    records = run(lr_decay=1e-9)
+    accuracy = [record["global"]["accuracy"] for record in records]
+    assert accuracy[1] != accuracy[0]
+    assert accuracy[1] == accuracy[2] == accuracy[4]
+
+
+@pytest.mark.parametrize(("mu", "expected"), [(0.0, 0.1), (0.5, 0.5)])
+def test_fedprox_takes_the_runs_mu(mu, expected):
+    strategy = inner.inner_strategy("fedprox", Settings(proximal_mu=mu))
+    assert strategy.proximal_mu == expected
+    assert strategy.fraction_evaluate == 0

@@ -1,0 +1,142 @@
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+from flwr_hetero_studies.tasks import Settings
+from flwr_hetero_studies.tasks.settings import key_of
+
+APPS = Path(__file__).parents[3] / "apps"
+
+
+@dataclass(frozen=True)
+class AppSettings(Settings):
+    policy: str = "adaptive"
+    num_tiers: int = 5
+    shuffle: bool = False
+
+
+def test_all_keys_arrive():
+    run_config = {
+        **{"num-server-rounds": 7, "dataset": "digits", "task": "auto", "alpha": 2},
+        **{"partition": "classes", "classes-per-node": 3, "model": "mlp", "seed": 4},
+        **{"output-dir": "/data/run", "resume": True, "local-epochs": 2, "batch-size": 8},
+        **{"learning-rate": 0.5, "lr-schedule": "cosine", "lr-decay": 1, "optimizer": "rmsprop"},
+        **{"momentum": 0.5, "weight-decay": 1, "proximal-mu": 2, "amp": True, "device": "cpu"},
+        **{"evaluate-every": 3, "target-accuracy": 1, "time-budget-s": 60},
+        **{"trackers": "mlflow+wandb", "fleet": "uniform"},
+    }
+    settings = Settings.from_run_config(run_config)
+    assert {name.replace("_", "-"): value for name, value in vars(settings).items()} == run_config
+    assert isinstance(settings.alpha, float)
+    assert Settings.from_run_config({}) == Settings()
+
+
+def test_app_keys_are_passed_over_by_nodes():
+    run_config = {"policy": "fast", "num-tiers": 3, "seed": 2, "shuffle": True}
+    assert AppSettings.from_run_config(run_config) == AppSettings(
+        policy="fast", num_tiers=3, seed=2, shuffle=True
+    )
+    assert Settings.shared_part(run_config) == Settings(seed=2)
+
+
+@pytest.mark.parametrize(
+    ("run_config", "message"),
+    [
+        ({"resume": True}, "output-dir must be given to resume, got ''"),
+        ({"polici": "fast"}, "got 'polici': did you mean 'policy'[?] Known are alpha, "),
+        ({"zzz": 1}, "run-config must hold known keys only, got 'zzz': known are alpha, "),
+        ({"num_tiers": 3}, "got 'num_tiers': did you mean 'num-tiers'"),
+        ({"num-server-rounds": "3"}, "num-server-rounds must be a whole number, got '3'"),
+        ({"seed": True}, "seed must be a whole number, got True"),
+        ({"alpha": True}, "alpha must be a number, got True"),
+        ({"model": 3}, "model must be a text, got 3"),
+        ({"resume": 1}, "resume must be true or false, got 1"),
+        ({"num-server-rounds": 0}, "num-server-rounds must .* at least 1, got 0"),
+        ({"local-epochs": 0}, "local-epochs must .* at least 1, got 0"),
+        ({"batch-size": -1}, "batch-size must .* at least 1, got -1"),
+        ({"learning-rate": 0}, "learning-rate must be a number in"),
+        ({"learning-rate": float("nan")}, "learning-rate must .* got nan"),
+        ({"seed": -1}, "seed must .* at least 0, got -1"),
+        ({"partition": "sorted"}, "partition must be one of .* got 'sorted'"),
+        ({"alpha": 0}, r"alpha must .* got 0\.0"),
+        ({"classes-per-node": 0}, "classes-per-node must .* got 0"),
+        ({"model": "vgg"}, "model must be one of auto, softmax.* got 'vgg'"),
+        ({"fleet": "paper-6"}, "fleet must be a known name"),
+        ({"dataset": ""}, "dataset must be given, got ''"),
+        ({"lr-schedule": "step"}, "lr-schedule must be one of exponential, cosine"),
+        ({"lr-decay": 1.1}, r"lr-decay must be a number in \(0, 1\]"),
+        (
+            {"lr-decay": 0.9, "lr-schedule": "cosine"},
+            "lr-decay must be 1 with lr-s",
+        ),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, "),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum must be 0 with adamw"),
+        ({"weight-decay": -1}, "weight-decay must be a number in"),
+        ({"device": "tpu9"}, "device must be auto, cpu, cuda"),
+        ({"trackers": "wandb,mlflow"}, "trackers must be one of .* join several with"),
+        ({"evaluate-every": 0}, "evaluate-every must .* at least 1"),
+        ({"target-accuracy": 90}, "target-accuracy must be a number in"),
+        ({"time-budget-s": -1}, "time-budget-s must be a number in"),
+        ({"output-dir": "runs/1"}, "output-dir must be absolute .* got 'runs/1'"),
+    ],
+)
+def test_settings_refusals(run_config, message):
+    with pytest.raises(ValueError, match=message):
+        AppSettings.from_run_config(run_config)
+
+
+def test_errors_name_the_typed_key():
+    with pytest.raises(ValueError, match=r"^local-epochs and num-tiers$"), Settings().as_typed():
+        raise ValueError("local_epochs and num-tiers")
+
+
+def test_choice_of_an_app():
+    Settings().check_choice("model", ["auto", "mlp"])
+    with pytest.raises(ValueError, match="model must be one of mlp, cnn, got 'auto'"):
+        Settings().check_choice("model", ["mlp", "cnn"])
+
+
+def test_real_fleets_need_no_profile():
+    assert Settings(fleet="real").fleet == "real"
+
+
+@pytest.mark.parametrize("asked", ["/data/run", "~/run"])
+def test_run_directory_as_asked(monkeypatch, asked):
+    monkeypatch.setenv("HOME", "/data")
+    assert Settings(output_dir=asked).run_directory("tifl") == Path("/data/run")
+
+
+def test_run_directory_is_new_by_default(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = [Settings().run_directory("tifl") for _ in range(3)]
+    assert len(set(paths)) == 3  # also for runs that begin in the same second
+    for path in paths:
+        assert path.is_dir()
+        assert path.parent == tmp_path / "flwr-hetero-runs"
+        assert path.name.startswith("tifl-20")
+
+
+@pytest.mark.parametrize(
+    ("given", "rates"),
+    [
+        ({}, [0.1, 0.1, 0.1]),
+        ({"lr_decay": 0.5}, [0.1, 0.05, 0.1 / 16]),
+        ({"lr_schedule": "cosine", "num_server_rounds": 4}, [0.1, 0.05 * (1 + 0.5**0.5), 0.0]),
+    ],
+)
+def test_learning_rate_of_rounds_1_2_5(given, rates):
+    settings = Settings(learning_rate=0.1, **given)
+    assert [settings.lr_in(number) for number in (1, 2, 5)] == pytest.approx(rates)
+    assert settings.lr_in(0) == 0.1  # profiling
+
+
+@pytest.mark.parametrize(
+    "app", sorted(path.parent for path in APPS.glob("*/pyproject.toml")), ids=str
+)
+def test_every_app_has_every_shared_key(app):
+    config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    shared = {key_of(field.name): type(field.default) for field in fields(Settings)}
+    found = {key: type(value) for key, value in config.items()}
+    assert {key: found.get(key) for key in shared} == shared

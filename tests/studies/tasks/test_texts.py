@@ -1,0 +1,135 @@
+import sysconfig
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from flwr_hetero.client.batch_sampler import UniformSampler
+from flwr_hetero_studies.tasks import (
+    data_shape,
+    evaluate,
+    hold_out,
+    load_partition,
+    load_test,
+    make_model,
+    texts,
+    train,
+)
+from flwr_hetero_studies.tasks.sources import measure, open_source
+from flwr_hetero_studies.tasks.texts import (
+    LENGTH,
+    PACKAGES,
+    VOCABULARY,
+    stdlib_texts,
+    token_numbers,
+)
+
+
+def number(token):
+    return 1 + crc32(token) % (VOCABULARY - 1)
+
+
+def test_tokens_by_hand():
+    [row] = token_numbers(["Été: get_name(X)\n"])
+    tokens = ["été", ":", "get", "name", "(", "x", ")"]
+    assert row.tolist() == [number(t.encode()) for t in tokens] + [0] * (LENGTH - len(tokens))
+    assert number(b"get") == 801  # the same on every machine
+
+
+def test_length_is_fixed():
+    long, empty = token_numbers(["a b " * LENGTH, " \n"])
+    assert long.tolist() == [number(b"a"), number(b"b")] * (LENGTH // 2)
+    assert not empty.any()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    words = np.array([["red", "hot", "fire"], ["blue", "cold", "ice"], ["green", "mild", "grass"]])
+    rows = [" ".join(rng.choice(words[label], 5)) for label in labels]
+    columns = {"id": [f"row {i}" for i in range(60)], "sentence": rows, "label": labels}
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    return tmp_path
+
+
+def test_text_column_is_found_by_its_type(folder):
+    assert data_shape(str(folder)) == ((LENGTH,), 3)
+    rows = pq.read_table(folder / "train.parquet").to_pylist()
+    expected = {(tuple(token_numbers([row["sentence"]])[0]), row["label"]) for row in rows}
+    parts = [load_partition(str(folder), i, 4) for i in range(4)] + [load_test(str(folder))]
+    inputs, targets = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "targets"))
+    assert inputs.dtype == torch.int64
+    found = zip(inputs.tolist(), targets.tolist(), strict=True)
+    assert {(tuple(row), label) for row, label in found} == expected
+    assert len(inputs) == 60
+
+
+def test_hub_texts_are_those_of_parquet(folder, monkeypatch):
+    from datasets import Dataset, DatasetDict
+    from flwr_datasets import federated_dataset
+
+    table = Dataset.from_dict(pq.read_table(folder / "train.parquet").to_pydict())
+    hub = DatasetDict(train=table)
+    monkeypatch.setattr(federated_dataset.datasets, "load_dataset", lambda path, **_: hub)
+    monkeypatch.setattr(federated_dataset, "event", lambda *_: None)
+    assert torch.equal(load_test("owner/texts").inputs, load_test(str(folder)).inputs)
+
+
+def test_stdlib_is_balanced_and_the_same_each_time():
+    source = open_source("stdlib")
+    assert (source.shape, source.num_classes) == ((LENGTH,), len(PACKAGES))
+    counts = [np.bincount(split.labels).tolist() for split in (source.train, source.test)]
+    assert counts == [[800] * 10, [200] * 10]
+    again = stdlib_texts()
+    assert again[0] == stdlib_texts()[0]
+    assert not any("def test_" in text for text in again[0][:1000])
+    assert len(load_partition("stdlib", 0, 10, partition="classes", classes_per_node=1)) == 800
+
+
+def test_python_without_sources_is_one_clear_error(tmp_path, monkeypatch):
+    for package in PACKAGES[1:]:
+        (tmp_path / f"{package}.py").write_text("import this\n" * 9, "utf-8")
+    (tmp_path / "asyncio" / "test").mkdir(parents=True)
+    (tmp_path / "asyncio" / "test" / "a.py").write_text("import this\n" * 9, "utf-8")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ValueError, match=r"find the sources of 'asyncio' in .*got 'stdlib'"):
+        texts.stdlib_texts()
+
+
+@pytest.mark.parametrize(("name", "lr", "steps"), [("bag", 0.5, 800), ("textcnn", 0.5, 500)])
+def test_models_learn_stdlib(name, lr, steps):
+    examples, _ = hold_out(load_partition("stdlib", 0, 1))
+    model = make_model(name, *data_shape("stdlib"))
+    train(model, examples, UniformSampler(len(examples), 16, seed=0), num_steps=steps, lr=lr)
+    assert 0.4 < evaluate(model, load_test("stdlib"))[1] < 0.9
+
+
+def test_rows_of_numbers_are_standardised_by_column(tmp_path):
+    rng = np.random.default_rng(1)
+    columns = {"age": rng.integers(20, 60, 50), "tall": rng.normal(1.7, 0.1, 50)}
+    columns |= {"smokes": rng.random(50) < 0.5, "same": np.full(50, 0.3)}
+    columns |= {"label": np.arange(50) % 2}
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    # "age" is whole too: the label is told by its name
+    assert data_shape(str(tmp_path)) == ((4, 1, 1), 2)
+    inputs = load_partition(str(tmp_path), 0, 1).inputs[:, :, 0, 0]
+    assert inputs.dtype == torch.float32
+    torch.testing.assert_close(inputs.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    spread = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    torch.testing.assert_close(inputs.std(0, correction=0), spread, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp"])
+def test_models_learn_breast_cancer(name):
+    examples, model = load_partition("breast-cancer", 0, 1), make_model(name, (30, 1, 1), 2)
+    assert data_shape("breast-cancer") == ((30, 1, 1), 2)
+    train(model, examples, UniformSampler(len(examples), 16, seed=0), num_steps=150, lr=0.1)
+    assert evaluate(model, load_test("breast-cancer"))[1] > 0.9
+
+
+def test_numbers_of_tokens_have_no_scale():
+    assert measure(token_numbers(["a b"])) is None

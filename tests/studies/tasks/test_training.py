@@ -1,0 +1,215 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero_studies.tasks import (
+    Examples,
+    evaluate,
+    load_partition,
+    load_test,
+    make_model,
+    train,
+)
+
+RNG = np.random.default_rng(0)
+EXAMPLES = Examples(
+    torch.from_numpy(RNG.normal(size=(12, 1, 2, 2)).astype(np.float32)),
+    torch.from_numpy(RNG.integers(0, 3, 12)),
+)
+
+
+class Script(BatchSampler):
+    """Draws given batches and notes what it is told."""
+
+    def __init__(self, batches):
+        super().__init__(len(EXAMPLES), 1)
+        self.batches, self.told = list(batches), []
+
+    def next_batch(self):
+        return self.batches.pop(0)
+
+    def update(self, indices, scores):
+        self.told.append(self.check_scores(indices, scores))
+
+
+BATCHES = [
+    (np.array([0, 3, 3]), np.array([0.5, 2.0, 1.0])),
+    (np.array([7]), np.array([3.0])),
+    (np.array([1, 2]), np.array([1.0, 0.0])),
+]
+
+
+def softmax(seed=0):
+    return make_model("softmax", (1, 2, 2), 3, seed=seed)
+
+
+def by_hand(lr, proximal=0.0, weight_decay=0.0):
+    """Run BATCHES with NumPy: softmax regression, gradient written out."""
+    model = softmax()
+    w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
+    w0, b0, seen = w.copy(), b.copy(), []
+    for indices, weights in BATCHES:
+        x = EXAMPLES.inputs.numpy()[indices].reshape(len(indices), 4).astype(np.float64)
+        y = EXAMPLES.targets.numpy()[indices]
+        logits = x @ w.T + b
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        seen.append(-np.log(p[np.arange(len(y)), y]))
+        error = (p - np.eye(3)[y]) * weights[:, None] / len(y)
+        slope_w = error.T @ x + proximal * (w - w0) + weight_decay * w
+        slope_b = error.sum(0) + proximal * (b - b0) + weight_decay * b
+        w, b = w - lr * slope_w, b - lr * slope_b
+    return w, b, seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": 0.5},
+        {"lr": 0.5, "proximal": 0.8},
+        {"lr": 0.2, "weight_decay": 0.3},
+    ],
+)
+def test_steps_equal_numpy(settings):
+    model, sampler = softmax(), Script(BATCHES)
+    result = train(model, EXAMPLES, sampler, num_steps=3, **settings)
+    w, b, seen = by_hand(**settings)
+    np.testing.assert_allclose(model[1].weight.detach(), w, atol=1e-6)
+    np.testing.assert_allclose(model[1].bias.detach(), b, atol=1e-6)
+    assert result[:3] == (3, 6, 0)
+    assert result.loss == pytest.approx(np.concatenate(seen).mean(), rel=1e-5)
+    assert result.loss_rms == pytest.approx(np.sqrt((np.concatenate(seen) ** 2).mean()), rel=1e-5)
+    for (indices, _), (told, scores), losses in zip(BATCHES, sampler.told, seen, strict=True):
+        np.testing.assert_array_equal(told, indices)
+        np.testing.assert_allclose(scores, losses, rtol=1e-5)
+
+
+def test_on_batch_may_change_gradients():
+    model, start, seen = softmax(), softmax(), []
+
+    def stop_the_bias(model, indices, losses):
+        seen.append((indices.tolist(), losses.requires_grad, model[1].weight.grad.norm().item()))
+        if len(seen) == 1:
+            assert torch.equal(model[1].weight, start[1].weight)
+        model[1].bias.grad.zero_()
+        return 5 if len(seen) > 1 else None
+
+    result = train(model, EXAMPLES, Script(BATCHES), num_steps=3, lr=0.1, on_batch=stop_the_bias)
+    assert [indices for indices, *_ in seen] == [[0, 3, 3], [7], [1, 2]]
+    assert all(norm > 0 and not grad for _, grad, norm in seen)
+    assert torch.equal(model[1].bias, start[1].bias)
+    assert not torch.equal(model[1].weight, start[1].weight)
+    assert result.examples_scored == 10
+
+
+def test_cnn_learns_digits():
+    examples, model = load_partition("digits", 0, 1), make_model("cnn", (1, 8, 8), 10)
+    train(model, examples, UniformSampler(len(examples), 16), num_steps=180, lr=0.1)
+    assert evaluate(model, load_test("digits"))[1] > 0.93
+
+
+def test_evaluation_equals_numpy():
+    model = softmax()
+    w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
+    logits = EXAMPLES.inputs.numpy().reshape(12, 4) @ w.T + b
+    y = EXAMPLES.targets.numpy()
+    loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(12), y]).mean()
+    accuracy = (logits.argmax(1) == y).mean()
+    for batch_size in (1, 5, 12, 512):
+        assert evaluate(model, EXAMPLES, batch_size) == pytest.approx((loss, accuracy), rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_restores_the_mode(training):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(4, 3)).train(training)
+    assert evaluate(model, EXAMPLES) == evaluate(model, EXAMPLES)
+    assert model.training is training
+
+
+def test_frozen_parameters_and_statistics():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    start = copy.deepcopy(model)
+    model[2].bias.requires_grad_(False)
+    train(model, EXAMPLES, UniformSampler(12, 6), num_steps=2, lr=0.1, proximal=1.0)
+    assert torch.equal(model[2].bias, start[2].bias)
+    assert not torch.equal(model[2].weight, start[2].weight)
+    assert int(model[1].num_batches_tracked) == 2  # in training mode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_steps": 0}, "num_steps must"),
+        ({"lr": 0.0}, "lr must"),
+        ({"lr": math.inf}, "lr must"),
+        ({"proximal": -0.1}, "proximal must"),
+        ({"proximal": math.nan}, "proximal must"),
+        ({"sampler": UniformSampler(11, 4)}, r"sampler\.num_samples must be the number of .* 12"),
+    ],
+)
+def test_train_refusals(arguments, message):
+    arguments = {"sampler": UniformSampler(12, 4), "num_steps": 1, "lr": 0.1} | arguments
+    with pytest.raises(ValueError, match=message):
+        train(softmax(), EXAMPLES, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("sgd", {"momentum": 0.9, "weight_decay": 0.1}),
+        ("rmsprop", {"momentum": 0.5, "weight_decay": 0.1}),
+        ("adam", {"weight_decay": 0.1}),
+        ("adamw", {"weight_decay": 0.1}),
+    ],
+)
+def test_optimizer_is_torchs(name, given):
+    ours, theirs = softmax(), softmax()
+    train(ours, EXAMPLES, Script(BATCHES), num_steps=3, lr=0.05, optimizer=name, **given)
+    kinds = {"sgd": "SGD", "rmsprop": "RMSprop", "adam": "Adam", "adamw": "AdamW"}
+    optimizer = getattr(torch.optim, kinds[name])(theirs.parameters(), lr=0.05, **given)
+    for indices, weights in BATCHES:
+        inputs, targets = EXAMPLES.take(indices)
+        losses = nn.functional.cross_entropy(theirs(inputs), targets, reduction="none")
+        optimizer.zero_grad()
+        (losses * torch.from_numpy(weights).float()).mean().backward()
+        optimizer.step()
+    start = softmax()
+    for a, b, c in zip(ours.parameters(), theirs.parameters(), start.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+        assert not torch.equal(a, c)
+
+
+def test_amp_computes_in_bfloat16():
+    seen = []
+
+    def note(_, __, output):
+        seen.append(output.dtype)
+
+    models = softmax(), softmax()
+    for model, amp in zip(models, (False, True), strict=True):
+        next(m for m in model.modules() if isinstance(m, nn.Linear)).register_forward_hook(note)
+        train(model, EXAMPLES, Script(BATCHES), num_steps=3, lr=0.05, amp=amp)
+    assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.005)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, rmsprop, adam, adamw"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum must be 0 with adam"),
+        ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"),
+        ({"device": "gpu"}, "device must be auto, cpu, cuda"),
+        ({"device": "cuda"}, "device must be visible here, got 'cuda': in a simulation"),
+    ],
+)
+def test_bad_knobs_are_refused(given, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=words):
+        train(softmax(), EXAMPLES, Script(BATCHES), num_steps=1, lr=0.1, **given)
