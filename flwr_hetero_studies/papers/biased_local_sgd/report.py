@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, metric
+from flwr_hetero_studies.core import record, tables
+from flwr_hetero_studies.core.record import Line, metric
 
 HEAD = ["case", "epochs", "rounds", "virtual s", "accuracy %"]
 
@@ -23,7 +23,7 @@ def accuracy(lines: Sequence[Line]) -> str:
 def table(lines: Sequence[Line]) -> str:
     """Write a row per case, mean over seeds."""
     rows = []
-    for name, group in tables.by(lines, "name").items():
+    for name, group in record.by(lines, "name").items():
         epochs, rounds, virtual_s = (
             mean(metric(group, key)) for key in ("epochs", "rounds", "virtual_s")
         )
@@ -33,7 +33,7 @@ def table(lines: Sequence[Line]) -> str:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page."""
-    parts: dict[str, Any] = {n: table(own) for n, own in tables.by(lines, "experiment").items()}
-    versions = tables.software(lines, "flwr", "torch", "numpy")
-    about = {"case": lines[0]["case"], "seeds": len(tables.seeds(lines)), "versions": versions}
+    parts: dict[str, Any] = {n: table(own) for n, own in record.by(lines, "experiment").items()}
+    versions = record.software(lines, "flwr", "torch", "numpy")
+    about = {"case": lines[0]["case"], "seeds": len(record.seeds(lines)), "versions": versions}
     return parts | about
