@@ -18,10 +18,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import log
-from flwr_hetero.server.context import POLL_S, Exchange
+from flwr_hetero.server.checks import judge_latency, reported_partition
+from flwr_hetero.server.context import POLL_S, TRUSTED, Exchange
 from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
-from flwr_hetero.server.profiling import TRUSTED, comparable_s
-from flwr_hetero.server.reply_checks import judge_latency, reported_partition
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import Found, TierRule, group
@@ -221,7 +220,7 @@ class TrainingTimes:
         node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
         if partition is not None and not self._registry.knows(node_id):
             self._registry.rejoin(node_id, partition, online)
-        return comparable_s(context, reply)
+        return context.comparable_s(reply)
 
     def _add(self, message: Message, job: Job) -> None:
         self._jobs[message.metadata.message_id] = job
@@ -303,7 +302,7 @@ class TrainingTimes:
             if latency:
                 context.latency[reply.metadata.reply_to_message_id] = latency
                 for wrapper in self.strategy.top.wrappers():
-                    self.fleet.hooks.tell(wrapper.on_profile_replies, context, [reply])
+                    wrapper.on_profile_replies(context, [reply])
         for message_id in waiting:
             if (job := self._jobs[message_id]).over_s == math.inf:
                 job.missing_s = clock.virtual_s - job.began_s
