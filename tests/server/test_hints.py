@@ -10,9 +10,13 @@ from flwr.clientapp import ClientApp
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero
-from flwr_hetero.server.contract import STEPS, HelpCheck, MissingHelpError
-from flwr_hetero.server.node_half import hints
-from flwr_hetero.strategy import LocalSteps
+from flwr_hetero.server.client_support import (
+    STEP_LINES,
+    STEPS,
+    MissingClientSupportError,
+    step_lines,
+    tell_missing,
+)
 
 FRAMEWORKS = ["transformers", "lightning", "pytorch_lightning", "torch", "sklearn"]
 
@@ -43,10 +47,10 @@ def loaded(monkeypatch):
 )
 def test_lines_are_of_the_framework_at_hand(names, line, loaded):
     loaded(*names)
-    text = hints.step_lines(has_mod=False)
+    text = step_lines(has_mod=False)
     assert line in text
     assert "app = ClientApp(mods=[hetero])" in text
-    alone = hints.step_lines(has_mod=True)
+    alone = step_lines(has_mod=True)
     assert line in alone
     assert "ClientApp(" not in alone
 
@@ -58,9 +62,9 @@ def test_lines_for_scikit_learn_and_numpy_run():
     LocalGrid(ClientApp(), [DeviceProfile()])  # so that a message can be made
     msg = Message(RecordDict({"config": ConfigRecord({"num-steps": 3})}), 1, "train")
     known = {"hetero": hetero, "msg": msg, "model": Model(), "X": [0] * 9, "done": []}
-    exec(textwrap.dedent(hints.STEP_LINES["sklearn"]), known)
+    exec(textwrap.dedent(STEP_LINES["sklearn"]), known)
     assert known["model"].max_iter == 3
-    exec(textwrap.dedent(hints.STEP_LINES["numpy"]) + "\n    done.append(1)", known)
+    exec(textwrap.dedent(STEP_LINES["numpy"]) + "\n    done.append(1)", known)
     assert len(known["done"]) == 3
 
 
@@ -71,10 +75,8 @@ def test_where_the_mod_is_there_only_the_steps_are_missing(emulated, has_mod, lo
     content = RecordDict()
     if emulated is not None:  # a LocalGrid writes times, mod or not
         content[keys.TIMING] = ConfigRecord({keys.TRAIN_TIME: 1.0, keys.EMULATED: emulated})
-    with pytest.raises(MissingHelpError) as error:
-        HelpCheck(LocalSteps(), STEPS).see(
-            {1: "a", 2: "b", 3: "c"}, 0, 3, [Message(content, 1, "train")]
-        )
+    with pytest.raises(MissingClientSupportError) as error:
+        tell_missing("LocalSteps", STEPS, "abc", 0, [Message(content, 1, "train")])
     assert ("mods=[hetero] is there" in str(error.value)) == has_mod
     assert ("app = ClientApp(mods=[hetero])" in str(error.value)) != has_mod
     assert "loader = hetero.batches(loader, msg)" in str(error.value)
