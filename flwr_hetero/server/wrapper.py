@@ -235,7 +235,7 @@ class Wrapper(Strategy):
         if self.outer is None:
             if arrays is not None and context.arrays:
                 arrays = keep_dtypes(arrays, context.arrays)  # Flower's FedAdam gives float64
-            names = context.counted, list(context.failed)
+            names = context.counted, list(map(context.identity, context.failed))
             for wrapper in self._of_this_fleet():
                 wrapper.on_train_end(context, *names)
             check_progress(context)
@@ -274,7 +274,7 @@ class Wrapper(Strategy):
             drop_partial_metrics(good := count(context, good, self._weight_key))
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
-            names = context.counted, list(context.failed)
+            names = context.counted, list(map(context.identity, context.failed))
             for wrapper in self._of_this_fleet():
                 wrapper.on_evaluate_end(context, *names)
             check_progress(context, "evaluation")
