@@ -2,7 +2,6 @@
 
 import sys
 import textwrap
-from itertools import product
 
 import numpy as np
 import pytest
