@@ -49,8 +49,8 @@ def mercury(estimator: str, gate: float = 0.0) -> Callable[[int, int], BatchSamp
     return lambda num, seed: MercurySampler(num, BATCH, seed=seed, estimator=estimator, gate=gate)
 
 
-def pgd(rule: str, gate: float = 0.0) -> Callable[[int, int], BatchSampler]:
-    return lambda num, seed: PGDSampler(num, BATCH, seed=seed, rule=rule, gate=gate)
+def pgd(rule: str) -> Callable[[int, int], BatchSampler]:
+    return lambda num, seed: PGDSampler(num, BATCH, seed=seed, rule=rule)
 
 
 def ordered(method: str, unit: str = "batch") -> Callable[[int, int], BatchSampler]:
@@ -74,7 +74,6 @@ CASES = {
     **{f"mercury {name}": Case(mercury(name), POSITIVE, name != "paper") for name in ESTIMATORS},
     "mercury gated": Case(mercury("flat", gate=1.2), POSITIVE),
     **{f"pgd {name}": Case(pgd(name), SIGNED) for name in RULES},
-    "pgd gated": Case(pgd("stochastic", gate=0.9), SIGNED),
     "top loss": Case(lambda num, seed: TopLossSampler(num, BATCH, seed=seed), SIGNED),
     "top loss, slow node": Case(
         lambda num, seed: TopLossSampler(num, BATCH, seed=seed, fast=False), SIGNED
