@@ -59,10 +59,10 @@ def score(sampler: BatchSampler, outputs: torch.Tensor, targets: torch.Tensor) -
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: [MercurySampler(NUM, BATCH, gate=0)],
+        lambda: [MercurySampler(NUM, BATCH)],
         lambda: [TopLossSampler(NUM, BATCH)],
         lambda: [
-            MercurySampler(NUM, BATCH, gate=0),
+            MercurySampler(NUM, BATCH),
             TopLossSampler(NUM, BATCH),
             UniformSampler(NUM, BATCH),
         ],

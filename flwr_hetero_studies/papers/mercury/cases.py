@@ -29,8 +29,6 @@ METHODS: dict[str, dict[str, Any]] = {
     DEFAULT: {"sampling": "bacc"},
     "free": {"sampling": "free"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
-    "bacc, no gate": {"sampling": "bacc", "gate": 0.0},
-    "bacc, gate shut": {"sampling": "bacc", "gate": 1e9},
     "adacomm": {
         "sampling": "uniform",
         "communication": "adacomm",
@@ -44,7 +42,6 @@ METHODS: dict[str, dict[str, Any]] = {
 """Run-config of each; AdaComm adapts about every ten rounds at 100 Mbit/s."""
 MBPS, ALPHAS, USUAL = (10, 50, 100, 200), (None, 10.0, 1.0, 0.5), (100, 1.0, 4)
 CNN_BYTES = 4 * 20_490
-KEPT = ("variance-ratio", keys.HIDDEN_SHARE)
 OURS = ("experiment", "name", "data", "nodes", "rows", "test-rows")
 """Keys of a case that are no keys of the app's run-config."""
 
@@ -100,7 +97,7 @@ def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) 
         return train(case, seed, data)
     times = train(case | {"num-server-rounds": 2}, seed, data)["curve"]["virtual_s"]
     clock = [round(number * (times[2] - times[1]), 5) for number in curve["round"]]
-    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1], "open": 0.0}
+    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1]}
     return {"metrics": metrics, "curve": curve | {"virtual_s": clock}}
 
 
@@ -117,12 +114,11 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
         replace(device, seconds_per_example=size * device.seconds_per_example)
         for device in named_fleet(settings.fleet, case["nodes"])
     ]
-    is_open = []
 
     def note(record: dict[str, Any]) -> dict[str, float]:
         stats = record.get("sampler", {})
-        is_open.append(stats.get("importance-open", 0.0))
-        kept = {key: round(stats[key], 4) for key in KEPT if key in stats}
+        hidden = keys.HIDDEN_SHARE
+        kept = {hidden: round(stats[hidden], 4)} if hidden in stats else {}
         return kept | ({"loss": record["global"]["loss"]} if record["global"] else {})
 
     curve = emulate(
@@ -137,6 +133,4 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
         train_config={keys.NUM_STEPS: settings.local_steps} if settings.local_steps else {},
     )
     del curve["bytes"], curve["device_s"]
-    metrics = {key: curve[key][-1] for key in ("virtual_s", "accuracy")}
-    metrics["open"] = round(sum(is_open) / settings.num_server_rounds, 3)
-    return {"metrics": metrics, "curve": curve}
+    return {"metrics": {key: curve[key][-1] for key in ("virtual_s", "accuracy")}, "curve": curve}

@@ -24,10 +24,9 @@ from flwr_hetero_studies.tasks import make_model
 BATCH = 32
 SAMPLERS: dict[str, Callable[[], BatchSampler]] = {
     "uniform, 60,000 samples": lambda: UniformSampler(60_000, BATCH),
-    "flat, 1,000 samples": lambda: MercurySampler(1000, BATCH, gate=0.0),
-    "flat, 60,000 samples": lambda: MercurySampler(60_000, BATCH, gate=0.0),
-    "flat, 1,000,000 samples": lambda: MercurySampler(1_000_000, BATCH, gate=0.0),
-    "flat, gate closed, 60,000 samples": lambda: MercurySampler(60_000, BATCH, gate=1e9),
+    "flat, 1,000 samples": lambda: MercurySampler(1000, BATCH),
+    "flat, 60,000 samples": lambda: MercurySampler(60_000, BATCH),
+    "flat, 1,000,000 samples": lambda: MercurySampler(1_000_000, BATCH),
 }
 EXPERIMENTS = ("sampler", "handover", "overlap")
 

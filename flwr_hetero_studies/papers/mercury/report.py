@@ -30,9 +30,9 @@ CELL = ("data", "rows", "model", "batch-size", "learning-rate", "experiment")
 METHOD = ["rounds to target", "seconds to target", "gain at target", "gain over four targets",
           "end accuracy"]  # fmt: skip
 DEFAULT_HEAD = ["task, model, learning rate", "Mbit/s", "data", "nodes", "uniform: rounds",
-                "end accuracy", f"default: {METHOD[0]}", *METHOD[1:], "importance on",
+                "end accuracy", f"default: {METHOD[0]}", *METHOD[1:],
                 "not slower", "paper"]  # fmt: skip
-RIVALS_HEAD = ["method", *METHOD, "importance on", "scoring hidden", "paper"]
+RIVALS_HEAD = ["method", *METHOD, "scoring hidden", "paper"]
 HANDOVER = ["samples of 28x28", "20 steps of training, s", "handing over, s", "collecting, s",
             "added, s", "of the shortest round"]  # fmt: skip
 OVERLAP = ["Mbit/s", "without scoring, mean s", "scoring in the background, mean s",
@@ -116,7 +116,7 @@ def default(cells: list[Methods]) -> dict[str, Any]:
         rows.append(
             [f"{case['data']}, {case['model']}, {case['learning-rate']:g}", case["fleet"][5:],
              "IID" if alpha is None else f"Dirichlet {alpha:g}", case["nodes"], base[0], base[-1],
-             *columns(tables.pairs(runs, uniform)), share(tables.metric(runs, "open")),
+             *columns(tables.pairs(runs, uniform)),
              "yes" if is_kept else "**no**", PAPER[alpha or case["fleet"]]]
         )  # fmt: skip
     if not every:
@@ -134,17 +134,12 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
         for name, runs in methods.items():
             hidden = [s for r in runs for s in r["curve"].get("hidden-share", []) if s is not None]
             both = tables.pairs(runs, methods[UNIFORM])
-            end = [share(tables.metric(runs, "open")), share(hidden), PAPER_RIVALS.get(name, "")]
-            rows.append([name, *columns(both), *end])
+            rows.append([name, *columns(both), share(hidden), PAPER_RIVALS.get(name, "")])
         case = methods[UNIFORM][0]["case"]
         title = f"All methods: {case['data']}, {case['experiment']}"
         text += f"## {title}\n\n{tables.table(RIVALS_HEAD, rows)}\n"
         gains = {name: mean_gain(methods, name) for name in methods}
-        moments = [line["curve"].get("variance-ratio", [1.0]) for line in methods[DEFAULT]]
-        ratios = [
-            mean(m[round(part * (len(m) - 1))] or 1.0 for m in moments) for part in (0.25, 1.0)
-        ]
-        parts = {"gain": defaultdict(lambda: "not run", gains), "ratios": ratios}
+        parts = {"gain": defaultdict(lambda: "not run", gains)}
     known = [mean_gain(methods, DEFAULT) for methods in cells if DEFAULT in methods]
     return parts | {"rivals": text, "low": min(known), "high": max(known)} if parts else {}
 

@@ -279,7 +279,7 @@ class Training:
         offers = {}
         for number, worker in enumerate(self.workers):
             by_importance = self.method.resharding == "importance"
-            values = worker.mercury.cache.values if by_importance else np.ones(len(worker.rows))
+            values = worker.mercury.importance if by_importance else np.ones(len(worker.rows))
             count = round(self.method.reshard_share * len(worker.rows) / RESHARD_TIMES)
             groups = worker.mercury.groups
             offers[str(number)] = offer(values, groups, count, self.rng).tolist()

@@ -87,7 +87,7 @@ def test_mercury_scores_by_the_loss_of_the_task(name):
     sampler, count = MercurySampler(len(inputs), 4, seed=0, scores="loss"), len(inputs)
     assert score(model, (inputs, targets), sampler, np.arange(count), loss) == count
     losses = loss(model(inputs), targets).detach().numpy()
-    np.testing.assert_allclose(sampler.cache.values, 1 - np.exp(-losses), rtol=1e-4)
+    np.testing.assert_allclose(sampler.importance, 1 - np.exp(-losses), rtol=1e-4)
 
 
 def outputs_of(examples):
