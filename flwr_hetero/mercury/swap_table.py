@@ -19,11 +19,9 @@ Swap = tuple[tuple[str, int], tuple[str, int]]
 
 
 def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swap]:
-    """Pair slots of different nodes at random, always from the nodes with the most slots left.
-
-    Nodes are kept by how many slots they have left: a swap costs the same however many they are.
-    """
+    """Pair slots of different nodes at random, always from the nodes with the most slots left."""
     left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
+    # nodes by how many slots they have left: a swap costs the same however many nodes there are
     by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
     for node, slots in left.items():
         by_size[len(slots)].append(node)  # in the order of their names
@@ -54,12 +52,10 @@ class Slot:
 
 
 class SwapTable:
-    """Which node holds which sample; samples are opaque byte strings.
+    """Which node holds which sample; samples are opaque byte strings."""
 
-    The table alone decides: a node that has not received a delivery does not train on the slot,
-    so a failure at any point neither loses a sample nor lets two nodes train on it. Content is
-    sent again until confirmed. Only samples of the same number of bytes are exchanged.
-    """
+    # the table alone decides: a node that has not received a delivery does not train on the slot,
+    # so a failure at any point neither loses a sample nor lets two nodes train on it
 
     def __init__(self) -> None:
         self.store: list[bytes] = []
@@ -81,10 +77,7 @@ class SwapTable:
         return self.limits.get(node, MAX_SLOTS) - len(self.slots.get(node, {}))
 
     def add(self, node: str, slots: list[int], content: bytes) -> None:
-        """Store copies of the samples that a node offers; a slot is stored once.
-
-        Slots above the node's limit are not taken.
-        """
+        """Store copies of the samples that a node offers, up to its limit; a slot once."""
         table, size = self.slots.get(node, {}), len(content) // max(len(slots), 1)
         sizes = {len(self.store[slot.sample_id]) for slot in table.values()}
         if size * len(slots) != len(content) or (slots and (sizes - {size} or not size)):
