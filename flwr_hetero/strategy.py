@@ -12,7 +12,7 @@ from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD
 from flwr_hetero.cd_grab.herding_meter import HerdingMeter
 from flwr_hetero.cd_grab.strategy import CDGraB
-from flwr_hetero.mercury.resharding_strategy import Resharding
+from flwr_hetero.mercury.strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerFacts
 from flwr_hetero.server.selection import RandomSelection, Selection

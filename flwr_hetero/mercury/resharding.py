@@ -6,7 +6,7 @@ the ``Resharding`` strategy and the ClientApp calls :meth:`NodeShard.open` and
 
     node      choose important samples of every group        offer
               send copies, a part with each reply            NodeShard.offers, close
-    server    store the copies, in ``swap_table``            SwapTable.add
+    server    store the copies, in ``strategy``              SwapTable.add
               pair the slots of different nodes, exchange    SwapTable.swap, match
               send each node what it holds, until confirmed  SwapTable.deliver, confirm
     node      replace its samples                            NodeShard.receive
@@ -127,7 +127,7 @@ class NodeShard:
         """Put the offered samples into the reply and keep the shard."""
         save_state(context, "shard", self.state_dict())
         lists = {keys.SLOTS: ints_to_bytes(slots), keys.MISSING: ints_to_bytes(self.missing)}
-        record = ConfigRecord({**lists, keys.CONTENT: content, keys.SAMPLES: self.num_samples})
+        record = ConfigRecord({**lists, keys.CONTENT: content, keys.NUM_SAMPLES: self.num_samples})
         reply.content[keys.RESHARDING] = record
 
     def state_dict(self) -> StateDict:

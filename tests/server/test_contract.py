@@ -12,7 +12,7 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.mercury.resharding_strategy import SAMPLES
+from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.strategy import (
     BiasedLocalSGD,

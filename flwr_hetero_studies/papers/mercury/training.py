@@ -13,7 +13,7 @@ from torch import nn
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
 from flwr_hetero.mercury.resharding import offer
-from flwr_hetero.mercury.swap_table import match
+from flwr_hetero.mercury.strategy import match
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero_studies.papers.mercury.clock import Costs
 from flwr_hetero_studies.rivals.adacomm import adaptive_steps
