@@ -35,6 +35,7 @@ SAMPLES = Contract(
     "        slots = shard.offers(len(targets), 4 * inputs[0].size + 8, choose)\n"
     "        shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))",
     "which exchange none",
+    "leave out",
 )
 """What nodes must do: see ``apps/mercury``."""
 MOST = 2.0
