@@ -123,6 +123,7 @@ class CDGraB(Wrapper):
         self.server = OrderServer(exact=self.exact)
         self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)
         self._names: dict[int, str] = {}
+        self._reports: dict[str, Report] = {}  # by message, from when it is judged
         self._dim = 0
         self._balance, self._bytes = Balance(), {"bytes_down": 0, "bytes_up": 0}
 
@@ -136,7 +137,8 @@ class CDGraB(Wrapper):
     ) -> list[Message]:
         """Tell each node which order it should be at (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=context.round)
-        self._names, self._bytes = {}, {"bytes_down": 0, "bytes_up": 0}
+        self._names, self._reports = {}, {}
+        self._bytes = {"bytes_down": 0, "bytes_up": 0}
         for message in messages:
             node_id = message.metadata.dst_node_id
             self._names[node_id] = self.identity(node_id)
@@ -148,10 +150,18 @@ class CDGraB(Wrapper):
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
 
+    def why_bad(self, context: Exchange, reply: Message) -> str | None:
+        """Read the pairs in a reply (Alg. 4, l. 5); return why they cannot be balanced."""
+        if (record := reply.content.config_records.get(keys.ORDER)) is not None:
+            try:
+                self._reports[reply.metadata.reply_to_message_id] = read_report(record, self.terms)
+            except ValueError as error:
+                return f"order record: {error}"
+        return None
+
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Take the pairs out of the replies and balance them; drop replies with bad ones."""
+        """Take the pairs out of the replies and balance them (Alg. 4, l. 8-14)."""
         reports: dict[int, Report] = {}
-        bad: dict[int, str] = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
             record = reply.content.config_records.get(keys.ORDER)
@@ -162,11 +172,8 @@ class CDGraB(Wrapper):
             name, before = self.identity(node_id), self._names.get(node_id, "")
             if name != before:  # its identity became known by this reply
                 self.server.rename(before, name)
-            try:
-                reports[node_id] = read_report(record, self.terms)
-            except ValueError as error:
-                bad[node_id] = str(error)
-        bad |= self._of_other_lengths(reports)
+            reports[node_id] = self._reports.pop(reply.metadata.reply_to_message_id)
+        bad = self._of_other_lengths(reports)
         good = []
         for reply in replies:
             if reason := bad.get(reply.metadata.src_node_id):
