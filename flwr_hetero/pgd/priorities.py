@@ -318,7 +318,7 @@ class LayerPriorities:
         moving = {name: own[name] for name in direction if own[name].requires_grad}
         if not moving:
             return 0.0
-        options = {"retain_graph": True, "materialize_grads": True}
+        options: Any = {"retain_graph": True, "materialize_grads": True}
         pull = partial(torch.autograd.grad, inputs=[*moving.values()], **options)
         # in evaluation mode examples are independent, and nothing is random
         plain = torch.autocast(device.type, enabled=False)
