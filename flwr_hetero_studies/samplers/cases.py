@@ -18,12 +18,12 @@ from torch.nn.functional import cross_entropy
 from flwr_hetero.sampler import (
     BatchSampler,
     MercurySampler,
-    OrderedSampler,
     SampledLoss,
     UniformSampler,
 )
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
+from flwr_hetero_studies.papers.cd_grab.orders import ordered
 from flwr_hetero_studies.samplers.bounds import BOUNDS
 from flwr_hetero_studies.samplers.tasks import TASKS, Task, make_data, split
 from flwr_hetero_studies.tasks import make_model
@@ -189,7 +189,7 @@ def order(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Train a softmax regression on digits by one order; return its excess loss by epoch."""
     train, _ = split(data.source, SETTINGS["rows"])
     model = make_model("softmax", tuple(train.inputs.shape[1:]), 10, seed)
-    sampler = OrderedSampler(len(train), 16, seed=seed, method=case["name"])
+    sampler = ordered(len(train), 16, seed, case["name"])
     sampler.train_model(model)
     criterion = SampledLoss(sampler)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=DECAY)

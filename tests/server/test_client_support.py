@@ -14,7 +14,7 @@ from recording import History
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.mercury.resharding_strategy import SAMPLES
+from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
 from flwr_hetero.server import client_support
 from flwr_hetero.server.client_support import (

@@ -16,11 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_hetero.cd_grab import order_server
-from flwr_hetero.cd_grab.algorithm import (
-    relative_herding,
-)
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
+from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
 from flwr_hetero_studies.papers.cd_grab.nodes import Nodes, UnitGradients, examples_of, fits, flat
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
 

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, unfold
 from flwr_hetero.cd_grab.order_server import OrderServer
 from flwr_hetero.cd_grab.wire import Report, Terms, read_report, write_instruction
 from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero_studies.papers.cd_grab.orders import ordered
 from flwr_hetero_studies.tasks import Examples, load_partition
 
 SERVED = "cd-grab"
@@ -51,7 +52,7 @@ class Nodes:
     def new_sampler(self, i: int) -> OrderedSampler:
         """Make a node's sampler as at the beginning."""
         seed = 1000 * self.seed + i
-        return OrderedSampler(self.sizes[i], self.batch_size, seed=seed, method=self.method)
+        return ordered(self.sizes[i], self.batch_size, seed, self.method)
 
     def begin(self, server_round: int, nodes: Sequence[int] | None = None) -> None:
         """Send the orders."""

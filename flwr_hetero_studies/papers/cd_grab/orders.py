@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors, pair_balance, reorder, unit_signs
 from flwr_hetero.cd_grab.node_order import METHODS as NODE_ORDERS
+from flwr_hetero.cd_grab.node_order import NO_SIGNS, NO_VECTOR, NodeOrder
 from flwr_hetero.errors import check_choice
+from flwr_hetero.sampler import OrderedSampler
 
 CD_GRAB, D_RR, BAL, PAIR_BAL = "CD-GraB", "D-RR", "ID-GraB (Bal)", "ID-GraB (PairBal)"
 ONCE = "shuffle once"
@@ -66,11 +68,53 @@ class Coordinated:
         self.half, self.running_sum, self.signs = None, None, []
 
 
+class OwnMean(NodeOrder):
+    """Balance each unit against the mean of the pass before: ID-GraB(Bal), GraB on each node.
+
+    The mean is that of the vectors as they came, in the first pass zero. (Some published code
+    takes the mean of vectors from which the old mean was subtracted already.)
+    """
+
+    learns = watching = True
+
+    def __init__(self, num_units: int, seed: int = 0) -> None:
+        super().__init__(num_units, seed)
+        self.mean = self.sum = self.running_sum = NO_VECTOR
+        self.signs = NO_SIGNS
+
+    def observe(self, vectors: Vectors) -> None:
+        """Give each unit its sign."""
+        if not self.running_sum.size:
+            self.running_sum = self.sum = np.zeros_like(vectors[0])
+        mean = self.mean if self.mean.size else np.zeros_like(vectors[0])
+        self.running_sum, signs = pair_balance(self.running_sum, vectors - mean)
+        self.sum = self.sum + vectors.sum(axis=0)
+        self.signs = np.concatenate([self.signs, signs])
+
+    def start_pass(self) -> None:
+        """Reorder by the signs of the pass; its mean is subtracted in the next one."""
+        if self.signs.size:
+            self.order = reorder(self.order, self.signs)
+            self.mean = self.sum / self.sum.dtype.type(len(self.signs))
+        self.sum = self.running_sum = NO_VECTOR
+        self.signs = NO_SIGNS
+
+
+def ordered(num_samples: int, batch_size: int, seed: int, method: str) -> OrderedSampler:
+    """Make a node's sampler by our name of a method, ``id-grab-mean`` among them."""
+    known = method in NODE_ORDERS
+    name = method if known else "shuffle-once"
+    sampler = OrderedSampler(num_samples, batch_size, seed=seed, method=name)
+    if not known:
+        sampler.node_order = OwnMean(len(sampler.units), seed)
+    return sampler
+
+
 class Independent:
     """Every worker finds its own order."""
 
     def __init__(self, method: str, num_workers: int, num_units: int, seed: int) -> None:
-        kind = NODE_ORDERS[METHODS[method]]
+        kind = NODE_ORDERS.get(METHODS[method], OwnMean)
         self.nodes = [kind(num_units, 1000 * seed + i) for i in range(num_workers)]
         self.learns = kind.learns
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.cd_grab.algorithm import relative_herding
 from flwr_hetero.cd_grab.gradients import sketch_gradients
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
+from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
 from flwr_hetero_studies.papers.cd_grab.nodes import (
     Nodes,
     UnitGradients,

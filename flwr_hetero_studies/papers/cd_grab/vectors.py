@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from flwr_hetero.cd_grab.algorithm import Vectors, herding_bound
-from flwr_hetero.cd_grab.theory import rate
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.cd_grab.orders import (
@@ -17,6 +16,7 @@ from flwr_hetero_studies.papers.cd_grab.orders import (
     make_orders,
     visits,
 )
+from flwr_hetero_studies.papers.cd_grab.theory import rate
 
 LAST = 3
 """Passes at the end whose mean is a result."""

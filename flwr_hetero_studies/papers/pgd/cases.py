@@ -26,7 +26,7 @@ TASKS = {
 """Training examples (the paper has 10,000 synthetic ones), and learning rates that are tried."""
 POINTS = {"cnn": 15}
 """Evaluations per run, 30 where not named."""
-PAPERS = ("SGD", "PGD-A", "PGD-A, full first pass", "stochastic", "stochastic, no gate")
+PAPERS = ("SGD", "PGD-A", "PGD-A, full first pass", "stochastic")
 RACES = {"fig10": 0.01, "late": 0.005}
 """k = r."""
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torchvision import models
 
-from flwr_hetero.pgd.layer_priorities import LayerPriorities
+from flwr_hetero.pgd.priorities import LayerPriorities
 from flwr_hetero.sampler import sample_priorities
 from flwr_hetero_studies.papers.pgd.training import LOSS, paper_cnn
 from flwr_hetero_studies.tasks import make_model
@@ -93,16 +93,13 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
         listener.direction = direction
         training_step()
         listener.close()
-        measured = listener.collect()
-        return None if measured is None else measured.priorities
+        return listener.collect(batch)
 
     return {
         "forward": forward,
         "forward + backward": training_step,
-        "forward mode": lambda: sample_priorities(*data, direction, method="forward"),
-        "double backward": lambda: sample_priorities(*data, direction, method="backward"),
-        "difference": lambda: sample_priorities(*data, direction, method="difference"),
-        "forward mode, last layer": lambda: sample_priorities(*data, last, method="forward"),
+        "forward mode": lambda: sample_priorities(*data, direction),
+        "forward mode, last layer": lambda: sample_priorities(*data, last),
         "step with priorities, all": lambda: listening("all"),
         "step with priorities, last": lambda: listening("last"),
         "per sample": lambda: per_sample(model, inputs, targets, direction),
@@ -122,7 +119,7 @@ def errors(name: str, batch: int) -> dict[str, float]:
     model, inputs = model.double(), inputs.double()
     direction = {name: part.double() for name, part in direction.items()}
     exact = per_sample(model, inputs, targets, direction)
-    found = {"double": sample_priorities(model, LOSS, inputs, targets, direction, method="forward")}
+    found = {"double": sample_priorities(model, LOSS, inputs, targets, direction)}
     for way, call in ways(name, batch).items():
         if "last" not in way and "per sample" not in way and (priorities := call()) is not None:
             found[way] = priorities

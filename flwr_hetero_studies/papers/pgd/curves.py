@@ -113,11 +113,4 @@ def gain(runs: Sequence[Line], sgd: Sequence[Line], part: int, price: Line) -> G
     goal, own = goals(sgd)[part], set(seeds(runs))
     base = float(np.median([steps_to(line, goal) for line in sgd if line["seed"] in own]))
     steps = np.array([steps_to(line, goal) for line in runs])
-    iterations = sgd[0]["case"]["iterations"]
-    if price["default"]:  # its gate may open: by the quarter of the run
-        spent = iterations / 4 * np.cumsum([0.0, *price["quarters"]])
-        times = np.interp(steps, np.linspace(0.0, iterations, len(spent)), spent)
-        times = np.where(np.isinf(steps), np.inf, times)
-    else:
-        times = price["price"] * steps
-    return Gain(steps, base / steps, base / (price["start"] + times))
+    return Gain(steps, base / steps, base / (price["start"] + price["price"] * steps))

@@ -91,11 +91,10 @@ def make_task(name: str, num_samples: int, data: Data) -> Task:
 
 @dataclass(frozen=True)
 class Method:
-    """How batches are drawn: ``rule`` of PGDSampler (None: SGD), its gate, layers that count."""
+    """How batches are drawn: ``rule`` of PGDSampler (None: SGD), layers that count."""
 
     rule: str | None = None
     layers: str = "all"
-    gate: float = 1.5
     full_pass: bool = False
     """The paper's pass over all data before the first step; its time counts."""
 
@@ -106,7 +105,6 @@ METHODS = {
     "PGD-A, full first pass": Method("topk", full_pass=True),
     "PGD-A, last layer": Method("topk", layers="last"),
     "stochastic": Method("stochastic", layers="last"),
-    "stochastic, no gate": Method("stochastic", layers="last", gate=0.0),
 }
 """``stochastic`` is the package's default."""
 
@@ -133,9 +131,7 @@ def steps_of(
             optimizer.step()
             yield
     share = num_renewed / batch_size
-    pgd = PGDSampler(
-        num_samples, batch_size, seed=seed, rule=method.rule, renewal_share=share, gate=method.gate
-    )
+    pgd = PGDSampler(num_samples, batch_size, seed=seed, rule=method.rule, renewal_share=share)
     feed = PriorityFeed(pgd, model, layers=method.layers)
     if method.full_pass:
         feed.full_pass(model, LOSS, task.inputs, task.targets, batch_size=EVALUATION_BATCH)
@@ -211,8 +207,7 @@ def prices(
 ) -> dict[str, dict[str, Any]]:
     """Train all methods in turns; a price is CPU time over SGD's in the same turn.
 
-    It is taken after the first epoch: the median in each quarter of the run, for the default's
-    gate may open on the way, and the mean of the quarters.
+    It is taken after the first epoch: the mean of the medians of the quarters of the run.
     """
     runs, seconds = {}, {}
 
@@ -243,7 +238,6 @@ def prices(
         found[name] = {
             "ms": 1e3 * float(np.median(times)) / TURN,
             "price": float(np.mean(quarters)),
-            "quarters": quarters,
             "price_low": float(np.quantile(ratios, 0.1)),
             "price_high": float(np.quantile(ratios, 0.9)),
             "start": start,

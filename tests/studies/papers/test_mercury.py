@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import components, importance, race, speed
+from flwr_hetero_studies.papers.mercury import components, importance, race, speed, theory
 from flwr_hetero_studies.papers.mercury.clock import Costs, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import Cell, gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
@@ -119,7 +119,7 @@ def test_scores_are_those_of_the_model_before_the_step():
     rows = training.workers[0].rows
     before = training.all_losses(rows)
     training.advance()
-    cached = training.workers[0].mercury.cache.values
+    cached = training.workers[0].mercury.importance
     assert cached == pytest.approx(before, rel=1e-5)
     assert training.all_losses(rows) != pytest.approx(before, rel=1e-3)
 
@@ -189,3 +189,8 @@ def test_cells_have_seeds_of_their_own():
     assert isinstance(one, Cell)
     assert not set(one.seeds) & set(other.seeds)
     assert one.task.alpha == inf
+
+
+def test_speedup_by_hand():
+    assert theory.speedup(1.0, 0.0, 1.0, 1.0) == 1.0
+    assert theory.speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.cd_grab import theory
 from flwr_hetero.cd_grab.algorithm import pair_balance
+from flwr_hetero_studies.papers.cd_grab import theory
 
 GIVEN = {"smoothness": 2.0, "deviation": 1.0, "variance": 0.5, "start_gap": 3.0, "bound": 12.0}
 
