@@ -6,8 +6,8 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
-from flwr_hetero.asynchronous.mail import Sent
-from flwr_hetero.server.exchange import Exchange
+from flwr_hetero.asynchronous.message_queue import Pending
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.rounds import Run
 
 EVALUATION_SHARE = 0.1
@@ -17,10 +17,9 @@ EVALUATION_SHARE = 0.1
 class Evaluation:
     """Nodes evaluate a version of the model when they are idle next, while training goes on."""
 
-    def __init__(self, run: Run, number: int, messages: Sequence[Message]) -> None:
-        self.session, self.number = run.strategy.session, number
+    def __init__(self, context: Exchange, messages: Sequence[Message]) -> None:
+        self.context, context.messages = context, []
         self.waiting = {message.metadata.dst_node_id: message for message in messages}
-        self.sent: list[Message] = []
         self.num_open = 0
         self.replies: list[Message] = []
 
@@ -28,26 +27,18 @@ class Evaluation:
         """Return whether no node has to answer any more."""
         return not self.waiting and not self.num_open
 
-    def keep(self, nodes: Set[int]) -> None:
-        """Wait no more for nodes that are gone, or left alone after a failure."""
-        if not nodes >= self.waiting.keys():
-            self.waiting = {node: m for node, m in self.waiting.items() if node in nodes}
-
     def result(self, run: Run) -> dict[str, Any]:
         """Return the figures of an evaluation that is over."""
-        exchange = self.session.exchange
-        now = Exchange(self.sent, exchange.simulated, exchange.timeout_s, quorum=exchange.quorum)
-        self.session.exchange = now
-        metrics = run.strategy.aggregate_evaluate(self.number, self.replies)
-        self.session.exchange = exchange
+        number = self.context.round
+        metrics = run.strategy.aggregate_evaluate(number, self.replies, self.context)
         if metrics is None:
             return {}
-        run.result.evaluate_metrics_clientapp[self.number] = metrics
-        return {**metrics, "evaluated-round": self.number}
+        run.result.evaluate_metrics_clientapp[number] = metrics
+        return {**metrics, "evaluated-round": number}
 
 
 class Evaluations:
-    """The evaluations under way, the oldest first.
+    """The evaluations in flight, the oldest first.
 
     Of every round's model, or of one where a tenth of the time has gone by without. If of every
     round's, a node is left out that has evaluated for more than a tenth of the time.
@@ -55,18 +46,22 @@ class Evaluations:
 
     def __init__(self, run: Run, of_each_round: bool) -> None:
         self.run, self.of_each_round = run, of_each_round
-        self.under_way: list[Evaluation] = []
-        self.began_s = self.ended_s = self.zero_s = run.strategy.session.clock.virtual_s
+        self.in_flight: list[Evaluation] = []
+        self.began_s = self.ended_s = self.zero_s = self._now_s
         self.took_s: dict[int, float] = defaultdict(float)
+
+    @property
+    def _now_s(self) -> float:
+        return self.run.fleet.clock.virtual_s
 
     @property
     def num_open(self) -> int:
         """Nodes that are evaluating."""
-        return sum(each.num_open for each in self.under_way)
+        return sum(each.num_open for each in self.in_flight)
 
     def is_over(self) -> bool:
         """Return whether no node has to answer any more."""
-        return all(each.is_over() for each in self.under_way)
+        return all(each.is_over() for each in self.in_flight)
 
     def is_due(self) -> bool:
         """Return whether a model that is there now is to be evaluated."""
@@ -75,27 +70,20 @@ class Evaluations:
         pause_s = (self.ended_s - self.began_s) * (1 / EVALUATION_SHARE - 1)
         return self.is_over() and self._now_s >= self.ended_s + pause_s
 
-    @property
-    def _now_s(self) -> float:
-        return self.run.strategy.session.clock.virtual_s
-
     def begin(self, number: int, *, is_last: bool = False) -> None:
         """Ask the strategy which nodes evaluate the model of a round."""
-        run, session = self.run, self.run.strategy.session
-        exchange = session.exchange
-        messages = run.strategy.configure_evaluate(
-            number, run.arrays, run.evaluate_config, run.grid
-        )
-        session.exchange = exchange
+        run, context = self.run, self.run.exchange(number)
+        how = number, run.arrays, run.evaluate_config, run.grid
+        messages = run.strategy.configure_evaluate(*how, context)
         self.began_s = self._now_s
         if self.of_each_round:
-            for older in self.under_way:
-                older.waiting = {} if older.sent else older.waiting
+            for older in self.in_flight:
+                older.waiting = {} if older.context.messages else older.waiting
         else:  # only the last one begins before another is over
-            self.under_way.clear()
+            self.in_flight.clear()
         if self.of_each_round and not is_last:
             messages = self._rested(messages)
-        self.under_way.append(Evaluation(run, number, messages))
+        self.in_flight.append(Evaluation(context, messages))
 
     def _rested(self, messages: list[Message]) -> list[Message]:
         """Return the messages to nodes that have evaluated little so far, or least of all."""
@@ -104,31 +92,28 @@ class Evaluations:
         most_s = max(most_s, min(took_s, default=0.0))
         return [m for m, own_s in zip(messages, took_s, strict=True) if own_s <= most_s]
 
-    def keep(self, nodes: Set[int]) -> None:
-        """Wait no more for nodes that are gone, or left alone after a failure."""
-        for each in self.under_way:
-            each.keep(nodes)
-
-    def messages_for(self, idle: Sequence[int]) -> list[Message]:
-        """Return the instructions for idle nodes, one for each, which are then under way."""
+    def messages_for(self, idle: Sequence[int], busy: Set[int]) -> list[Message]:
+        """Return the instructions for idle nodes, one for each, which are then in flight."""
         messages: list[Message] = []
-        free = list(idle)
-        for each in self.under_way:
+        free, there = list(idle), busy | set(idle) if self.in_flight else busy
+        for each in self.in_flight:
+            # nodes that are gone, or backed off after a failure, are not waited for
+            each.waiting = {node: m for node, m in each.waiting.items() if node in there}
             own = [each.waiting.pop(node) for node in free if node in each.waiting]
-            each.sent += own
+            each.context.messages += own
             each.num_open += len(own)
             messages += own
             taken = {message.metadata.dst_node_id for message in own}
             free = [node for node in free if node not in taken]
         return messages
 
-    def receive(self, sent: Sent, reply: Message | None) -> bool:
+    def receive(self, pending: Pending, reply: Message | None) -> bool:
         """Take a reply, or the lack of one, if it is to an evaluation; return whether it was."""
-        if sent.instruction.metadata.message_type != MessageType.EVALUATE:
+        if pending.instruction.metadata.message_type != MessageType.EVALUATE:
             return False
-        self.took_s[sent.node_id] += self._now_s - sent.sent_s
-        for each in self.under_way:
-            if any(message is sent.instruction for message in each.sent):
+        self.took_s[pending.node_id] += self._now_s - pending.sent_s
+        for each in self.in_flight:
+            if any(message is pending.instruction for message in each.context.messages):
                 each.num_open -= 1
                 each.replies += [] if reply is None else [reply]
                 self.ended_s = self._now_s
@@ -137,7 +122,7 @@ class Evaluations:
     def results(self) -> dict[str, Any]:
         """Return the figures of the newest evaluation that is over, of each once."""
         found: dict[str, Any] = {}
-        for each in [each for each in self.under_way if each.is_over()]:
-            self.under_way.remove(each)
-            found = (each.result(self.run) if each.sent else {}) or found
+        for each in [each for each in self.in_flight if each.is_over()]:
+            self.in_flight.remove(each)
+            found = (each.result(self.run) if each.context.messages else {}) or found
         return found
