@@ -6,7 +6,6 @@ from typing import Any
 
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.baselines.fednova import FedNova
-from flwr_hetero.baselines.model_average import ModelAverage
 from flwr_hetero.baselines.over_select import OverSelect
 from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD
@@ -17,6 +16,7 @@ from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerFacts
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.slices.model_average import ModelAverage
 from flwr_hetero.slices.strategy import FedSlice
 from flwr_hetero.tifl.strategy import TiFL
 

@@ -107,8 +107,7 @@ class ModelAverage(Wrapper):
         """Add the new global model to the average."""
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if arrays is not None:
-            like = context.arrays if context else None
-            self.add(keep_dtypes(arrays, like) if like else arrays)
+            self.add(keep_dtypes(arrays, self.current(context).arrays))
         return arrays, metrics
 
     def configure_evaluate(

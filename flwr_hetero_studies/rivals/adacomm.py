@@ -44,7 +44,7 @@ class AdaComm(Wrapper):
 
     name: ClassVar[str] = "adacomm"
     decides = frozenset({"steps"})
-    contracts = STEPS, loss_contract("whose loss does not count")
+    contracts = STEPS, loss_contract(None, "whose loss does not count")
 
     def __init__(
         self, strategy: Strategy | None = None, first_steps: int = 20, *, interval_s: float = 60.0

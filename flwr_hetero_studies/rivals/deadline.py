@@ -54,7 +54,7 @@ class DeadlineSelection(Selection):
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw nodes among those that make the deadline."""
         if not self.latency_s:
-            self.latency_s = time_nodes(self, grid, list(online), context)
+            self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
         if self.deadline_s is None and self.latency_s:
             known_s = sorted(self.latency_s.values())
             self.deadline_s = known_s[-(-4 * len(known_s) // 5) - 1]
@@ -78,7 +78,7 @@ class DeadlineSelection(Selection):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the latencies belong to."""
         if self.latency_s:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the deadline, and which nodes do not make it."""

@@ -166,7 +166,7 @@ class FedAT(Rule):
         if run.round < 0:
             self.models, self.counts = {}, [0] * self.num_tiers
         if self.tier:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the server update with its tier, and how often each tier has made one."""

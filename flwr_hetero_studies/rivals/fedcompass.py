@@ -193,7 +193,7 @@ class FedCompass(Rule):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the measured times belong to."""
         if self.step_s:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the server update with the steps of each node."""

@@ -85,7 +85,7 @@ class Oort(Selection):
     """
 
     name: ClassVar[str] = "oort"
-    contracts = (loss_contract("whose samples count as learnt"),)
+    contracts = (loss_contract(None, "whose samples count as learnt"),)
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Oort(Selection):
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw new nodes by speed, and the others by their scores."""
         if self.profiling and not self.profile_s:
-            self.profile_s = time_nodes(self, grid, list(online), context)
+            self.profile_s = time_nodes(self, context, grid, list(online), context.timeout_s)
         new = [node for node in sorted(online) if self.identity(node) not in self.known]
         old = sorted(set(online) - set(new), key=context.fleet.nodes.sort_key)
         count = min(self.count, len(online))
@@ -171,7 +171,7 @@ class Oort(Selection):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes are known."""
         if self.known or self.profile_s:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return which nodes were new, their share in the next round, and the preferred time."""

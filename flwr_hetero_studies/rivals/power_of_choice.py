@@ -34,7 +34,7 @@ class PowerOfChoice(Selection):
     """
 
     name: ClassVar[str] = "power_of_choice"
-    contracts = (loss_contract("which are selected again and again"),)
+    contracts = (loss_contract(None, "which are selected again and again"),)
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class PowerOfChoice(Selection):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the losses belong to."""
         if self.examples:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the last known losses of the nodes that trained."""

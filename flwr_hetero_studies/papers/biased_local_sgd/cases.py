@@ -160,9 +160,9 @@ class Progress(Wrapper):
     @property
     def used(self) -> float:
         """Part of the run that is over."""
-        return max(self.epochs_done / self.epochs, self.session.clock.virtual_s / self.budget_s)
+        return max(self.epochs_done / self.epochs, self.fleet.clock.virtual_s / self.budget_s)
 
-    def on_replies(self, server_round: int, replies: Sequence[Any]) -> Any:
+    def on_replies(self, context: Any, replies: Sequence[Any]) -> Any:
         """Count the examples processed and set the nodes' learning rate."""
         for reply in replies:
             (metrics,) = reply.content.metric_records.values()
@@ -178,12 +178,12 @@ class Progress(Wrapper):
         if not over and self.used < len(self.points) / (EVALUATIONS + 1):
             return None
         if over:
-            self.session.stop_reason = "epochs or time used up"
+            self.fleet.stop_reason = "epochs or time used up"
         metrics = self.measure(number, arrays)
         point = {
             "round": number,
             "epochs": self.epochs_done,
-            "virtual_s": self.session.clock.virtual_s,
+            "virtual_s": self.fleet.clock.virtual_s,
         }
         self.points.append(point | {"accuracy": float(metrics["accuracy"])})
         return metrics
