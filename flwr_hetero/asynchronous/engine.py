@@ -1,6 +1,5 @@
 """Nodes in flight without rounds: instructions go out and replies come in at any time."""
 
-from collections import Counter
 from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
@@ -55,8 +54,7 @@ class Engine:
         self.in_flight = 0  # nodes, once all that are to start have started
         self.waiting: list[Update] = []
         self.evaluations = Evaluations(run, evaluates_each_round)
-        self._asked: Counter[int] = Counter()  # nodes, in this round
-        self._asked_in = run.round
+        self._asked: dict[int, tuple[int, int]] = {}  # node: last round, and how often in it
         self.failures: dict[int, int] = {}
         self.took_s: dict[int, float] = {}  # each node's last good job
         self.rests_until_s: dict[int, float] = {}
@@ -113,13 +111,12 @@ class Engine:
         messages = run.strategy.configure_train(*how, run.exchange(number))
         sort_key = self.fleet.nodes.sort_key  # Flower's samples come in any order
         messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
-        if self._asked_in != run.round:
-            self._asked, self._asked_in = Counter(), run.round
         for message in messages:  # a node that is asked again in a round draws other samples
             node_id = message.metadata.dst_node_id
-            if repeat := self._asked[node_id]:
+            last, count = self._asked.get(node_id, (run.round, 0))
+            if repeat := count if last == run.round else 0:
                 config_of(message)[keys.REPEAT] = repeat
-            self._asked[node_id] += 1
+            self._asked[node_id] = run.round, repeat + 1
         return messages
 
     # --- in --------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class Rule(Selection):
             evaluations.begin(number, is_last=True)
             while not evaluations.is_over():  # others train on if more runs are likely to follow
                 engine.start(self._choose if run.continues else None)
-                self._receive(engine, judges=run.continues)
+                self._receive(engine, inf, judges=run.continues)
             found = evaluations.results() or found
         elif evaluations.is_due():
             evaluations.begin(number)
@@ -157,7 +157,7 @@ class Rule(Selection):
         """Wait until updates are due, and add them to the model."""
         while not (due := self.due(engine.waiting, engine.in_flight)):  # Alg. 1, l. 6
             engine.start(self._choose)  # l. 1 and 5
-            self._receive(engine)  # l. 2
+            self._receive(engine, self.wake_s)  # l. 2
         due.sort(key=lambda update: update.arrived_s)
         context, self.version = engine.take(due), engine.version
         self.updates = {update.pending.message_id: update for update in due}
@@ -172,8 +172,8 @@ class Rule(Selection):
         self._starting = self.next_nodes(idle, in_flight, waiting)
         return self._starting
 
-    def _receive(self, engine: Engine, *, judges: bool = True) -> None:
-        for node_id in engine.receive(self.wake_s, judges=judges):
+    def _receive(self, engine: Engine, wake_s: float, *, judges: bool = True) -> None:
+        for node_id in engine.receive(wake_s, judges=judges):
             self.failed(node_id)
 
     # --- hooks -----------------------------------------------------------------------------

@@ -170,8 +170,12 @@ class FedAT(Rule):
 
     def round_info(self) -> dict[str, Any]:
         """Return the server update with its tier, and how often each tier has made one."""
-        tiers = {"tier": self._due, "tier_updates": self.counts.copy(), "tiers": self.tier.copy()}
-        return super().round_info() | tiers
+        due = {"tier": self._due} if self.updates else {}
+        return (
+            super().round_info()
+            | due
+            | {"tier_updates": self.counts.copy(), "tiers": self.tier.copy()}
+        )
 
     def state_dict(self) -> StateDict:
         """Return tiers and their models, and the generator."""
