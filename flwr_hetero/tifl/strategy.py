@@ -6,49 +6,52 @@ from logging import DEBUG, INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import is_simulation_grid, log
-from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.server.nodes import WAIT_S, wait_for_nodes, whole_grid
+from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.contract import TIMES, Contract
+from flwr_hetero.server.nodes import WAIT_S, GridView, online_nodes, wait_for_nodes, whole_grid
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.selection import Outcome
+from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, entries_below, rng_from_str, rng_to_str
 from flwr_hetero.tifl.algorithm import (
     ADAPTIVE,
     ALGORITHM_2,
     PACED,
     VANILLA,
+    Available,
+    Draw,
     Floats,
     TierState,
-    check_credits,
+    carry_over,
+    first_state,
     policy_probs,
     refund,
+    select,
 )
-from flwr_hetero.tifl.evaluation import TierEvaluation
-from flwr_hetero.tifl.failures import FailureCounter
-from flwr_hetero.tifl.grouping import TIERINGS, Found, TierRule, say_small_tiers
-from flwr_hetero.tifl.pacing import carry_over, draw_weights, first_state, schedule, was_drawn
-from flwr_hetero.tifl.phase import Phase
-from flwr_hetero.tifl.tiers import Tiers, draw_nodes, node_chances
+from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
+from flwr_hetero.tifl.latencies import Latencies
+from flwr_hetero.tifl.pacing import draw_weights, paced_credits, steer, take_turns
+from flwr_hetero.tifl.tiers import T_MAX, Formed, Tiers
 from flwr_hetero.tifl.time_estimate import STATE as ESTIMATE_STATE
 from flwr_hetero.tifl.time_estimate import TimeEstimate
-from flwr_hetero.tifl.training_times import STATE as TIMING_STATE
-from flwr_hetero.tifl.training_times import TrainingTimes
 
+ROWS = {**{name: ((-1,), "f") for name in TierState._fields}, "tier": int}
 STATE = {
-    **{"tiers": str, "rng": str, **FailureCounter.STATE},
-    **TIMING_STATE,
-    **{f"state/{name}": ((-1,), "f") for name in TierState._fields},
+    **{"tiers": str, "rng": str, "due": ((-1,), "f"), "evaluated": ((-1,), "f")},
+    **TIMES_STATE,
+    **{f"state/{name}": kind for name, kind in ROWS.items()},
     **{f"estimate/{name}": kind for name, kind in ESTIMATE_STATE.items()},
 }
 """Entries of a saved TiFL."""
 
 
-class TiFL(TierEvaluation):
+class TiFL(Selection):
     """Group nodes into tiers by latency and let one tier train each round.
 
     The tier is drawn from fixed probabilities (static policies) or from ones that favour tiers of
@@ -66,31 +69,18 @@ class TiFL(TierEvaluation):
         ``adaptive`` (by error and latency), ``algorithm-2`` (the paper's adaptive rule),
         ``paced`` (by latency), ``vanilla`` (no tiers), ``slow``, ``uniform``, ``random``,
         ``fast``, ``fast1``, ``fast2``, ``fast3``, or one probability per tier, fastest first.
-    tiering : {"quantile", "histogram"}
-        Tiers of equal size, or the paper's bins of equal width.
     profiling : {"training", "phase"}
         Time nodes while they train, or as in the paper before the first round.
     sync_rounds, warmup_rounds : int, optional
         Rounds of the phase that count (3), and those before them that do not (1).
-    t_max : float
-        Seconds after which a node that has not answered drops out, of a profiling round too.
     profile_interval : int, optional
         Form the tiers again every so many rounds, of the latencies measured in training (None:
-        every 10) or of a new phase (None: never); failing nodes are then asked again.
+        every 10) or of a new phase (None: never); dropouts are then timed again.
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
         Rounds that each tier may train at most in the whole run, one number for all or one per
         tier, fastest first; None: no limit.
-    accuracy_key : str, optional
-        Metric of the evaluation replies of which more is better; None: the first with "acc" in
-        its name, else minus the first with "loss" in its name.
-    on_small_tier : {"shrink", "borrow"}
-        With fewer than |C| nodes of the tier online: train fewer, or add nodes of faster tiers.
-    unbiased : bool
-        Whether nodes count by their examples under each policy; as for :class:`Selection`.
-    max_failures : int
-        Failures in a row after which a node is left out until tiers are formed again.
     seed : int
         Of tier and node selection.
 
@@ -101,11 +91,10 @@ class TiFL(TierEvaluation):
 
     Notes
     -----
-    "adaptive" and "paced" are not in the paper. Deviations of "algorithm-2" from it: one credit per
-    round (as printed two), one draw over the tiers that have credits and nodes (as printed it may
-    never end), credits given back where no reply counts, the same 10 nodes of each tier evaluated
-    each time and only in the rounds whose figures are compared, quantile tiers by default. The
-    paper leaves the credits and ChangeProbs open.
+    "adaptive" and "paced" are not in the paper. "algorithm-2" takes one credit per round (as printed
+    two), draws once over the tiers that have credits and nodes (as printed it may never end), gives
+    credits back where no reply counts, and evaluates the same 10 nodes of each tier, only in rounds
+    whose figures are compared. The paper leaves the credits and ChangeProbs open.
 
     References
     ----------
@@ -122,6 +111,7 @@ class TiFL(TierEvaluation):
     """
 
     name: ClassVar[str] = "tifl"
+    contracts = (TIMES,)
 
     def __init__(
         self,
@@ -130,55 +120,43 @@ class TiFL(TierEvaluation):
         num_tiers: int = 5,
         *,
         policy: str | Sequence[float] = ADAPTIVE,
-        tiering: str = "quantile",
         profiling: str = "training",
         sync_rounds: int | None = None,
         warmup_rounds: int | None = None,
-        t_max: float = 600.0,
         profile_interval: int | None = None,
         interval: int = 10,
         credits: int | Sequence[int] | None = None,
-        accuracy_key: str | None = None,
-        on_small_tier: str = "shrink",
-        unbiased: bool = False,
-        max_failures: int = 3,
         seed: int = 0,
     ) -> None:
-        named = policy if isinstance(policy, str) else ""
+        self.named = policy if isinstance(policy, str) else ""
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
-        self.num_tiers = 1 if named == VANILLA else check_count("num_tiers", num_tiers, 1)
+        vanilla = self.named == VANILLA
+        self.num_tiers = 1 if vanilla else check_count("num_tiers", num_tiers, 1)
         policy_probs(policy, self.num_tiers)
-        self.policy, self.named = named or [float(p) for p in policy], named
-        check_choice("tiering", tiering, TIERINGS)
-        rule = TierRule(tiering, self.num_tiers, check_number("t_max", t_max, "(0, inf)"))
+        self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
         self.interval = check_count("interval", interval, 1)
-        if named == PACED and credits is not None:
+        if self.named == PACED and credits is not None:
             raise invalid("credits", credits, "be None, for policy 'paced' has its own")
-        credits = check_credits(credits, self.num_tiers)
-        self.credits, self.accuracy_key = credits, accuracy_key
-        check_choice("on_small_tier", on_small_tier, ("shrink", "borrow"))
-        self.borrow = on_small_tier == "borrow"
-        self.failures = FailureCounter(check_count("max_failures", max_failures, 1))
+        self.credits = check_credits(credits, self.num_tiers)
         self.rng = np.random.default_rng(check_count("seed", seed))
-        in_training = check_choice("profiling", profiling, ("training", "phase")) == "training"
-        phase = {"sync_rounds": sync_rounds, "warmup_rounds": warmup_rounds}
-        for option, value in phase.items():
-            if in_training and value is not None:
-                hint = "or give profiling='phase' too"
-                raise invalid(option, value, "be left out, for nodes are timed in training", hint)
-        settings = {"evaluates": named in (ADAPTIVE, ALGORITHM_2), "unbiased": unbiased}
-        super().__init__(strategy, clients_per_round, fixed_size=self.borrow, **settings)
-        if in_training and any(getattr(s, "accountant", None) for s in self.chain()):
-            raise invalid("profiling", profiling, "be 'phase' where privacy is accounted for")
-        how = (self, rule, profile_interval, self.failures)
-        self.timing = TrainingTimes(*how) if in_training else Phase(*how, *phase.values())
+        check_choice("profiling", profiling, ("training", "phase"))
+        phase = check_phase(profiling == "phase", sync_rounds, warmup_rounds)
+        adapts = self.named in (ADAPTIVE, ALGORITHM_2)
+        super().__init__(strategy, clients_per_round, evaluates=adapts)
+        self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
+        self.tiers = Tiers({}, {}, np.zeros(0), np.zeros(0))
+        self.state = first_state("uniform", 1, None, 1)
+        self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(1))
         self.estimate = TimeEstimate()
+        self.evaluated: Floats | None = None  # accuracies that the next round's draw goes by
         self._new_tiers = self._is_predicted = False
         self._num_rounds = 0
         self._enough: int | None = None
         self._online: Set[int] = frozenset()
+        self._panel: list[int] = []
+        self._further: Set[int] = frozenset()
 
     # --- tiers -------------------------------------------------------------------------
 
@@ -187,7 +165,7 @@ class TiFL(TierEvaluation):
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
         self._num_rounds = run.num_rounds
         if run.round > 0 or self.tiers.latency:
-            self._find_again(run.grid, online, run.round + 1)
+            self._find_again(run, online)
             return
         if len(online) < self.num_tiers:
             rule = f"be at most the number of nodes, {len(online)}"
@@ -195,124 +173,215 @@ class TiFL(TierEvaluation):
         if self.credits and sum(self.credits) < run.num_rounds:
             rule = f"add up to the rounds of the run, {run.num_rounds}, at least"
             raise invalid("credits", self.credits, rule)
-        if not self.borrow:
-            say_small_tiers(len(online), self.num_tiers, self.num_selected)
-        self._set_tiers(self.timing.start(run.grid, online))
+        if self.num_tiers > 1 and len(online) // self.num_tiers < self.num_selected:
+            text = "TiFL: tiers of about %d nodes are smaller than clients_per_round=%d: give %s"
+            hint = f"num_tiers={max(1, len(online) // self.num_selected)}"
+            log(WARNING, text, len(online) // self.num_tiers, self.num_selected, hint)
+        if self.timing.phase:
+            self._set_tiers(self.timing.update(run.exchange(0), run.grid, online, self.tiers))
 
-    def _find_again(self, grid: Grid, online: Set[int], server_round: int) -> None:
-        identify_nodes(self, grid, self.timing.rule.t_max, server_round)
-        find = self.session.registry.find
+    def _find_again(self, run: Run, online: Set[int]) -> None:
+        identify_nodes(self, run.exchange(run.round + 1), run.grid, T_MAX)
+        find = self.fleet.nodes.find
         if self.tiers.tier and not any(find(name) in online for name in self.tiers.tier):
             text = "TiFL: none of the %d nodes with a tier was found again among %d online"
             log(WARNING, text, len(self.tiers.tier), len(online))
 
-    def _set_tiers(self, found: Found | None) -> None:
+    def _set_tiers(self, formed: Formed | None) -> None:
         """Take new tiers; as many as before go on with their accuracies and credits.
 
         Credits begin again while nodes get their first tier: tiers without a node saved theirs.
         """
-        if found is None:
+        if formed is None:
             return
-        state = first_state(self.policy, self.num_tiers, self.credits, found.tiering.latency)
+        seconds = formed.tiers.seconds
+        credits = paced_credits(seconds) if self.named == PACED else self.credits
+        state = first_state(self.policy, self.num_tiers, credits, len(seconds))
         if self.tiers.latency:
-            state = carry_over(self.state, state, self.named, with_credits=not found.first)
-        self._new_tiers |= found.tiers is not self.tiers
-        self.tiers, self.state = found.tiers, state
-        if found.is_timed:
-            self.estimate.set_tiers(found.rounds, found.tiering.tier, self.num_selected)
+            state = carry_over(self.state, state, self.named, with_credits=not formed.first)
+        if len(seconds) != len(self.state.probs):
+            self.due, self.evaluated = np.zeros(len(seconds)), None
+        self._new_tiers |= formed.tiers is not self.tiers
+        self.tiers, self.state = formed.tiers, state
+        if self.named == ADAPTIVE:
+            self.state = steer(state, None, seconds)
+        if formed.is_timed:
+            self.estimate.set_tiers(formed.rounds, formed.tier, self.num_selected)
 
     # --- selection ---------------------------------------------------------------------
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
         self._online, timing = online, self.timing
-        self._set_tiers(timing.update(server_round, grid, online, self.tiers))
+        self._set_tiers(timing.update(context, grid, online, self.tiers))
         if not (self._is_predicted or timing.forming):
-            self._is_predicted, count = True, self._num_rounds - server_round + 1
-            self.estimate.log_forecast(count, self.state, self.named)
-        newcomers = timing.newcomers(grid, online, self.rng)
+            self._is_predicted, count = True, self._num_rounds - context.round + 1
+            self._log_forecast(count)
+        newcomers = timing.newcomers(context, grid, online, self.rng)
         self._draw()
-        while not self.draw.nodes + newcomers and timing.wait(grid, online):
-            self._set_tiers(timing.update(server_round, grid, online, self.tiers))
+        while not self.draw.nodes + newcomers and timing.wait(context, grid, online):
+            self._set_tiers(timing.update(context, grid, online, self.tiers))
             self._draw()
         count = len(self.draw.nodes)
         self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
         if self.draw.tier is not None:
-            self.estimate.expect(1, self.state, self.named, self.draw.probs)
+            args = (self.state, self.tiers.seconds, self.named, self.draw.probs)
+            self.estimate.expect(1, *args)
         if newcomers:
             text = "TiFL: %d nodes are timed in this round, which takes the first %d replies"
             log(DEBUG, text, len(newcomers), self._enough)
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
-        weights, state = draw_weights(self.state, self.named)
-        how = (self._available(self._online), self.num_selected, self.borrow, self.rng)
-        self.draw, self.state = draw_nodes(self.tiers, state, weights, *how)
+        """Draw by Algorithm 2, or by a policy of ours."""
+        evaluated, self.evaluated = self.evaluated, None
+        if self.named == ADAPTIVE:
+            if evaluated is not None:
+                self.state = steer(self.state, evaluated, self.tiers.seconds)
+            self.due, evaluated = take_turns(self.due, self.state.probs), None
+        weights = draw_weights(self.named, self.state, self.due)
+        how = (self.tiers.members, self._available(self._online), self.num_selected, self.rng)
+        self.draw, self.state = select(self.state, evaluated, *how, weights)
         if self.draw.tier is not None:
-            self.state = was_drawn(self.state, self.draw.tier)
-
-    def tier_chances(self) -> Floats:
-        """Return the probability with which each tier trains in this round: (num_tiers,)."""
-        return schedule(self.state, self.named, self.draw.probs)
-
-    def node_chances(self, server_round: int, online: Set[int]) -> dict[int, float]:
-        """Return the chance of each node; not known where the first to answer are taken."""
-        known = self._enough is None and self.draw.tier is not None
-        how = (self.tier_chances(), self.num_selected, self._available(online))
-        return node_chances(self.tiers, *how) if known else {}
+            trained = np.arange(len(self.due)) == self.draw.tier
+            self.due = take_turns(self.due, -trained.astype(np.float64))
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Set how many replies are enough; Flower's simulation can only wait for all."""
         if not is_simulation_grid(whole_grid(grid)):
-            self.session.enough = self._enough
+            context.enough = self._enough
         return messages
 
     # --- replies -----------------------------------------------------------------------
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
-        """Learn the latencies; go on with the first replies where that is enough."""
-        counted = self.timing.take(replies, self._enough, self._online)
-        self.session.enough = self._enough = None
-        return super().on_replies(server_round, list(counted))
+    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+        """Return whether a node of a simulation says how long it took; elsewhere it need not."""
+        latency = context.latency_of(reply)
+        if self.num_tiers == 1 or latency is None or not context.simulated or context.same_clock:
+            return None
+        return latency.source != "observed"
 
-    def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
-        """Count failures in a row; a tier of which no reply counts gets its credit back."""
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Learn the latencies; go on with the first replies where that is enough."""
+        counted = self.timing.take(context, replies, self._enough, self._online)
+        self._enough = None
+        return super().on_replies(context, counted)
+
+    def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
+        """Add up the time; a tier of which no reply counts gets its credit back."""
         if self.draw.tier is not None:
-            self.estimate.actual_s += self.session.exchange.virtual_s
-        self.failures.record_training(set(good), set(failed))
+            self.estimate.actual_s += context.virtual_s
+            self.state = self.state if good else refund(self.state)
         self.timing.retry(failed)
-        if not good and self.draw.tier is not None:
-            self.state = refund(self.state, self.draw.tier)
+
+    # --- evaluation, Alg. 2, l. 21-23 ----------------------------------------------------
+
+    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
+        """Let the wrapped strategy ask as many nodes as it would alone, if so many are free."""
+        view = GridView(grid, self.select_for_evaluation(context, grid))
+        if self._inner_evaluates:
+            leaf: Any = self.leaf
+            leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(view.node_ids))
+        return view
+
+    def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
+        """Return all free nodes; where only TiFL needs figures, the same of every tier."""
+        online = online_nodes(grid)
+        if self._inner_evaluates:
+            return [node for node in online if self._is_free(node)]
+        return self.tiers.panel(self._available(online)) if self._is_due(context.round) else []
+
+    def configure_evaluate(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
+    ) -> list[Message]:
+        """Ask further nodes, for TiFL alone, where the wrapped strategy leaves out some of them."""
+        messages = super().configure_evaluate(server_round, arrays, config, grid, context)
+        self._further = frozenset()
+        if messages and self._is_due(server_round):
+            self._panel = self.tiers.panel(self._available(online_nodes(grid)))
+            asked = {message.metadata.dst_node_id for message in messages}
+            self._further = frozenset(self._panel) - asked
+            messages += [copy_for(node_id, messages[0]) for node_id in sorted(self._further)]
+            if self._further and self.outer is None:
+                self.current(context).ask(messages, grid)
+        return messages
+
+    def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Learn the tiers' accuracies when they are due: of the same nodes each time."""
+        if self._is_due(context.round):
+            reported = {
+                self.identity(reply.metadata.src_node_id): metrics
+                for reply in replies
+                for metrics in list(reply.content.metric_records.values())[:1]
+                if reply.metadata.src_node_id in self._panel
+            }
+            weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
+            self.evaluated = self.tiers.accuracy(reported, weight_key)
+        return [reply for reply in replies if reply.metadata.src_node_id not in self._further]
+
+    def _is_due(self, server_round: int) -> bool:
+        # l. 3
+        if self.named not in (ADAPTIVE, ALGORITHM_2) or not self.tiers.latency:
+            return False
+        first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
+        return first or server_round % self.interval == 0
+
+    def _is_free(self, node_id: int) -> bool:
+        return node_id not in self.fleet.nodes.busy
+
+    def _available(self, online: Set[int]) -> Available:
+        find = self.fleet.nodes.find
+
+        def available(identity: str) -> int | None:
+            node_id = find(identity)
+            return node_id if node_id in online and self._is_free(node_id) else None
+
+        return available
+
+    # --- history and state -------------------------------------------------------------
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Leave out of the nodes that trained those that are only timed."""
         others = {self.identity(node_id) for node_id in self.timing.left_out}
         record["selected"] = [node for node in record["selected"] if node not in others]
 
-    # --- history and state -------------------------------------------------------------
+    def _log_forecast(self, count: int) -> None:
+        if len(self.estimate.slowest_s):
+            text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
+            found = self.estimate.ahead(count, self.state, self.tiers.seconds, self.named)
+            log(INFO, text, count, found)
 
     def on_finish(self, run: Run) -> None:
         """Log the time estimate beside the actual time."""
-        self.estimate.log_summary()
+        found = self.estimate
+        if found.actual_s > 0 and found.exact_s > 0:
+            text = "TiFL: expected %s, took %.4g s; by the paper's Eq. 6 %.4g s"
+            log(DEBUG, text, found.forecast(), found.actual_s, found.paper_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return tier, the chances of its draw, the rule's, credits; new tiers in full."""
+        accuracy = self.state.accuracy if self.evaluated is None else self.evaluated
         info = {
             "tier": self.draw.tier,
             "tier_probs": self.state.probs.tolist(),
             "tier_chances": self.draw.probs.tolist(),
             "credits": _finite_or_none(self.state.credits),
-            "still_at_work": len(self.session.registry.busy),
-            "tier_accuracy": _finite_or_none(self.state.accuracy),
-            **self.estimate.info(),
+            "in_flight": len(self.fleet.nodes.busy),
+            "tier_accuracy": _finite_or_none(accuracy),
+            "paper_estimate_s": self.estimate.paper_s,
+            "exact_estimate_s": self.estimate.exact_s,
+            "actual_s": self.estimate.actual_s,
         }
         if self._new_tiers:
-            info |= self.tiers.info()
-            if self.session.registry.devices:
-                info["devices"] = self.session.registry.devices
-            self._new_tiers = False
+            self._new_tiers, devices = False, self.fleet.nodes.devices
+            info |= self.tiers.info() | ({"devices": devices} if devices else {})
         return info
 
     def summary(self) -> None:
@@ -323,13 +392,15 @@ class TiFL(TierEvaluation):
         super().summary()
 
     def state_dict(self) -> StateDict:
-        """Return tiers, the state of Algorithm 2, estimate, failures and generator."""
+        """Return tiers, the state of Algorithm 2, estimate and generator."""
+        evaluated = np.zeros(0) if self.evaluated is None else self.evaluated
         return {
             "tiers": json.dumps(self.tiers.info()),
-            **self.failures.state_dict(),
             **super().state_dict(),
             **self.timing.state_dict(),
             "rng": rng_to_str(self.rng),
+            "due": self.due,
+            "evaluated": evaluated,
             **{f"state/{name}": row for name, row in self.state._asdict().items()},
             **{f"estimate/{name}": value for name, value in vars(self.estimate).items()},
         }
@@ -341,9 +412,41 @@ class TiFL(TierEvaluation):
         self.tiers = Tiers.from_json(str(state["tiers"]))
         self.state = TierState(**entries_below("state/", state))  # type: ignore[arg-type]
         self.estimate = TimeEstimate(**entries_below("estimate/", state))  # type: ignore[arg-type]
-        self.failures.load_state_dict(state)
         self.timing.load_state_dict(state, self.tiers)
-        self.rng = rng_from_str(str(state["rng"]))
+        self.rng, self.due = rng_from_str(str(state["rng"])), np.array(state["due"])
+        evaluated = np.array(state["evaluated"])
+        self.evaluated = evaluated if len(evaluated) else None
+
+
+def check_credits(credits: int | Sequence[int] | None, num_tiers: int) -> list[int] | None:
+    """Check credits, one number for all tiers or one per tier; return one per tier."""
+    if credits is None:
+        return None
+    each = list(credits) if isinstance(credits, Sequence) else [credits] * num_tiers
+    if len(each) != num_tiers:
+        raise invalid("credits", credits, f"have num_tiers={num_tiers} entries")
+    return [check_count("credits", one, 1) for one in each]
+
+
+def check_phase(wanted: bool, sync: int | None, warmup: int | None) -> tuple[int, int] | None:
+    """Check the rounds of a phase, which are refused where there is none."""
+    for option, value in {"sync_rounds": sync, "warmup_rounds": warmup}.items():
+        if value is not None and not wanted:
+            hint = "or give profiling='phase' too"
+            raise invalid(option, value, "be left out, for nodes are timed in training", hint)
+        if value is not None:
+            check_count(option, value, int(option == "sync_rounds"))
+    return (3 if sync is None else sync, 1 if warmup is None else warmup) if wanted else None
+
+
+def copy_for(node_id: int, message: Message) -> Message:
+    """Return an instruction like this one for another node."""
+    like: Any = message
+    content = {
+        n: r if n in like.content.array_records else type(r)(dict(r))
+        for n, r in like.content.items()
+    }
+    return Message(RecordDict(content), node_id, like.metadata.message_type)
 
 
 def _finite_or_none(row: Floats) -> list[float | None]:
