@@ -207,6 +207,7 @@ class MeasuredSteps(Wrapper):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds from the steps that count, and undo a power of these."""
+        replies = self.judged(context, replies)
         self._assigned = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
@@ -219,6 +220,15 @@ class MeasuredSteps(Wrapper):
                 metrics[keys.NUM_STEPS] = steps
                 self.speeds.learn(context, reply, metrics, steps)
         return self._corrected(context, replies) if self.step_correction else replies
+
+    def judged(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        good = []
+        for reply in replies:
+            if reason := self.why_bad(context, reply):
+                context.drop(reply, reason)
+            else:
+                good.append(reply)
+        return good
 
     def _corrected(self, context: Exchange, replies: list[Message]) -> list[Message]:
         start, weights = context.arrays, self.top.weights(context, replies)

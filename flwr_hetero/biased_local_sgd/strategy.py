@@ -298,6 +298,7 @@ class BiasedLocalSGD(LocalSteps):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
+        replies = self.judged(context, replies)
         for reply in replies if self.shared is not None else ():
             # l. 14
             self.shared.record(reply)

@@ -16,12 +16,12 @@ from flwr_hetero._flwr import log
 from flwr_hetero.asynchronous.rule import Arrival
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.baselines.model_average import ModelAverage
-from flwr_hetero.biased_local_sgd.node_speeds import Job
-from flwr_hetero.biased_local_sgd.step_budget import MAX_RATIO, LocalSteps
+from flwr_hetero.biased_local_sgd.node_speeds import Job, MeasuredSteps
+from flwr_hetero.biased_local_sgd.strategy import MAX_RATIO
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, payload_bytes, read_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import check_enough_updates, check_unscaled, name_of
+from flwr_hetero.server.contract import check_enough_updates, name_of
 from flwr_hetero.server.nodes import is_simulated, online_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
@@ -150,19 +150,18 @@ def _refuse_parts(strategy: Strategy | None) -> None:
 # --- its parts -----------------------------------------------------------------------------
 
 
-class Slices(LocalSteps):
+class Slices(MeasuredSteps):
     """Steps that fit a slice, whatever a message costs."""
 
+    name: ClassVar[str] = "local_steps"
     called = "FedSlice"
 
     def __init__(
         self, strategy: Strategy | None, fast_steps: int, correction: float, keeps: bool
     ) -> None:
-        super().__init__(strategy, fast_steps, budget="slice", weighting="examples")
-        self.correction, self._has_warned = correction, False
+        super().__init__(strategy, correction)
+        self.fast_steps, self._has_warned = fast_steps, False
         self.keeps, self._has_weighed = keeps, not keeps
-        if correction:
-            check_unscaled(self, "step_correction", correction)
 
     def num_steps(self, nodes: list[str]) -> NDArray[np.int64]:  # type: ignore[override]
         """Return the steps of each node's next slice; shape (len(nodes),)."""
@@ -195,9 +194,6 @@ class Slices(LocalSteps):
                 "simulation, twice that for Adam; keep_optimizer=False begins anew in each message"
             )
             log(WARNING, text, kept / 1e9)
-
-    def _say_what_is_optimised(self) -> None:
-        """Say nothing yet: the first times are those of warm-ups."""
 
     def say_whose_data_count(self) -> None:
         """Log once whose data count more, where steps differ much."""

@@ -16,7 +16,7 @@ from flwr_hetero.asynchronous.algorithm import Weights
 from flwr_hetero.asynchronous.mail import on_clock
 from flwr_hetero.asynchronous.rule import Arrival
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.step_budget import assigned_steps
+from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
 from flwr_hetero.server.context import Exchange
