@@ -38,7 +38,8 @@ def accept(context: Exchange, replies: Sequence[Message], expected: Expected) ->
         if node_id is None:
             context.note(reply.metadata.src_node_id, "reply to a message that is not open")
             continue
-        context.fleet.nodes.heard_of(node_id)
+        if reply.metadata.reply_to_message_id not in context.checked:  # else it is old news
+            context.fleet.nodes.mark_alive(node_id)
         if is_good(context, reply, node_id, expected):
             good.append(reply)
     if context.enough is not None and is_enough(replies, context.enough):
@@ -47,7 +48,7 @@ def accept(context: Exchange, replies: Sequence[Message], expected: Expected) ->
     for node_id in waiting.values():
         context.fail(node_id, f"no reply within {context.timeout_s:g} s")
         if expected.metrics:  # a node that is away when it is to be timed is not asked again
-            context.fleet.nodes.kept_silent(
+            context.fleet.nodes.keep_silent(
                 node_id, context.fleet.clock.virtual_s, context.timeout_s
             )
     good.sort(key=lambda reply: context.fleet.nodes.sort_key(reply.metadata.src_node_id))

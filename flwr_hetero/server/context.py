@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.server.contract import HookGuard
-from flwr_hetero.server.nodes import NodeRegistry, is_simulated, online_nodes, whole_grid
+from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
 from flwr_hetero.server.reply_checks import Latency, Norms, reported_latency
 
 QUORUM = 3
@@ -117,7 +117,7 @@ class Fleet:
     type and node, of how many examples a node spoke first, and how many counted last.
     """
 
-    nodes: NodeRegistry = field(default_factory=NodeRegistry)
+    nodes: NodeBook = field(default_factory=NodeBook)
     clock: Clock = field(default_factory=Clock)
     costs: Costs = field(default_factory=Costs)
     info: RoundInfo = field(default_factory=RoundInfo)

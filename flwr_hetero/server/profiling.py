@@ -18,7 +18,7 @@ from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.records import read_number
 from flwr_hetero.server.checks import accept
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import NodeRegistry
+from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.reply_checks import Expected, reported_partition
 from flwr_hetero.server.wrapper import Wrapper
 
@@ -112,8 +112,8 @@ def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: floa
     fleet.clock.virtual_s, fleet.costs = virtual_s, costs
 
 
-def _unknown(nodes: NodeRegistry, grid: Grid) -> list[int]:
-    free = set(grid.get_node_ids()) - nodes.busy
+def _unknown(nodes: NodeBook, grid: Grid) -> list[int]:
+    free = set(grid.get_node_ids()) - nodes.in_flight.keys()
     return sorted(node for node in free if not nodes.knows(node))
 
 

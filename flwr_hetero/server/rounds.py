@@ -170,7 +170,7 @@ def answering(run: Run) -> Iterator[Grid]:
     Flower's minima, for which it would wait, are at most the nodes shown meanwhile.
     """
     fleet, leaf = run.fleet, run.strategy.chain()[-1]
-    silent = fleet.nodes.left_alone(fleet.clock.virtual_s)
+    silent = fleet.nodes.backed_off(fleet.clock.virtual_s)
     shown = sorted(online_nodes(run.grid) - silent) if silent else []
     if not shown:
         yield run.grid
