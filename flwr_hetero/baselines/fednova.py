@@ -93,4 +93,5 @@ class FedNova(LocalSteps):
     def scales(
         self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
     ) -> NDArray[np.float64]:
+        """Return FedNova's scales."""
         return update_scales(steps, weights, self.momentum)

@@ -126,12 +126,13 @@ class SharedSamples:
             return "losses of samples that it was not assigned"
         return None
 
-    def record(self, reply: Message) -> None:
-        """Keep the losses of a good reply."""
-        record = reply.content.config_records.get(keys.SAMPLES)
-        if record is not None and reply.metadata.src_node_id in self._assigned:
-            indices, losses = read_samples(record)
-            self.losses[indices] = losses
+    def record(self, replies: Sequence[Message]) -> None:
+        """Keep the losses of good replies."""
+        for reply in replies:
+            record = reply.content.config_records.get(keys.SAMPLES)
+            if record is not None and reply.metadata.src_node_id in self._assigned:
+                indices, losses = read_samples(record)
+                self.losses[indices] = losses
 
     def round_info(self) -> dict[str, Any]:
         """Return the epoch and how many samples have a loss."""
@@ -140,8 +141,9 @@ class SharedSamples:
     def state_dict(self) -> StateDict:
         """Return losses, pools and generator."""
         pools = {"fast": self._fast_pool, "slow": self._slow_pool, "taken": self._taken}
-        arrays = {name: row.copy() for name, row in {"losses": self.losses, **pools}.items()}
-        return {**arrays, "epoch": self.epoch, "rng": rng_to_str(self.rng)}
+        copies = {name: row.copy() for name, row in pools.items()}
+        losses = self.losses.copy()
+        return {"losses": losses, **copies, "epoch": self.epoch, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""

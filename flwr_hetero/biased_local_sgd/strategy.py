@@ -299,9 +299,9 @@ class BiasedLocalSGD(LocalSteps):
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
         replies = self.judged(context, replies)
-        for reply in replies if self.shared is not None else ():
+        if self.shared is not None:
             # l. 14
-            self.shared.record(reply)
+            self.shared.record(replies)
         return super().on_replies(context, replies)
 
     def weights(self, context: Exchange, replies: list[Message]) -> list[float]:

@@ -1,9 +1,9 @@
-"""Timing nodes while they train (section 4.2); the paper's phase is the case of all in own rounds.
+"""Timing nodes while they train; the paper's phase (section 4.2) is the case of rounds of its own.
 
 A node is sent the instruction of a round like all others. The round goes on with the first
 replies; a later one gives the node's latency and nothing else, and until it is here the node is
-not asked again. In a phase all nodes are timed and waited for before the first round, and those
-that join later are sent a message that no round waits for.
+not asked again. A phase waits for all nodes, and those that join later are sent a message that no
+round waits for.
 """
 
 import json
@@ -21,10 +21,11 @@ from flwr.serverapp import Grid
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import with_cure
+from flwr_hetero.server.checks import is_good
 from flwr_hetero.server.context import POLL_S, Exchange
 from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
 from flwr_hetero.server.profiling import TRUSTED, comparable_s, profile_message, profile_nodes
-from flwr_hetero.server.reply_checks import judge_latency, reported_partition
+from flwr_hetero.server.reply_checks import Expected, reported_partition
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict
 from flwr_hetero.tifl.tiers import T_MAX, Formed, Tiers, form_tiers
@@ -32,6 +33,8 @@ from flwr_hetero.tifl.tiers import T_MAX, Formed, Tiers, form_tiers
 MEMORY = 5
 """Latencies of a node that are kept after its first, which may be a cold start and counts only
 until there is another; their median counts."""
+MAX_FAILURES = 3
+"""Failures in a row after which a node is left out until tiers are formed again."""
 AT_ONCE = 1_000
 """Nodes that are timed at once, beside those of the rounds; the others follow."""
 LARGE_FLEET = 10_000
@@ -39,7 +42,9 @@ LARGE_FLEET = 10_000
 RENEW_EVERY = LOOK_EVERY = 10
 """Rounds after which tiers are formed again, and newcomers are looked for even if the number of
 nodes has not changed; more on a fleet above ``LARGE_FLEET``."""
-STATE = {"last_profile": int, "forming": int, "times": str}
+KINDS = ("train", "evaluate")
+"""Rows of failures; a node that has trained begins both again."""
+STATE = {"last_profile": int, "forming": int, "times": str, "failures": str}
 """Entries of a saved Latencies."""
 
 
@@ -64,7 +69,7 @@ class FirstWork:
 
 
 class Latencies:
-    """Keep the last latencies of each node, by identity, and which nodes not to wait for.
+    """Keep the last latencies of each node, by identity, and which nodes not to ask.
 
     ``last`` is the round in which tiers were formed, ``forming`` whether some nodes have never
     been placed, ``left_out`` are nodes whose replies to the last round do not count. ``phase`` has
@@ -81,7 +86,7 @@ class Latencies:
         self._seconds: dict[str, list[float]] = {}
         self._fresh: set[str] = set()  # timed since the tiers were formed
         self._first: dict[str, FirstWork] = {}
-        self._known: Set[int] = set()
+        self._known: set[int] = set()
         self._more = True
         self._num_online = self._rounds_since = 0
 
@@ -97,14 +102,14 @@ class Latencies:
         """
         known, since = len(tiers.latency), context.round - self.last
         if self.phase and (not known or (self.every and since >= self.every)):
-            return self._profile(context, grid, online, self.phase, first=not known)
+            return self._profile(context, grid, online, *self.phase, first=not known)
         self._collect(context, grid, online)
-        due = since >= (self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET))
-        if due and self.every:
-            self._forget_dropouts(tiers)
-        last = not (self._first or self._more)
+        formed, last = None, not (self._first or self._more)
         first = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
-        formed = None
+        due = since >= (self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET))
+        if due and not self.phase:
+            self.try_again()
+            self._forget_dropouts(tiers)
         if self._seconds and not self.phase and (due or first):
             formed = self._form(context.round, tiers, first)
         self.forming &= not (last and self._seconds)
@@ -136,14 +141,13 @@ class Latencies:
             if (seconds := self._seconds[name][-1]) < T_MAX:
                 tier = tiers.add(name, seconds)
                 log(DEBUG, "TiFL: %s joins tier %d (%.3g s)", name, tier, seconds)
-        self._fresh.clear()
 
     def _forget_dropouts(self, tiers: Tiers) -> None:
-        """Time nodes again that were too slow for any tier."""
-        dropouts = tiers.latency.keys() - tiers.tier.keys()
-        for name in dropouts:
+        """Time nodes again that were too slow for any tier, if an interval is given."""
+        dropouts = tiers.latency.keys() - tiers.tier.keys() if self.every else ()
+        for name in sorted(dropouts):
             self._seconds.pop(name, None)
-        self.retry(sorted(dropouts))
+            self.retry([name])
 
     def _note(self, node_id: int, seconds: float) -> None:
         name = self.nodes.identity(node_id)
@@ -157,25 +161,18 @@ class Latencies:
     # --- the paper's phase ---------------------------------------------------------------
 
     def _profile(
-        self,
-        context: Exchange,
-        grid: Grid,
-        online: Set[int],
-        phase: tuple[int, int],
-        *,
-        first: bool,
+        self, context: Exchange, grid: Grid, online: Set[int], sync: int, warmup: int, first: bool
     ) -> Formed | None:
         """Time all nodes in rounds of their own, and wait for them."""
         self.last = context.round
         self.nodes.learn(grid)
-        sync, warmup = phase
         counts = {"sync_rounds": sync, "warmup_rounds": warmup}
-        how = (self.strategy, context, grid, sorted(online))
-        node_ids, rounds = profile_nodes(*how, **counts, t_max=T_MAX)
-        # 4.2: those that have timed out are incremented by T_max
+        nodes = sorted(online)
+        _, rounds = profile_nodes(self.strategy, context, grid, nodes, **counts, t_max=T_MAX)
+        # 4.2: the ones that have timed out are incremented by T_max
         rounds = np.where(np.isnan(rounds), T_MAX, rounds)
-        column = sorted(range(len(node_ids)), key=lambda i: self.nodes.sort_key(node_ids[i]))
-        names = [self.nodes.identity(node_ids[i]) for i in column]
+        column = sorted(range(len(nodes)), key=lambda i: self.nodes.sort_key(nodes[i]))
+        names = [self.nodes.identity(nodes[i]) for i in column]
         formed = form_tiers(names, rounds[:, column], self.num_tiers)
         if formed is None:
             what = f"TiFL: no node answered the profiling within {T_MAX:g} s"
@@ -185,6 +182,7 @@ class Latencies:
             log(WARNING, "%s: the tiers stay as they are", what)
             return None
         formed.log(0)
+        self.try_again()
         self.set_known(online)
         self._seconds = {name: [seconds] for name, seconds in formed.tiers.latency.items()}
         return formed._replace(first=first)
@@ -199,22 +197,21 @@ class Latencies:
     def newcomers(
         self, context: Exchange, grid: Grid, online: Set[int], rng: np.random.Generator
     ) -> list[int]:
-        """Return nodes to be timed in this round; none in a phase, which asks them beside it."""
-        new = self._newcomers(grid, online, rng)
+        """Return nodes to be timed in this round; none with a phase, which asks them beside it."""
+        new = self._unknown(grid, online, rng)
         if not (self.phase and new):
             return new
-        kind = self.nodes.profile_kind or keys.PROFILE_MESSAGE
+        kind, now_s = self.nodes.profile_kind or keys.PROFILE_MESSAGE, self.fleet.clock.virtual_s
         messages = [profile_message(self.strategy, context, n, kind, 0) for n in new]
         log(INFO, "TiFL: %d new nodes are profiled alongside training", len(new))
         list(grid.push_messages(messages))
-        now_s = self.fleet.clock.virtual_s
         self.fleet.costs.sent(messages, now_s, T_MAX)
         for node_id, message in zip(new, messages, strict=True):
             if message.metadata.message_id:  # none if the node is gone
                 self._add(message, FirstWork(node_id, now_s, time.monotonic()))
         return []
 
-    def _newcomers(self, grid: Grid, online: Set[int], rng: np.random.Generator) -> list[int]:
+    def _unknown(self, grid: Grid, online: Set[int], rng: np.random.Generator) -> list[int]:
         size, self._rounds_since = 1 + len(online) // LARGE_FLEET, self._rounds_since + 1
         changed = len(online) != self._num_online
         if not self._more and self._rounds_since < (size if changed else LOOK_EVERY * size):
@@ -223,9 +220,9 @@ class Latencies:
         new = sorted(online - self._known)
         if new:
             self.nodes.learn(grid)
-        name = self.nodes.identity
+        name, blocked = self.nodes.identity, self.blocked
         self._known.update(node for node in new if name(node) in self._seconds)
-        new = [n for n in new if n not in self._known and n not in self.nodes.blocked]
+        new = [n for n in new if n not in self._known and name(n) not in blocked]
         room = max(0, max(AT_ONCE, self.strategy.clients_per_round or 0) - len(self._first))
         if len(new) > room:
             new = sorted(rng.choice(new, size=room, replace=False).tolist())
@@ -255,17 +252,15 @@ class Latencies:
         clock, round_s = self.fleet.clock, context.virtual_s
         began_s, pushed_s = clock.virtual_s - round_s, time.monotonic() - round_s
         self.left_out = [message.metadata.dst_node_id for message in context.surplus]
-        for message in context.surplus:
-            node_id = message.metadata.dst_node_id
+        for node_id, message in zip(self.left_out, context.surplus, strict=True):
             self._add(message, FirstWork(node_id, began_s, pushed_s, missing_s=round_s))
         seconds = {id(reply): self._latency_of(context, reply, online) for reply in replies}
         kept = sorted(replies, key=lambda reply: seconds[id(reply)])[:enough]
-        end_s = max((seconds[id(reply)] for reply in kept), default=0.0)
-        waited = context.enough is None and len(replies) > len(kept)
-        early = waited and clock.emulated and round_s > end_s
-        if early:
-            context.virtual_s, clock.virtual_s = end_s, began_s + end_s
         counting = {id(reply) for reply in kept}
+        end_s = max((seconds[i] for i in counting), default=0.0)
+        waited = context.enough is None and len(replies) > len(kept)
+        if early := waited and clock.emulated and round_s > end_s:
+            context.virtual_s, clock.virtual_s = end_s, began_s + end_s
         for reply in replies:
             node_id, took_s = reply.metadata.src_node_id, seconds[id(reply)]
             if id(reply) not in counting:
@@ -281,12 +276,12 @@ class Latencies:
         """Return a reply's latency; a node that has rejoined gets its old name."""
         node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
         if partition is not None and not self.nodes.knows(node_id):
-            self.nodes.come_back(node_id, partition, online)
+            self.nodes.rejoin(node_id, partition, online)
         return comparable_s(context, reply)
 
     def _add(self, message: Message, work: FirstWork) -> None:
         self._first[message.metadata.message_id] = work
-        self.nodes.busy.add(work.node_id)
+        self.nodes.in_flight[work.node_id] = work.began_s
 
     # --- late replies ------------------------------------------------------------------
 
@@ -298,25 +293,34 @@ class Latencies:
             if work.ends_s > now_s:
                 continue
             del self._first[message_id]
-            self.nodes.busy.discard(work.node_id)
+            self.nodes.in_flight.pop(work.node_id, None)
             if work.over_s <= now_s and math.isfinite(work.seconds):
                 self._note(work.node_id, work.seconds)
             else:
-                self.nodes.has_failed(work.node_id)
-                self.retry([self.nodes.identity(work.node_id)])
+                name = self.nodes.identity(work.node_id)
+                self.count("train", [], [name])
+                self.retry([name])
 
     def wait(self, context: Exchange, grid: Grid, online: Set[int]) -> bool:
-        """Wait until some first work is over, if there is any: no round may go by idle."""
+        """Wait until some first work is over, for there is no other node to train.
+
+        Without any such work nodes that kept failing are asked again: no round may go by idle.
+        """
         clock = self.fleet.clock
         if not self._first:
-            return False
+            if blocked := self.blocked:
+                log(WARNING, "TiFL: no other node is left, %d that failed are back", len(blocked))
+                self.try_again()
+                self._more = True
+            return bool(blocked)
         self._pull(context, grid, online, enough=1)
         if self._first and not hasattr(whole_grid(grid), "virtual_time_s") and not clock.emulated:
             time.sleep(POLL_S)
             clock.virtual_s += POLL_S
         else:
-            over_s = min(work.ends_s for work in self._first.values())
-            clock.virtual_s = max(clock.virtual_s, over_s)
+            clock.virtual_s = max(
+                clock.virtual_s, min(work.ends_s for work in self._first.values())
+            )
         return True
 
     def _pull(self, context: Exchange, grid: Grid, online: Set[int], enough: int | None) -> None:
@@ -330,50 +334,73 @@ class Latencies:
             replies: Sequence[Message] = whole.wait_for(waiting, limit_s, enough)
         else:
             replies = list(grid.pull_messages(waiting))
-        self.fleet.costs.answered(replies, self.fleet.clock.virtual_s)
+        now_s = self.fleet.clock.virtual_s
+        self.fleet.costs.answered(replies, now_s)
+        late = Exchange(self.fleet, context.round, timeout_s=T_MAX, simulated=is_simulated(grid))
         for reply in replies:
             if (work := self._first.get(reply.metadata.reply_to_message_id)) is not None:
-                self._time(context, reply, work, online, simulated=is_simulated(grid))
-        now_s = self.fleet.clock.virtual_s
+                self._time(late, reply, work, online)
         for work in (self._first[message_id] for message_id in waiting):
             if work.over_s == math.inf:
                 work.missing_s = now_s - work.began_s
 
-    def _time(
-        self, context: Exchange, reply: Message, work: FirstWork, online: Set[int], simulated: bool
-    ) -> None:
+    def _time(self, late: Exchange, reply: Message, work: FirstWork, online: Set[int]) -> None:
         """Learn from a late reply how long its node took."""
         work.over_s = now_s = self.fleet.clock.virtual_s
-        if not reply.has_content():
+        if not late.simulated:
+            seen_s = time.monotonic() - work.pushed_s
+            late.round_trip_s[reply.metadata.reply_to_message_id] = seen_s
+        if not is_good(late, reply, work.node_id, Expected(metrics=False)):
             return
-        seen_s = time.monotonic() - work.pushed_s
-        latency, complaint = judge_latency(
-            reply, None if simulated else seen_s, simulated=simulated
-        )
-        if complaint:
-            self.nodes.warn(work.node_id, f"latency not believed: {complaint}")
-        partition = reported_partition(reply)
-        if partition is not None and not self.nodes.knows(work.node_id):
-            self.nodes.come_back(work.node_id, partition, online)
-        if latency is None:
-            work.seconds = seen_s
-            return
-        work.seconds = max(latency.seconds, TRUSTED * work.missing_s)
-        if latency.emulated:
+        seconds, latency = self._latency_of(late, reply, online), late.latency_of(reply)
+        work.seconds = max(seconds, TRUSTED * work.missing_s)
+        if latency is not None and latency.emulated:
             work.over_s = max(now_s, work.began_s + work.seconds)
-        context.latency[reply.metadata.reply_to_message_id] = latency
         for wrapper in self.strategy.top.wrappers():
-            wrapper.on_profile_replies(context, [reply])
+            wrapper.on_profile_replies(late, [reply])
+
+    # --- nodes that keep failing -----------------------------------------------------------
+
+    @property
+    def blocked(self) -> set[str]:
+        """Identities that are not asked."""
+        return self.nodes.failed_often(MAX_FAILURES, *KINDS)
+
+    def count(self, kind: str, good: Sequence[str], failed: Sequence[str]) -> None:
+        """Count failures in a row; success ends the row."""
+        for name in sorted(failed):
+            node_id = self.nodes.find(name)
+            if node_id is not None and self.nodes.fail(node_id, kind) == MAX_FAILURES:
+                text = (
+                    f"failed {MAX_FAILURES} times in a row, left out until tiers are formed again"
+                )
+                self.nodes.warn(node_id, text)
+        for name in good:
+            for ended in KINDS if kind == "train" else (kind,):
+                self.nodes.failures[ended].pop(name, None)
+
+    def try_again(self) -> None:
+        """Let nodes that kept failing try once more: another failure, and they are left out."""
+        for kind in KINDS:
+            row = self.nodes.failures[kind]
+            for name, count in row.items():
+                row[name] = min(count, MAX_FAILURES - 1)
 
     # --- state -------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
-        """Return the latencies; nodes at their first work are asked again after a resume."""
-        times = json.dumps(self._seconds)
-        return {"last_profile": self.last, "forming": int(self.forming), "times": times}
+        """Return latencies and failures; nodes at their first work are asked again on a resume."""
+        return {
+            "last_profile": self.last,
+            "forming": int(self.forming),
+            "times": json.dumps(self._seconds),
+            "failures": json.dumps({kind: self.nodes.failures[kind] for kind in KINDS}),
+        }
 
     def load_state_dict(self, state: StateDict, tiers: Tiers) -> None:
         """Continue from ``state_dict``."""
         self.last, self.forming = int(str(state["last_profile"])), bool(state["forming"])
         self._seconds = json.loads(str(state["times"]))
         self._fresh = set(self._seconds) - set(tiers.latency)
+        for kind, row in json.loads(str(state["failures"])).items():
+            self.nodes.failures[kind].update(row)

@@ -18,7 +18,7 @@ from flwr_hetero.server.nodes import WAIT_S, GridView, online_nodes, wait_for_no
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero.state_dict import StateDict, check_state, entries_below, rng_from_str, rng_to_str
+from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 from flwr_hetero.tifl.algorithm import (
     ADAPTIVE,
     ALGORITHM_2,
@@ -36,18 +36,17 @@ from flwr_hetero.tifl.algorithm import (
 )
 from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
 from flwr_hetero.tifl.latencies import Latencies
-from flwr_hetero.tifl.pacing import draw_weights, paced_credits, steer, take_turns
+from flwr_hetero.tifl.pacing import (
+    Forecast,
+    TimeEstimate,
+    draw_weights,
+    paced_credits,
+    steer,
+    take_turns,
+)
 from flwr_hetero.tifl.tiers import T_MAX, Formed, Tiers
-from flwr_hetero.tifl.time_estimate import STATE as ESTIMATE_STATE
-from flwr_hetero.tifl.time_estimate import TimeEstimate
 
-ROWS = {**{name: ((-1,), "f") for name in TierState._fields}, "tier": int}
-STATE = {
-    **{"tiers": str, "rng": str, "due": ((-1,), "f"), "evaluated": ((-1,), "f")},
-    **TIMES_STATE,
-    **{f"state/{name}": kind for name, kind in ROWS.items()},
-    **{f"estimate/{name}": kind for name, kind in ESTIMATE_STATE.items()},
-}
+STATE = {**dict.fromkeys(("tiers", "state", "estimate", "draws", "rng"), str), **TIMES_STATE}
 """Entries of a saved TiFL."""
 
 
@@ -157,6 +156,7 @@ class TiFL(Selection):
         self._online: Set[int] = frozenset()
         self._panel: list[int] = []
         self._further: Set[int] = frozenset()
+        self._trained: Set[str] = frozenset()
 
     # --- tiers -------------------------------------------------------------------------
 
@@ -216,7 +216,9 @@ class TiFL(Selection):
         self._set_tiers(timing.update(context, grid, online, self.tiers))
         if not (self._is_predicted or timing.forming):
             self._is_predicted, count = True, self._num_rounds - context.round + 1
-            self._log_forecast(count)
+            if len(self.estimate.slowest_s):
+                text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
+                log(INFO, text, count, self.forecast(count))
         newcomers = timing.newcomers(context, grid, online, self.rng)
         self._draw()
         while not self.draw.nodes + newcomers and timing.wait(context, grid, online):
@@ -274,7 +276,14 @@ class TiFL(Selection):
         if self.draw.tier is not None:
             self.estimate.actual_s += context.virtual_s
             self.state = self.state if good else refund(self.state)
+        self.timing.count("train", list(good), failed)
         self.timing.retry(failed)
+        self._trained = good.keys() | set(failed)
+
+    def on_evaluate_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
+        """Count failures of nodes that only evaluate."""
+        if good:  # else it may be the ClientApp that cannot evaluate
+            self.timing.count("evaluate", good, sorted(set(failed) - self._trained))
 
     # --- evaluation, Alg. 2, l. 21-23 ----------------------------------------------------
 
@@ -290,7 +299,9 @@ class TiFL(Selection):
         """Return all free nodes; where only TiFL needs figures, the same of every tier."""
         online = online_nodes(grid)
         if self._inner_evaluates:
-            return [node for node in online if self._is_free(node)]
+            in_flight, blocked = self.fleet.nodes.in_flight, self.timing.blocked
+            free = [node for node in online if node not in in_flight]
+            return [n for n in free if self.identity(n) not in blocked] if blocked else free
         return self.tiers.panel(self._available(online)) if self._is_due(context.round) else []
 
     def configure_evaluate(
@@ -333,15 +344,13 @@ class TiFL(Selection):
         first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
         return first or server_round % self.interval == 0
 
-    def _is_free(self, node_id: int) -> bool:
-        return node_id not in self.fleet.nodes.busy
-
     def _available(self, online: Set[int]) -> Available:
-        find = self.fleet.nodes.find
+        nodes, blocked = self.fleet.nodes, self.timing.blocked
 
         def available(identity: str) -> int | None:
-            node_id = find(identity)
-            return node_id if node_id in online and self._is_free(node_id) else None
+            node_id = nodes.find(identity)
+            free = node_id in online and node_id not in nodes.in_flight and identity not in blocked
+            return node_id if free else None
 
         return available
 
@@ -352,11 +361,9 @@ class TiFL(Selection):
         others = {self.identity(node_id) for node_id in self.timing.left_out}
         record["selected"] = [node for node in record["selected"] if node not in others]
 
-    def _log_forecast(self, count: int) -> None:
-        if len(self.estimate.slowest_s):
-            text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
-            found = self.estimate.ahead(count, self.state, self.tiers.seconds, self.named)
-            log(INFO, text, count, found)
+    def forecast(self, num_rounds: int) -> Forecast:
+        """Return how long so many rounds to come will take."""
+        return self.estimate.ahead(num_rounds, self.state, self.tiers.seconds, self.named)
 
     def on_finish(self, run: Run) -> None:
         """Log the time estimate beside the actual time."""
@@ -373,7 +380,7 @@ class TiFL(Selection):
             "tier_probs": self.state.probs.tolist(),
             "tier_chances": self.draw.probs.tolist(),
             "credits": _finite_or_none(self.state.credits),
-            "in_flight": len(self.fleet.nodes.busy),
+            "in_flight": len(self.fleet.nodes.in_flight),
             "tier_accuracy": _finite_or_none(accuracy),
             "paper_estimate_s": self.estimate.paper_s,
             "exact_estimate_s": self.estimate.exact_s,
@@ -393,29 +400,26 @@ class TiFL(Selection):
 
     def state_dict(self) -> StateDict:
         """Return tiers, the state of Algorithm 2, estimate and generator."""
-        evaluated = np.zeros(0) if self.evaluated is None else self.evaluated
-        return {
-            "tiers": json.dumps(self.tiers.info()),
-            **super().state_dict(),
-            **self.timing.state_dict(),
-            "rng": rng_to_str(self.rng),
-            "due": self.due,
-            "evaluated": evaluated,
-            **{f"state/{name}": row for name, row in self.state._asdict().items()},
-            **{f"estimate/{name}": value for name, value in vars(self.estimate).items()},
+        held = {
+            "tiers": self.tiers.info(),
+            "state": self.state._asdict(),
+            "estimate": vars(self.estimate),
+            "draws": {"due": self.due, "evaluated": self.evaluated},
         }
+        rows = {name: json.dumps(value, default=np.ndarray.tolist) for name, value in held.items()}
+        times = super().state_dict() | self.timing.state_dict()
+        return {**rows, **times, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes are found again by their identity."""
         check_state(state, STATE, "TiFL")
         super().load_state_dict(state)
         self.tiers = Tiers.from_json(str(state["tiers"]))
-        self.state = TierState(**entries_below("state/", state))  # type: ignore[arg-type]
-        self.estimate = TimeEstimate(**entries_below("estimate/", state))  # type: ignore[arg-type]
         self.timing.load_state_dict(state, self.tiers)
-        self.rng, self.due = rng_from_str(str(state["rng"])), np.array(state["due"])
-        evaluated = np.array(state["evaluated"])
-        self.evaluated = evaluated if len(evaluated) else None
+        self.rng = rng_from_str(str(state["rng"]))
+        self.state = TierState(**_arrays(state["state"]))
+        self.estimate = TimeEstimate(**_arrays(state["estimate"]))
+        vars(self).update(_arrays(state["draws"]))
 
 
 def check_credits(credits: int | Sequence[int] | None, num_tiers: int) -> list[int] | None:
@@ -447,6 +451,11 @@ def copy_for(node_id: int, message: Message) -> Message:
         for n, r in like.content.items()
     }
     return Message(RecordDict(content), node_id, like.metadata.message_type)
+
+
+def _arrays(saved: object) -> dict[str, Any]:
+    rows = json.loads(str(saved)).items()
+    return {name: np.array(row) if isinstance(row, list) else row for name, row in rows}
 
 
 def _finite_or_none(row: Floats) -> list[float | None]:
