@@ -140,9 +140,7 @@ def first_state(
 
 
 def carry_over(before: TierState, new: TierState, policy: str, *, with_credits: bool) -> TierState:
-    """Go on with accuracies, and credits if wanted, where there are as many tiers as before."""
-    if len(before.probs) != len(new.probs):
-        return new
+    """Go on with accuracies, and credits if wanted, with new tiers, as many as before."""
     return new._replace(
         accuracy=before.accuracy,
         tier=before.tier,
@@ -170,7 +168,8 @@ def select(
     all are refilled then. One draw over the tiers with credits has the same distribution. Tiers
     without available nodes are passed and pay nothing.
 
-    >>> state = TierState(np.array([0.9, 0.1]), np.full(2, np.nan), np.array([1.0, 0.0]), np.ones(2))
+    >>> probs, credits = np.array([0.9, 0.1]), np.array([1.0, 0.0])
+    >>> state = TierState(probs, np.full(2, np.nan), credits, np.ones(2))
     >>> nodes, rng = {"a": 1, "b": 2, "c": 3}, np.random.default_rng(0)
     >>> draw, state = select(state, None, [["a", "b"], ["c"]], nodes.get, 1, rng)
     >>> draw.tier, draw.probs, state.credits

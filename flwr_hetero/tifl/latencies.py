@@ -1,18 +1,15 @@
 """Timing nodes while they train; the paper's phase (section 4.2) is the case of rounds of its own.
 
-A node is sent the instruction of a round like all others. The round goes on with the first
-replies; a later one gives the node's latency and nothing else, and until it is here the node is
-not asked again. A phase waits for all nodes, and those that join later are sent a message that no
-round waits for.
+A node is sent the instruction of a round like all others. The round goes on with the first replies;
+a later one gives the node's latency and nothing else, and until it is here the node is not asked
+again. A phase waits for all, and later joiners are sent a message that no round waits for.
 """
 
 import json
 import math
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from logging import DEBUG, INFO, WARNING
-from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -21,14 +18,13 @@ from flwr.serverapp import Grid
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import with_cure
-from flwr_hetero.server.checks import is_good
-from flwr_hetero.server.context import POLL_S, Exchange
-from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
-from flwr_hetero.server.profiling import TRUSTED, comparable_s, profile_message, profile_nodes
-from flwr_hetero.server.reply_checks import Expected, reported_partition
+from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.nodes import identity_key
+from flwr_hetero.server.profiling import profile_message, profile_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict
-from flwr_hetero.tifl.tiers import T_MAX, Formed, Tiers, form_tiers
+from flwr_hetero.tifl.late_replies import LateReplies, latency_of
+from flwr_hetero.tifl.tiers import T_MAX, Tiers, form_tiers
 
 MEMORY = 5
 """Latencies of a node that are kept after its first, which may be a cold start and counts only
@@ -48,53 +44,32 @@ STATE = {"last_profile": int, "forming": int, "times": str, "failures": str}
 """Entries of a saved Latencies."""
 
 
-@dataclass
-class FirstWork:
-    """What a node does when it is timed first: when it began and is over, by the fleet's clock.
-
-    ``missing_s`` is for how long the reply was not there yet.
-    """
-
-    node_id: int
-    began_s: float
-    pushed_s: float
-    over_s: float = math.inf
-    seconds: float = math.nan
-    missing_s: float = 0.0
-
-    @property
-    def ends_s(self) -> float:
-        """When it is over, or given up."""
-        return min(self.over_s, self.began_s + T_MAX)
-
-
 class Latencies:
     """Keep the last latencies of each node, by identity, and which nodes not to ask.
 
-    ``last`` is the round in which tiers were formed, ``forming`` whether some nodes have never
-    been placed, ``left_out`` are nodes whose replies to the last round do not count. ``phase`` has
-    the rounds that count and those before them; None: nodes are timed while they train.
+    ``last`` is the round in which tiers were formed, ``first`` whether nodes got their first ones
+    then, ``forming`` whether some have none, ``left_out`` are nodes whose replies to the last round
+    do not count. ``phase``: rounds that count, and those before; None: nodes are timed in training.
     """
 
     def __init__(
         self, strategy: Selection, num_tiers: int, every: int | None, phase: tuple[int, int] | None
     ) -> None:
         self.strategy, self.fleet, self.nodes = strategy, strategy.fleet, strategy.fleet.nodes
-        self.num_tiers, self.every, self.phase = num_tiers, every, phase
-        self.last, self.forming = 0, phase is None
+        self.num_tiers, self.per_round = num_tiers, strategy.clients_per_round or 1
+        self.every, self.phase = every, phase
+        self.last, self.first, self.forming = 0, False, phase is None
         self.left_out: list[int] = []
+        self.late = LateReplies(strategy)
         self._seconds: dict[str, list[float]] = {}
         self._fresh: set[str] = set()  # timed since the tiers were formed
-        self._first: dict[str, FirstWork] = {}
         self._known: set[int] = set()
         self._more = True
         self._num_online = self._rounds_since = 0
 
     # --- tiers -------------------------------------------------------------------------
 
-    def update(
-        self, context: Exchange, grid: Grid, online: Set[int], tiers: Tiers
-    ) -> Formed | None:
+    def update(self, context: Exchange, grid: Grid, online: Set[int], tiers: Tiers) -> Tiers | None:
         """Form tiers as first latencies come in, then every so many rounds of all latencies.
 
         While they form, a tenth more nodes make it worth while; one that has not answered is
@@ -103,37 +78,42 @@ class Latencies:
         known, since = len(tiers.latency), context.round - self.last
         if self.phase and (not known or (self.every and since >= self.every)):
             return self._profile(context, grid, online, *self.phase, first=not known)
-        self._collect(context, grid, online)
-        formed, last = None, not (self._first or self._more)
+        for work in self.late.collect(context, grid, online):
+            self._note(work.node_id, work.seconds)
+        formed, last = None, not (self.late.open or self._more)
         first = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
         due = since >= (self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET))
         if due and not self.phase:
             self.try_again()
-            self._forget_dropouts(tiers)
+            for name in sorted(tiers.latency.keys() - tiers.tier.keys() if self.every else ()):
+                self._seconds.pop(name, None)  # a dropout is timed again
+                self.retry([name])
         if self._seconds and not self.phase and (due or first):
             formed = self._form(context.round, tiers, first)
         self.forming &= not (last and self._seconds)
-        if known and (formed is None or formed.tiers is tiers):
+        if known and (formed is None or formed is tiers):
             self._place(tiers)
         if known or formed:
             self._fresh.clear()
         return formed
 
-    def _form(self, server_round: int, before: Tiers, first: bool) -> Formed | None:
-        self.last = server_round
+    def _form(self, server_round: int, before: Tiers, first: bool) -> Tiers | None:
+        self.last, self.first = server_round, first
         names = sorted(self._seconds, key=identity_key)
         warm = [self._seconds[name][1:] or self._seconds[name] for name in names]
         rounds = np.array([(row + [math.nan] * MEMORY)[:MEMORY] for row in warm]).T
         now_s = self.fleet.clock.virtual_s
-        in_flight = [now_s - work.began_s for work in self._first.values()]
-        formed = form_tiers(names, rounds, self.num_tiers, in_flight)
+        in_flight = [now_s - work.began_s for work in self.late.open.values()]
+        formed = form_tiers(names, rounds, self.num_tiers, self.per_round, in_flight)
         if formed is None:
             return None
-        if not first and not formed.tiers.moved(before):
-            before.seconds = formed.tiers.seconds
-            return formed._replace(tiers=before)
-        formed.log(len(in_flight))
-        return formed._replace(first=first)
+        tiers, why = formed
+        if first or tiers.moved(before):
+            log_tiers(tiers, why, len(in_flight))
+            return tiers
+        before.seconds = tiers.seconds
+        before.slowest_s, before.slowest_s2 = tiers.slowest_s, tiers.slowest_s2
+        return before
 
     def _place(self, tiers: Tiers) -> None:
         """Give nodes that were timed for the first time a place in the tiers."""
@@ -142,16 +122,13 @@ class Latencies:
                 tier = tiers.add(name, seconds)
                 log(DEBUG, "TiFL: %s joins tier %d (%.3g s)", name, tier, seconds)
 
-    def _forget_dropouts(self, tiers: Tiers) -> None:
-        """Time nodes again that were too slow for any tier, if an interval is given."""
-        dropouts = tiers.latency.keys() - tiers.tier.keys() if self.every else ()
-        for name in sorted(dropouts):
-            self._seconds.pop(name, None)
-            self.retry([name])
-
     def _note(self, node_id: int, seconds: float) -> None:
+        """Keep a latency; without one the node has failed, and is asked again."""
         name = self.nodes.identity(node_id)
-        if name not in self._seconds:
+        if math.isnan(seconds):
+            self.count("train", [], [name])
+            self.retry([name])
+        elif name not in self._seconds:
             self._fresh.add(name)
             self._seconds[name] = [seconds]
         else:
@@ -162,18 +139,17 @@ class Latencies:
 
     def _profile(
         self, context: Exchange, grid: Grid, online: Set[int], sync: int, warmup: int, first: bool
-    ) -> Formed | None:
+    ) -> Tiers | None:
         """Time all nodes in rounds of their own, and wait for them."""
-        self.last = context.round
+        self.last, self.first = context.round, first
         self.nodes.learn(grid)
-        counts = {"sync_rounds": sync, "warmup_rounds": warmup}
-        nodes = sorted(online)
-        _, rounds = profile_nodes(self.strategy, context, grid, nodes, **counts, t_max=T_MAX)
+        nodes, how = sorted(online), {"sync_rounds": sync, "warmup_rounds": warmup}
+        _, rounds = profile_nodes(self.strategy, context, grid, nodes, **how, t_max=T_MAX)
         # 4.2: the ones that have timed out are incremented by T_max
         rounds = np.where(np.isnan(rounds), T_MAX, rounds)
         column = sorted(range(len(nodes)), key=lambda i: self.nodes.sort_key(nodes[i]))
         names = [self.nodes.identity(nodes[i]) for i in column]
-        formed = form_tiers(names, rounds[:, column], self.num_tiers)
+        formed = form_tiers(names, rounds[:, column], self.num_tiers, self.per_round)
         if formed is None:
             what = f"TiFL: no node answered the profiling within {T_MAX:g} s"
             if first:
@@ -181,11 +157,12 @@ class Latencies:
                 raise RuntimeError(with_cure(f"{what}{why}: check the ClientApp's log."))
             log(WARNING, "%s: the tiers stay as they are", what)
             return None
-        formed.log(0)
+        tiers, why = formed
+        log_tiers(tiers, why, 0)
         self.try_again()
         self.set_known(online)
-        self._seconds = {name: [seconds] for name, seconds in formed.tiers.latency.items()}
-        return formed._replace(first=first)
+        self._seconds = {name: [seconds] for name, seconds in tiers.latency.items()}
+        return tiers
 
     def set_known(self, online: Set[int]) -> None:
         """Take these nodes, and no others, as profiled."""
@@ -206,9 +183,9 @@ class Latencies:
         log(INFO, "TiFL: %d new nodes are profiled alongside training", len(new))
         list(grid.push_messages(messages))
         self.fleet.costs.sent(messages, now_s, T_MAX)
-        for node_id, message in zip(new, messages, strict=True):
+        for message in messages:
             if message.metadata.message_id:  # none if the node is gone
-                self._add(message, FirstWork(node_id, now_s, time.monotonic()))
+                self.late.add(message, message.metadata.dst_node_id, now_s, time.monotonic())
         return []
 
     def _unknown(self, grid: Grid, online: Set[int], rng: np.random.Generator) -> list[int]:
@@ -223,7 +200,7 @@ class Latencies:
         name, blocked = self.nodes.identity, self.blocked
         self._known.update(node for node in new if name(node) in self._seconds)
         new = [n for n in new if n not in self._known and name(n) not in blocked]
-        room = max(0, max(AT_ONCE, self.strategy.clients_per_round or 0) - len(self._first))
+        room = max(0, max(AT_ONCE, self.per_round) - len(self.late.open))
         if len(new) > room:
             new = sorted(rng.choice(new, size=room, replace=False).tolist())
             self._more = True
@@ -252,13 +229,13 @@ class Latencies:
         clock, round_s = self.fleet.clock, context.virtual_s
         began_s, pushed_s = clock.virtual_s - round_s, time.monotonic() - round_s
         self.left_out = [message.metadata.dst_node_id for message in context.surplus]
-        for node_id, message in zip(self.left_out, context.surplus, strict=True):
-            self._add(message, FirstWork(node_id, began_s, pushed_s, missing_s=round_s))
-        seconds = {id(reply): self._latency_of(context, reply, online) for reply in replies}
-        kept = sorted(replies, key=lambda reply: seconds[id(reply)])[:enough]
-        counting = {id(reply) for reply in kept}
+        for message in context.surplus:
+            work = self.late.add(message, message.metadata.dst_node_id, began_s, pushed_s)
+            work.missing_s = round_s
+        seconds = {id(reply): latency_of(context, reply, online) for reply in replies}
+        counting = set(sorted(seconds, key=lambda i: seconds[i])[:enough])
         end_s = max((seconds[i] for i in counting), default=0.0)
-        waited = context.enough is None and len(replies) > len(kept)
+        waited = context.enough is None and len(replies) > len(counting)
         if early := waited and clock.emulated and round_s > end_s:
             context.virtual_s, clock.virtual_s = end_s, began_s + end_s
         for reply in replies:
@@ -267,97 +244,26 @@ class Latencies:
                 context.latency.pop(reply.metadata.reply_to_message_id, None)
                 self.left_out.append(node_id)
             if early and took_s > end_s:
-                self._add(reply, FirstWork(node_id, began_s, pushed_s, began_s + took_s, took_s))
+                work = self.late.add(reply, node_id, began_s, pushed_s)
+                work.over_s, work.seconds, work.is_here = began_s + took_s, took_s, True
             else:
                 self._note(node_id, took_s)
         return [reply for reply in replies if id(reply) in counting]
-
-    def _latency_of(self, context: Exchange, reply: Message, online: Set[int]) -> float:
-        """Return a reply's latency; a node that has rejoined gets its old name."""
-        node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
-        if partition is not None and not self.nodes.knows(node_id):
-            self.nodes.rejoin(node_id, partition, online)
-        return comparable_s(context, reply)
-
-    def _add(self, message: Message, work: FirstWork) -> None:
-        self._first[message.metadata.message_id] = work
-        self.nodes.in_flight[work.node_id] = work.began_s
-
-    # --- late replies ------------------------------------------------------------------
-
-    def _collect(self, context: Exchange, grid: Grid, online: Set[int]) -> None:
-        """Take in the first work that is over; nodes that have failed at it are asked again."""
-        self._pull(context, grid, online, enough=None)
-        now_s = self.fleet.clock.virtual_s
-        for message_id, work in list(self._first.items()):
-            if work.ends_s > now_s:
-                continue
-            del self._first[message_id]
-            self.nodes.in_flight.pop(work.node_id, None)
-            if work.over_s <= now_s and math.isfinite(work.seconds):
-                self._note(work.node_id, work.seconds)
-            else:
-                name = self.nodes.identity(work.node_id)
-                self.count("train", [], [name])
-                self.retry([name])
 
     def wait(self, context: Exchange, grid: Grid, online: Set[int]) -> bool:
         """Wait until some first work is over, for there is no other node to train.
 
         Without any such work nodes that kept failing are asked again: no round may go by idle.
         """
-        clock = self.fleet.clock
-        if not self._first:
-            if blocked := self.blocked:
-                log(WARNING, "TiFL: no other node is left, %d that failed are back", len(blocked))
-                self.try_again()
-                self._more = True
-            return bool(blocked)
-        self._pull(context, grid, online, enough=1)
-        if self._first and not hasattr(whole_grid(grid), "virtual_time_s") and not clock.emulated:
-            time.sleep(POLL_S)
-            clock.virtual_s += POLL_S
-        else:
-            clock.virtual_s = max(
-                clock.virtual_s, min(work.ends_s for work in self._first.values())
-            )
-        return True
-
-    def _pull(self, context: Exchange, grid: Grid, online: Set[int], enough: int | None) -> None:
-        """Look for replies; on an emulated fleet ``enough`` of them are waited for."""
-        waiting = [i for i, work in self._first.items() if work.over_s == math.inf]
-        whole: Any = whole_grid(grid)
-        if not waiting:
-            return
-        if hasattr(whole, "virtual_time_s"):  # its pull_messages would take time
-            limit_s = 0.0 if enough is None else T_MAX
-            replies: Sequence[Message] = whole.wait_for(waiting, limit_s, enough)
-        else:
-            replies = list(grid.pull_messages(waiting))
-        now_s = self.fleet.clock.virtual_s
-        self.fleet.costs.answered(replies, now_s)
-        late = Exchange(self.fleet, context.round, timeout_s=T_MAX, simulated=is_simulated(grid))
-        for reply in replies:
-            if (work := self._first.get(reply.metadata.reply_to_message_id)) is not None:
-                self._time(late, reply, work, online)
-        for work in (self._first[message_id] for message_id in waiting):
-            if work.over_s == math.inf:
-                work.missing_s = now_s - work.began_s
-
-    def _time(self, late: Exchange, reply: Message, work: FirstWork, online: Set[int]) -> None:
-        """Learn from a late reply how long its node took."""
-        work.over_s = now_s = self.fleet.clock.virtual_s
-        if not late.simulated:
-            seen_s = time.monotonic() - work.pushed_s
-            late.round_trip_s[reply.metadata.reply_to_message_id] = seen_s
-        if not is_good(late, reply, work.node_id, Expected(metrics=False)):
-            return
-        seconds, latency = self._latency_of(late, reply, online), late.latency_of(reply)
-        work.seconds = max(seconds, TRUSTED * work.missing_s)
-        if latency is not None and latency.emulated:
-            work.over_s = max(now_s, work.began_s + work.seconds)
-        for wrapper in self.strategy.top.wrappers():
-            wrapper.on_profile_replies(late, [reply])
+        if self.late.open:
+            self.late.wait(context, grid, online)
+            return True
+        blocked = self.blocked
+        if blocked:
+            log(WARNING, "TiFL: no other node is left, %d that failed are back", len(blocked))
+            self.try_again()
+            self._more = True
+        return bool(blocked)
 
     # --- nodes that keep failing -----------------------------------------------------------
 
@@ -371,9 +277,7 @@ class Latencies:
         for name in sorted(failed):
             node_id = self.nodes.find(name)
             if node_id is not None and self.nodes.fail(node_id, kind) == MAX_FAILURES:
-                text = (
-                    f"failed {MAX_FAILURES} times in a row, left out until tiers are formed again"
-                )
+                text = f"failed {MAX_FAILURES} times in a row, left out until tiers form again"
                 self.nodes.warn(node_id, text)
         for name in good:
             for ended in KINDS if kind == "train" else (kind,):
@@ -381,8 +285,7 @@ class Latencies:
 
     def try_again(self) -> None:
         """Let nodes that kept failing try once more: another failure, and they are left out."""
-        for kind in KINDS:
-            row = self.nodes.failures[kind]
+        for row in (self.nodes.failures[kind] for kind in KINDS):
             for name, count in row.items():
                 row[name] = min(count, MAX_FAILURES - 1)
 
@@ -404,3 +307,13 @@ class Latencies:
         self._fresh = set(self._seconds) - set(tiers.latency)
         for kind, row in json.loads(str(state["failures"])).items():
             self.nodes.failures[kind].update(row)
+
+
+def log_tiers(tiers: Tiers, why: str, num_in_flight: int) -> None:
+    """Log the size of the tiers, and why there are so few."""
+    if why:
+        log(WARNING, "TiFL: %s", why)
+    sizes = [len(members) for members in tiers.members]
+    text = "TiFL: tiers of %s nodes, fastest first; %d nodes dropped out%s"
+    late = f", {num_in_flight} have not answered yet" if num_in_flight else ""
+    log(DEBUG if num_in_flight else INFO, text, sizes, len(tiers.latency) - sum(sizes), late)

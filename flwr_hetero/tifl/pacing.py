@@ -1,13 +1,13 @@
 """Pace: how long rounds and runs take (section 4.5), and policies of our own that go by it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flwr_hetero.tifl.algorithm import ADAPTIVE, PACED, Floats, TierState
+from flwr_hetero.tifl.tiers import Tiers
 
 PACE = 0.75
 """Power of the latency: with 1 every tier would have the same share of the run's time, with 0 the
@@ -73,32 +73,6 @@ def steer(state: TierState, accuracy: Floats | None, latency: Floats) -> TierSta
     return state._replace(accuracy=accuracy, probs=weigh_tiers(accuracy, latency))
 
 
-def take_turns(due: Floats, change: Floats) -> Floats:
-    """Add what each tier is due of a round, or take the round from the tier that trained.
-
-    "adaptive" draws by what is due: a tier trains as often as its probability says, within about
-    a round.
-
-    >>> take_turns(np.array([0.5, 1.8]), np.array([0.6, 0.4]))
-    array([1.1, 2. ])
-    """
-    return np.clip(due + change, -MOST_DUE, MOST_DUE)
-
-
-def draw_weights(policy: str, state: TierState, due: Floats) -> Floats | None:
-    """Return by which weights a policy of ours draws a tier: (num_tiers,), None for the others.
-
-    Of "paced" these are the credits left, so that a period is a random permutation.
-
-    >>> state = TierState(np.ones(2) / 2, np.full(2, np.nan), np.array([3.0, 1.0]), np.ones(2))
-    >>> draw_weights("paced", state, due=np.zeros(2))
-    array([3., 1.])
-    """
-    if policy == PACED:
-        return state.credits if state.credits.any() else state.full_credits
-    return np.maximum(due, 0.0) if policy == ADAPTIVE else None
-
-
 def _times_faster(latency: Floats) -> Floats:
     seconds = np.maximum(latency, 1e-9)  # a clock may be too coarse to see any time
     return np.asarray(seconds.max() / seconds)
@@ -116,34 +90,6 @@ def paper_estimate(tier_latency: Floats, tier_probs: Floats, num_rounds: int) ->
     tier differ.
     """
     return float(np.dot(tier_latency, tier_probs)) * num_rounds
-
-
-def expected_slowest(latency: Floats, num_selected: int) -> float:
-    r"""Compute the expected latency of the slowest of c nodes drawn without replacement.
-
-    .. math:: E[\max] = \sum_{k=c}^{n} l_{(k)} \binom{k-1}{c-1} / \binom{n}{c}
-
-    With F(k) the probability that only the k fastest are drawn, F(n) = 1, F(k-1) = F(k) (1 - c/k)
-    and the weight of l_(k) is F(k) c / k; sums of log1p neither overflow nor cancel.
-    """
-    ordered = np.sort(latency)
-    c = min(num_selected, len(ordered))
-    k = np.arange(len(ordered), c, -1)  # slowest first
-    log_f = np.concatenate([[0.0], np.cumsum(np.log1p(-c / k))])
-    weights = np.exp(log_f) * c / np.append(k, c)
-    return float(weights @ ordered[c - 1 :][::-1])
-
-
-def expected_round_times(rounds: Floats, tier: NDArray[np.int64], count: int) -> Floats:
-    """Compute the expected length of a round of each tier, as a mean over measured rounds.
-
-    rounds: (num_measurements, num_nodes), tier: (num_nodes,) -> (num_tiers,).
-
-    The mean over rounds is right with jitter too: within one of them the nodes' latencies are as
-    independent as in a training round.
-    """
-    members = [rounds[:, tier == j] for j in range(tier.max() + 1)]
-    return np.array([np.mean([expected_slowest(row, count) for row in m]) for m in members])
 
 
 def schedule(state: TierState, policy: str, drawn: Floats) -> Floats:
@@ -182,11 +128,10 @@ class Forecast(NamedTuple):
 
 @dataclass
 class TimeEstimate:
-    """Estimates and the actual time, added up round by round, and what a round of each tier takes.
+    """Estimates and the actual time, added up round by round.
 
     ``within_s2`` and ``between_s2`` are variances: of which nodes of a tier are drawn, and of which
-    tiers are. ``slowest_s`` and ``slowest_s2``, mean and mean square of a round of each tier, are
-    empty where no latency is known.
+    tiers are.
     """
 
     paper_s: float = 0.0
@@ -194,42 +139,22 @@ class TimeEstimate:
     actual_s: float = 0.0
     within_s2: float = 0.0
     between_s2: float = 0.0
-    slowest_s: Floats = field(default_factory=lambda: np.zeros(0))
-    slowest_s2: Floats = field(default_factory=lambda: np.zeros(0))
-
-    def set_tiers(self, rounds: Floats, tier: NDArray[np.int64], clients_per_round: int) -> None:
-        """Estimate the rounds to come by these measurements."""
-        typical = np.nanmedian(np.where(tier >= 0, rounds, 0.0), axis=0)
-        filled = np.where(np.isnan(rounds), typical, rounds)
-        self.slowest_s = expected_round_times(filled, tier, clients_per_round)
-        self.slowest_s2 = expected_round_times(filled**2, tier, clients_per_round)
 
     def expect(
-        self,
-        count: int,
-        state: TierState,
-        latency: Floats,
-        policy: str,
-        probs: Floats | None = None,
+        self, count: int, tiers: Tiers, state: TierState, policy: str, drawn: Floats | None
     ) -> None:
-        """Add rounds by a policy's schedule; ``probs`` are those that a tier was drawn with."""
-        if not len(self.slowest_s):
+        """Add rounds by a policy's schedule, or the one round that was drawn with these chances."""
+        if not len(tiers.slowest_s):
             return
-        chances = schedule(state, policy, state.probs if probs is None else probs)
-        mean_s = float(chances @ self.slowest_s)
-        self.paper_s += paper_estimate(latency, chances, count)
+        chances = schedule(state, policy, state.probs if drawn is None else drawn)
+        mean_s = float(chances @ tiers.slowest_s)
+        self.paper_s += paper_estimate(tiers.seconds, chances, count)
         self.exact_s += count * mean_s
-        self.within_s2 += count * float(chances @ (self.slowest_s2 - self.slowest_s**2))
-        between_s2 = float(chances @ self.slowest_s**2) - mean_s**2
+        self.within_s2 += count * float(chances @ (tiers.slowest_s2 - tiers.slowest_s**2))
+        between_s2 = float(chances @ tiers.slowest_s**2) - mean_s**2
         independent = self.between_s2 + count * between_s2
-        free = free_draws(state, policy, count if probs is None else 0)
+        free = free_draws(state, policy, count if drawn is None else 0)
         self.between_s2 = independent if free is None else free * between_s2
-
-    def ahead(self, count: int, state: TierState, latency: Floats, policy: str) -> Forecast:
-        """Return how long rounds to come will take."""
-        later = TimeEstimate(slowest_s=self.slowest_s, slowest_s2=self.slowest_s2)
-        later.expect(count, state, latency, policy)
-        return later.forecast()
 
     def forecast(self) -> Forecast:
         """Return the estimate of the rounds added so far."""

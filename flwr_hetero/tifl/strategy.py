@@ -6,7 +6,7 @@ from logging import DEBUG, INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -14,17 +14,16 @@ from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import TIMES, Contract
-from flwr_hetero.server.nodes import WAIT_S, GridView, online_nodes, wait_for_nodes, whole_grid
+from flwr_hetero.server.nodes import WAIT_S, wait_for_nodes, whole_grid
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.selection import Outcome, Selection
+from flwr_hetero.server.selection import Outcome
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 from flwr_hetero.tifl.algorithm import (
     ADAPTIVE,
     ALGORITHM_2,
     PACED,
     VANILLA,
-    Available,
     Draw,
     Floats,
     TierState,
@@ -34,34 +33,35 @@ from flwr_hetero.tifl.algorithm import (
     refund,
     select,
 )
+from flwr_hetero.tifl.evaluation import TierEvaluation
 from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
 from flwr_hetero.tifl.latencies import Latencies
 from flwr_hetero.tifl.pacing import (
+    MOST_DUE,
     Forecast,
     TimeEstimate,
-    draw_weights,
     paced_credits,
     steer,
-    take_turns,
 )
-from flwr_hetero.tifl.tiers import T_MAX, Formed, Tiers
+from flwr_hetero.tifl.tiers import T_MAX, Tiers
 
-STATE = {**dict.fromkeys(("tiers", "state", "estimate", "draws", "rng"), str), **TIMES_STATE}
+TIERS = ("latency", "tier", "boundaries", "seconds", "slowest_s", "slowest_s2")
+HELD = ("tiers", "state", "estimate", "due", "evaluated")
+STATE = {**dict.fromkeys((*HELD, "rng"), str), **TIMES_STATE}
 """Entries of a saved TiFL."""
 
 
-class TiFL(Selection):
+class TiFL(TierEvaluation):
     """Group nodes into tiers by latency and let one tier train each round.
 
     The tier is drawn from fixed probabilities (static policies) or from ones that favour tiers of
-    low accuracy and short rounds (adaptive). Nodes are timed while they train: round 1 asks all of
-    them, goes on with the first ``clients_per_round`` replies and leaves the others to finish.
+    low accuracy and short rounds (adaptive). Nodes are timed while they train: round 1 asks all,
+    goes on with the first ``clients_per_round`` replies and leaves the others to finish.
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What aggregates: any Flower strategy that derives from FedAvg, or another wrapper;
-        FedAvg if left out. Its ``fraction_train`` must be 1: TiFL selects.
+        What aggregates, with ``fraction_train`` 1; FedAvg if left out.
     clients_per_round, num_tiers : int
         Nodes |C| that train each round; tiers wanted, fewer if there are fewer latencies.
     policy : str or sequence of float
@@ -78,8 +78,7 @@ class TiFL(Selection):
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
-        Rounds that each tier may train at most in the whole run, one number for all or one per
-        tier, fastest first; None: no limit.
+        Rounds that each tier may train at most in the whole run, one for all or one per tier.
     seed : int
         Of tier and node selection.
 
@@ -90,10 +89,9 @@ class TiFL(Selection):
 
     Notes
     -----
-    "adaptive" and "paced" are not in the paper. "algorithm-2" takes one credit per round (as printed
-    two), draws once over the tiers that have credits and nodes (as printed it may never end), gives
-    credits back where no reply counts, and evaluates the same 10 nodes of each tier, only in rounds
-    whose figures are compared. The paper leaves the credits and ChangeProbs open.
+    "adaptive" and "paced" are not in the paper, which leaves credits and ChangeProbs open. A round
+    takes one credit (as printed two), and none if no reply counts; a tier is drawn once among those
+    with credits and nodes (as printed it may never end); the same 10 nodes of each tier evaluate.
 
     References
     ----------
@@ -129,8 +127,8 @@ class TiFL(Selection):
     ) -> None:
         self.named = policy if isinstance(policy, str) else ""
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
-        vanilla = self.named == VANILLA
-        self.num_tiers = 1 if vanilla else check_count("num_tiers", num_tiers, 1)
+        is_vanilla = self.named == VANILLA
+        self.num_tiers = 1 if is_vanilla else check_count("num_tiers", num_tiers, 1)
         policy_probs(policy, self.num_tiers)
         self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:
@@ -138,25 +136,31 @@ class TiFL(Selection):
         self.interval = check_count("interval", interval, 1)
         if self.named == PACED and credits is not None:
             raise invalid("credits", credits, "be None, for policy 'paced' has its own")
-        self.credits = check_credits(credits, self.num_tiers)
+        each = credits if isinstance(credits, Sequence) else [credits] * self.num_tiers
+        if len(each) != self.num_tiers:
+            raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
+        self.credits = None if credits is None else [check_count("credits", c, 1) for c in each]
         self.rng = np.random.default_rng(check_count("seed", seed))
-        check_choice("profiling", profiling, ("training", "phase"))
-        phase = check_phase(profiling == "phase", sync_rounds, warmup_rounds)
+        phase: tuple[int, int] | None = None
+        if check_choice("profiling", profiling, ("training", "phase")) == "phase":
+            sync = 3 if sync_rounds is None else check_count("sync_rounds", sync_rounds, 1)
+            warmup = 1 if warmup_rounds is None else check_count("warmup_rounds", warmup_rounds)
+            phase = sync, warmup
+        elif sync_rounds is not None or warmup_rounds is not None:
+            name = "warmup_rounds" if sync_rounds is None else "sync_rounds"
+            rule, hint = "be left out, for nodes are timed in training", "or give profiling='phase'"
+            raise invalid(name, warmup_rounds if sync_rounds is None else sync_rounds, rule, hint)
         adapts = self.named in (ADAPTIVE, ALGORITHM_2)
         super().__init__(strategy, clients_per_round, evaluates=adapts)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
-        self.tiers = Tiers({}, {}, np.zeros(0), np.zeros(0))
+        self.tiers = Tiers({}, {})
         self.state = first_state("uniform", 1, None, 1)
-        self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(1))
+        self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(0))
         self.estimate = TimeEstimate()
-        self.evaluated: Floats | None = None  # accuracies that the next round's draw goes by
         self._new_tiers = self._is_predicted = False
         self._num_rounds = 0
         self._enough: int | None = None
         self._online: Set[int] = frozenset()
-        self._panel: list[int] = []
-        self._further: Set[int] = frozenset()
-        self._trained: Set[str] = frozenset()
 
     # --- tiers -------------------------------------------------------------------------
 
@@ -187,26 +191,24 @@ class TiFL(Selection):
             text = "TiFL: none of the %d nodes with a tier was found again among %d online"
             log(WARNING, text, len(self.tiers.tier), len(online))
 
-    def _set_tiers(self, formed: Formed | None) -> None:
+    def _set_tiers(self, tiers: Tiers | None) -> None:
         """Take new tiers; as many as before go on with their accuracies and credits.
 
         Credits begin again while nodes get their first tier: tiers without a node saved theirs.
         """
-        if formed is None:
+        if tiers is None:
             return
-        seconds = formed.tiers.seconds
-        credits = paced_credits(seconds) if self.named == PACED else self.credits
-        state = first_state(self.policy, self.num_tiers, credits, len(seconds))
-        if self.tiers.latency:
-            state = carry_over(self.state, state, self.named, with_credits=not formed.first)
-        if len(seconds) != len(self.state.probs):
-            self.due, self.evaluated = np.zeros(len(seconds)), None
-        self._new_tiers |= formed.tiers is not self.tiers
-        self.tiers, self.state = formed.tiers, state
-        if self.named == ADAPTIVE:
-            self.state = steer(state, None, seconds)
-        if formed.is_timed:
-            self.estimate.set_tiers(formed.rounds, formed.tier, self.num_selected)
+        count, had_tiers = len(tiers.seconds), bool(self.tiers.latency)
+        credits = paced_credits(tiers.seconds) if self.named == PACED else self.credits
+        state = first_state(self.policy, self.num_tiers, credits, count)
+        if had_tiers and count == len(self.state.probs):
+            goes_on = not self.timing.first
+            state = carry_over(self.state, state, self.named, with_credits=goes_on)
+        else:
+            self.due, self.evaluated = np.zeros(count), None
+        self._new_tiers |= tiers is not self.tiers
+        self.tiers = tiers
+        self.state = steer(state, None, tiers.seconds) if self.named == ADAPTIVE else state
 
     # --- selection ---------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class TiFL(Selection):
         self._set_tiers(timing.update(context, grid, online, self.tiers))
         if not (self._is_predicted or timing.forming):
             self._is_predicted, count = True, self._num_rounds - context.round + 1
-            if len(self.estimate.slowest_s):
+            if len(self.tiers.slowest_s):
                 text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
                 log(INFO, text, count, self.forecast(count))
         newcomers = timing.newcomers(context, grid, online, self.rng)
@@ -227,26 +229,28 @@ class TiFL(Selection):
         count = len(self.draw.nodes)
         self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
         if self.draw.tier is not None:
-            args = (self.state, self.tiers.seconds, self.named, self.draw.probs)
-            self.estimate.expect(1, *args)
+            self.estimate.expect(1, self.tiers, self.state, self.named, self.draw.probs)
         if newcomers:
             text = "TiFL: %d nodes are timed in this round, which takes the first %d replies"
             log(DEBUG, text, len(newcomers), self._enough)
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
-        """Draw by Algorithm 2, or by a policy of ours."""
-        evaluated, self.evaluated = self.evaluated, None
-        if self.named == ADAPTIVE:
+        """Draw a tier and nodes by Algorithm 2; two policies have weights of their own."""
+        state, evaluated, weights = self.state, self.evaluated, None
+        self.evaluated = None
+        if self.named == PACED:  # by the credits left, so that a period is a random permutation
+            weights = state.credits if state.credits.any() else state.full_credits
+        if self.named == ADAPTIVE:  # in turn: by what each tier is due of the rounds
             if evaluated is not None:
-                self.state = steer(self.state, evaluated, self.tiers.seconds)
-            self.due, evaluated = take_turns(self.due, self.state.probs), None
-        weights = draw_weights(self.named, self.state, self.due)
+                state, evaluated = steer(state, evaluated, self.tiers.seconds), None
+            self.due = np.minimum(self.due + state.probs, MOST_DUE)
+            weights = np.maximum(self.due, 0.0)
         how = (self.tiers.members, self._available(self._online), self.num_selected, self.rng)
-        self.draw, self.state = select(self.state, evaluated, *how, weights)
+        self.draw, self.state = select(state, evaluated, *how, weights)
         if self.draw.tier is not None:
             trained = np.arange(len(self.due)) == self.draw.tier
-            self.due = take_turns(self.due, -trained.astype(np.float64))
+            self.due = np.maximum(self.due - trained, -MOST_DUE)
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
@@ -280,80 +284,6 @@ class TiFL(Selection):
         self.timing.retry(failed)
         self._trained = good.keys() | set(failed)
 
-    def on_evaluate_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
-        """Count failures of nodes that only evaluate."""
-        if good:  # else it may be the ClientApp that cannot evaluate
-            self.timing.count("evaluate", good, sorted(set(failed) - self._trained))
-
-    # --- evaluation, Alg. 2, l. 21-23 ----------------------------------------------------
-
-    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
-        """Let the wrapped strategy ask as many nodes as it would alone, if so many are free."""
-        view = GridView(grid, self.select_for_evaluation(context, grid))
-        if self._inner_evaluates:
-            leaf: Any = self.leaf
-            leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(view.node_ids))
-        return view
-
-    def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
-        """Return all free nodes; where only TiFL needs figures, the same of every tier."""
-        online = online_nodes(grid)
-        if self._inner_evaluates:
-            in_flight, blocked = self.fleet.nodes.in_flight, self.timing.blocked
-            free = [node for node in online if node not in in_flight]
-            return [n for n in free if self.identity(n) not in blocked] if blocked else free
-        return self.tiers.panel(self._available(online)) if self._is_due(context.round) else []
-
-    def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        context: Exchange | None = None,
-    ) -> list[Message]:
-        """Ask further nodes, for TiFL alone, where the wrapped strategy leaves out some of them."""
-        messages = super().configure_evaluate(server_round, arrays, config, grid, context)
-        self._further = frozenset()
-        if messages and self._is_due(server_round):
-            self._panel = self.tiers.panel(self._available(online_nodes(grid)))
-            asked = {message.metadata.dst_node_id for message in messages}
-            self._further = frozenset(self._panel) - asked
-            messages += [copy_for(node_id, messages[0]) for node_id in sorted(self._further)]
-            if self._further and self.outer is None:
-                self.current(context).ask(messages, grid)
-        return messages
-
-    def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Learn the tiers' accuracies when they are due: of the same nodes each time."""
-        if self._is_due(context.round):
-            reported = {
-                self.identity(reply.metadata.src_node_id): metrics
-                for reply in replies
-                for metrics in list(reply.content.metric_records.values())[:1]
-                if reply.metadata.src_node_id in self._panel
-            }
-            weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
-            self.evaluated = self.tiers.accuracy(reported, weight_key)
-        return [reply for reply in replies if reply.metadata.src_node_id not in self._further]
-
-    def _is_due(self, server_round: int) -> bool:
-        # l. 3
-        if self.named not in (ADAPTIVE, ALGORITHM_2) or not self.tiers.latency:
-            return False
-        first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
-        return first or server_round % self.interval == 0
-
-    def _available(self, online: Set[int]) -> Available:
-        nodes, blocked = self.fleet.nodes, self.timing.blocked
-
-        def available(identity: str) -> int | None:
-            node_id = nodes.find(identity)
-            free = node_id in online and node_id not in nodes.in_flight and identity not in blocked
-            return node_id if free else None
-
-        return available
-
     # --- history and state -------------------------------------------------------------
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
@@ -363,7 +293,9 @@ class TiFL(Selection):
 
     def forecast(self, num_rounds: int) -> Forecast:
         """Return how long so many rounds to come will take."""
-        return self.estimate.ahead(num_rounds, self.state, self.tiers.seconds, self.named)
+        ahead = TimeEstimate()
+        ahead.expect(num_rounds, self.tiers, self.state, self.named, None)
+        return ahead.forecast()
 
     def on_finish(self, run: Run) -> None:
         """Log the time estimate beside the actual time."""
@@ -401,10 +333,11 @@ class TiFL(Selection):
     def state_dict(self) -> StateDict:
         """Return tiers, the state of Algorithm 2, estimate and generator."""
         held = {
-            "tiers": self.tiers.info(),
+            "tiers": {name: getattr(self.tiers, name) for name in TIERS},
             "state": self.state._asdict(),
             "estimate": vars(self.estimate),
-            "draws": {"due": self.due, "evaluated": self.evaluated},
+            "due": self.due,
+            "evaluated": self.evaluated,
         }
         rows = {name: json.dumps(value, default=np.ndarray.tolist) for name, value in held.items()}
         times = super().state_dict() | self.timing.state_dict()
@@ -414,48 +347,13 @@ class TiFL(Selection):
         """Continue from ``state_dict``; nodes are found again by their identity."""
         check_state(state, STATE, "TiFL")
         super().load_state_dict(state)
-        self.tiers = Tiers.from_json(str(state["tiers"]))
+        held = {name: json.loads(str(state[name])) for name in HELD}
+        self.tiers, self.estimate = Tiers(**held["tiers"]), TimeEstimate(**held["estimate"])
+        *rows, tier = held["state"].values()
+        self.state, self.due = TierState(*map(np.array, rows), tier), np.array(held["due"])
+        self.evaluated = None if held["evaluated"] is None else np.array(held["evaluated"])
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))
-        self.state = TierState(**_arrays(state["state"]))
-        self.estimate = TimeEstimate(**_arrays(state["estimate"]))
-        vars(self).update(_arrays(state["draws"]))
-
-
-def check_credits(credits: int | Sequence[int] | None, num_tiers: int) -> list[int] | None:
-    """Check credits, one number for all tiers or one per tier; return one per tier."""
-    if credits is None:
-        return None
-    each = list(credits) if isinstance(credits, Sequence) else [credits] * num_tiers
-    if len(each) != num_tiers:
-        raise invalid("credits", credits, f"have num_tiers={num_tiers} entries")
-    return [check_count("credits", one, 1) for one in each]
-
-
-def check_phase(wanted: bool, sync: int | None, warmup: int | None) -> tuple[int, int] | None:
-    """Check the rounds of a phase, which are refused where there is none."""
-    for option, value in {"sync_rounds": sync, "warmup_rounds": warmup}.items():
-        if value is not None and not wanted:
-            hint = "or give profiling='phase' too"
-            raise invalid(option, value, "be left out, for nodes are timed in training", hint)
-        if value is not None:
-            check_count(option, value, int(option == "sync_rounds"))
-    return (3 if sync is None else sync, 1 if warmup is None else warmup) if wanted else None
-
-
-def copy_for(node_id: int, message: Message) -> Message:
-    """Return an instruction like this one for another node."""
-    like: Any = message
-    content = {
-        n: r if n in like.content.array_records else type(r)(dict(r))
-        for n, r in like.content.items()
-    }
-    return Message(RecordDict(content), node_id, like.metadata.message_type)
-
-
-def _arrays(saved: object) -> dict[str, Any]:
-    rows = json.loads(str(saved)).items()
-    return {name: np.array(row) if isinstance(row, list) else row for name, row in rows}
 
 
 def _finite_or_none(row: Floats) -> list[float | None]:

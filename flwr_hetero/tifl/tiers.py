@@ -1,55 +1,42 @@
 r"""Tiers of similar latency (section 4.2), on NumPy arrays, and which node is in which.
 
-    histogram of the latencies, split into m groups      quantile_tiers: of equal size
-    clients of a group form a tier                       Tiers, place
-    the average response latency of each group           Tiering.latency: the median
+    clients with L_i >= sync_rounds T_max are dropouts     form_tiers
+    the histogram of latencies is split into m groups      quantile_tiers: of equal size
+    the average response latency of each group             Tiers.seconds: the median
 
-Latencies are in seconds. Beyond the paper are ``speeds_differ`` and ``censored_latency``.
+Latencies are in seconds. ``speeds_differ`` and nodes that have not answered yet are our own.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from heapq import nsmallest
-from logging import DEBUG, INFO, WARNING
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
-from flwr.app import MetricRecord
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.records import read_number
 from flwr_hetero.server.profiling import EQUAL_S
 from flwr_hetero.tifl.algorithm import Available, Floats
 
+T_MAX = 600.0
+"""Seconds after which a node that has not answered is given up, the paper's T_max."""
 SAME = 2.0
 """Without repeated measurements nodes are equally fast if the slowest takes less than this many
 times as long as the fastest."""
 MIN_REPEATS = 5
 """Repeated measurements that it takes to know how a node's latencies spread."""
-T_MAX = 600.0
-"""Seconds after which a node that has not answered is given up, the paper's T_max."""
 PANEL = 10
 """Nodes of each tier whose accuracy is that of the tier."""
 
 
-class Tiering(NamedTuple):
-    """Tier of each node: (num_nodes,), -1 without latency; between tiers and of each, seconds."""
-
-    tier: NDArray[np.int64]
-    boundaries: Floats
-    latency: Floats
-
-
-def quantile_tiers(latency: Floats, num_tiers: int) -> Tiering:
+def quantile_tiers(latency: Floats, num_tiers: int) -> tuple[Floats, Floats]:
     """Cut the sorted nodes into tiers of equal size; nodes of equal latency share a tier.
 
-    latency: (num_nodes,), NaN for a dropout -> min(num_tiers, different latencies) tiers.
+    latency: (num_nodes,), NaN for a dropout -> between min(num_tiers, different latencies) tiers,
+    (num_tiers - 1,), and of each, (num_tiers,).
 
     >>> quantile_tiers(np.array([0.5, 8.0, 1.0, 7.0, np.nan]), num_tiers=2)
-    Tiering(tier=array([ 0,  1,  0,  1, -1]), boundaries=array([4.]), latency=array([0.75, 7.5 ]))
+    (array([4.]), array([0.75, 7.5 ]))
     """
     check_count("num_tiers", num_tiers, 1)
     ordered = np.sort(latency[~np.isnan(latency)])
@@ -65,12 +52,11 @@ def quantile_tiers(latency: Floats, num_tiers: int) -> Tiering:
         first, begin = first + nearest + 1, int(free[nearest])
         cuts.append(begin)
     at = np.array(cuts, np.int64)
-    # a boundary lies midway between the slowest of a tier and the fastest of the next
+    # a boundary lies midway between two nodes, if neighbouring floats have a middle
     slowest, fastest = ordered[at - 1], ordered[at]
     middle = slowest + (fastest - slowest) / 2
-    boundaries = np.where(middle < fastest, middle, slowest)  # neighbouring floats have no middle
     median = np.array([np.median(part) for part in np.split(ordered, at)])
-    return Tiering(place(latency, boundaries), boundaries, median)
+    return np.where(middle < fastest, middle, slowest), median
 
 
 def place(latency: Floats, boundaries: Floats) -> NDArray[np.int64]:
@@ -113,31 +99,54 @@ def speeds_differ(rounds: Floats) -> bool:
     return bool(between > within)
 
 
-def censored_latency(latency: Floats, at_least: Floats) -> Floats:
-    """Append nodes that have not answered yet: slower than all that have, no two equally fast.
+def expected_slowest(latency: Floats, num_selected: int) -> float:
+    r"""Compute the expected latency of the slowest of c nodes drawn without replacement.
 
-    latency: (num_timed,), at_least: (num_others,), how long they have been in flight -> both.
+    .. math:: E[\max] = \sum_{k=c}^{n} l_{(k)} \binom{k-1}{c-1} / \binom{n}{c}
 
-    >>> censored_latency(np.array([1.0, 4.0]), at_least=np.array([2.0, 9.0])).round(3)
-    array([1., 4., 4., 9.])
+    With F(k) the probability that only the k fastest are drawn, F(n) = 1, F(k-1) = F(k) (1 - c/k)
+    and the weight of l_(k) is F(k) c / k; sums of log1p neither overflow nor cancel.
     """
-    bound = np.maximum(at_least, latency.max())
-    return np.concatenate([latency, bound * (1 + 1e-6 * np.arange(1, len(bound) + 1))])
+    ordered = np.sort(latency)
+    c = min(num_selected, len(ordered))
+    k = np.arange(len(ordered), c, -1)  # slowest first
+    log_f = np.concatenate([[0.0], np.cumsum(np.log1p(-c / k))])
+    weights = np.exp(log_f) * c / np.append(k, c)
+    return float(weights @ ordered[c - 1 :][::-1])
+
+
+def expected_round_times(rounds: Floats, tier: NDArray[np.int64], count: int) -> Floats:
+    """Compute the expected length of a round of each tier, as a mean over measured rounds.
+
+    rounds: (num_measurements, num_nodes), tier: (num_nodes,) -> (num_tiers,).
+
+    The mean over rounds is right with jitter too: within one of them the nodes' latencies are as
+    independent as in a training round.
+    """
+    members = [rounds[:, tier == j] for j in range(tier.max() + 1)]
+    return np.array([np.mean([expected_slowest(row, count) for row in m]) for m in members])
 
 
 class Tiers:
-    """Which node is in which tier, by stable identity.
+    """Which node is in which tier, by stable identity; ``latency`` has the dropouts, too.
 
-    ``latency`` is that of all timed nodes, ``tier`` leaves out the dropouts, ``seconds`` are of
-    the tiers.
+    Of each tier ``seconds`` is the median; of its rounds with |C| nodes ``slowest_s`` and
+    ``slowest_s2`` are mean and mean square, empty where no node reports its time.
     """
 
     def __init__(
-        self, latency: dict[str, float], tier: dict[str, int], boundaries: Floats, seconds: Floats
+        self,
+        latency: dict[str, float],
+        tier: dict[str, int],
+        boundaries: ArrayLike = (),
+        seconds: ArrayLike = (),
+        slowest_s: ArrayLike = (),
+        slowest_s2: ArrayLike = (),
     ) -> None:
         self.latency, self.tier = latency, tier
-        self.boundaries, self.seconds = boundaries, seconds
-        self.members: list[list[str]] = [[] for _ in range(len(boundaries) + 1)]
+        self.boundaries, self.seconds = np.array(boundaries), np.array(seconds)
+        self.slowest_s, self.slowest_s2 = np.array(slowest_s), np.array(slowest_s2)
+        self.members: list[list[str]] = [[] for _ in range(len(self.boundaries) + 1)]
         for identity, number in tier.items():
             self.members[number].append(identity)
         self._panel: list[list[str]] | None = None
@@ -159,29 +168,14 @@ class Tiers:
 
     def panel(self, available: Available) -> list[int]:
         """Return up to ``PANEL`` available nodes of every tier, the same each time if they are."""
-        if self._panel is None:  # in an order that has nothing to do with their names
-            key = lambda name: crc32(name.encode())  # noqa: E731
-            self._panel = [nsmallest(2 * PANEL, names, key) for names in self.members]
-        chosen = []
-        for names in self._panel:
-            chosen += [node for name in names if (node := available(name)) is not None][:PANEL]
-        return chosen
-
-    def accuracy(self, reported: Mapping[str, MetricRecord], weight_key: str) -> Floats:
-        """Average the accuracy of each tier, weighted by examples (Alg. 2, l. 21-23)."""
-        total, weight = np.zeros(len(self.members)), np.zeros(len(self.members))
-        for identity, metrics in reported.items():
-            accuracy, examples = accuracy_of(metrics), read_number(metrics, weight_key, 1)
-            tier = self.tier.get(identity)
-            if tier is not None and not np.isnan(accuracy):
-                total[tier] += accuracy * examples
-                weight[tier] += examples
-        if reported and not weight.any():
-            text = "TiFL: none of the evaluation's metrics %s has 'acc' or 'loss' in its name"
-            log(WARNING, text, sorted(next(iter(reported.values()))))
-        mean = np.full(len(self.members), np.nan)
-        np.divide(total, weight, out=mean, where=weight > 0)
-        return mean
+        if self._panel is None:
+            order = {name: crc32(name.encode()) for name in self.tier}
+            self._panel = [nsmallest(2 * PANEL, names, order.__getitem__) for names in self.members]
+        found = [
+            [node for name in names if (node := available(name)) is not None]
+            for names in self._panel
+        ]
+        return [node for nodes in found for node in nodes[:PANEL]]
 
     def info(self) -> dict[str, object]:
         """Return all, JSON-able, for the history."""
@@ -191,85 +185,55 @@ class Tiers:
             "boundaries": self.boundaries.tolist(),
             "dropouts": sorted(set(self.latency) - set(self.tier)),
             "num_tiers": len(self.members),
-            "tier_latency": self.seconds.tolist(),
         }
-
-    @classmethod
-    def from_json(cls, text: str) -> "Tiers":
-        """Restore what :meth:`info` has told, as JSON."""
-        saved = json.loads(text)
-        rows = (np.array(saved[name], np.float64) for name in ("boundaries", "tier_latency"))
-        return cls(saved["latency"], saved["tiers"], *rows)
-
-
-def accuracy_of(metrics: MetricRecord) -> float:
-    """Read the metric that says how good the model is, more is better; NaN if there is none."""
-    for part, sign in (("acc", 1.0), ("loss", -1.0)):
-        for name in metrics:
-            if part in name.lower():
-                return sign * read_number(metrics, name)
-    return np.nan
-
-
-class Formed(NamedTuple):
-    """Tiers of a fleet, and what they were made of: seconds, and the tier of each column.
-
-    ``first`` where nodes have a tier for the first time, so that credits begin again.
-    """
-
-    tiers: Tiers
-    rounds: Floats
-    tier: NDArray[np.int64]
-    remark: str = ""
-    first: bool = False
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether any latency is known, that is no simulation without reports."""
-        return bool((self.rounds[~np.isnan(self.rounds)] != EQUAL_S).any())
-
-    def log(self, num_in_flight: int) -> None:
-        """Log the size of the tiers, and why there are so few."""
-        if self.remark:
-            log(WARNING, "TiFL: %s", self.remark)
-        sizes = [len(members) for members in self.tiers.members]
-        dropouts = len(self.tiers.latency) - sum(sizes)
-        text = "TiFL: tiers of %s nodes, fastest first; %d nodes dropped out%s"
-        late = f", {num_in_flight} have not answered yet" if num_in_flight else ""
-        log(DEBUG if num_in_flight else INFO, text, sizes, dropouts, late)
 
 
 def form_tiers(
-    names: Sequence[str], rounds: Floats, num_tiers: int, in_flight: Sequence[float] = ()
-) -> Formed | None:
+    names: Sequence[str],
+    rounds: Floats,
+    num_tiers: int,
+    count: int,
+    in_flight: Sequence[float] = (),
+) -> tuple[Tiers, str] | None:
     """Group nodes by latency (section 4.2); None if none has answered in time.
 
-    rounds: (num_measurements, num_nodes), NaN for none; in_flight: for how long other nodes have
-    not answered: they are slower.
+    rounds: (num_measurements, num_nodes), NaN for none; count: nodes |C| of a round; in_flight: for
+    how long other nodes have not answered yet: they are slower than all that have, no two equally
+    fast -> the tiers, and why there are so few.
+
+    >>> tiers, _ = form_tiers(["a", "b"], np.array([[1.0, 4.0]]), 3, count=1, in_flight=[2.0])
+    >>> tiers.tier, tiers.boundaries.round(3)
+    ({'a': 0, 'b': 1}, array([2.5, 4. ]))
     """
-    timed_out = rounds >= T_MAX
-    latency = np.nanmedian(np.minimum(rounds, T_MAX), axis=0)
+    latency, why = np.nanmedian(np.minimum(rounds, T_MAX), axis=0), ""
+    rounds = np.where(rounds < T_MAX, rounds, np.nan)
     # 4.2: dropouts have timed out in every round
-    dropout = (timed_out | np.isnan(rounds)).all(axis=0)
-    rounds = np.where(timed_out, np.nan, rounds)
+    dropout = np.isnan(rounds).all(axis=0)
     if dropout.all():
         return None
-    known, remark = np.where(dropout, np.nan, latency), ""
+    known = np.where(dropout, np.nan, latency)
     if not in_flight and num_tiers > 1 and not speeds_differ(rounds[:, ~dropout]):
         num_tiers = 1
         fastest, slowest = np.nanmin(known), np.nanmax(known)
-        remark = f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by noise only"
+        why = f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by noise only"
         if fastest == slowest == EQUAL_S:
-            remark = "one tier: in a simulation nodes must report their time, add the mod hetero"
+            why = "one tier: in a simulation nodes must report their time, add the mod hetero"
     if in_flight:
-        others = censored_latency(latency, np.array(in_flight))[len(names) :]
+        least = np.maximum(in_flight, latency.max())
+        others = least * (1 + 1e-6 * np.arange(1, len(least) + 1))
         known = np.concatenate([known, others])
         rounds = np.hstack([rounds, np.tile(others, (len(rounds), 1))])
-    found = quantile_tiers(known, num_tiers)
-    if len(found.latency) < num_tiers:
-        remark = f"{len(found.latency)} tiers instead of {num_tiers}: the latencies allow no more"
-    tier = dict(zip(names, found.tier.tolist(), strict=False))
-    placed = {name: number for name, number in tier.items() if number >= 0}
+    boundaries, seconds = quantile_tiers(known, num_tiers)
+    if len(seconds) < num_tiers:
+        why = f"{len(seconds)} tiers instead of {num_tiers}: the latencies allow no more"
+    tier = place(known, boundaries)
+    own = zip(names, tier.tolist(), strict=False)
     latencies = dict(zip(names, latency.tolist(), strict=True))
-    tiers = Tiers(latencies, placed, found.boundaries, found.latency)
-    return Formed(tiers, rounds, found.tier, remark)
+    tiers = Tiers(latencies, {name: j for name, j in own if j >= 0}, boundaries, seconds)
+    if (rounds[~np.isnan(rounds)] != EQUAL_S).any():
+        typical = np.nanmedian(np.where(tier >= 0, rounds, 0.0), axis=0)
+        filled = np.where(np.isnan(rounds), typical, rounds)
+        tiers.slowest_s, tiers.slowest_s2 = (
+            expected_round_times(filled**power, tier, count) for power in (1, 2)
+        )
+    return tiers, why

@@ -98,7 +98,7 @@ def table_2(options: Options) -> Finding:
         runs = [idle_run(policy, rounds, seed) for seed in seeds]
         probs = policy_probs(policy, 5)
         estimated = [paper_estimate(run.tiers.seconds, probs, rounds) for run in runs]
-        expected_s = float(np.mean([probs @ run.estimate.slowest_s * rounds for run in runs]))
+        expected_s = float(np.mean([probs @ run.tiers.slowest_s * rounds for run in runs]))
         actual_s = float(np.mean([run.estimate.actual_s for run in runs]))
         estimate_s = float(np.mean(estimated))
         errors[policy] = mape(estimate_s, actual_s)
