@@ -67,12 +67,11 @@ class TierEvaluation(Selection):
         if messages and self._is_due(server_round):
             self._panel = set(self.tiers.panel(self._available(online_nodes(grid))))
             self._further = self._panel - {message.metadata.dst_node_id for message in messages}
-            kind, like = messages[0].metadata.message_type, messages[0].content
+            like: Any = messages[0].content
             for node_id in sorted(self._further):
-                own = {
-                    n: type(r)(dict(r)) for n, r in like.items() if not isinstance(r, ArrayRecord)
-                }
-                messages.append(Message(RecordDict({**like, **own}), node_id, kind))
+                own = [n for n in like if n not in like.array_records]
+                content = RecordDict({**like, **{n: type(like[n])(dict(like[n])) for n in own}})
+                messages.append(Message(content, node_id, messages[0].metadata.message_type))
             if self._further and self.outer is None:
                 self.current(context).ask(messages, grid)
         return messages

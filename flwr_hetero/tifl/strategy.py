@@ -349,8 +349,8 @@ class TiFL(TierEvaluation):
         super().load_state_dict(state)
         held = {name: json.loads(str(state[name])) for name in HELD}
         self.tiers, self.estimate = Tiers(**held["tiers"]), TimeEstimate(**held["estimate"])
-        *rows, tier = held["state"].values()
-        self.state, self.due = TierState(*map(np.array, rows), tier), np.array(held["due"])
+        rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}
+        self.state, self.due = TierState(**rows), np.array(held["due"])  # type: ignore[arg-type]
         self.evaluated = None if held["evaluated"] is None else np.array(held["evaluated"])
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))
