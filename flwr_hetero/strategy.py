@@ -7,8 +7,7 @@ from typing import Any
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.baselines.fednova import FedNova
 from flwr_hetero.baselines.over_select import OverSelect
-from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
-from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD
+from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
 from flwr_hetero.cd_grab.herding_meter import HerdingMeter
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.mercury.resharding_strategy import Resharding

@@ -30,12 +30,10 @@ LOOK_S = 10.0
 
 
 class Update(NamedTuple):
-    """A good reply to training: the instruction with the model it started from, and when."""
+    """A good reply to training, and when it arrived."""
 
     pending: Pending
     reply: Message
-    version: int
-    """Server updates made when the instruction was sent."""
     arrived_s: float
 
 
@@ -47,21 +45,20 @@ class Engine:
     """Nodes in flight, updates that wait to be added, and evaluations beside them."""
 
     def __init__(self, run: Run, evaluates_each_round: bool) -> None:
-        self.run, self.fleet = run, run.fleet
+        self.run, self.fleet, self.book = run, run.fleet, run.fleet.nodes
         self.queue = MessageQueue(run.grid, self.fleet.clock, self.fleet.costs, run.timeout_s)
+        self.evaluations = Evaluations(run, evaluates_each_round)
         self.version = 0  # server updates made
-        self.started: dict[int, int] = {}  # node in flight: version that it started from
         self.in_flight = 0  # nodes, once all that are to start have started
         self.waiting: list[Update] = []
-        self.evaluations = Evaluations(run, evaluates_each_round)
         self._asked: dict[int, tuple[int, int]] = {}  # node: last round, and how often in it
-        self.failures: dict[int, int] = {}
-        self.took_s: dict[int, float] = {}  # each node's last good job
-        self.rests_until_s: dict[int, float] = {}
-        self.bad: list[int] = []  # nodes whose replies were bad since the last good one
+        self._took_s: dict[int, float] = {}  # each node's last good job
+        self._bad: list[int] = []  # nodes whose replies were bad since the last good one
         self._lost: list[Message] = []  # to train, that came to nothing since a server update
         self._context = self._new_context([])
         self._updated_s = self.now_s
+        self.book.in_flight.clear()  # of a run before, on another grid
+        self.book.failures["train"].clear()
 
     def take_up(self, run: Run) -> None:
         """Go on in another run on the same grid."""
@@ -80,36 +77,29 @@ class Engine:
 
     def start(self, choose: Choice | None) -> None:
         """Send instructions to idle nodes: first to those that evaluate, then to train."""
-        idle = self._idle()
-        messages = self.evaluations.messages_for(idle, self.started.keys())
+        busy, backed_off = self.book.in_flight.keys(), self.book.backed_off(self.now_s)
+        # by id, for what is known of identities differs after a resume
+        idle = sorted(online_nodes(self.run.grid) - busy - backed_off)
+        messages = self.evaluations.messages_for(idle, busy)
         evaluating = {message.metadata.dst_node_id for message in messages}
         free = [node for node in idle if node not in evaluating]
-        training = len(self.started) + len(messages) - self.evaluations.num_open
+        training = len(busy) + len(messages) - self.evaluations.num_open
         if free and choose and choose(free, training, self.waiting):
             messages += self._instructions()
         if messages:
-            self.queue.send(messages)
-            for message in messages:
-                self.started[message.metadata.dst_node_id] = self.version
-        elif choose and not (self.queue.pending or self.rests_until_s):
+            self.queue.send(messages, self.version)
+            self.book.in_flight |= {m.metadata.dst_node_id: self.now_s for m in messages}
+        elif choose and not (self.queue.pending or backed_off):
             wait_for_nodes(self.run.grid, 1, WAIT_S)
             if idle:
                 raise RuntimeError(f"none of the {len(idle)} idle nodes is asked to train.")
-        self.in_flight = len(self.started)
-
-    def _idle(self) -> list[int]:
-        """Return the nodes online that are not in flight and may be asked, sorted."""
-        if self.rests_until_s:
-            now_s, rests = self.now_s, self.rests_until_s.items()
-            self.rests_until_s = {node: until_s for node, until_s in rests if until_s > now_s}
-        idle = online_nodes(self.run.grid) - self.started.keys() - self.rests_until_s.keys()
-        return sorted(idle)  # by id: what is known of identities differs after a resume
+        self.in_flight = len(busy)
 
     def _instructions(self) -> list[Message]:
         run, number = self.run, self.run.round + 1
         how = number, run.arrays, run.train_config, run.grid
         messages = run.strategy.configure_train(*how, run.exchange(number))
-        sort_key = self.fleet.nodes.sort_key  # Flower's samples come in any order
+        sort_key = self.book.sort_key  # Flower's samples come in any order
         messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
         for message in messages:  # a node that is asked again in a round draws other samples
             node_id = message.metadata.dst_node_id
@@ -122,74 +112,71 @@ class Engine:
     # --- in --------------------------------------------------------------------------------
 
     def receive(self, wake_s: float = inf, *, judges: bool = True) -> list[int]:
-        """Wait for replies, at most until a time or until a node has rested.
+        """Wait for replies, at most until a time or until a node is asked again.
 
         Good ones to training wait to be added; return the nodes that have none.
         """
-        look_s = inf if self.queue.is_simulated else self.now_s + LOOK_S
-        wake_s = min(wake_s, min(self.rests_until_s.values(), default=look_s))
+        back_s = self.book.back_s(self.now_s)
+        if back_s == inf and not self.queue.is_simulated:
+            back_s = self.now_s + LOOK_S
+        wake_s, failed = min(wake_s, back_s), []
         if not self.queue.pending and wake_s == inf:
             return []
-        failed = []
         for pending, reply in self.queue.next(wake_s):
-            node_id, version = pending.node_id, self.started.pop(pending.node_id)
+            self.book.in_flight.pop(pending.node_id, None)
             if self.evaluations.receive(pending, reply) or not judges:
                 continue
-            if not self._is_good(pending, reply):
+            if reply is None or not self._is_good(pending, reply):
                 self._lost.append(pending.instruction)
-                failed.append(node_id)
+                self._back_off(pending.node_id, reply)
+                failed.append(pending.node_id)
                 continue
-            self.bad.clear()
-            self.failures.pop(node_id, None)
-            self.took_s[node_id] = self.now_s - pending.sent_s
+            self._bad.clear()
+            self.book.succeed(pending.node_id)
+            self._took_s[pending.node_id] = self.now_s - pending.sent_s
             self._context.messages.append(pending.instruction)
-            assert reply is not None
-            self.waiting.append(Update(pending, reply, version, self.now_s))
+            self.waiting.append(Update(pending, reply, self.now_s))
         return failed
 
-    def _is_good(self, pending: Pending, reply: Message | None) -> bool:
+    def _is_good(self, pending: Pending, reply: Message) -> bool:
         """Judge a reply when it arrives, for a bad one must fill no place in the buffer."""
-        context, node_id, limit_s = self._context, pending.node_id, self.run.timeout_s
-        if reply is None:
-            context.fail(node_id, f"no reply within {limit_s:g} s")
-            self._back_off(node_id, limit_s)
-            return False
+        context = self._context
         if self.queue.is_local or not self.fleet.clock.emulated:
             context.round_trip_s[pending.message_id] = self.now_s - pending.sent_s
         weight_key = getattr(self.run.strategy.chain()[-1], "weighted_by_key", None)
-        if is_good(context, reply, node_id, Expected(self.run.arrays, weight_key)):
-            return True
-        self.bad += [] if reply.has_error() else [node_id]
-        self._back_off(node_id, is_away=reply.has_error())
-        return False
+        return is_good(context, reply, pending.node_id, Expected(self.run.arrays, weight_key))
 
-    def _back_off(self, node_id: int, at_least_s: float = 0.0, is_away: bool = False) -> None:
-        """Leave a node alone after a failure; give up if no node answers any more.
+    def _back_off(self, node_id: int, reply: Message | None) -> None:
+        """Leave a node alone after a failure; give up if no node answers any more."""
+        before = min(self.book.fail(node_id), MAX_FAILURES) - 1
+        rest_s = REST_S * 2**before
+        if reply is None:  # one that was too slow is still at work: it rests as long again
+            self._context.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
+            rest_s = max(REST_S, self.run.timeout_s) * 2**before
+        elif not reply.has_error():
+            self._bad.append(node_id)
+        elif node_id in self._took_s:
+            # one that is away now and then, with short jobs, would rest most of the time
+            rest_s = min(rest_s, self._took_s[node_id] * AWAY_GROWTH**before)
+        self.book.back_off(node_id, on_clock(self.now_s + rest_s))
+        self._check_progress()
 
-        A node that was too slow is still at work: it rests as long again. One that is away now
-        and then, and whose jobs are short, would rest most of the time: it is tried again soon.
-        """
-        count = self.failures[node_id] = self.failures.get(node_id, 0) + 1
-        before = min(count, MAX_FAILURES) - 1
-        rest_s = max(REST_S, at_least_s) * 2**before
-        if is_away and node_id in self.took_s:
-            rest_s = min(rest_s, self.took_s[node_id] * AWAY_GROWTH**before)
-        self.rests_until_s[node_id] = on_clock(self.now_s + rest_s)
-        at_least = max(self.in_flight, self._context.quorum)
-        enough = len(self.bad) >= FRUITLESS * at_least and len(set(self.bad)) >= at_least
+    def _check_progress(self) -> None:
+        """End a run in which no reply counts any more."""
+        reasons = sorted({failure.reason for failure in self.fleet.info.failures})
+        least, why = max(self.in_flight, self._context.quorum), "; ".join(reasons[:3])
+        enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
         if enough and self.fleet.begun:
-            raise RuntimeError(f"{len(self.bad)} bad replies in a row: {self._reasons()}.")
-        if self.started:
+            raise RuntimeError(f"{len(self._bad)} bad replies in a row: {why}.")
+        if self.book.in_flight:
             return
-        begun, refused = self.fleet.begun or bool(self.waiting), self._context.refused
-        if not begun and len(refused) == len(self.failures):
+        begun = self.fleet.begun or bool(self.waiting)
+        if not begun and len(self._context.refused) == len(self.book.failures["train"]):
             check_progress(self._context)
-        tries, online = MAX_FAILURES if begun else 2, online_nodes(self.run.grid)
-        if all(self.failures.get(node, 0) >= tries for node in online):
-            raise RuntimeError(f"every node has failed {tries} times in a row: {self._reasons()}.")
-
-    def _reasons(self) -> str:
-        return "; ".join(sorted({failure.reason for failure in self.fleet.info.failures})[:3])
+        tries = MAX_FAILURES if begun else 2
+        online = {self.book.identity(node) for node in online_nodes(self.run.grid)}
+        if online <= self.book.failed_often(tries, "train"):
+            raise RuntimeError(f"every node has failed {tries} times in a row: {why}.")
 
     # --- server updates --------------------------------------------------------------------
 
@@ -212,9 +199,10 @@ class Engine:
         record = aggregate(self.run, context, asked, [update.reply for update in due])
         self.version += 1  # Alg. 1, l. 7
         self._updated_s = self.now_s
+        replies = {update.pending.node_id: update.reply for update in due}
         failed = [*(context.refused.keys() - before)]
         for node_id in failed:  # or it would fill the buffer again
-            self._back_off(node_id)
+            self._back_off(node_id, replies[node_id])
         return record, failed
 
     def complete(self, record: Record, evaluated: dict[str, Any]) -> Record:

@@ -25,11 +25,12 @@ def on_clock(seconds: float) -> float:
 
 
 class Pending(NamedTuple):
-    """An instruction in flight: when it was sent, and when it is given up."""
+    """An instruction in flight: when it was sent and is given up, and of which model's version."""
 
     instruction: Message
     sent_s: float
     until_s: float
+    version: int = 0
 
     @property
     def node_id(self) -> int:
@@ -67,7 +68,7 @@ class MessageQueue:
         self._polled_s = inf  # when the last poll of a fleet in real time began
         self._zero_s = clock.virtual_s - self._fleet_s()
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[Message], version: int = 0) -> None:
         """Send instructions; one that cannot be sent is given up when its time is over."""
         self._tick()
         if not self.is_simulated and self.timeout_s < inf:
@@ -77,7 +78,7 @@ class MessageQueue:
         now_s = self.clock.virtual_s
         self.costs.sent(messages, now_s, self.timeout_s)
         for message in messages:
-            pending = Pending(message, now_s, on_clock(now_s + self.timeout_s))
+            pending = Pending(message, now_s, on_clock(now_s + self.timeout_s), version)
             self.pending[pending.message_id] = pending
 
     def next(self, wake_s: float = inf) -> list[Answer]:

@@ -97,7 +97,7 @@ class Rule(Selection):
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
         """Add a node's scaled update to the present model."""
         start = next(iter(update.pending.instruction.content.array_records.values()))
-        if scale == 1.0 and update.version == self.version:
+        if scale == 1.0 and update.pending.version == self.version:
             return reply
         return with_update(reply, start, context.arrays, scale)
 
@@ -220,7 +220,7 @@ class Rule(Selection):
         added = [update for i, update in self.updates.items() if i in ids]
         return {
             "nodes": [self.identity(update.pending.node_id) for update in added],
-            "staleness": [self.version - update.version for update in added],
+            "staleness": [self.version - update.pending.version for update in added],
             "age_s": [update.arrived_s - update.pending.sent_s for update in added],
         }
 

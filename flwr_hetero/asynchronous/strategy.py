@@ -135,7 +135,7 @@ class FedBuff(Rule):
 
     def weigh(self, context: Exchange, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh stale updates down, and by default let no node count by its speed."""
-        stale = staleness_of([update.version for update in updates], self.version)
+        stale = staleness_of([update.pending.version for update in updates], self.version)
         discounts = staleness_weights(stale, self.exponent)
         if self.rates.powers == (0.0, 0.0):  # the paper's rule
             return Shares(discounts)

@@ -7,7 +7,7 @@ from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
+from flwr_hetero.biased_local_sgd.strategy import LocalSteps
 from flwr_hetero.errors import check_number
 from flwr_hetero.server.aggregate import normalised
 
@@ -53,8 +53,8 @@ class FedNova(LocalSteps):
     momentum : float
         Momentum of the nodes' SGD in [0, 1), reset each round.
     **budget
-        ``budget``, ``gamma``, ``deadline_s``, ``min_steps``, ``max_steps``, ``on_missing``: as
-        for :class:`~flwr_hetero.strategy.LocalSteps`.
+        ``budget``, ``gamma``, ``deadline_s``, ``max_steps``: as for
+        :class:`~flwr_hetero.strategy.LocalSteps`.
 
     Raises
     ------
@@ -88,9 +88,10 @@ class FedNova(LocalSteps):
         **budget: Any,
     ) -> None:
         self.momentum = check_number("momentum", momentum, "[0, 1)")
-        super().__init__(strategy, fast_steps, weighting="normalised", **budget)
+        super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
 
-    def _scales(
+    def scales(
         self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
     ) -> NDArray[np.float64]:
+        """Return FedNova's scales."""
         return update_scales(steps, weights, self.momentum)

@@ -72,7 +72,7 @@ class OverSelect(Wrapper):
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, "(0, inf)")
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
-            if isinstance(inner, TiFL) and inner.timing.in_training:
+            if isinstance(inner, TiFL) and inner.timing.phase is None:
                 rule = "time nodes before the first round inside OverSelect"
                 raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
         super().__init__(strategy)

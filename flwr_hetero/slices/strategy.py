@@ -1,5 +1,6 @@
 """FedSlice: the composition that is recommended, and what a round of it is."""
 
+from collections.abc import Sequence
 from logging import INFO, WARNING
 from math import inf, nan
 from typing import Any, ClassVar
@@ -15,11 +16,12 @@ from flwr_hetero._flwr import log
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.step_budget import MAX_RATIO, LocalSteps
+from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
+from flwr_hetero.biased_local_sgd.strategy import MAX_RATIO
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, payload_bytes, read_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import check_enough_updates, check_unscaled, name_of
+from flwr_hetero.server.contract import check_enough_updates, name_of
 from flwr_hetero.server.nodes import is_simulated, online_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
@@ -101,9 +103,6 @@ class FedSlice(Wrapper):
         seed: int = 0,
     ) -> None:
         check_count("slice_steps", slice_steps, 1)
-        check_number("rate_correction", rate_correction, "[0, 1]")
-        check_number("step_correction", step_correction, "[0, 1]")
-        check_count("window", window, 1)
         check_choice("keep_optimizer", keep_optimizer, (True, False))
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
             if both := inner.decides & DECIDED:  # said before its parts say how they may go
@@ -123,7 +122,7 @@ class FedSlice(Wrapper):
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
-        count, steps = self.rule.concurrency, self.steps.fast_steps
+        count, steps = self.rule.concurrency, self.steps.slice_steps
         nodes = "all nodes" if count is None else f"{count} nodes"
         text = "\t├──> FedSlice: %s in flight, %d steps of a quick node in a slice"
         log(INFO, text, nodes, steps)
@@ -134,25 +133,28 @@ class FedSlice(Wrapper):
 # --- its parts -----------------------------------------------------------------------------
 
 
-class SliceSteps(LocalSteps):
+class SliceSteps(MeasuredSteps):
     """Steps that fit a slice, whatever a message costs."""
 
+    name: ClassVar[str] = "local_steps"
     called = "FedSlice"
 
     def __init__(
-        self, strategy: Strategy | None, fast_steps: int, correction: float, keep_optimizer: bool
+        self,
+        strategy: Strategy | None,
+        slice_steps: int,
+        step_correction: float,
+        keep_optimizer: bool,
     ) -> None:
-        super().__init__(strategy, fast_steps, budget="slice", weighting="examples")
-        if correction:
-            check_unscaled(self, "step_correction", correction)
-        self.correction, self.keep_optimizer = correction, keep_optimizer
+        super().__init__(strategy, step_correction)
+        self.slice_steps, self.keep_optimizer = slice_steps, keep_optimizer
         self._weighed, self._told = not keep_optimizer, False
 
-    def num_steps(self, nodes: list[str]) -> NDArray[np.int64]:  # type: ignore[override]
+    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node's next slice; shape (len(nodes),)."""
         speeds = self.speeds
         return slice_steps(  # l. 1
-            speeds.quick_round_s(self.fast_steps, with_link=False),
+            speeds.quick_round_s(self.slice_steps, with_link=False),
             [speeds.step_s.get(node, nan) for node in nodes],
             [speeds.link_s.get(node, nan) for node in nodes],
             [speeds.jobs[node].steps if node in speeds.jobs else inf for node in nodes],
@@ -163,11 +165,8 @@ class SliceSteps(LocalSteps):
     ) -> list[Message]:
         """Ask nodes for the steps of a slice, and to go on with their optimizers."""
         self._weigh_optimizers(context, grid)
-        nodes = [self.identity(message.metadata.dst_node_id) for message in messages]
-        steps = np.maximum(self.num_steps(nodes), self.speeds.usual_passes())
-        for message, count in zip(messages, steps.tolist(), strict=True):
-            config = config_of(message)
-            config[keys.NUM_STEPS], config[keys.KEEP_OPTIMIZER] = count, self.keep_optimizer
+        for message in super().on_instructions(context, messages, grid):
+            config_of(message)[keys.KEEP_OPTIMIZER] = self.keep_optimizer
         return messages
 
     def _weigh_optimizers(self, context: Exchange, grid: Grid) -> None:

@@ -48,7 +48,7 @@ class FedAsync(Rule):
 
     def weigh(self, context: Exchange, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh stale models down."""
-        stale = staleness_of([update.version for update in updates], self.version)
+        stale = staleness_of([update.pending.version for update in updates], self.version)
         return Shares(staleness_weights(stale, self.exponent))
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:

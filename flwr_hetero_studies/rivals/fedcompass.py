@@ -21,7 +21,7 @@ from flwr_hetero.asynchronous.algorithm import (
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.message_queue import on_clock
 from flwr_hetero.asynchronous.rule import Rule
-from flwr_hetero.biased_local_sgd.step_budget import assigned_steps
+from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import config_of
 from flwr_hetero.server.context import Exchange
@@ -184,7 +184,7 @@ class FedCompass(Rule):
         }
         in_flight = min(self.concurrency or inf, max(self._num_nodes, len(self.weight)))
         total = in_flight * sum(self.weight.values()) / len(self.weight)
-        stale = staleness_of([update.version for update in updates], self.version)
+        stale = staleness_of([update.pending.version for update in updates], self.version)
         step, factors = sum(weights) / total if total else 1.0, np.ones(len(updates))
         return Shares(staleness_weights(stale, self.exponent), step, factors)
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_hetero.tifl.time_estimate import straggler_bound, straggler_chance
 from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl import figures, models, runs, times
