@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.evaluation import Evaluations
-from flwr_hetero.asynchronous.message_queue import MessageQueue, Pending, on_clock
+from flwr_hetero.asynchronous.message_queue import MessageQueue, Pending
 from flwr_hetero.records import config_of
 from flwr_hetero.server.checks import check_progress, is_good
 from flwr_hetero.server.context import QUORUM, Exchange, RoundInfo
@@ -128,8 +128,8 @@ class Engine:
                 continue
             if reply is None or not self._is_good(pending, reply):
                 self._lost.append(pending.instruction)
-                self._back_off(pending.node_id, reply)
                 failed.append(pending.node_id)
+                self._fail(pending.node_id, reply)
                 continue
             self._bad.clear()
             self.book.succeed(pending.node_id)
@@ -146,19 +146,22 @@ class Engine:
         weight_key = getattr(self.run.strategy.chain()[-1], "weighted_by_key", None)
         return is_good(context, reply, pending.node_id, Expected(self.run.arrays, weight_key))
 
-    def _back_off(self, node_id: int, reply: Message | None) -> None:
-        """Leave a node alone after a failure; give up if no node answers any more."""
-        before = min(self.book.fail(node_id), MAX_FAILURES) - 1
-        rest_s = REST_S * 2**before
-        if reply is None:  # one that was too slow is still at work: it rests as long again
+    def _fail(self, node_id: int, reply: Message | None) -> None:
+        """Back off from a node that has no reply, or a bad one."""
+        if reply is None:  # it was too slow and is still at work: it rests as long again
             self._context.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
-            rest_s = max(REST_S, self.run.timeout_s) * 2**before
-        elif not reply.has_error():
+            return self._back_off(node_id, max(REST_S, self.run.timeout_s), inf)
+        if not reply.has_error():
             self._bad.append(node_id)
-        elif node_id in self._took_s:
-            # one that is away now and then, with short jobs, would rest most of the time
-            rest_s = min(rest_s, self._took_s[node_id] * AWAY_GROWTH**before)
-        self.book.back_off(node_id, on_clock(self.now_s + rest_s))
+            return self._back_off(node_id, REST_S, inf)
+        # one that is away now and then, with short jobs, would rest most of the time
+        return self._back_off(node_id, REST_S, self._took_s.get(node_id, inf))
+
+    def _back_off(self, node_id: int, rest_s: float, away_s: float = inf) -> None:
+        """Leave a node alone after a failure, longer each time; give up if no node answers."""
+        before = min(self.book.fail(node_id), MAX_FAILURES) - 1
+        rest_s = min(rest_s * 2**before, away_s * AWAY_GROWTH**before)
+        self.book.back_off(node_id, self.now_s + rest_s)
         self._check_progress()
 
     def _check_progress(self) -> None:
@@ -199,10 +202,9 @@ class Engine:
         record = aggregate(self.run, context, asked, [update.reply for update in due])
         self.version += 1  # Alg. 1, l. 7
         self._updated_s = self.now_s
-        replies = {update.pending.node_id: update.reply for update in due}
         failed = [*(context.refused.keys() - before)]
         for node_id in failed:  # or it would fill the buffer again
-            self._back_off(node_id, replies[node_id])
+            self._back_off(node_id, REST_S)
         return record, failed
 
     def complete(self, record: Record, evaluated: dict[str, Any]) -> Record:
