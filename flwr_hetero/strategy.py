@@ -4,9 +4,9 @@ import warnings
 from importlib import import_module
 from typing import Any
 
+from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.baselines.fednova import FedNova
-from flwr_hetero.baselines.over_select import OverSelect
+from flwr_hetero.biased_local_sgd.fednova import FedNova
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
 from flwr_hetero.cd_grab.herding_meter import HerdingMeter
 from flwr_hetero.cd_grab.strategy import CDGraB

@@ -1,21 +1,20 @@
-"""Nodes in flight without rounds: instructions go out and replies come in at any time."""
+"""A run without rounds: nodes stay in flight, and their updates are added as they come."""
 
-from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
-from flwr.app import Message
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp.strategy import Result
 
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.evaluation import Evaluations
 from flwr_hetero.asynchronous.message_queue import MessageQueue, Pending
 from flwr_hetero.records import config_of
+from flwr_hetero.server import rounds
 from flwr_hetero.server.checks import check_progress, is_good
 from flwr_hetero.server.context import QUORUM, Exchange, RoundInfo
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 from flwr_hetero.server.reply_checks import Expected
-from flwr_hetero.server.rounds import Record, Run, aggregate, fairness
 
 REST_S = 10.0
 """Seconds for which a node is backed off after a failure, doubled with each one in a row."""
@@ -37,36 +36,29 @@ class Update(NamedTuple):
     arrived_s: float
 
 
-Choice = Callable[[list[int], int, list[Update]], list[int]]
-"""Chooses of the idle nodes those that start, beside so many in flight and updates that wait."""
-
-
 class Engine:
     """Nodes in flight, updates that wait to be added, and evaluations beside them."""
 
-    def __init__(self, run: Run, evaluates_each_round: bool) -> None:
-        self.run, self.fleet, self.book = run, run.fleet, run.fleet.nodes
-        self.queue = MessageQueue(run.grid, self.fleet.clock, self.fleet.costs, run.timeout_s)
-        self.evaluations = Evaluations(run, evaluates_each_round)
+    def __init__(self, run: rounds.Run, rule: Any) -> None:
+        self.rule, self.fleet, self.book = rule, run.fleet, run.fleet.nodes
+        self.queue = MessageQueue(run.grid, self.fleet.clock, self.fleet.costs)
+        self.evaluations = Evaluations(run, rule.evaluates_each_round)
         self.version = 0  # server updates made
         self.in_flight = 0  # nodes, once all that are to start have started
         self.waiting: list[Update] = []
+        self.newest = self.returned = ArrayRecord()  # models of a run that is over
         self._asked: dict[int, tuple[int, int]] = {}  # node: last round, and how often in it
         self._took_s: dict[int, float] = {}  # each node's last good job
         self._bad: list[int] = []  # nodes whose replies were bad since the last good one
         self._lost: list[Message] = []  # to train, that came to nothing since a server update
-        self._context = self._new_context([])
-        self._updated_s = self.now_s
         self.book.in_flight.clear()  # of a run before, on another grid
         self.book.failures["train"].clear()
+        self.take_up(run)
+        self._context, self._updated_s = self._new_context([]), self.now_s
 
-    def take_up(self, run: Run) -> None:
-        """Go on in another run on the same grid."""
+    def take_up(self, run: rounds.Run) -> None:
+        """Go on in a run on the same grid."""
         self.run, self.evaluations.run, self.queue.timeout_s = run, run, run.timeout_s
-
-    def is_on(self, grid: Grid) -> bool:
-        """Return whether the nodes in flight are those of a grid."""
-        return self.queue.fleet is whole_grid(grid)
 
     @property
     def now_s(self) -> float:
@@ -75,7 +67,7 @@ class Engine:
 
     # --- out -------------------------------------------------------------------------------
 
-    def start(self, choose: Choice | None) -> None:
+    def start(self, trains: bool = True) -> None:
         """Send instructions to idle nodes: first to those that evaluate, then to train."""
         busy, backed_off = self.book.in_flight.keys(), self.book.backed_off(self.now_s)
         # by id, for what is known of identities differs after a resume
@@ -84,12 +76,12 @@ class Engine:
         evaluating = {message.metadata.dst_node_id for message in messages}
         free = [node for node in idle if node not in evaluating]
         training = len(busy) + len(messages) - self.evaluations.num_open
-        if free and choose and choose(free, training, self.waiting):
+        if trains and free and self.rule.choose(free, training, self.waiting):
             messages += self._instructions()
         if messages:
             self.queue.send(messages, self.version)
             self.book.in_flight |= {m.metadata.dst_node_id: self.now_s for m in messages}
-        elif choose and not (self.queue.pending or backed_off):
+        elif trains and not (self.queue.pending or backed_off):
             wait_for_nodes(self.run.grid, 1, WAIT_S)
             if idle:
                 raise RuntimeError(f"none of the {len(idle)} idle nodes is asked to train.")
@@ -98,7 +90,7 @@ class Engine:
     def _instructions(self) -> list[Message]:
         run, number = self.run, self.run.round + 1
         how = number, run.arrays, run.train_config, run.grid
-        messages = run.strategy.configure_train(*how, run.exchange(number))
+        messages: list[Message] = run.strategy.configure_train(*how, run.exchange(number))
         sort_key = self.book.sort_key  # Flower's samples come in any order
         messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
         for message in messages:  # a node that is asked again in a round draws other samples
@@ -111,61 +103,53 @@ class Engine:
 
     # --- in --------------------------------------------------------------------------------
 
-    def receive(self, wake_s: float = inf, *, judges: bool = True) -> list[int]:
-        """Wait for replies, at most until a time or until a node is asked again.
-
-        Good ones to training wait to be added; return the nodes that have none.
-        """
+    def receive(self, wake_s: float = inf, judges: bool = True) -> None:
+        """Wait for replies, at most until a time or until a node may be asked again."""
         back_s = self.book.back_s(self.now_s)
         if back_s == inf and not self.queue.is_simulated:
             back_s = self.now_s + LOOK_S
-        wake_s, failed = min(wake_s, back_s), []
-        if not self.queue.pending and wake_s == inf:
-            return []
-        for pending, reply in self.queue.next(wake_s):
+        if not self.queue.pending and min(wake_s, back_s) == inf:
+            return
+        for pending, reply in self.queue.next(min(wake_s, back_s)):
             self.book.in_flight.pop(pending.node_id, None)
             if self.evaluations.receive(pending, reply) or not judges:
                 continue
-            if reply is None or not self._is_good(pending, reply):
+            if reply is not None and self._is_good(pending, reply):
+                self._bad.clear()
+                self.book.succeed(pending.node_id)
+                self._took_s[pending.node_id] = self.now_s - pending.sent_s
+                self._context.messages.append(pending.instruction)
+                self.waiting.append(Update(pending, reply, self.now_s))
+            else:
                 self._lost.append(pending.instruction)
-                failed.append(pending.node_id)
                 self._fail(pending.node_id, reply)
-                continue
-            self._bad.clear()
-            self.book.succeed(pending.node_id)
-            self._took_s[pending.node_id] = self.now_s - pending.sent_s
-            self._context.messages.append(pending.instruction)
-            self.waiting.append(Update(pending, reply, self.now_s))
-        return failed
 
     def _is_good(self, pending: Pending, reply: Message) -> bool:
         """Judge a reply when it arrives, for a bad one must fill no place in the buffer."""
         context = self._context
         if self.queue.is_local or not self.fleet.clock.emulated:
             context.round_trip_s[pending.message_id] = self.now_s - pending.sent_s
-        weight_key = getattr(self.run.strategy.chain()[-1], "weighted_by_key", None)
+        weight_key = getattr(self.run.strategy.leaf, "weighted_by_key", None)
         return is_good(context, reply, pending.node_id, Expected(self.run.arrays, weight_key))
 
     def _fail(self, node_id: int, reply: Message | None) -> None:
         """Back off from a node that has no reply, or a bad one."""
         if reply is None:  # it was too slow and is still at work: it rests as long again
             self._context.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
-            return self._back_off(node_id, max(REST_S, self.run.timeout_s), inf)
-        if not reply.has_error():
+            self._back_off(node_id, max(REST_S, self.run.timeout_s))
+        elif reply.has_error():
+            # one that is away now and then, with short jobs, would rest most of the time
+            self._back_off(node_id, REST_S, self._took_s.get(node_id, inf))
+        else:
             self._bad.append(node_id)
-            return self._back_off(node_id, REST_S, inf)
-        # one that is away now and then, with short jobs, would rest most of the time
-        return self._back_off(node_id, REST_S, self._took_s.get(node_id, inf))
+            self._back_off(node_id, REST_S)
 
     def _back_off(self, node_id: int, rest_s: float, away_s: float = inf) -> None:
-        """Leave a node alone after a failure, longer each time; give up if no node answers."""
+        """Leave a node alone, longer with each failure in a row; end a run of failures."""
+        self.rule.failed(node_id)
         before = min(self.book.fail(node_id), MAX_FAILURES) - 1
         rest_s = min(rest_s * 2**before, away_s * AWAY_GROWTH**before)
         self.book.back_off(node_id, self.now_s + rest_s)
-        self._check_progress()
-
-    def _check_progress(self) -> None:
-        """End a run in which no reply counts any more."""
         reasons = sorted({failure.reason for failure in self.fleet.info.failures})
         least, why = max(self.in_flight, self._context.quorum), "; ".join(reasons[:3])
         enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
@@ -173,52 +157,95 @@ class Engine:
             raise RuntimeError(f"{len(self._bad)} bad replies in a row: {why}.")
         if self.book.in_flight:
             return
-        begun = self.fleet.begun or bool(self.waiting)
+        begun, online = self.fleet.begun or bool(self.waiting), online_nodes(self.run.grid)
         if not begun and len(self._context.refused) == len(self.book.failures["train"]):
             check_progress(self._context)
         tries = MAX_FAILURES if begun else 2
-        online = {self.book.identity(node) for node in online_nodes(self.run.grid)}
-        if online <= self.book.failed_often(tries, "train"):
+        if {*map(self.book.identity, online)} <= self.book.failed_often(tries, "train"):
             raise RuntimeError(f"every node has failed {tries} times in a row: {why}.")
 
-    # --- server updates --------------------------------------------------------------------
+    # --- rounds of server updates ----------------------------------------------------------
 
-    def take(self, due: list[Update]) -> Exchange:
+    def round(self) -> rounds.Record:
+        """Update the model until a round is over, and evaluate it; return its line."""
+        run, evaluations = self.run, self.evaluations
+        record, count = self.update(), 1
+        while not self.rule.ends_round():
+            rounds.keep_infos(run, record)
+            record, count = rounds.joined_rounds(record, self.update(), count), count + 1
+        record["global"] = rounds.evaluate_centrally(run, number := record["round"])
+        found = evaluations.results()
+        if number == run.num_rounds:
+            evaluations.begin(number, is_last=True)
+            while not evaluations.is_over():  # others train on if more runs are likely to follow
+                self.start(trains=run.continues)
+                self.receive(judges=run.continues)
+            found = evaluations.results() or found
+        elif evaluations.is_due():
+            evaluations.begin(number)
+        record |= {"evaluate": found, **rounds.fairness(self.fleet), "virtual_s": self.now_s}
+        record["failures"] = [failure._asdict() for failure in self.fleet.info.failures]
+        self.fleet.info, self._updated_s = RoundInfo(), self.now_s
+        return record
+
+    def update(self) -> rounds.Record:
+        """Wait until updates are due, and add them to the model; return the history's line."""
+        while not (due := self.rule.due(self.waiting, self.in_flight)):  # Alg. 1, l. 6
+            self.start()  # l. 1 and 5
+            self.receive(self.rule.wake_s)  # l. 2
+        due.sort(key=lambda update: update.arrived_s)
+        context, asked = self._take(due), [update.pending.instruction for update in due]
+        before, asked, self._lost = set(context.refused), [*asked, *self._lost], []
+        self.rule.begin(due, self.version)
+        record = rounds.aggregate(self.run, context, asked, [update.reply for update in due])
+        self.version += 1  # l. 7
+        for node_id in context.refused.keys() - before:  # or it would fill the buffer again
+            self._back_off(node_id, REST_S)
+        self._updated_s = self.now_s
+        return record
+
+    def _take(self, due: list[Update]) -> Exchange:
         """Take out updates that wait, as an exchange with the present model of their own."""
         now, added = self._context, {update.pending.message_id for update in due}
         self.waiting = [u for u in self.waiting if u.pending.message_id not in added]
-        self._context = self._new_context([u.pending.instruction for u in self.waiting])
-        self._context.latency, self._context.checked = now.latency, now.checked - added
+        rest = self._context = self._new_context([u.pending.instruction for u in self.waiting])
+        rest.latency, rest.checked = now.latency, now.checked - added
         now.latency = {i: latency for i, latency in now.latency.items() if i in added}
         now.messages = [update.pending.instruction for update in due]
         now.virtual_s = self.now_s - self._updated_s
         now.round, now.arrays = self.run.round + 1, self.run.arrays
         return now
 
-    def update(self, context: Exchange, due: list[Update]) -> tuple[Record, list[int]]:
-        """Make the next version of the model; return the history's line, and nodes that failed."""
-        before, asked = set(context.refused), [*context.messages, *self._lost]
-        self._lost = []
-        record = aggregate(self.run, context, asked, [update.reply for update in due])
-        self.version += 1  # Alg. 1, l. 7
-        self._updated_s = self.now_s
-        failed = [*(context.refused.keys() - before)]
-        for node_id in failed:  # or it would fill the buffer again
-            self._back_off(node_id, REST_S)
-        return record, failed
-
-    def complete(self, record: Record, evaluated: dict[str, Any]) -> Record:
-        """Complete a round's line, with what an evaluation has found that is over now."""
-        record |= {"evaluate": evaluated, **fairness(self.fleet)}
-        record["virtual_s"] = self.now_s
-        record["failures"] = [failure._asdict() for failure in self.fleet.info.failures]
-        self.fleet.info = RoundInfo()
-        self._updated_s = self.now_s
-        return record
-
     def _new_context(self, messages: list[Message]) -> Exchange:
         context = self.run.exchange(self.run.round + 1)
-        context.messages, context.simulated = messages, self.queue.is_simulated
+        context.messages, context.overlaps = messages, True
+        context.simulated = self.queue.is_simulated
         context.same_clock = self.queue.is_local or not self.queue.is_simulated
         context.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
         return context
+
+    def goes_on_in(self, run: rounds.Run) -> bool:
+        """Return whether a run begins where this one has ended."""
+        is_here = run.round < 0 and self.queue.fleet is whole_grid(run.grid)
+        return is_here and run.arrays == self.returned
+
+
+def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
+    """Keep nodes in flight and update the model until ``num_rounds`` rounds are over.
+
+    On the same grid, from the arrays that the last run returned, what is in flight goes on.
+    """
+    engine, rule.engine = rule.engine, None
+    if engine is not None and engine.goes_on_in(run):
+        run.continues, run.arrays = True, engine.newest
+    with rounds.opened(run, rule.unit):
+        if run.round < 0:
+            rounds.record_start(run)
+        engine = engine if run.continues else Engine(run, rule)
+        engine.take_up(run)
+        while run.round < run.num_rounds and run.fleet.stop_reason is None:
+            rounds.finish_round(run, engine.round())
+        engine.newest = run.arrays
+    run.result.arrays = engine.returned = run.arrays
+    rule.engine = engine
+    return run.result

@@ -1,7 +1,8 @@
 """Evaluations on nodes beside training."""
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MessageType
@@ -14,27 +15,19 @@ EVALUATION_SHARE = 0.1
 """Part of the time in which nodes are asked to evaluate; of each node's if it is every round."""
 
 
+@dataclass
 class Evaluation:
     """Nodes evaluate a version of the model when they are idle next, while training goes on."""
 
-    def __init__(self, context: Exchange, messages: Sequence[Message]) -> None:
-        self.context, context.messages = context, []
-        self.waiting = {message.metadata.dst_node_id: message for message in messages}
-        self.num_open = 0
-        self.replies: list[Message] = []
+    context: Exchange
+    """Its messages are those that were sent."""
+    waiting: dict[int, Message]
+    num_open: int = 0
+    replies: list[Message] = field(default_factory=list)
 
     def is_over(self) -> bool:
         """Return whether no node has to answer any more."""
         return not self.waiting and not self.num_open
-
-    def result(self, run: Run) -> dict[str, Any]:
-        """Return the figures of an evaluation that is over."""
-        number = self.context.round
-        metrics = run.strategy.aggregate_evaluate(number, self.replies, self.context)
-        if metrics is None:
-            return {}
-        run.result.evaluate_metrics_clientapp[number] = metrics
-        return {**metrics, "evaluated-round": number}
 
 
 class Evaluations:
@@ -65,37 +58,31 @@ class Evaluations:
 
     def is_due(self) -> bool:
         """Return whether a model that is there now is to be evaluated."""
-        if self.of_each_round:
-            return True
         pause_s = (self.ended_s - self.began_s) * (1 / EVALUATION_SHARE - 1)
-        return self.is_over() and self._now_s >= self.ended_s + pause_s
+        return self.of_each_round or (self.is_over() and self._now_s >= self.ended_s + pause_s)
 
     def begin(self, number: int, *, is_last: bool = False) -> None:
         """Ask the strategy which nodes evaluate the model of a round."""
         run, context = self.run, self.run.exchange(number)
         how = number, run.arrays, run.evaluate_config, run.grid
         messages = run.strategy.configure_evaluate(*how, context)
-        self.began_s = self._now_s
-        if self.of_each_round:
-            for older in self.in_flight:
-                older.waiting = {} if older.context.messages else older.waiting
-        else:  # only the last one begins before another is over
+        context.messages, context.overlaps, self.began_s = [], True, self._now_s
+        if not self.of_each_round:  # only the last one begins before another is over
             self.in_flight.clear()
-        if self.of_each_round and not is_last:
-            messages = self._rested(messages)
-        self.in_flight.append(Evaluation(context, messages))
-
-    def _rested(self, messages: list[Message]) -> list[Message]:
-        """Return the messages to nodes that have evaluated little so far, or least of all."""
+        for older in self.in_flight:
+            older.waiting = {} if older.context.messages else older.waiting
+        took_s = {m.metadata.dst_node_id: self.took_s[m.metadata.dst_node_id] for m in messages}
         most_s = EVALUATION_SHARE * (self._now_s - self.zero_s)
-        took_s = [self.took_s[message.metadata.dst_node_id] for message in messages]
-        most_s = max(most_s, min(took_s, default=0.0))
-        return [m for m, own_s in zip(messages, took_s, strict=True) if own_s <= most_s]
+        most_s = max(most_s, min(took_s.values(), default=0.0))
+        asks_all = is_last or not self.of_each_round
+        waiting = {message.metadata.dst_node_id: message for message in messages}
+        waiting = {node: m for node, m in waiting.items() if asks_all or took_s[node] <= most_s}
+        self.in_flight.append(Evaluation(context, waiting))
 
-    def messages_for(self, idle: Sequence[int], busy: Set[int]) -> list[Message]:
+    def messages_for(self, idle: Sequence[int], busy: Collection[int]) -> list[Message]:
         """Return the instructions for idle nodes, one for each, which are then in flight."""
         messages: list[Message] = []
-        free, there = list(idle), busy | set(idle) if self.in_flight else busy
+        free, there = list(idle), {*idle, *busy} if self.in_flight else {}
         for each in self.in_flight:
             # nodes that are gone, or backed off after a failure, are not waited for
             each.waiting = {node: m for node, m in each.waiting.items() if node in there}
@@ -124,5 +111,11 @@ class Evaluations:
         found: dict[str, Any] = {}
         for each in [each for each in self.in_flight if each.is_over()]:
             self.in_flight.remove(each)
-            found = (each.result(self.run) if each.context.messages else {}) or found
+            if not each.context.messages:
+                continue
+            number, strategy = each.context.round, self.run.strategy
+            metrics = strategy.aggregate_evaluate(number, each.replies, each.context)
+            if metrics is not None:
+                self.run.result.evaluate_metrics_clientapp[number] = metrics
+                found = {**metrics, "evaluated-round": number} or found
         return found

@@ -18,12 +18,6 @@ LATE_S = 60.0
 """Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
 
 
-def on_clock(seconds: float) -> float:
-    """Round a time to what the clock shows, to the nanosecond."""
-    # so that a resumed run, whose clock began later, counts the same, and none is missed
-    return round(seconds, 9)
-
-
 class Pending(NamedTuple):
     """An instruction in flight: when it was sent and is given up, and of which model's version."""
 
@@ -55,16 +49,15 @@ class MessageQueue:
     Elsewhere time is the server's own.
     """
 
-    def __init__(self, grid: Grid, clock: Clock, costs: Costs, timeout_s: float) -> None:
+    def __init__(self, grid: Grid, clock: Clock, costs: Costs, timeout_s: float = inf) -> None:
         self.fleet: Any = whole_grid(grid)
         self.clock, self.costs, self.timeout_s = clock, costs, timeout_s
         self.is_local = hasattr(self.fleet, "virtual_time_s")
         self.is_simulated = is_simulated(grid)
         self.pending: dict[str, Pending] = {}  # the one that is given up first is the first
-        self.late: set[str] = set()  # given up: replies are collected and thrown away
+        self._late: set[str] = set()  # given up: replies are collected and thrown away
         self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
         self._answered = False  # before the first reply of a simulation, its clock is unknown
-        self._plain = False  # a node of a simulation has answered that emulates no device
         self._polled_s = inf  # when the last poll of a fleet in real time began
         self._zero_s = clock.virtual_s - self._fleet_s()
 
@@ -88,16 +81,16 @@ class MessageQueue:
             wake_s = min(wake_s, first.until_s)
             break
         if self.is_local:
-            ids = self.pending.keys() | self.late if self.late else self.pending.keys()
+            ids = self.pending.keys() | self._late if self._late else self.pending.keys()
             replies = self.fleet.wait_for_next(ids, wake_s - self._zero_s)
             self._tick()
-        elif self.is_simulated and self._wait_for_emulated(wake_s):
+        elif self.is_simulated and self._gather(wake_s):
             replies = self._next_held(wake_s)
         else:
             replies = self._poll(wake_s)
         self.costs.answered(replies, self.clock.virtual_s)
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        self.late -= answered.keys()
+        self._late -= answered.keys()
         arrived = [(self.pending.pop(i), answered[i]) for i in answered if i in self.pending]
         return [*arrived, *self._given_up()]
 
@@ -107,7 +100,7 @@ class MessageQueue:
             message_id, first = next(iter(self.pending.items()))
             if first.until_s > min(self.clock.virtual_s, self._polled_s):
                 return
-            self.late.add(message_id)
+            self._late.add(message_id)
             yield self.pending.pop(message_id), None
 
     def _fleet_s(self) -> float:
@@ -120,12 +113,11 @@ class MessageQueue:
             now_s = on_clock(self._zero_s + self._fleet_s())
             self.clock.virtual_s = max(self.clock.virtual_s, now_s)
 
-    # --- the server's own clock ----------------------------------------------------------
-
     def _poll(self, wake_s: float) -> list[Message]:
-        """Poll a fleet in real time; what is held is not asked for again, it would be an error."""
+        """Poll a fleet on the server's clock, until there is a reply or a time has come."""
         while True:
-            ids = [i for i in (*self.pending, *self.late) if i not in self._held]
+            # what is held is not asked for again: it would be an error
+            ids = [i for i in (*self.pending, *self._late) if i not in self._held]
             held, self._polled_s = self._held.values(), self.clock.virtual_s
             replies = [*(reply for _, reply in held), *self.fleet.pull_messages(ids)]
             self._held = {}
@@ -134,10 +126,10 @@ class MessageQueue:
                 return replies
             time.sleep(POLL_S if self.is_simulated else REAL_POLL_S)
 
-    # --- the devices' clock --------------------------------------------------------------
+    # --- the devices' clock ------------------------------------------------------------------
 
-    def _wait_for_emulated(self, wake_s: float) -> bool:
-        """Wait until all replies of a simulation are here, if its devices are emulated.
+    def _gather(self, wake_s: float) -> bool:
+        """Hold all replies of a simulation; return False if its devices are not emulated.
 
         Nothing is known before the first reply. A ClientApp that hangs is waited for as long as
         the time-out allows, on the server's clock.
@@ -146,28 +138,21 @@ class MessageQueue:
         while missing := self.pending.keys() - self._held.keys():
             for reply in self.fleet.pull_messages(list(missing)):
                 self._hold(reply)
-            if not self.clock.emulated and (self._held or self._is_over(wake_s)):
-                return False
+            if self._answered and not self.clock.emulated:
+                self._tick()
+                if self._held or self.clock.virtual_s >= wake_s:
+                    return False
             if time.monotonic() - start_s > self.timeout_s:
                 break
             if missing - self._held.keys():
                 time.sleep(POLL_S)
         return self.clock.emulated
 
-    def _is_over(self, wake_s: float) -> bool:
-        """Return whether a time has come in a simulation whose nodes emulate nothing."""
-        if self._plain:
-            self._tick()
-        return self._plain and self.clock.virtual_s >= wake_s
-
     def _hold(self, reply: Message) -> None:
-        self._answered = True
-        message_id = reply.metadata.reply_to_message_id
         latency = reported_latency(reply) if reply.has_content() else None
-        emulated = latency is not None and latency.emulated
-        self.clock.emulated |= emulated
-        self._plain |= reply.has_content() and not emulated
-        took_s = latency.seconds if latency is not None and emulated else 0.0
+        took_s = latency.seconds if latency is not None and latency.emulated else 0.0
+        self.clock.emulated |= latency is not None and latency.emulated
+        self._answered, message_id = True, reply.metadata.reply_to_message_id
         self._held[message_id] = self.pending[message_id].sent_s + took_s, reply
 
     def _next_held(self, wake_s: float) -> list[Message]:
@@ -177,3 +162,9 @@ class MessageQueue:
             self.clock.virtual_s = now_s
         arrived = sorted((at_s, i) for i, (at_s, _) in self._held.items() if at_s <= now_s)
         return [self._held.pop(i)[1] for _, i in arrived]
+
+
+def on_clock(seconds: float) -> float:
+    """Round a time to what the clock shows, to the nanosecond."""
+    # so that a resumed run, whose clock began later, counts the same, and none is missed
+    return round(seconds, 9)

@@ -133,7 +133,7 @@ class FedBuff(Rule):
         """Return K where it is not given."""
         return default_buffer(in_flight)
 
-    def weigh(self, context: Exchange, updates: list[Update], weights: list[float]) -> Shares:
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh stale updates down, and by default let no node count by its speed."""
         stale = staleness_of([update.pending.version for update in updates], self.version)
         discounts = staleness_weights(stale, self.exponent)

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -111,16 +110,10 @@ class ModelAverage(Wrapper):
         return arrays, metrics
 
     def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        context: Exchange | None = None,
+        self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any
     ) -> list[Message]:
         """Send the average to the nodes that evaluate."""
-        average = self.averaged(arrays)
-        return super().configure_evaluate(server_round, average, config, grid, context)
+        return super().configure_evaluate(server_round, self.averaged(arrays), *more, **named)
 
     def on_start(self, run: Run) -> None:
         """Let the server evaluate the average; a run that begins has none yet."""

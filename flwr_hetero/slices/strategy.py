@@ -217,9 +217,9 @@ class SliceRule(FedBuff):
         self._training = in_flight
         return buffer_size(in_flight)  # l. 3
 
-    def weigh(self, context: Exchange, updates: list[Update], weights: list[float]) -> Shares:
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
-        shares, speeds = super().weigh(context, updates, weights), self.steps.speeds
+        shares, speeds = super().weigh(updates, weights), self.steps.speeds
         if shares.clipped_share > 0 and not self._told:
             self._told = True
             text = (
@@ -233,7 +233,7 @@ class SliceRule(FedBuff):
         bound = min(1.0, limit / self.rates.mean_discount)  # l. 4
         return shares._replace(scales=shares.scales * bound)
 
-    def ends_round(self, in_flight: int) -> bool:
+    def ends_round(self) -> bool:
         """Return whether nodes have trained as much as in a round of FedAvg."""
         jobs = self.steps.speeds.jobs
         known = [job.examples for job in jobs.values() if job.examples > 0]

@@ -46,7 +46,7 @@ class FedAsync(Rule):
         """Return the first update."""
         return waiting[:1]
 
-    def weigh(self, context: Exchange, updates: list[Update], weights: list[float]) -> Shares:
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh stale models down."""
         stale = staleness_of([update.pending.version for update in updates], self.version)
         return Shares(staleness_weights(stale, self.exponent))

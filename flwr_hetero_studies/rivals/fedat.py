@@ -133,12 +133,7 @@ class FedAT(Rule):
 
     # --- models ---------------------------------------------------------------------------
 
-    def begin(self, context: Exchange) -> None:
-        """Go back to the model from which the tier started, for wrappers further in."""
-        sent = context.messages[0].content.array_records
-        context.arrays = next(iter(sent.values()))
-
-    def weigh(self, context: Exchange, updates: list[Update], weights: list[float]) -> Shares:
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh a tier's models as the wrapped strategy does."""
         return Shares(np.ones(len(updates)), factors=np.ones(len(updates)))
 
@@ -150,8 +145,12 @@ class FedAT(Rule):
         self, server_round: int, replies: Any, context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Replace the tier's model, and return the mean of all tiers' models."""
+        context = self.current(context)
+        if self.updates:  # wrappers further in see the model from which the tier started
+            first = next(iter(self.updates.values())).pending.instruction
+            context.arrays = next(iter(first.content.array_records.values()))
         arrays, metrics = super().aggregate_train(server_round, replies, context)
-        if arrays is None or context is None or why_no_model(arrays):
+        if arrays is None or why_no_model(arrays):
             return arrays, metrics
         self.models[self._due] = arrays
         self.counts[self._due] += 1
@@ -170,12 +169,8 @@ class FedAT(Rule):
 
     def round_info(self) -> dict[str, Any]:
         """Return the server update with its tier, and how often each tier has made one."""
-        due = {"tier": self._due} if self.updates else {}
-        return (
-            super().round_info()
-            | due
-            | {"tier_updates": self.counts.copy(), "tiers": self.tier.copy()}
-        )
+        tiers = {"tier_updates": self.counts.copy(), "tiers": self.tier.copy()}
+        return super().round_info() | ({"tier": self._due} if self.updates else {}) | tiers
 
     def state_dict(self) -> StateDict:
         """Return tiers and their models, and the generator."""

@@ -156,9 +156,11 @@ class FedCompass(Rule):
             if group.in_flight and self.fleet.clock.virtual_s < group.latest_s:
                 continue
             self._groups.remove(group)
-            of = [self._group_of[message_id] for message_id in ids]
-            if group in of:
-                return [u for u, own in zip(waiting, of, strict=True) if own in (group, None)]
+            if group in (own := [self._group_of[message_id] for message_id in ids]):
+                due = [i for i, each in enumerate(own) if each in (group, None)]
+                for i in due:
+                    del self._group_of[ids[i]]
+                return [waiting[i] for i in due]
         return []
 
     def _arrive(self, update: Update) -> ArrivalGroup | None:
@@ -171,12 +173,7 @@ class FedCompass(Rule):
             group.in_flight.remove(pending.node_id)
         return group
 
-    def begin(self, context: Exchange) -> None:
-        """Forget the groups of what is added."""
-        for message_id in self.updates:
-            del self._group_of[message_id]
-
-    def weigh(self, context: Exchange, updates: list[Update], weights: list[float]) -> Shares:
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Let each node's update count by its share of the examples of all in flight."""
         self.weight |= {
             self.identity(update.pending.node_id): weight
