@@ -85,9 +85,6 @@ class Latencies:
         due = since >= (self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET))
         if due and not self.phase:
             self.try_again()
-            for name in sorted(tiers.latency.keys() - tiers.tier.keys() if self.every else ()):
-                self._seconds.pop(name, None)  # a dropout is timed again
-                self.retry([name])
         if self._seconds and not self.phase and (due or first):
             formed = self._form(context.round, tiers, first)
         self.forming &= not (last and self._seconds)

@@ -74,7 +74,7 @@ class TiFL(TierEvaluation):
         Rounds of the phase that count (3), and those before them that do not (1).
     profile_interval : int, optional
         Form the tiers again every so many rounds, of the latencies measured in training (None:
-        every 10) or of a new phase (None: never); dropouts are then timed again.
+        every 10) or of a new phase (None: never); nodes that kept failing then try again.
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
