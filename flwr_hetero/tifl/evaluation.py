@@ -17,6 +17,9 @@ from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Available, Floats,
 from flwr_hetero.tifl.latencies import Latencies
 from flwr_hetero.tifl.tiers import Tiers
 
+NONSENSE = 1e9
+"""Accuracies, and losses, beyond this are no news of a model: squares of them could be infinite."""
+
 
 class TierEvaluation(Selection):
     """Evaluate on the nodes that the wrapped strategy would ask alone, those in flight left out.
@@ -132,9 +135,10 @@ def accuracy_per_tier(
 
 
 def accuracy_of(metrics: MetricRecord) -> float:
-    """Read the metric that says how good the model is, more is better; NaN if there is none."""
+    """Read the metric that says how good the model is, more is better; NaN if it says nothing."""
     for part, sign in (("acc", 1.0), ("loss", -1.0)):
         for name in metrics:
             if part in name.lower():
-                return sign * read_number(metrics, name)
+                value = sign * read_number(metrics, name)
+                return value if abs(value) <= NONSENSE else np.nan
     return np.nan

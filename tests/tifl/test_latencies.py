@@ -186,7 +186,7 @@ def test_slower_than_t_max_is_given_up(gets_faster):
     records = records_of(tifl, grid, 120, evaluate_fn=faster)
     assert tifl.tiers.tier.get("node-0") == (2 if gets_faster else None)
     assert records[-1]["tifl"]["in_flight"] <= 1
-    assert 3 <= grid.count(0, "train") if gets_faster else grid.count(0, "train") <= 3 + 12
+    assert grid.count(0, "train") >= 3 if gets_faster else grid.count(0, "train") <= 3 + 12
 
 
 def test_equal_nodes_are_one_tier_and_said_so(caplog):
