@@ -309,7 +309,6 @@ class BiasedLocalSGD(LocalSteps):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
-        replies = self.judged(context, replies)
         if self.shared is not None:
             # l. 14
             self.shared.record(replies)

@@ -17,9 +17,6 @@ from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Available, Floats,
 from flwr_hetero.tifl.latencies import Latencies
 from flwr_hetero.tifl.tiers import Tiers
 
-NONSENSE = 1e9
-"""Accuracies, and losses, beyond this are no news of a model: squares of them could be infinite."""
-
 
 class TierEvaluation(Selection):
     """Evaluate on the nodes that the wrapped strategy would ask alone, those in flight left out.
@@ -135,6 +132,5 @@ def accuracy_of(metrics: MetricRecord) -> float:
     for part, sign in (("acc", 1.0), ("loss", -1.0)):
         for name in metrics:
             if part in name.lower():
-                value = sign * read_number(metrics, name)
-                return value if abs(value) <= NONSENSE else np.nan
+                return sign * read_number(metrics, name)
     return np.nan

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.profiling import EQUAL_S
+from flwr_hetero.server.context import EQUAL_S
 from flwr_hetero.tifl.algorithm import Available, Floats
 
 T_MAX = 600.0

@@ -8,13 +8,7 @@ from flwr.common.constant import SType
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
 from flwr_hetero._flwr import be_server_task, set_message_id
-from flwr_hetero.server.aggregate import (
-    CHUNK,
-    keep_dtypes,
-    mean_arrays,
-    normalised,
-    weighted_mean,
-)
+from flwr_hetero.server.aggregate import CHUNK, keep_dtypes, mean_arrays, normalised, weighted_mean
 from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.rounds import MAX_NODES, by_node
 
