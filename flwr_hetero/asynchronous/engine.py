@@ -11,10 +11,9 @@ from flwr_hetero.asynchronous.evaluation import Evaluations
 from flwr_hetero.asynchronous.message_queue import MessageQueue, Pending
 from flwr_hetero.records import config_of
 from flwr_hetero.server import rounds
-from flwr_hetero.server.checks import check_progress, is_good
+from flwr_hetero.server.checks import Expected, check_progress, is_good
 from flwr_hetero.server.context import QUORUM, Exchange, RoundInfo
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
-from flwr_hetero.server.reply_checks import Expected
 
 REST_S = 10.0
 """Seconds for which a node is backed off after a failure, doubled with each one in a row."""

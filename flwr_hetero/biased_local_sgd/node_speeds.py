@@ -1,4 +1,4 @@
-"""How fast each node computes and transfers, and the wrapper that learns it and sets steps by it."""
+"""How fast each node computes and transfers; the wrapper that learns it and sets steps by it."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,9 @@ from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, correction_
 from flwr_hetero.errors import check_number
 from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.aggregate import with_update
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Latency
 from flwr_hetero.server.contract import STEPS, check_unscaled
 from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.reply_checks import Latency
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
@@ -207,7 +206,6 @@ class MeasuredSteps(Wrapper):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds from the steps that count, and undo a power of these."""
-        replies = self.judged(context, replies)
         self._assigned = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
@@ -220,15 +218,6 @@ class MeasuredSteps(Wrapper):
                 metrics[keys.NUM_STEPS] = steps
                 self.speeds.learn(context, reply, metrics, steps)
         return self._corrected(context, replies) if self.step_correction else replies
-
-    def judged(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        good = []
-        for reply in replies:
-            if reason := self.why_bad(context, reply):
-                context.drop(reply, reason)
-            else:
-                good.append(reply)
-        return good
 
     def _corrected(self, context: Exchange, replies: list[Message]) -> list[Message]:
         start, weights = context.arrays, self.top.weights(context, replies)

@@ -1,6 +1,6 @@
 """Local steps by speed, and biased local SGD: models by steps, high losses on fast nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from math import nan
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.algorithm import (
+    fast_class,
     fast_share,
     gamma_steps,
     timed_steps,
@@ -49,8 +50,8 @@ class LocalSteps(MeasuredSteps):
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
         ``deadline_s``, transfers included. ``slice``: the same, but a node whose transfers
         would take more than half of it gets longer; for :class:`FedBuff`.
-    gamma : float, optional
-        For two classes: tau_S / tau_F in (0, 1]. None: measured.
+    gamma : float or mapping of str to float, optional
+        For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
     deadline_s : float, optional
         Seconds of a round. None: what a quick node needs for ``fast_steps``, the second or the one
         that 10 % are quicker than, and at least half of what the quickest third needs.
@@ -95,7 +96,7 @@ class LocalSteps(MeasuredSteps):
         fast_steps: int = 32,
         *,
         budget: str = "two-class",
-        gamma: float | None = None,
+        gamma: float | Mapping[str, float] | None = None,
         deadline_s: float | None = None,
         max_steps: int | None = None,
         step_correction: float = 0.5,
@@ -104,14 +105,14 @@ class LocalSteps(MeasuredSteps):
         most = (2 if budget == "slice" else 1) * fast_steps if max_steps is None else max_steps
         self.max_steps = check_count("max_steps", most, 1)
         self.budget = check_choice("budget", budget, ("two-class", "deadline", "slice"))
-        for option, value, bounds in (
-            ("gamma", gamma, "(0, 1]"),
-            ("deadline_s", deadline_s, "(0, inf)"),
-        ):
-            if value is not None:
-                check_number(option, value, bounds)
-                if (option == "gamma") != (budget == "two-class"):
-                    raise invalid(option, value, f"be left out with budget={budget!r}")
+        if gamma is not None:
+            for ratio in gamma.values() if isinstance(gamma, Mapping) else [gamma]:
+                check_number("gamma", ratio, "(0, 1]")
+        if deadline_s is not None:
+            check_number("deadline_s", deadline_s, "(0, inf)")
+        other = ("deadline_s", deadline_s) if budget == "two-class" else ("gamma", gamma)
+        if other[1] is not None:
+            raise invalid(*other, f"be left out with budget={budget!r}")
         self.gamma, self.deadline_s = gamma, deadline_s
         super().__init__(strategy, step_correction)
         self._has_warned = False
@@ -124,13 +125,23 @@ class LocalSteps(MeasuredSteps):
             limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
             traffic = TRAFFIC if self.budget == "slice" else 1.0
             return timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
-        fast, measured = self.speeds.classes()
-        slow_gamma = measured if self.gamma is None else self.gamma
-        gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
-        if self.gamma != 1:  # balanced: no time is needed
-            gammas[np.isnan(step_s)] = nan
+        if isinstance(self.gamma, Mapping):
+            gammas = np.array([self.gamma.get(node, nan) for node in nodes])
+        else:
+            fast, measured = self.speeds.classes()
+            slow_gamma = measured if self.gamma is None else self.gamma
+            gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
+            if self.gamma != 1:  # balanced: no time is needed
+                gammas[np.isnan(step_s)] = nan
         # l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
+
+    def fast_nodes(self) -> set[str]:
+        """Return the nodes of the fast class: by ``gamma`` of each node, else by measured times."""
+        if not isinstance(self.gamma, Mapping):
+            return self.speeds.classes()[0]
+        fast, _ = fast_class([1 / gamma for gamma in self.gamma.values()])
+        return {node for node, is_fast in zip(self.gamma, fast, strict=True) if is_fast}
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
@@ -276,7 +287,7 @@ class BiasedLocalSGD(LocalSteps):
         node_ids = sorted(message_of, key=context.fleet.nodes.sort_key)
         if self.shared is not None:  # a node that was never measured chooses its first samples
             node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
-        fast_nodes, _ = self.speeds.classes()
+        fast_nodes = self.fast_nodes()
         steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
         fast = [self.identity(node_id) in fast_nodes for node_id in node_ids]
         if self.shared is not None:
@@ -298,7 +309,6 @@ class BiasedLocalSGD(LocalSteps):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
-        replies = self.judged(context, replies)
         if self.shared is not None:
             # l. 14
             self.shared.record(replies)

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr_hetero._flwr import log
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import GridView, online_nodes
+from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Available, Floats, TierState
 from flwr_hetero.tifl.latencies import Latencies
@@ -36,14 +36,6 @@ class TierEvaluation(Selection):
     _further: Set[int] = frozenset()
     _trained: Set[str] = frozenset()
 
-    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
-        """Let the wrapped strategy ask as many nodes as it would alone, if so many are free."""
-        view = GridView(grid, self.select_for_evaluation(context, grid))
-        if self._inner_evaluates:
-            leaf: Any = self.leaf
-            leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(view.node_ids))
-        return view
-
     def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
         """Return all free nodes; where only TiFL needs figures, the same of every tier."""
         online = online_nodes(grid)
@@ -51,7 +43,11 @@ class TierEvaluation(Selection):
             return self.tiers.panel(self._available(online)) if self._is_due(context.round) else []
         in_flight, blocked = self.fleet.nodes.in_flight, self.timing.blocked
         free = [node for node in online if node not in in_flight]
-        return [node for node in free if self.identity(node) not in blocked] if blocked else free
+        if blocked:
+            free = [node for node in free if self.identity(node) not in blocked]
+        leaf: Any = self.leaf  # as many as it would ask alone, if so many are free
+        leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(free))
+        return free
 
     def configure_evaluate(
         self,
@@ -132,7 +128,7 @@ def accuracy_per_tier(
 
 
 def accuracy_of(metrics: MetricRecord) -> float:
-    """Read the metric that says how good the model is, more is better; NaN if there is none."""
+    """Read the metric that says how good the model is, more is better; NaN if it says nothing."""
     for part, sign in (("acc", 1.0), ("loss", -1.0)):
         for name in metrics:
             if part in name.lower():

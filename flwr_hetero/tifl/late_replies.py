@@ -9,11 +9,9 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_hetero.server.checks import is_good
-from flwr_hetero.server.context import POLL_S, Exchange
+from flwr_hetero.server.checks import Expected, is_good, reported_partition
+from flwr_hetero.server.context import POLL_S, TRUSTED, Exchange
 from flwr_hetero.server.nodes import is_simulated, whole_grid
-from flwr_hetero.server.profiling import TRUSTED, comparable_s
-from flwr_hetero.server.reply_checks import Expected, reported_partition
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.tifl.tiers import T_MAX
 
@@ -109,4 +107,4 @@ def latency_of(context: Exchange, reply: Message, online: Set[int]) -> float:
     node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
     if partition is not None and not context.fleet.nodes.knows(node_id):
         context.fleet.nodes.rejoin(node_id, partition, online)
-    return comparable_s(context, reply)
+    return context.comparable_s(reply)

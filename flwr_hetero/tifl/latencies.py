@@ -85,9 +85,6 @@ class Latencies:
         due = since >= (self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET))
         if due and not self.phase:
             self.try_again()
-            for name in sorted(tiers.latency.keys() - tiers.tier.keys() if self.every else ()):
-                self._seconds.pop(name, None)  # a dropout is timed again
-                self.retry([name])
         if self._seconds and not self.phase and (due or first):
             formed = self._form(context.round, tiers, first)
         self.forming &= not (last and self._seconds)
@@ -219,11 +216,7 @@ class Latencies:
     def take(
         self, context: Exchange, replies: list[Message], enough: int | None, online: Set[int]
     ) -> list[Message]:
-        """Learn from the good replies of a round; return those that count: the first ``enough``.
-
-        The others are in flight until their time is over by the fleet's clock: Flower's simulation
-        waits for all, and the clock is then set back to where the round could go on.
-        """
+        """Learn from the good replies of a round; return those that count: the first ``enough``."""
         if self.phase:
             return replies
         clock, round_s = self.fleet.clock, context.virtual_s
@@ -235,6 +228,7 @@ class Latencies:
         seconds = {id(reply): latency_of(context, reply, online) for reply in replies}
         counting = set(sorted(seconds, key=lambda i: seconds[i])[:enough])
         end_s = max((seconds[i] for i in counting), default=0.0)
+        # Flower's simulation waits for all: the clock goes back to where the round could go on
         waited = context.enough is None and len(replies) > len(counting)
         if early := waited and clock.emulated and round_s > end_s:
             context.virtual_s, clock.virtual_s = end_s, began_s + end_s
@@ -244,6 +238,7 @@ class Latencies:
                 context.latency.pop(reply.metadata.reply_to_message_id, None)
                 self.left_out.append(node_id)
             if early and took_s > end_s:
+                # it is in flight until its time is over by the fleet's clock
                 work = self.late.add(reply, node_id, began_s, pushed_s)
                 work.over_s, work.seconds, work.is_here = began_s + took_s, took_s, True
             else:
@@ -251,15 +246,11 @@ class Latencies:
         return [reply for reply in replies if id(reply) in counting]
 
     def wait(self, context: Exchange, grid: Grid, online: Set[int]) -> bool:
-        """Wait until some first work is over, for there is no other node to train.
-
-        Without any such work nodes that kept failing are asked again: no round may go by idle.
-        """
+        """Wait for first work, else ask again who kept failing: no round may go by idle."""
         if self.late.open:
             self.late.wait(context, grid, online)
             return True
-        blocked = self.blocked
-        if blocked:
+        if blocked := self.blocked:
             log(WARNING, "TiFL: no other node is left, %d that failed are back", len(blocked))
             self.try_again()
             self._more = True

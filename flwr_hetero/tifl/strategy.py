@@ -25,7 +25,6 @@ from flwr_hetero.tifl.algorithm import (
     PACED,
     VANILLA,
     Draw,
-    Floats,
     TierState,
     carry_over,
     first_state,
@@ -36,13 +35,7 @@ from flwr_hetero.tifl.algorithm import (
 from flwr_hetero.tifl.evaluation import TierEvaluation
 from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
 from flwr_hetero.tifl.latencies import Latencies
-from flwr_hetero.tifl.pacing import (
-    MOST_DUE,
-    Forecast,
-    TimeEstimate,
-    paced_credits,
-    steer,
-)
+from flwr_hetero.tifl.pacing import MOST_DUE, Forecast, TimeEstimate, paced_credits, steer
 from flwr_hetero.tifl.tiers import T_MAX, Tiers
 
 TIERS = ("latency", "tier", "boundaries", "seconds", "slowest_s", "slowest_s2")
@@ -70,11 +63,11 @@ class TiFL(TierEvaluation):
         ``fast``, ``fast1``, ``fast2``, ``fast3``, or one probability per tier, fastest first.
     profiling : {"training", "phase"}
         Time nodes while they train, or as in the paper before the first round.
-    sync_rounds, warmup_rounds : int, optional
-        Rounds of the phase that count (3), and those before them that do not (1).
+    sync_rounds, warmup_rounds : int
+        Rounds of the phase that count, and those before them that do not.
     profile_interval : int, optional
         Form the tiers again every so many rounds, of the latencies measured in training (None:
-        every 10) or of a new phase (None: never); dropouts are then timed again.
+        every 10) or of a new phase (None: never); nodes that kept failing then try again.
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
@@ -85,7 +78,7 @@ class TiFL(TierEvaluation):
     Raises
     ------
     ValueError
-        If a setting is out of range, or the wrapped strategy cannot leave selection to TiFL.
+        If a setting is out of range, or the wrapped strategy selects nodes itself.
 
     Notes
     -----
@@ -118,8 +111,8 @@ class TiFL(TierEvaluation):
         *,
         policy: str | Sequence[float] = ADAPTIVE,
         profiling: str = "training",
-        sync_rounds: int | None = None,
-        warmup_rounds: int | None = None,
+        sync_rounds: int = 3,
+        warmup_rounds: int = 1,
         profile_interval: int | None = None,
         interval: int = 10,
         credits: int | Sequence[int] | None = None,
@@ -141,17 +134,16 @@ class TiFL(TierEvaluation):
             raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
         self.credits = None if credits is None else [check_count("credits", c, 1) for c in each]
         self.rng = np.random.default_rng(check_count("seed", seed))
-        phase: tuple[int, int] | None = None
-        if check_choice("profiling", profiling, ("training", "phase")) == "phase":
-            sync = 3 if sync_rounds is None else check_count("sync_rounds", sync_rounds, 1)
-            warmup = 1 if warmup_rounds is None else check_count("warmup_rounds", warmup_rounds)
-            phase = sync, warmup
-        elif sync_rounds is not None or warmup_rounds is not None:
-            name = "warmup_rounds" if sync_rounds is None else "sync_rounds"
-            rule, hint = "be left out, for nodes are timed in training", "or give profiling='phase'"
-            raise invalid(name, warmup_rounds if sync_rounds is None else sync_rounds, rule, hint)
+        in_training = check_choice("profiling", profiling, ("training", "phase")) == "training"
+        check_count("sync_rounds", sync_rounds, 1)
+        check_count("warmup_rounds", warmup_rounds)
+        if in_training and (sync_rounds, warmup_rounds) != (3, 1):
+            name = "sync_rounds" if sync_rounds != 3 else "warmup_rounds"
+            rule = "be left out, for nodes are timed in training"
+            raise invalid(name, (sync_rounds, warmup_rounds), rule, "or give profiling='phase' too")
         adapts = self.named in (ADAPTIVE, ALGORITHM_2)
         super().__init__(strategy, clients_per_round, evaluates=adapts)
+        phase = None if in_training else (sync_rounds, warmup_rounds)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
         self.tiers = Tiers({}, {})
         self.state = first_state("uniform", 1, None, 1)
@@ -169,7 +161,11 @@ class TiFL(TierEvaluation):
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
         self._num_rounds = run.num_rounds
         if run.round > 0 or self.tiers.latency:
-            self._find_again(run, online)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, T_MAX)
+            find = self.fleet.nodes.find
+            if self.tiers.tier and not any(find(name) in online for name in self.tiers.tier):
+                text = "TiFL: none of the %d nodes with a tier was found again among %d online"
+                log(WARNING, text, len(self.tiers.tier), len(online))
             return
         if len(online) < self.num_tiers:
             rule = f"be at most the number of nodes, {len(online)}"
@@ -178,18 +174,11 @@ class TiFL(TierEvaluation):
             rule = f"add up to the rounds of the run, {run.num_rounds}, at least"
             raise invalid("credits", self.credits, rule)
         if self.num_tiers > 1 and len(online) // self.num_tiers < self.num_selected:
-            text = "TiFL: tiers of about %d nodes are smaller than clients_per_round=%d: give %s"
-            hint = f"num_tiers={max(1, len(online) // self.num_selected)}"
-            log(WARNING, text, len(online) // self.num_tiers, self.num_selected, hint)
+            text = "TiFL: tiers of about %d nodes are smaller than clients_per_round=%d: give %s=%d"
+            fewer = "num_tiers", max(1, len(online) // self.num_selected)
+            log(WARNING, text, len(online) // self.num_tiers, self.num_selected, *fewer)
         if self.timing.phase:
             self._set_tiers(self.timing.update(run.exchange(0), run.grid, online, self.tiers))
-
-    def _find_again(self, run: Run, online: Set[int]) -> None:
-        identify_nodes(self, run.exchange(run.round + 1), run.grid, T_MAX)
-        find = self.fleet.nodes.find
-        if self.tiers.tier and not any(find(name) in online for name in self.tiers.tier):
-            text = "TiFL: none of the %d nodes with a tier was found again among %d online"
-            log(WARNING, text, len(self.tiers.tier), len(online))
 
     def _set_tiers(self, tiers: Tiers | None) -> None:
         """Take new tiers; as many as before go on with their accuracies and credits.
@@ -198,10 +187,10 @@ class TiFL(TierEvaluation):
         """
         if tiers is None:
             return
-        count, had_tiers = len(tiers.seconds), bool(self.tiers.latency)
+        count = len(tiers.seconds)
         credits = paced_credits(tiers.seconds) if self.named == PACED else self.credits
         state = first_state(self.policy, self.num_tiers, credits, count)
-        if had_tiers and count == len(self.state.probs):
+        if self.tiers.latency and count == len(self.state.probs):
             goes_on = not self.timing.first
             state = carry_over(self.state, state, self.named, with_credits=goes_on)
         else:
@@ -307,13 +296,13 @@ class TiFL(TierEvaluation):
     def round_info(self) -> dict[str, Any]:
         """Return tier, the chances of its draw, the rule's, credits; new tiers in full."""
         accuracy = self.state.accuracy if self.evaluated is None else self.evaluated
+        rows = {"credits": self.state.credits, "tier_accuracy": accuracy}
         info = {
             "tier": self.draw.tier,
             "tier_probs": self.state.probs.tolist(),
             "tier_chances": self.draw.probs.tolist(),
-            "credits": _finite_or_none(self.state.credits),
+            **{n: [x if np.isfinite(x) else None for x in row.tolist()] for n, row in rows.items()},
             "in_flight": len(self.fleet.nodes.in_flight),
-            "tier_accuracy": _finite_or_none(accuracy),
             "paper_estimate_s": self.estimate.paper_s,
             "exact_estimate_s": self.estimate.exact_s,
             "actual_s": self.estimate.actual_s,
@@ -354,7 +343,3 @@ class TiFL(TierEvaluation):
         self.evaluated = None if held["evaluated"] is None else np.array(held["evaluated"])
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))
-
-
-def _finite_or_none(row: Floats) -> list[float | None]:
-    return [value if np.isfinite(value) else None for value in row.tolist()]

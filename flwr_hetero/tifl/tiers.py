@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.profiling import EQUAL_S
+from flwr_hetero.server.context import EQUAL_S
 from flwr_hetero.tifl.algorithm import Available, Floats
 
 T_MAX = 600.0
@@ -104,9 +104,9 @@ def expected_slowest(latency: Floats, num_selected: int) -> float:
 
     .. math:: E[\max] = \sum_{k=c}^{n} l_{(k)} \binom{k-1}{c-1} / \binom{n}{c}
 
-    With F(k) the probability that only the k fastest are drawn, F(n) = 1, F(k-1) = F(k) (1 - c/k)
-    and the weight of l_(k) is F(k) c / k; sums of log1p neither overflow nor cancel.
     """
+    # F(k), that only the k fastest are drawn: F(n) = 1, F(k-1) = F(k) (1 - c/k); l_(k) weighs
+    # F(k) c / k, and sums of log1p neither overflow nor cancel
     ordered = np.sort(latency)
     c = min(num_selected, len(ordered))
     k = np.arange(len(ordered), c, -1)  # slowest first
@@ -119,10 +119,8 @@ def expected_round_times(rounds: Floats, tier: NDArray[np.int64], count: int) ->
     """Compute the expected length of a round of each tier, as a mean over measured rounds.
 
     rounds: (num_measurements, num_nodes), tier: (num_nodes,) -> (num_tiers,).
-
-    The mean over rounds is right with jitter too: within one of them the nodes' latencies are as
-    independent as in a training round.
     """
+    # right with jitter too: within a round latencies are as independent as in a training round
     members = [rounds[:, tier == j] for j in range(tier.max() + 1)]
     return np.array([np.mean([expected_slowest(row, count) for row in m]) for m in members])
 

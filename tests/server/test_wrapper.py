@@ -191,7 +191,8 @@ def test_copies_work(nest, way):
 
 
 def test_copy_runs_by_itself():
-    first = Wrapper(LocalSteps(WithFolder(), fast_steps=4, on_missing="warn"))
+    first = Wrapper(LocalSteps(WithFolder(), fast_steps=4))
+    first.inner.on_missing = "warn"
     second = copy.deepcopy(first)
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3)
     assert second.start(grid, toy_arrays(), num_rounds=1).arrays["w"].numpy().any()
