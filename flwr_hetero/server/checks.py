@@ -58,7 +58,7 @@ def accept(
         if node_id is None:
             context.note(reply.metadata.src_node_id, "reply to a message that is not open")
             continue
-        if reply.metadata.reply_to_message_id not in context.checked:  # else it is old news
+        if not context.overlaps:
             book.mark_alive(node_id)
         if is_good(context, reply, node_id, expected):
             good.append(reply)
@@ -67,7 +67,8 @@ def accept(
         waiting = {}
     for node_id in waiting.values():
         context.fail(node_id, f"no reply within {context.timeout_s:g} s")
-        if expected.metrics:  # a node that is away when it is to be timed is not asked again
+        # a node that is away when it is to be timed is not asked again
+        if expected.metrics and not context.overlaps:
             book.keep_silent(node_id, context.fleet.clock.virtual_s, context.timeout_s)
     good.sort(key=lambda reply: book.sort_key(reply.metadata.src_node_id))
     if expected.metrics and good:

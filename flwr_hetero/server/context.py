@@ -175,6 +175,8 @@ class Exchange:
     """Number of replies to wait for; None: all."""
     messages: list[Message] = field(default_factory=list)
     simulated: bool = False
+    overlaps: bool = False
+    """Whether other exchanges are in flight, so that its silences are no news when it is over."""
     virtual_s: float = 0.0
     """How long it took by the fleet's clock."""
     round_trip_s: dict[str, float] = field(default_factory=dict)

@@ -249,7 +249,7 @@ class NodeBook:
 
     def back_off(self, node_id: int, until_s: float) -> None:
         """Do not ask a node before a time of the fleet's clock."""
-        self._until_s[node_id] = until_s
+        self._until_s[node_id] = round(until_s, 9)  # as the clock shows it, or it might be missed
 
     def backed_off(self, now_s: float) -> set[int]:
         """Return the nodes that are not asked now."""

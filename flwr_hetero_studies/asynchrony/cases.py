@@ -115,9 +115,9 @@ def strategy(setting: Setting, fast_steps: int, seed: int) -> Wrapper:
         return RandomSelection(fedavg, setting.at_work, seed=seed)
     if setting.merging == "paper":
         return FedBuff(fedavg, concurrency=setting.at_work, weighting="equal", seed=seed)
-    weighting = "examples" if setting.merging == "examples" else "sqrt"
-    most = 4 * fast_steps
-    steps = LocalSteps(fedavg, fast_steps, budget="slice", max_steps=most, weighting=weighting)
+    how: dict[str, Any] = {"budget": "slice", "max_steps": 4 * fast_steps}
+    how["step_correction"] = 0.0 if setting.merging == "examples" else 0.5
+    steps = LocalSteps(fedavg, fast_steps, **how)
     return FedBuff(steps, concurrency=setting.at_work, weighting=setting.merging, seed=seed)
 
 

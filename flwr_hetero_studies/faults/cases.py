@@ -112,7 +112,7 @@ def emulated(work: float, rounds: int) -> dict[str, float]:
         DeviceProfile(share, seconds_per_example=work / EXAMPLES) for share in SHARES.values()
     ]
     config = {key.replace("_", "-"): value for key, value in TIERS.items()}
-    config |= {"max-failures": 3, "faults": "", "work": 0.0}
+    config |= {"faults": "", "work": 0.0}
     grid = LocalGrid(client_app.app, profiles, run_config=config)
     strategy, records = server_app.strategy_for(config), []
     strategy.on_round_end = lambda run, record: records.append(record)

@@ -39,9 +39,7 @@ def start_fleet(
 
 def bad_replies(fleet: RealFleet, folder: Path) -> dict:
     """Let ClientApps raise, run out of memory, answer nonsense, claim an impossible latency."""
-    run = Experiment(
-        fleet, folder, clients_per_round=4, num_server_rounds=5, faults=BAD_REPLIES, max_failures=9
-    )
+    run = Experiment(fleet, folder, clients_per_round=4, num_server_rounds=5, faults=BAD_REPLIES)
     history = run.start().finish()
     return {"history": history, **losses(history, 5), "log": run.tail(20_000)}
 

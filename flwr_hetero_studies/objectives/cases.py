@@ -37,10 +37,10 @@ def tifl(policy: str, steps: int, seed: int, **more: Any) -> Strategy:
     return TiFL(inner, PER_ROUND, 5, policy=policy, seed=seed, **more)
 
 
-def biased(weighting: str, steps: int, seed: int) -> Strategy:
+def biased(how: dict[str, Any], steps: int, seed: int) -> Strategy:
     """Random nodes with steps by their speed; all sample uniformly."""
     inner = FedAvg(fraction_evaluate=0.0)
-    budget = BiasedLocalSGD(inner, steps, weighting=weighting, high_loss_fraction=None, seed=seed)
+    budget = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **how)
     return RandomSelection(budget, PER_ROUND, seed=seed)
 
 
@@ -53,11 +53,10 @@ BUILD: dict[str, Callable[[int, int], Any]] = {
     "FedAvg": fedavg,
     "TiFL, adaptive": partial(tifl, "adaptive"),
     "TiFL, paced": partial(tifl, "paced"),
-    "TiFL, paced, unbiased": partial(tifl, "paced", unbiased=True),
-    "biased, normalised": partial(biased, "normalised"),
-    "biased, sqrt": partial(biased, "sqrt"),
-    "biased, examples": partial(biased, "examples"),
-    "biased, steps": partial(biased, "steps"),
+    "biased, normalised": partial(biased, {"step_correction": 1.0}),
+    "biased, sqrt": partial(biased, {"step_correction": 0.5}),
+    "biased, examples": partial(biased, {"step_correction": 0.0}),
+    "biased, steps": partial(biased, {"weigh_by_steps": True}),
 }
 
 

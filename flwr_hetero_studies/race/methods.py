@@ -44,7 +44,7 @@ def partial_work(count: int, mu: float, steps: int, seed: int) -> Strategy:
     """FedProx with what fits a deadline: the time of so many steps of a quick node."""
     inner = FedProx(fraction_evaluate=0.0, proximal_mu=mu)
     return some_of(
-        face.LocalSteps(inner, steps, budget="deadline", weighting="examples"), count, seed
+        face.LocalSteps(inner, steps, budget="deadline", step_correction=0.0), count, seed
     )
 
 
@@ -60,7 +60,7 @@ class Free(face.RandomSelection):
 
     def select(self, context: Any, grid: Any, online: Any) -> list[int]:
         """Draw them, and set how many are waited for."""
-        count = max(1, (self.clients_per_round or 1) - self.over.round_info()["still_at_work"])
+        count = max(1, (self.clients_per_round or 1) - self.over.round_info()["in_flight"])
         self.over.take = max(1, round(self.share * count))
         return self.rng.sample(sorted(online), min(count, len(online)))
 
@@ -99,7 +99,7 @@ def adacomm(count: int, steps: int, interval_s: float, seed: int) -> Strategy:
 
 
 def biased(count: int, steps: int, fraction: float, seed: int) -> Strategy:
-    how: dict[str, Any] = {"budget": "two-class", "weighting": "steps"}
+    how: dict[str, Any] = {"budget": "two-class", "weigh_by_steps": True}
     inner = face.BiasedLocalSGD(fedavg(), steps, high_loss_fraction=fraction, **how)
     return some_of(inner, count, seed)
 

@@ -51,7 +51,7 @@ def test_devices_of_a_former_run(tmp_path):
 
 
 def test_steps_are_taken_off_the_times(tmp_path):
-    steps = {"local-steps": {"num-steps": {"a": 20, "b": 10, "c": 10}}}
+    steps = {"local_steps": {"num_steps": {"a": 20, "b": 10, "c": 10}}}
     records = [{"latency": {"a": 2.0, "b": 2.0, "c": 4.0}, **steps}]
     found = read_fleet(history(tmp_path, records), 20, examples=100, model_mb=1.0)
     assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([1.0, 2.0, 4.0])
@@ -168,7 +168,7 @@ def test_run_configs_make_the_same_strategies(monkeypatch):
         ours = choice.strategy(12, 0).chain()
         assert [type(part) for part in ours] == [type(part) for part in theirs]
         names = {
-            BiasedLocalSGD: ("fast_steps", "budget", "weighting"),
+            BiasedLocalSGD: ("fast_steps", "budget", "weigh_by_steps", "step_correction"),
             FedBuff: ("concurrency", "buffer_size", "weighting"),
             TiFL: ("clients_per_round", "num_tiers", "policy"),
             OverSelect: ("take",),
