@@ -18,8 +18,7 @@ from flwr_hetero.asynchronous.algorithm import (
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.rule import Rule
 from flwr_hetero.errors import check_choice, check_count, check_number
-from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import check_enough_updates, check_unscaled
+from flwr_hetero.server.composition import check_enough_updates, check_unscaled
 from flwr_hetero.state_dict import StateDict, check_state
 
 POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}

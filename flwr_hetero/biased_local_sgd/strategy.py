@@ -66,7 +66,7 @@ class LocalSteps(MeasuredSteps):
     ------
     ValueError
         If a setting is out of range or does not go with the kind of budget.
-    MissingHelpError
+    MissingClientSupportError
         In the first round, if no node reports its steps.
 
     Notes
@@ -182,8 +182,8 @@ class BiasedLocalSGD(LocalSteps):
     .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 
     Every node gets ``num-steps`` in its own config, and ``fast``, ``fast-share`` and
-    ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Metrics are weighted
-    by examples. Strategies that do not weight (median, trimmed mean, Krum) get the steps only.
+    ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Metrics are
+    weighted by examples. Strategies that do not weight (median, Krum, ...) get the steps only.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flwr_hetero.fleet import DeviceProfile, named_fleet
-from flwr_hetero.strategy import SamplerFacts
+from flwr_hetero.strategy import SamplerMetrics
 from flwr_hetero_studies.core import curves, record
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.plan import Data, Options, Trial
@@ -329,7 +329,7 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
     strategy = method.build(case["at_work"], *trial[1:], seed)
     task, more = task_of(cell, data), dict[str, Any]()
     if case["name"] in PARTS:
-        strategy, task = SamplerFacts(strategy), replace(task, model=IN_TORCH)
+        strategy, task = SamplerMetrics(strategy), replace(task, model=IN_TORCH)
         more = {"app": app_modules("fleet", "fleet_app")[0], "more": fleet_config(case, cell, data)}
     found = race(
         task, cell.fleet(seed), strategy, case["at_work"],

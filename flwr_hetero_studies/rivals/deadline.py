@@ -13,10 +13,11 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import identify_nodes, time_nodes
+from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+from flwr_hetero_studies.rivals.reported import time_nodes
 
 SMOOTHING = 0.5
 """Weight of the past in a node's latency."""

@@ -24,8 +24,8 @@ from flwr_hetero.asynchronous.rule import Rule
 from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import config_of
+from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import STEPS
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.state_dict import StateDict, check_state
@@ -87,7 +87,7 @@ class FedCompass(Rule):
     """
 
     decides = Rule.decides | {"steps"}
-    contracts = (STEPS,)
+    client_support = (STEPS,)
 
     def __init__(
         self,

@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import _flwr
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
+from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract, loss_contract, loss_per_sample
-from flwr_hetero.server.profiling import identify_nodes, time_nodes
+from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+from flwr_hetero_studies.rivals.reported import loss_per_sample, loss_support, time_nodes
 
 CLIP = CUT_OFF = 0.95
 """Quantile above which utilities are equal; part of the k-th utility that is enough."""
@@ -85,7 +86,7 @@ class Oort(Selection):
     """
 
     name: ClassVar[str] = "oort"
-    contracts = (loss_contract(None, "whose samples count as learnt"),)
+    client_support = (loss_support("whose samples count as learnt"),)
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class Oort(Selection):
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
             self.pace = min(1.0, self.pace + PACE_STEP)
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(loss_per_sample(metrics))

@@ -14,12 +14,13 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
+from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract, loss_contract, training_loss
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+from flwr_hetero_studies.rivals.reported import loss_support, training_loss
 
 
 class PowerOfChoice(Selection):
@@ -34,7 +35,7 @@ class PowerOfChoice(Selection):
     """
 
     name: ClassVar[str] = "power_of_choice"
-    contracts = (loss_contract(None, "which are selected again and again"),)
+    client_support = (loss_support("which are selected again and again"),)
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class PowerOfChoice(Selection):
             if not isnan(loss := training_loss(metrics)):
                 self.loss[node] = loss
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(training_loss(metrics))

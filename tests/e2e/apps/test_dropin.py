@@ -36,7 +36,9 @@ def test_flwr_run_without_the_nodes_half(flower, tmp_path):
     client = app / "quickstart" / "client_app.py"
     client.write_text(client.read_text(encoding="utf-8").replace("mods=[hetero]", ""))
     log = flower(app, 4, num_server_rounds=3)
-    assert "MissingHelpError: TiFL: no node reports 'flwr-hetero.timing'" in log, log[-3000:]
+    assert "MissingClientSupportError: TiFL: no node reports 'flwr-hetero.timing'" in log, log[
+        -3000:
+    ]
 
 
 @pytest.mark.app

@@ -164,7 +164,7 @@ def test_run_configs_make_the_same_strategies(monkeypatch):
         if config.get("steps", "epochs") != "epochs":
             config["fast-steps"] = advice.fast_steps
             assert "fast-steps=12" in advice.run_config(choice)
-        theirs = FleetSettings.from_run_config(config).strategy(20).chain()[1:]  # SamplerFacts
+        theirs = FleetSettings.from_run_config(config).strategy(20).chain()[1:]  # SamplerMetrics
         ours = choice.strategy(12, 0).chain()
         assert [type(part) for part in ours] == [type(part) for part in theirs]
         names = {

@@ -9,11 +9,13 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import MissingHelpError, loss_per_sample
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
-from flwr_hetero_studies.rivals.oort import WINDOW, Explored as Seen, scores
+from flwr_hetero_studies.rivals.oort import WINDOW, scores
+from flwr_hetero_studies.rivals.oort import Explored as Seen
+from flwr_hetero_studies.rivals.reported import loss_per_sample
 
 
 def fedavg():
@@ -125,7 +127,9 @@ def test_nodes_must_report_a_loss():
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    with pytest.raises(MissingHelpError, match=r"Oort: no node reports 'train-loss'(.|\n)*: loss"):
+    with pytest.raises(
+        MissingClientSupportError, match=r"Oort: no node reports 'train-loss'(.|\n)*: loss"
+    ):
         Oort(fedavg(), 3).start(LocalGrid(app, [DeviceProfile()] * 3), toy_arrays(), 1)
 
 
