@@ -3,7 +3,6 @@
 import argparse
 import json
 import time
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,6 +15,14 @@ LAST_S = 6.0
 """Seconds for which the end of a run is served: pages ask every 2 s."""
 QUIET_S, QUIET_ROUNDS = 60.0, 10
 """A run has stalled that adds no round for so long, and for as long as so many rounds took."""
+WAITING, RUNNING, STALLED, KILLED, ENDED = (
+    "No round yet.",
+    "",
+    "No new round for a while: the run has stalled, or waits for a slow node.",
+    "The run was killed: its process is gone. resume=true continues from its checkpoint.",
+    "ended",
+)
+"""States of a run, as its page notes them."""
 
 
 def add(commands: Any) -> None:
@@ -28,14 +35,14 @@ def add(commands: Any) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    watched = Watched(options.directory.expanduser().absolute())
-    server = serve(watched, options.port)
+    page = LivePage(options.directory.expanduser().absolute())
+    server = serve(page, options.port)
     address = f"http://{HOST}:{server.server_address[1]}/"
     print(f"{address}  (ends with the run, or by Ctrl-C)", flush=True)
     try:
-        while watched.look() != ENDED:
+        while page.look() != ENDED:
             time.sleep(LOOK_S)
-        print(f"The run has ended: {watched.folder}", flush=True)
+        print(f"The run has ended: {page.folder}", flush=True)
         time.sleep(LAST_S)
     except KeyboardInterrupt:
         pass
@@ -44,42 +51,28 @@ def _watch(options: argparse.Namespace) -> None:
         server.server_close()
 
 
-WAITING, RUNNING, STALLED, KILLED, ENDED = (
-    "No round yet.",
-    "",
-    "No new round for a while: the run has stalled, or waits for a slow node.",
-    "The run was killed: its process is gone. resume=true continues from its checkpoint.",
-    "ended",
-)
-"""States of a run, as its page notes them."""
+class LivePage:
+    """The page's data as of the last change of a run directory."""
 
-
-@dataclass
-class Watched:
-    """A run directory, and the page's data as of its last change."""
-
-    folder: Path
-    state: str = WAITING
-    data: str = "{}"
-    _seen: tuple[Any, ...] = field(default=(), init=False)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, ""
+        self._version: tuple[Any, ...] = ()
 
     def look(self) -> str:
         """Read what is new; return the run's state."""
-        from flwr_hetero.report.document import data_json
         from flwr_hetero.report.page import run_data
 
-        self.state = state_of(self.folder)
-        seen: tuple[Any, ...] = ()
-        if self.state != WAITING:
+        state, version = state_of(self.folder), ()
+        if state != WAITING:
             history = (self.folder / "history.jsonl").stat()
-            seen = (self.state, history.st_mtime_ns, history.st_size)
-        if seen != self._seen or self.data == "{}":
+            version = (state, history.st_mtime_ns, history.st_size)
+        if version != self._version or not self.data:
             empty = {"kind": "run", "title": self.folder.name, "where": str(self.folder)}
-            data = run_data(self.folder) if seen else empty | {"tables": []}
-            if self.state not in (RUNNING, ENDED):
-                data["notes"] = [self.state]
-            self.data, self._seen = data_json(data), seen
-        return self.state
+            data = run_data(self.folder) if version else empty | {"tables": []}
+            if state not in (RUNNING, ENDED):
+                data["notes"] = [state]
+            self.data, self._version = json.dumps(data, allow_nan=False), version
+        return state
 
 
 def state_of(folder: Path, now_s: float | None = None) -> str:
@@ -104,18 +97,16 @@ def _is_locked(path: Path) -> bool:
 
     if not path.exists():
         return False
-    lock = FileLock(path, timeout=0)
     try:
-        lock.acquire()
+        with FileLock(path, timeout=0):
+            return False
     except Timeout:
         return True
-    lock.release()
-    return False
 
 
-def serve(watched: Watched, port: int = 0) -> ThreadingHTTPServer:
+def serve(page: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """Serve a run's page on the loopback interface, from a thread."""
-    from flwr_hetero.report.document import DATA, render
+    from flwr_hetero.report.page import DATA, render
 
     class Handler(BaseHTTPRequestHandler):
         """Answers with the page, and with its data."""
@@ -126,9 +117,9 @@ def serve(watched: Watched, port: int = 0) -> ThreadingHTTPServer:
             if host not in (HOST, "localhost"):
                 self.send_error(403)
             elif self.path == "/":
-                self._send("text/html", render(json.loads(watched.data)))
+                self._send("text/html", render(json.loads(page.data)))
             elif self.path == f"/{DATA}":
-                self._send("application/json", watched.data)
+                self._send("application/json", page.data)
             else:
                 self.send_error(404)
 
@@ -144,7 +135,7 @@ def serve(watched: Watched, port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Keep the terminal for what matters."""
 
-    watched.look()
+    page.look()
     server = ThreadingHTTPServer((HOST, port), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
     return server

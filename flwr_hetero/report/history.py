@@ -1,21 +1,22 @@
-"""The history of a run: the files of its directory, its rounds, and the time to a target."""
+"""The history of a run: the files of its directory, its lines as they are read, its figures."""
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from itertools import compress
-from math import isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import check_choice, check_number, invalid
-from flwr_hetero.report.lines import parse
+from flwr_hetero.errors import invalid
 
+Floats = NDArray[np.float64]
 _Result = TypeVar("_Result")
 
 CONFIG = "config.json"
@@ -25,18 +26,18 @@ REPORT = "report.html"
 CHECKPOINT = "checkpoint"
 LOCK = ".lock"
 
-TIFL = "tifl"
-"""Section of the history that holds tiers."""
-FEDBUFF = "fedbuff"
-"""Section of a run without rounds: who was merged, how stale and how old."""
-FEDSLICE = "fedslice"
-"""Section of a run whose lines are rounds of several updates of the model."""
+TIFL, FEDBUFF, FEDSLICE = "tifl", "fedbuff", "fedslice"
+"""Sections of tiers, of updates by nodes that do not wait, of rounds with several of them."""
 FAIRNESS = "fairness"
 """Section of how good the model is on each node."""
-EVALUATED = "evaluated-round"
-"""No metric: the merge whose model the nodes evaluated, which went on meanwhile."""
 METRICS = ("global", "evaluate", "train")
 """Where metrics are looked up, in this order: central evaluation first."""
+BY_NODE = ("latency", "weights")
+"""Sections whose keys are nodes."""
+EVALUATED = "evaluated-round"
+"""No metric: the round whose model the nodes evaluated, while others trained on."""
+UPDATE = "server update"
+"""A change of the model, where nodes do not wait for each other."""
 CLOCKS = {
     "virtual_s": "time on the fleet's clock",
     "wall_s": "time on the server's clock",
@@ -86,103 +87,105 @@ class History:
 
     rounds: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = ()
-    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was computed of the rounds, which do not change."""
+    _ranges: dict[Any, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def last_round(self) -> int:
         """Number of the last round; -1 if there is none."""
         return int(self.rounds[-1]["round"]) if self.rounds else -1
 
-    @cached_property
+    @property
     def is_buffered(self) -> bool:
         """Whether no node waits for others: updates are merged as they come."""
-        return any(FEDBUFF in record for record in self.rounds)
+        return FEDBUFF in self.sections
 
-    @cached_property
+    @property
     def unit(self) -> str:
-        """What a record is of: a round, or a merge of a run without rounds."""
-        is_in_rounds = any(FEDSLICE in record for record in self.rounds)
-        return "merge" if self.is_buffered and not is_in_rounds else "round"
+        """What a record is of: a round, or a server update of a run without rounds."""
+        return UPDATE if self.is_buffered and FEDSLICE not in self.sections else "round"
 
     @property
-    def update(self) -> str:
-        """What a change of the model is called where no node waits."""
-        return "merge" if self.unit == "merge" else "server update"
-
-    @property
-    def clock(self) -> tuple[str, NDArray[np.float64]]:
+    def clock(self) -> tuple[str, Floats]:
         """The fleet's clock by its key, or the server's where there is no other."""
         name = "virtual_s" if np.nansum(self.column("virtual_s")) > 0 else "wall_s"
         return name, self.column(name)
 
-    def column(self, *path: str) -> NDArray[np.float64]:
+    def column(self, *path: str) -> Floats:
         """Collect one number per round by its keys, such as ``"tifl", "tier"``; NaN where none."""
-        if path not in self._known:
-            values: list[Any] = list(self.rounds)
-            for key in path:
-                values = [as_dict(value).get(key) for value in values]
-            self._known[path] = as_numbers(values)
-            self._known[path].flags.writeable = False
-        return cast(NDArray[np.float64], self._known[path])
+        values: list[Any] = list(self.rounds)
+        for key in path:
+            values = [as_dict(value).get(key) for value in values]
+        return as_numbers(values)
 
     @cached_property
-    def _sections(self) -> dict[str, list[str]]:
-        """Keys of all dicts in the rounds, and the numbers in each."""
-        found: dict[str, dict[str, None]] = {}
+    def sections(self) -> dict[str, list[str]]:
+        """Names of what rounds have numbers of, by section: metrics, wrappers' figures."""
+        rows: dict[str, list[dict[str, Any]]] = {}
         for record in self.rounds:
-            for section, figures in record.items():
-                if isinstance(figures, dict):
-                    known = found.setdefault(section, {})
-                    if new := figures.keys() - known:
-                        ordered = [key for key in figures if key in new]
-                        numbers = as_numbers([figures[key] for key in ordered])
-                        known |= dict.fromkeys(compress(ordered, np.isfinite(numbers).tolist()))
-        return {section: list(known) for section, known in found.items()}
+            for section, entries in record.items():
+                if isinstance(entries, dict) and section not in BY_NODE:
+                    rows.setdefault(section, []).append(entries)
+        return {section: _numbered(section, rows[section]) for section in rows}
 
-    def wrapper_sections(self) -> list[str]:
-        """Return the keys under which rounds keep figures of the wrappers, TiFL's among them."""
-        return [key for key in self._sections if key not in (*METRICS, "latency", "weights")]
-
-    def metrics(self, sections: tuple[str, ...] | None = None) -> list[str]:
+    def metrics(self, sections: Iterable[str] | None = None) -> list[str]:
         """Return the names that :meth:`metric` knows, of some sections or all.
 
         Metrics have bare names; wrappers' figures, and names that are taken, ``section/key``.
         """
         names: dict[str, None] = {}
-        for section in (*METRICS, *self.wrapper_sections()) if sections is None else sections:
-            for key in self._sections.get(section, ()):
-                if key == EVALUATED:
-                    continue
+        for section in dict.fromkeys((*METRICS, *self.sections)) if sections is None else sections:
+            for key in self.sections.get(section, ()):
                 is_free = section in METRICS and key not in names
                 names[key if is_free else f"{section}/{key}"] = None
         return list(names)
 
-    def metric(self, name: str) -> NDArray[np.float64]:
+    def metric(self, name: str) -> Floats:
         """Collect a metric per round, by bare name or ``section/key``; NaN where a round has none.
+
+        Of an entry with several numbers, such as one per node, it is the median.
 
         Raises
         ------
         ValueError
             If no round has it.
         """
+        return self.range_of(name)[:, 1]
+
+    def range_of(self, name: str) -> Floats:
+        """Collect the lowest, median and highest number of a metric: shape (rounds, 3)."""
         section, slash, key = name.partition("/")
-        if slash and not np.isnan(values := self.column(section, key)).all():
-            return values
-        for section in METRICS:
-            if not np.isnan(values := self.column(section, name)).all():
-                return values
+        places = [(section, key)] if slash else []
+        for place in (*places, *((section, name) for section in METRICS)):
+            if place not in self._ranges:
+                self._ranges[place] = self._range(*place)
+            if not np.isnan(found := self._ranges[place]).all():
+                return found
         known = ", ".join(self.metrics()) or "none at all"
         raise invalid("metric", name, f"be in the history, which has {known}")
+
+    def _range(self, section: str, key: str) -> Floats:
+        values = [as_dict(record.get(section)).get(key) for record in self.rounds]
+        if not any(isinstance(value, list | dict) for value in values):
+            return np.repeat(as_numbers(values)[:, None], 3, axis=1)
+        rows = map(numbers_in, values)
+        return np.array([(min(r), median(r), max(r)) if r else (np.nan,) * 3 for r in rows])
 
     def main_metric(self) -> str | None:
         """Return the metric to judge the run by: an accuracy, else a loss, else any."""
         names = self.metrics(METRICS)
-        for word in ("acc", "loss", ""):
-            for name in names:
-                if word in name.lower():
-                    return name
-        return None
+        found = (name for word in ("acc", "loss", "") for name in names if word in name.lower())
+        return next(found, None)
+
+
+def _numbered(section: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Name the entries of a section that have numbers in some round; of a metric just one."""
+    keys = dict.fromkeys(key for row in rows for key in row if key != EVALUATED)
+    kinds = int | float if section in METRICS else object
+    return [
+        key
+        for key in keys
+        if any(isinstance(row.get(key), kinds) and numbers_in(row.get(key)) for row in rows)
+    ]
 
 
 def once(compute: Callable[[History], _Result]) -> Callable[[History], _Result]:
@@ -190,9 +193,10 @@ def once(compute: Callable[[History], _Result]) -> Callable[[History], _Result]:
 
     @wraps(compute)
     def known(history: History) -> _Result:
-        if compute not in history._known:
-            history._known[compute] = compute(history)
-        return cast(_Result, history._known[compute])
+        kept = vars(history)  # where cached_property keeps its values, too
+        if compute.__name__ not in kept:
+            kept[compute.__name__] = compute(history)
+        return cast(_Result, kept[compute.__name__])
 
     return known
 
@@ -218,24 +222,81 @@ def read_history(directory: str | Path) -> History:
     folder = Path(directory)
     if not folder.is_dir():
         raise invalid("run directory", str(directory), "exist")
-    path = folder / HISTORY
-    if not path.is_file():
+    if not (folder / HISTORY).is_file():
         runs = sorted(str(found.parent) for found in folder.glob(f"*/{HISTORY}"))
         hint = f"did you mean {' '.join(runs)}" if runs else ""
         raise invalid("run directory", str(directory), f"hold a {HISTORY}", hint)
     notes = []
     rounds: dict[int, dict[str, Any]] = {}
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+    # newline="\n": texts may hold other separators of lines, and JSON does not escape them all
+    with (folder / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
-            record, why = parse(line)
-            if record is None:
-                why = why if line.endswith("\n") else "is torn"
+            try:
+                record = parse(line)
+            except ValueError as error:
+                why = error if line.endswith("\n") else "is torn"
                 notes.append(f"line {number} {why} and was left out")
                 continue
             if record["round"] in rounds:
                 notes.append(f"round {record['round']} occurs twice; the later line counts")
             rounds[record["round"]] = record
     return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
+
+
+# -- a line, which may come from anywhere --
+
+OLD = (
+    *("biased-local-sgd", "cd-grab", "local-steps", "model-average", "over-select"),
+    *("power-of-choice", "balanced-by", "bytes-down", "bytes-up", "by-node", "examples-wanted"),
+    *("herding-bound", "num-steps", "own-share", "pairs-together", "samples-known", "signed-sum"),
+    "worst-tenth",
+)
+SPELLING = {name: name.replace("-", "_") for name in OLD}
+"""Wrappers and their figures in lines of older versions, to their names of today."""
+NUMBERS, TEXTS = {int, float, bool, type(None)}, {str, type(None)}
+PER_TIER = ("tier_probs", "tier_chances", "credits", "tier_accuracy")
+SHAPES: tuple[tuple[str, str, type, set[Any]], ...] = (
+    ("selected", "", list, TEXTS),
+    ("failures", "", list, {dict}),
+    ("latency", "", dict, NUMBERS),
+    (FEDSLICE, "", dict, NUMBERS),
+    (FEDBUFF, "nodes", list, TEXTS),
+    *((FEDBUFF, key, list, NUMBERS) for key in ("staleness", "age_s")),
+    *((TIFL, key, dict, NUMBERS) for key in ("tiers", "latency")),
+    *((TIFL, key, list, NUMBERS) for key in PER_TIER),
+)
+"""What a line may hold, where it holds anything: a list or a dict, and the types in it."""
+# The keys of all lines are one set of texts: else they are most of a history's memory.
+_DECODER = json.JSONDecoder(
+    parse_int=lambda digits: int(digits) if len(digits) < 19 else inf,
+    object_pairs_hook=lambda pairs: {sys.intern(key): value for key, value in pairs},
+)
+
+
+def parse(line: str) -> dict[str, Any]:
+    """Read a line; a ValueError says why it is none that a run writes."""
+    try:
+        found = _DECODER.decode(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or type(found.get("round")) is not int:
+        raise ValueError("is no round")
+    record: dict[str, Any] = {SPELLING.get(k, k): _respelled(k, x) for k, x in found.items()}
+    for section, key, kind, types in SHAPES:
+        value: Any = record.get(section)
+        if key and isinstance(value, dict):
+            value = value.get(key)
+        items = value.values() if isinstance(value, dict) else value
+        if value is not None and not (type(value) is kind and {*map(type, items)} <= types):
+            raise ValueError(f"has a {section} that no run writes")
+    return record
+
+
+def _respelled(section: str, entries: Any) -> Any:
+    """Give figures today's names; metrics and nodes are called as users called them."""
+    if not isinstance(entries, dict) or section in (*METRICS, *BY_NODE):
+        return entries
+    return {SPELLING.get(key, key): value for key, value in entries.items()}
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -245,89 +306,19 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def as_number(value: Any) -> float:
     """Return a finite number of the history; NaN where it has something else."""
-    is_number = isinstance(value, int | float) and isfinite(value)
-    return float(value) if is_number else float("nan")
+    return float(value) if isinstance(value, int | float) and isfinite(value) else nan
 
 
-PLAIN = {int, float, bool, type(None)}
-
-
-def as_numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+def as_numbers(values: Sequence[Any]) -> Floats:
     """Return the finite numbers of a list of the history; NaN where it has something else."""
-    plain = set(map(type, values)) <= PLAIN
+    plain = {*map(type, values)} <= NUMBERS
     array = np.array(values if plain else [as_number(value) for value in values], np.float64)
     array[np.isinf(array)] = np.nan
     return array
 
 
-LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
-
-
-def lower_is_better(metric: str) -> bool:
-    """Return whether a metric improves by falling."""
-    return any(word in metric.lower() for word in LOWER_IS_BETTER)
-
-
-def best_round(history: History, metric: str, *, falls: bool | None = None) -> int:
-    """Find the position of a metric's best value."""
-    values = history.metric(metric)
-    return int(np.nanargmin(values) if _falls(metric, falls) else np.nanargmax(values))
-
-
-def settled_value(history: History, metric: str, *, falls: bool | None = None) -> float:
-    """Return the level that a run holds at its end: the median of its last five values."""
-    values = history.metric(metric)
-    tail = sorted(values[~np.isnan(values)][-5:].tolist(), reverse=_falls(metric, falls))
-    return float(tail[(len(tail) - 1) // 2])
-
-
-def time_to_target(
-    history: History,
-    metric: str,
-    target: float,
-    clock: str = "virtual_s",
-    *,
-    falls: bool | None = None,
-) -> float | None:
-    """Return when a run first reaches a target: seconds or rounds since the start, None if never.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-    metric : str
-        As for :meth:`History.metric`.
-    target : float
-        The value to reach.
-    clock : {"virtual_s", "wall_s", "round"}
-        What to measure by.
-    falls : bool, optional
-        Whether the metric must fall to the target; by its name if left out.
-
-    Raises
-    ------
-    ValueError
-        If the metric or the clock is unknown, or the target not finite.
-
-    Examples
-    --------
-    >>> history = History(
-    ...     (
-    ...         {"round": 0, "virtual_s": 0.0, "global": {"accuracy": 0.1}},
-    ...         {"round": 1, "virtual_s": 18.0, "global": {"accuracy": 0.6}},
-    ...     )
-    ... )
-    >>> time_to_target(history, "accuracy", 0.5)
-    18.0
-    """
-    check_choice("clock", clock, CLOCKS)
-    check_number("target", target, "(-inf, inf)")
-    values, times = history.metric(metric), history.column(clock)
-    with np.errstate(invalid="ignore"):
-        reached = values <= target if _falls(metric, falls) else values >= target
-    hits = times[reached & ~np.isnan(times)]
-    return float(hits[0]) if len(hits) else None
-
-
-def _falls(metric: str, falls: bool | None) -> bool:
-    return lower_is_better(metric) if falls is None else falls
+def numbers_in(value: Any) -> list[float]:
+    """Return the numbers in an entry; none if it holds anything else."""
+    items = [*value.values()] if isinstance(value, dict) else value
+    known = [x for x in (items if isinstance(items, list) else [items]) if x is not None]
+    return [x for x in known if isfinite(x)] if {*map(type, known)} <= NUMBERS else []

@@ -1,5 +1,244 @@
-"""Several runs on one page: who reaches the same quality how much sooner, and why."""
+"""Several runs on one page: put together by their settings, judged, and named by what differs."""
 
-from flwr_hetero.report.compare.groups import Comparison, compare, read_runs
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Comparison", "compare", "read_runs"]
+import numpy as np
+
+from flwr_hetero.errors import check_choice, check_number, invalid
+from flwr_hetero.report.compare.verdict import (
+    Judge,
+    Result,
+    Speed,
+    default_target,
+    lower_is_better,
+    result_of,
+    speed_up,
+    verdict,
+)
+from flwr_hetero.report.history import CLOCKS, History, read_config, read_history
+from flwr_hetero.report.style import METHOD_COLOURS, method_colours
+from flwr_hetero.report.tables import setting_text
+
+REPEATED = ("seed", "output-dir", "resume", "baseline")
+"""Settings in which repetitions of a run may differ."""
+LENGTH = ("num-server-rounds",)
+"""Settings that say how long a run is: in a label only if nothing else tells runs apart."""
+MAX_LABEL = 3
+"""Settings in a label, unless more are needed to tell runs apart."""
+SECTIONS = ("fedbuff", "tifl", "biased_local_sgd", "cd_grab")
+"""Sections of the history that name a run's method, the first of these that it has."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, as read."""
+
+    path: Path
+    history: History
+    settings: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, where it is known."""
+        seed = self.settings.get("seed")
+        return seed if type(seed) is int else None
+
+    @property
+    def kind(self) -> str:
+        """Settings that make a run of its own kind, as text; without settings the folder."""
+        kept = {key: value for key, value in self.settings.items() if key not in REPEATED}
+        return json.dumps(kept, sort_keys=True) if self.settings else str(self.path)
+
+    @property
+    def method(self) -> str:
+        """The method by whose colour the run is drawn."""
+        if "vanilla" in (self.settings.get("policy"), self.settings.get("selection")):
+            return "fedavg"
+        found = [name.replace("_", "-") for name in SECTIONS if name in self.history.sections]
+        sampler = str(self.settings.get("sampler"))
+        return [*found, sampler if sampler in METHOD_COLOURS else "fedavg"][0]
+
+    def setting(self, key: str) -> str:
+        """Write a setting."""
+        return setting_text(self.settings.get(key))
+
+    def label(self, keys: Sequence[str]) -> str:
+        """Name the run by some of its settings; by its folder if it has none."""
+        named = ", ".join(f"{key}={self.setting(key)}" for key in keys)
+        return named if named and self.settings else self.path.name
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed only."""
+
+    label: str
+    colour: str
+    runs: tuple[Run, ...]
+    results: tuple[Result, ...]
+    speed: Speed | None
+    """Against the baseline; None for itself and where one of both never got there."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, the first being the baseline, and the outcome."""
+
+    groups: tuple[Group, ...]
+    judge: Judge
+    differing: tuple[str, ...]
+    sentences: tuple[str, ...]
+    """A sentence per group beside the baseline, the fastest first."""
+
+
+def read_runs(directories: Sequence[str | Path]) -> list[Run]:
+    """Read run directories."""
+    paths = [Path(directory).expanduser().resolve() for directory in directories]
+    if len(set(paths)) < len(paths):
+        raise invalid("DIR", [*map(str, directories)], "differ from each other")
+    runs = []
+    for path in paths:
+        history, settings = read_history(path), read_config(path).get("settings", {})
+        if not history.rounds:
+            raise invalid("DIR", str(path), "hold at least one round")
+        runs.append(Run(path, history, {key.replace("_", "-"): v for key, v in settings.items()}))
+    return runs
+
+
+def compare(
+    runs: Sequence[Run],
+    metric: str | None = None,
+    target: float | None = None,
+    *,
+    baseline: str | None = None,
+    clock: str | None = None,
+    falls: bool | None = None,
+) -> Comparison:
+    """Compare runs, or kinds of runs, by what they need to reach a target.
+
+    What is left out is the first run, its accuracy or loss, its end less a point, the first clock
+    that all have, and whether lower is better by the metric's name.
+    """
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(run.kind, []).append(run)
+    first = _baseline(runs, baseline).kind
+    sides = [kinds[first], *(side for kind, side in kinds.items() if kind != first)]
+    before = [run.history for run in sides[0]]
+    judged = metric or before[0].main_metric()
+    if judged is None:
+        raise invalid("metric", metric, "be in the history, which has none")
+    for run in runs:
+        try:
+            run.history.metric(judged)
+        except ValueError:
+            known = ", ".join(run.history.metrics()) or "none at all"
+            rule = f"be in every run; {run.path.name} has {known}"
+            raise invalid("metric", judged, rule) from None
+    down = lower_is_better(judged) if falls is None else falls
+    goal = default_target(before, judged, falls=down) if target is None else target
+    judge = Judge(judged, check_number("target", goal, "(-inf, inf)"), _clock(runs, clock), down)
+    differing, labels = differing_settings([side[0] for side in sides])
+    colours = method_colours([side[0].method for side in sides])
+    groups: list[Group] = []
+    for side, label, colour in zip(sides, labels, colours, strict=True):
+        results = tuple(result_of(run.history, judge, run.seed) for run in side)
+        speed = speed_up(groups[0].results, results) if groups else None
+        groups.append(Group(label, colour, tuple(side), results, speed))
+    base, *others = groups
+    others.sort(key=lambda group: -group.speed.factor if group.speed else 0.0)
+    sentences = tuple(
+        verdict(judge, (base.label, group.label), (base.results, group.results)) for group in others
+    )
+    return Comparison(tuple(groups), judge, differing, sentences)
+
+
+def _baseline(runs: Sequence[Run], wanted: str | None) -> Run:
+    if wanted is None:
+        return runs[0]
+    named = {name: run for run in reversed(runs) for name in (str(run.path), run.path.name)}
+    check_choice("baseline", wanted, [name for name in reversed(named) if "/" not in name])
+    return named[wanted]
+
+
+def _clock(runs: Sequence[Run], wanted: str | None) -> str:
+    """Choose the first clock that all runs have."""
+    if wanted is not None:
+        check_choice("clock", wanted, CLOCKS)
+    units = {run.history.unit for run in runs}
+    for clock in CLOCKS if wanted is None else (wanted,):
+        known = all(np.nansum(run.history.column(clock)) > 0 for run in runs)
+        if known and (clock != "round" or len(units) == 1):
+            return clock
+    if len(units) > 1 and wanted in (None, "round"):
+        rule = "be virtual or wall where one run counts rounds and another server updates"
+        raise invalid("clock", wanted, rule)
+    if wanted:
+        raise invalid("clock", wanted, "be in every run")
+    return "round"
+
+
+def differing_settings(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the settings in which runs differ, and a label of these for each run."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in REPEATED)
+    differ = tuple(key for key in keys if len({run.setting(key) for run in runs}) > 1)
+
+    def tells_apart(some: Sequence[str]) -> bool:
+        return len({run.label(some) for run in runs}) == len(runs)
+
+    shown = tuple(key for key in differ if key not in LENGTH)
+    shown = shown if shown and tells_apart(shown) else differ
+    if len(shown) > MAX_LABEL:
+        few = (some for size in range(1, MAX_LABEL + 1) for some in combinations(shown, size))
+        shown = next(filter(tells_apart, few), shown)
+    labels = [run.label(shown) for run in runs]
+    if len(set(labels)) < len(labels):  # folders of one name, without settings
+        labels = [f"{label} ({run.path})" for label, run in zip(labels, runs, strict=True)]
+    return differ, labels
+
+
+# -- for --json and --csv --
+
+
+def figures(comparison: Comparison) -> dict[str, Any]:
+    """Return what the page says as numbers."""
+    judge = comparison.judge
+    return {
+        "verdict": list(comparison.sentences),
+        **judge._asdict(),
+        "differing_settings": list(comparison.differing),
+        "groups": [
+            {
+                "label": group.label,
+                "speed_up": group.speed and group.speed._asdict(),
+                "runs": [
+                    _finite({"directory": str(run.path)} | result._asdict())
+                    for run, result in zip(group.runs, group.results, strict=True)
+                ],
+            }
+            for group in comparison.groups
+        ],
+    }
+
+
+def csv_text(comparison: Comparison) -> str:
+    """Write a line per run."""
+    groups = figures(comparison)["groups"]
+    rows = [{"label": group["label"], **run} for group in groups for run in group["runs"]]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    is_known = {key: not isinstance(x, float) or bool(np.isfinite(x)) for key, x in row.items()}
+    return {key: value if is_known[key] else None for key, value in row.items()}
