@@ -3,12 +3,9 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr_hetero.errors import invalid
-
-if TYPE_CHECKING:
-    from flwr_hetero.report.compare import Comparison
 
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
 """As typed, and in the history."""
@@ -83,31 +80,4 @@ def _compare(options: argparse.Namespace) -> None:
             is_json = kind == "json"
             text = json.dumps(figures(comparison), indent=2) if is_json else csv_text(comparison)
             path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    _print_table(comparison)
     print("\n".join([*comparison.sentences, str(page)]))
-
-
-def _print_table(comparison: "Comparison") -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from flwr_hetero.report.compare.verdict import cost_text, mean, times
-    from flwr_hetero.report.style import figure, words
-
-    judge = comparison.judge
-    target = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    for name in ("runs", f"to {target}", "speed-up", "end"):
-        table.add_column(name, justify="right")
-    for group in comparison.groups:
-        table.add_row(
-            Text(group.label),  # not as markup, which a name may look like
-            str(len(group.runs)),
-            cost_text(judge.clock, mean(group.results, "to_target"), group.results[0].unit),
-            times(group.speed.factor) if group.speed else "",
-            figure(judge.metric, mean(group.results, "end")),
-        )
-    Console().print(table)

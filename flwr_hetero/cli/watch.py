@@ -62,13 +62,14 @@ class LivePage:
         """Read what is new; return the run's state."""
         from flwr_hetero.report.page import run_data
 
-        state, version = state_of(self.folder), ()
+        state = state_of(self.folder)
+        version: tuple[Any, ...] = ()
         if state != WAITING:
             history = (self.folder / "history.jsonl").stat()
             version = (state, history.st_mtime_ns, history.st_size)
         if version != self._version or not self.data:
-            empty = {"kind": "run", "title": self.folder.name, "where": str(self.folder)}
-            data = run_data(self.folder) if version else empty | {"tables": []}
+            data: dict[str, Any] = {"title": self.folder.name, "where": str(self.folder)}
+            data = run_data(self.folder) if version else data | {"kind": "run", "tables": []}
             if state not in (RUNNING, ENDED):
                 data["notes"] = [state]
             self.data, self._version = json.dumps(data, allow_nan=False), version

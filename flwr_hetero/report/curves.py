@@ -62,10 +62,7 @@ def curve_data(
         "lines": [
             {
                 **{"label": line.label, "colour": line.colour, "dash": line.dash},
-                "curves": {
-                    name: {axis.key: _curve(line.histories, name, axis) for axis in axes}
-                    for name in names
-                },
+                "curves": _curves(line.histories, names, axes),
             }
             for line in lines
         ],
@@ -120,18 +117,28 @@ def _names(histories: Sequence[History], first: str | None) -> list[str]:
     return list(dict.fromkeys([*([] if first is None else [first]), *shared]))[:MAX_FIGURES]
 
 
-def _curve(histories: Sequence[History], name: str, axis: Axis) -> dict[str, list[float]]:
+def _curves(
+    histories: Sequence[History], names: Sequence[str], axes: Sequence[Axis]
+) -> dict[str, Any]:
+    xs = {axis.key: [column_of(h, axis.key) / axis.scale for h in histories] for axis in axes}
+    found = {}
+    for name in names:
+        tables = [history.range_of(name) for history in histories]
+        found[name] = {key: _curve(columns, tables) for key, columns in xs.items()}
+    return found
+
+
+def _curve(columns: Sequence[Floats], tables: Sequence[Floats]) -> dict[str, list[float]]:
     """Return a run's points, or mean and range of spans, or of seeds on a common grid."""
     lines = []
-    for history in histories:
-        x, table = column_of(history, axis.key) / axis.scale, history.range_of(name)
+    for x, table in zip(columns, tables, strict=True):
         known = ~np.isnan(x) & ~np.isnan(table[:, 1])
         lines.append((x[known], table[known]))
     if len(lines) == 1:
         [(x, table)] = lines
-        columns = zip((x, *table.T[[1, 0, 2]]), (np.mean, np.mean, np.min, np.max), strict=True)
-        parts = spans(len(x))
-        found = [np.array([how(column[part]) for part in parts]) for column, how in columns]
+        low, middle, high = table.T
+        ways = ((np.mean, x), (np.mean, middle), (np.min, low), (np.max, high))
+        found = [np.array([way(column[part]) for part in spans(len(x))]) for way, column in ways]
     else:
         first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
         grid = np.linspace(first, last, GRID) if last > first else np.array([first])

@@ -3,13 +3,13 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from flwr_hetero.errors import invalid
 
 Floats = NDArray[np.float64]
-_Result = TypeVar("_Result")
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"
@@ -87,7 +86,6 @@ class History:
 
     rounds: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = ()
-    _ranges: dict[Any, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def last_round(self) -> int:
@@ -156,9 +154,7 @@ class History:
         section, slash, key = name.partition("/")
         places = [(section, key)] if slash else []
         for place in (*places, *((section, name) for section in METRICS)):
-            if place not in self._ranges:
-                self._ranges[place] = self._range(*place)
-            if not np.isnan(found := self._ranges[place]).all():
+            if not np.isnan(found := self._range(*place)).all():
                 return found
         known = ", ".join(self.metrics()) or "none at all"
         raise invalid("metric", name, f"be in the history, which has {known}")
@@ -186,19 +182,6 @@ def _numbered(section: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         for key in keys
         if any(isinstance(row.get(key), kinds) and numbers_in(row.get(key)) for row in rows)
     ]
-
-
-def once(compute: Callable[[History], _Result]) -> Callable[[History], _Result]:
-    """Let a function compute something of a history once, for the rounds do not change."""
-
-    @wraps(compute)
-    def known(history: History) -> _Result:
-        kept = vars(history)  # where cached_property keeps its values, too
-        if compute.__name__ not in kept:
-            kept[compute.__name__] = compute(history)
-        return cast(_Result, kept[compute.__name__])
-
-    return known
 
 
 def read_history(directory: str | Path) -> History:
@@ -251,7 +234,7 @@ OLD = (
     *("herding-bound", "num-steps", "own-share", "pairs-together", "samples-known", "signed-sum"),
     "worst-tenth",
 )
-SPELLING = {name: name.replace("-", "_") for name in OLD}
+SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
 """Wrappers and their figures in lines of older versions, to their names of today."""
 NUMBERS, TEXTS = {int, float, bool, type(None)}, {str, type(None)}
 PER_TIER = ("tier_probs", "tier_chances", "credits", "tier_accuracy")
@@ -281,7 +264,7 @@ def parse(line: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or type(found.get("round")) is not int:
         raise ValueError("is no round")
-    record: dict[str, Any] = {SPELLING.get(k, k): _respelled(k, x) for k, x in found.items()}
+    record = {str(SPELLING.get(k, k)): _respelled(k, x) for k, x in found.items()}
     for section, key, kind, types in SHAPES:
         value: Any = record.get(section)
         if key and isinstance(value, dict):

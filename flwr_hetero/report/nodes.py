@@ -17,7 +17,6 @@ from flwr_hetero.report.history import (
     History,
     as_dict,
     as_number,
-    once,
 )
 
 
@@ -60,7 +59,6 @@ class Fairness(NamedTuple):
     """Of a large fleet the worst ones."""
 
 
-@once
 def node_stats(history: History) -> list[NodeStats]:
     """Collect what is known of each node, sorted by tier, then latency."""
     tiers, profiled = latest_tiers(history)
@@ -104,14 +102,12 @@ def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | No
     return as_dict(info.get("tiers")), as_dict(info.get("latency"))
 
 
-@once
 def num_tiers(history: History) -> int:
     """Return how many tiers a run has or had; 0 without TiFL."""
     counts = [len(as_dict(r.get(TIFL)).get("tier_probs") or ()) for r in history.rounds]
     return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
 
 
-@once
 def last_fairness(history: History) -> Fairness | None:
     """Return how good the model is on each node, as last measured; None if nodes did not evaluate.
 
@@ -145,7 +141,6 @@ def _fairness(record: Mapping[str, Any]) -> Fairness | None:
     return Fairness(number, str(info.get("metric", "accuracy")), count, mean, worst, values)
 
 
-@once
 def busy_s(history: History) -> Floats:
     """Return how long nodes were at work in each round; in rounds by the replies that counted."""
     busy = history.column("device_s")
@@ -155,7 +150,6 @@ def busy_s(history: History) -> Floats:
     return np.array([sum(s for s in map(as_number, row) if isfinite(s)) for row in rows])
 
 
-@once
 def failure_groups(history: History) -> list[FailureGroup]:
     """Group failures by node and reason, most frequent first."""
     groups = defaultdict[tuple[str, str], list[int]](list)

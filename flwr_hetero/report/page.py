@@ -18,15 +18,7 @@ from flwr_hetero.report.curves import Line, curve_data
 from flwr_hetero.report.history import REPORT, History, read_config, read_history, replace
 from flwr_hetero.report.nodes import busy_s, failure_groups, last_fairness, node_stats
 from flwr_hetero.report.panels import panels_of
-from flwr_hetero.report.style import (
-    UNKNOWN,
-    duration,
-    figure,
-    method_colours,
-    on_nodes,
-    size,
-    words,
-)
+from flwr_hetero.report.style import duration, figure, method_colours, on_nodes, size, words
 from flwr_hetero.report.tables import Named, rounds_table, settings_table, tables_of
 
 DATA = "data.json"
@@ -98,7 +90,8 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     judge = found.judge if found else None
     metric, clock = (judge.metric, judge.clock) if judge else (None, history.clock[0])
     name = str(settings.get("policy") or settings.get("selection") or folder.name)
-    line = Line(name, *method_colours([run.method]), "solid", [history])
+    [colour] = method_colours([run.method])
+    line = Line(name, colour, "solid", [history])
     tables = [*tables_of([Named("", None, history)]), rounds_table(history)]
     return data | {
         "sentences": [_reached(found.judge, found.groups[0].results[0])] if found else [],
@@ -161,7 +154,7 @@ def facts(
         ("Time on the fleet's clock", duration(virtual[-1]), ", ".join(notes)),
         ("Time of all devices", duration(seconds), busy),
         ("Traffic", size(up + down), f"{size(up)} up, {size(down)} down"),
-        ("Nodes", str(len(nodes)) if nodes else UNKNOWN, f"{trained} of them trained"),
+        ("Nodes", str(len(nodes)) if nodes else "?", f"{trained} of them trained"),
         ("Failures", str(count), f"in {rounds} {unit}s" if count else "every reply was good"),
     ]
     return [dict(zip(("label", "value", "note"), fact, strict=True)) for fact in found]

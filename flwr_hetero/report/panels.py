@@ -6,21 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from flwr_hetero.report import style
 from flwr_hetero.report.curves import axes_of, column_of, rounded, spans
 from flwr_hetero.report.history import TIFL, Floats, History, as_dict, as_numbers
 from flwr_hetero.report.nodes import NodeStats, busy_s, last_fairness, node_stats, num_tiers
-from flwr_hetero.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    TIMES,
-    is_share,
-    on_nodes,
-    tier_colours,
-    time_unit,
-)
+from flwr_hetero.report.style import BLUE, GREEN, GREY, ORANGE, RED, TIMES
 
 MAX_NODES = 1000
 """Of a larger fleet every n-th node is drawn."""
@@ -51,7 +41,7 @@ def panels_of(history: History, clock: str) -> list[Panel]:
         return []
     ends = [part[-1] for part in spans(len(history.rounds))]
     x = {axis.key: rounded(column_of(history, axis.key)[ends] / axis.scale) for axis in axes}
-    over_time = [panel | {"x": x} for panel in (*_tiers(history), *_times(history, ends))]
+    over_time = [panel | {"x": x} for panel in (*_tiers(history, ends), *_times(history, ends))]
     return [*over_time, *_nodes(history), *_fairness(history)]
 
 
@@ -79,14 +69,13 @@ def _axis(title: str, values: Floats) -> dict[str, Any]:
 # -- over time --
 
 
-def _tiers(history: History) -> list[Panel]:
+def _tiers(history: History, ends: Sequence[int]) -> list[Panel]:
     if (count := num_tiers(history)) < 2:
         return []
-    parts = spans(len(history.rounds))
     roles = {0: " (fastest)", count - 1: " (slowest)"}
     names = [f"tier {tier}{roles.get(tier, '')}" for tier in range(count)]
-    looks = list(zip(names, tier_colours(count), strict=True))
-    drawn = history.column(TIFL, "tier")[[part[-1] for part in parts]]
+    looks = list(zip(names, style.tier_colours(count), strict=True))
+    drawn = history.column(TIFL, "tier")[ends]
     dash = {"symbol": "line-ns-open", "size": 18, "line": {"width": 2}}
     dots = [
         _dots(np.where(drawn == tier, tier, np.nan), colour, dash, name=name)
@@ -96,20 +85,19 @@ def _tiers(history: History) -> list[Panel]:
     axis |= {"showgrid": False, "zeroline": False}
     found = [_panel("Tier that trained", dots, yaxis=axis, showlegend=False)]
     for key, title, caption, yaxis, look in TIER_CHARTS:
+        rows = [as_dict(history.rounds[end].get(TIFL)).get(key) or () for end in ends]
         # Before nodes are timed there is one tier, and nothing to tell.
-        rows = [as_dict(record.get(TIFL)).get(key) or () for record in history.rounds]
         rows = [[*row, *[None] * count][:count] if len(row) > 1 else [None] * count for row in rows]
         table = as_numbers([x for row in rows for x in row]).reshape(-1, count)
         if np.isnan(table).all():
             continue
-        known = [[part[~np.isnan(column[part])] for part in parts] for column in table.T]
-        traces = []
-        for (name, colour), column, places in zip(looks, table.T, known, strict=True):
-            means = np.array([column[at].mean() if len(at) else np.nan for at in places])
-            if key == STACKED:  # a gap would shift the tiers above it
-                means = np.nan_to_num(means)
-            traces.append(_line(name, means, colour, **look))
-            traces[-1] |= {"stackgroup": "all"} if key == STACKED else {}
+        if key == STACKED:  # a gap would shift the tiers above it
+            table = np.nan_to_num(table)
+        more = {"stackgroup": "all"} if key == STACKED else {}
+        traces = [
+            _line(name, column, colour, **look) | more
+            for (name, colour), column in zip(looks, table.T, strict=True)
+        ]
         found.append(_panel(title, traces, caption, yaxis=yaxis))
     return found
 
@@ -134,16 +122,16 @@ def _times(history: History, ends: Sequence[int]) -> list[Panel]:
     if len(ends) < 2 or np.isnan(clock).all():
         return []
     seconds = slope(clock, history.column("round"))
-    unit = time_unit(float(np.nanmax(seconds, initial=0.0)))
+    unit = style.time_unit(float(np.nanmax(seconds, initial=0.0)))
     count, tiers = num_tiers(history), history.column(TIFL, "tier")[ends]
-    colours = [*tier_colours(count), GREY if count else BLUE]
+    colours = [*style.tier_colours(count), GREY if count else BLUE]
     marks = [colours[int(tier)] if np.isfinite(tier) else colours[-1] for tier in tiers]
     dots = _dots(seconds / TIMES[unit], marks, {"size": 6}, name=f"one {history.unit}")
     yaxis, title = _axis(f"time ({unit})", seconds), f"Time of each {history.unit}"
     caption = "Coloured by tier." if count else ""
     found = [_panel(title, [dots], caption, yaxis=yaxis, showlegend=False)]
     if np.nansum(actual := history.column(TIFL, "actual_s")) > 0:
-        unit = time_unit(float(np.nanmax(actual)))
+        unit = style.time_unit(float(np.nanmax(actual)))
         traces = [
             _line(name, history.column(TIFL, key)[ends] / TIMES[unit], colour, dash=dash)
             for key, name, colour, dash in ESTIMATES
@@ -219,16 +207,18 @@ def _fairness(history: History) -> list[Panel]:
     colours = _colours(history, [stats.get(name) for name in names])
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": last.mean, "y1": last.mean}
     line |= {"line": {"color": GREY, "dash": "dot", "width": 1.5}}
-    share = PERCENT if is_share(last.metric) and 0 <= values.min() <= values.max() <= 1 else {}
+    share = (
+        PERCENT if style.is_share(last.metric) and 0 <= values.min() <= values.max() <= 1 else {}
+    )
     some = f"The {len(names)} worst of {last.nodes}. " if last.nodes > len(names) else ""
     caption = f"{some}As the nodes last measured it on data of their own; dotted: the mean."
     axis = {"type": "category", "showticklabels": len(names) <= MAX_NAMES}
     layout = {"xaxis": axis, "yaxis": share, "shapes": [line], "showlegend": False}
     dots = _dots(values, colours, x=[escape(name) for name in names])
-    return [_panel(f"{on_nodes(last.metric)} on each node", [dots], caption, **layout)]
+    return [_panel(f"{style.on_nodes(last.metric)} on each node", [dots], caption, **layout)]
 
 
 def _colours(history: History, nodes: Sequence[NodeStats | None]) -> list[str]:
     count = num_tiers(history)
-    colours, unknown = tier_colours(count), GREY if count else BLUE
+    colours, unknown = style.tier_colours(count), GREY if count else BLUE
     return [unknown if n is None or n.tier is None else colours[n.tier] for n in nodes]

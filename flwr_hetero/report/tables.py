@@ -43,11 +43,6 @@ class Named(NamedTuple):
     seed: int | None
     history: History
 
-    @property
-    def cells(self) -> list[Cell]:
-        """Label and seed."""
-        return [text(self.label), ("" if self.seed is None else str(self.seed), self.seed)]
-
 
 def text(value: object) -> Cell:
     """Make a cell that is sorted by its text."""
@@ -63,16 +58,13 @@ def number(value: float | None, shown: str = "") -> Cell:
 
 def tables_of(runs: Sequence[Named]) -> list[Table]:
     """Return the tables for which runs have figures; a single run is not named in its rows."""
-    found = []
+    found, start = [], 0 if len(runs) > 1 else 2
     for title, names, caption, rows_of in TABLES:
-        named = len(runs) > 1
-        head = [*(["run", "seed"] if named else []), *names]
-        rows = [
-            [*(run.cells if named else []), *row] for run in runs for row in rows_of(run.history)
-        ]
-        if used := [i for i in range(len(head)) if any(row[i][0] for row in rows)]:
-            rows = [[row[i] for i in used] for row in rows]
-            found.append(Table(title, [head[i] for i in used], rows, caption))
+        head = ["run", "seed", *names]
+        rows = [[text(r.label), number(r.seed), *row] for r in runs for row in rows_of(r.history)]
+        used = [i for i in range(start, len(head)) if any(row[i][0] for row in rows)]
+        rows = [[row[i] for i in used] for row in rows]
+        found += [Table(title, [head[i] for i in used], rows, caption)] if rows else []
     return found
 
 
@@ -145,26 +137,21 @@ TABLES = (
 def rounds_table(history: History) -> Table:
     """Return a row per round, the latest first."""
     metrics = history.metrics(METRICS)[:MAX_METRICS]
-    columns = [history.metric(name) for name in metrics]
+    levels = [(name, history.metric(name)) for name in metrics]
     clock, tiers = history.clock[1], history.column(TIFL, "tier")
-    seconds = np.diff(clock, prepend=0.0)
-    with_tiers = [] if np.isnan(tiers).all() else ["tier"]
+    seconds, has_tiers = np.diff(clock, prepend=0.0), not np.isnan(tiers).all()
     unit, count = history.unit, len(history.rounds)
     rows = []
     for place in range(count - 1, -1, -1)[:MAX_ROWS]:
         record = history.rounds[place]
-        levels = [(name, column[place]) for name, column in zip(metrics, columns, strict=True)]
-        rows.append(
-            [
-                number(record["round"]),
-                *(number(s, duration(s)) for s in (clock[place], seconds[place])),
-                *(number(tiers[place]) for _ in with_tiers),
-                number(len(set(record.get("selected") or ()))),
-                number(len(record.get("failures") or ())),
-                *(number(value, figure(name, value)) for name, value in levels),
-            ]
-        )
-    head = [unit, "time", f"this {unit}", *with_tiers, "nodes", "failures"]
+        row = [number(record["round"])]
+        row += [number(column[place], duration(column[place])) for column in (clock, seconds)]
+        row += [number(tiers[place])] if has_tiers else []
+        row += [number(len(set(record.get("selected") or ())))]
+        row += [number(len(record.get("failures") or ()))]
+        row += [number(column[place], figure(name, column[place])) for name, column in levels]
+        rows.append(row)
+    head = [unit, "time", f"this {unit}", *(["tier"] if has_tiers else []), "nodes", "failures"]
     head += [heading(name).lower() for name in metrics]
     caption = f"The last {MAX_ROWS} of {count}." if count > MAX_ROWS else ""
     return Table(f"{unit.capitalize()}s", head, rows, caption, folded=True)

@@ -4,10 +4,9 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +17,13 @@ from flwr_hetero.report.compare.verdict import (
     Speed,
     default_target,
     lower_is_better,
+    mean,
     result_of,
     speed_up,
     verdict,
 )
 from flwr_hetero.report.history import CLOCKS, History, read_config, read_history
-from flwr_hetero.report.style import METHOD_COLOURS, method_colours
+from flwr_hetero.report.style import METHOD_COLOURS, figure, method_colours, words
 from flwr_hetero.report.tables import setting_text
 
 REPEATED = ("seed", "output-dir", "resume", "baseline")
@@ -36,8 +36,7 @@ SECTIONS = ("fedbuff", "tifl", "biased_local_sgd", "cd_grab")
 """Sections of the history that name a run's method, the first of these that it has."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run directory, as read."""
 
     path: Path
@@ -75,27 +74,25 @@ class Run:
         return named if named and self.settings else self.path.name
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Runs that differ in the seed only."""
 
     label: str
     colour: str
-    runs: tuple[Run, ...]
-    results: tuple[Result, ...]
+    runs: Sequence[Run]
+    results: Sequence[Result]
     speed: Speed | None
     """Against the baseline; None for itself and where one of both never got there."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Groups of runs, the first being the baseline, and the outcome."""
 
-    groups: tuple[Group, ...]
+    groups: Sequence[Group]
     judge: Judge
-    differing: tuple[str, ...]
-    sentences: tuple[str, ...]
-    """A sentence per group beside the baseline, the fastest first."""
+    differing: Sequence[str]
+    sentences: Sequence[str]
+    """A sentence per group beside the baseline, the fastest first; of one group its end."""
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Run]:
@@ -127,15 +124,43 @@ def compare(
     that all have, and whether lower is better by the metric's name.
     """
     kinds: dict[str, list[Run]] = {}
+    for run in [_baseline(runs, baseline), *runs]:
+        kinds.setdefault(run.kind, [])
     for run in runs:
-        kinds.setdefault(run.kind, []).append(run)
-    first = _baseline(runs, baseline).kind
-    sides = [kinds[first], *(side for kind, side in kinds.items() if kind != first)]
+        kinds[run.kind].append(run)
+    sides = list(kinds.values())
+    judge = _judge(sides, metric, target, _clock(runs, clock), falls)
+    differing, labels = differing_settings([side[0] for side in sides])
+    colours = method_colours([side[0].method for side in sides])
+    groups: list[Group] = []
+    for side, label, colour in zip(sides, labels, colours, strict=True):
+        results = [result_of(run.history, judge, run.seed) for run in side]
+        speed = speed_up(groups[0].results, results) if groups else None
+        groups.append(Group(label, colour, side, results, speed))
+    base, *others = groups
+    others.sort(key=lambda group: -group.speed.factor if group.speed else 0.0)
+    sentences = [
+        verdict(judge, (base.label, group.label), (base.results, group.results)) for group in others
+    ]
+    if not others:
+        kind = "one run" if len(runs) == 1 else f"{len(runs)} runs of equal settings"
+        end = f"{words(judge.metric)} {figure(judge.metric, mean(base.results, 'end'))}"
+        sentences = [f"Nothing to compare: {kind}, {end} at the end."]
+    return Comparison(groups, judge, differing, sentences)
+
+
+def _judge(
+    sides: Sequence[Sequence[Run]],
+    metric: str | None,
+    target: float | None,
+    clock: str,
+    falls: bool | None,
+) -> Judge:
     before = [run.history for run in sides[0]]
     judged = metric or before[0].main_metric()
     if judged is None:
         raise invalid("metric", metric, "be in the history, which has none")
-    for run in runs:
+    for run in (run for side in sides for run in side):
         try:
             run.history.metric(judged)
         except ValueError:
@@ -144,45 +169,27 @@ def compare(
             raise invalid("metric", judged, rule) from None
     down = lower_is_better(judged) if falls is None else falls
     goal = default_target(before, judged, falls=down) if target is None else target
-    judge = Judge(judged, check_number("target", goal, "(-inf, inf)"), _clock(runs, clock), down)
-    differing, labels = differing_settings([side[0] for side in sides])
-    colours = method_colours([side[0].method for side in sides])
-    groups: list[Group] = []
-    for side, label, colour in zip(sides, labels, colours, strict=True):
-        results = tuple(result_of(run.history, judge, run.seed) for run in side)
-        speed = speed_up(groups[0].results, results) if groups else None
-        groups.append(Group(label, colour, tuple(side), results, speed))
-    base, *others = groups
-    others.sort(key=lambda group: -group.speed.factor if group.speed else 0.0)
-    sentences = tuple(
-        verdict(judge, (base.label, group.label), (base.results, group.results)) for group in others
-    )
-    return Comparison(tuple(groups), judge, differing, sentences)
+    return Judge(judged, check_number("target", goal, "(-inf, inf)"), clock, down)
 
 
 def _baseline(runs: Sequence[Run], wanted: str | None) -> Run:
-    if wanted is None:
-        return runs[0]
-    named = {name: run for run in reversed(runs) for name in (str(run.path), run.path.name)}
-    check_choice("baseline", wanted, [name for name in reversed(named) if "/" not in name])
-    return named[wanted]
+    named = [run for run in runs if wanted in (None, str(run.path), run.path.name)]
+    if not named:
+        check_choice("baseline", wanted, dict.fromkeys(run.path.name for run in runs))
+    return named[0]
 
 
 def _clock(runs: Sequence[Run], wanted: str | None) -> str:
     """Choose the first clock that all runs have."""
-    if wanted is not None:
-        check_choice("clock", wanted, CLOCKS)
-    units = {run.history.unit for run in runs}
-    for clock in CLOCKS if wanted is None else (wanted,):
-        known = all(np.nansum(run.history.column(clock)) > 0 for run in runs)
-        if known and (clock != "round" or len(units) == 1):
-            return clock
-    if len(units) > 1 and wanted in (None, "round"):
+    asked = list(CLOCKS) if wanted is None else [check_choice("clock", wanted, CLOCKS)]
+    is_mixed = len({run.history.unit for run in runs}) > 1
+    found = [c for c in asked if all(np.nansum(run.history.column(c)) > 0 for run in runs)]
+    if is_mixed and found in ([], ["round"]) and "round" in asked:
         rule = "be virtual or wall where one run counts rounds and another server updates"
         raise invalid("clock", wanted, rule)
-    if wanted:
+    if wanted and not found:
         raise invalid("clock", wanted, "be in every run")
-    return "round"
+    return [*found, "round"][0]
 
 
 def differing_settings(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[str]]:

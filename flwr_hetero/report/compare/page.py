@@ -42,7 +42,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "kind": "comparison",
         "title": " against ".join([*kinds, base]),
         "where": ", ".join(str(run.path) for group in groups for run in group.runs),
-        "sentences": list(comparison.sentences or (_alone(comparison),)),
+        "sentences": list(comparison.sentences),
         "curves": curve_data(lines, judge.metric, judge.clock, judge.target),
         "costs": {
             "title": f"{'Rounds' if judge.clock == 'round' else 'Time'} to {goal}",
@@ -51,14 +51,6 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         },
         "tables": [table.data() for table in tables if table.rows],
     }
-
-
-def _alone(comparison: Comparison) -> str:
-    [group] = comparison.groups
-    metric, count = comparison.judge.metric, len(group.runs)
-    end = figure(metric, float(np.mean([result.end for result in group.results])))
-    runs = "one run" if count == 1 else f"{count} runs of equal settings"
-    return f"Nothing to compare: {runs}, {words(metric)} {end} at the end."
 
 
 def _settings(comparison: Comparison) -> Table:
@@ -81,7 +73,8 @@ def _runs(comparison: Comparison, goal: str) -> Table:
             cost = 1e300 if result.to_target is None else result.to_target  # never: sorted last
             rows.append(
                 [
-                    *Named(group.label, run.seed, run.history).cells,
+                    text(group.label),
+                    number(run.seed),
                     number(cost, cost_text(judge.clock, result.to_target, unit)),
                     ("baseline", 1.0) if group is base else number(factor, times(factor)),
                     number(result.end, figure(judge.metric, result.end)),

@@ -86,12 +86,8 @@ def time_to_target(
 
     Parameters
     ----------
-    history : History
-        A run.
-    metric : str
-        As for :meth:`History.metric`.
-    target : float
-        The value to reach.
+    metric, target
+        As for :meth:`History.metric`, and the value to reach.
     clock : {"virtual_s", "wall_s", "round"}
         What to measure by.
     falls : bool, optional
