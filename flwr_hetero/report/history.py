@@ -151,20 +151,18 @@ class History:
 
     def range_of(self, name: str) -> Floats:
         """Collect the lowest, median and highest number of a metric: shape (rounds, 3)."""
-        section, slash, key = name.partition("/")
-        places = [(section, key)] if slash else []
-        for place in (*places, *((section, name) for section in METRICS)):
-            if not np.isnan(found := self._range(*place)).all():
-                return found
-        known = ", ".join(self.metrics()) or "none at all"
-        raise invalid("metric", name, f"be in the history, which has {known}")
-
-    def _range(self, section: str, key: str) -> Floats:
+        own = [(s, key) for s, keys in self.sections.items() for key in keys]
+        places = [place for place in own if "/".join(place) == name]
+        places += [(section, name) for section in METRICS if (section, name) in own]
+        if not places:
+            known = ", ".join(self.metrics()) or "none at all"
+            raise invalid("metric", name, f"be in the history, which has {known}")
+        section, key = places[0]
         values = [as_dict(record.get(section)).get(key) for record in self.rounds]
         if not any(isinstance(value, list | dict) for value in values):
             return np.repeat(as_numbers(values)[:, None], 3, axis=1)
         rows = map(numbers_in, values)
-        return np.array([(min(r), median(r), max(r)) if r else (np.nan,) * 3 for r in rows])
+        return np.array([(min(r), median(r), max(r)) if r else (nan,) * 3 for r in rows])
 
     def main_metric(self) -> str | None:
         """Return the metric to judge the run by: an accuracy, else a loss, else any."""
@@ -236,16 +234,18 @@ OLD = (
 )
 SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
 """Wrappers and their figures in lines of older versions, to their names of today."""
-NUMBERS, TEXTS = {int, float, bool, type(None)}, {str, type(None)}
+NUMBERS, TEXTS, TIERS = {int, float, bool, type(None)}, {str, type(None)}, range(10_000)
 PER_TIER = ("tier_probs", "tier_chances", "credits", "tier_accuracy")
 SHAPES: tuple[tuple[str, str, type, set[Any]], ...] = (
     ("selected", "", list, TEXTS),
     ("failures", "", list, {dict}),
+    *(("failures", key, list, TEXTS) for key in ("node", "reason")),
     ("latency", "", dict, NUMBERS),
     (FEDSLICE, "", dict, NUMBERS),
     (FEDBUFF, "nodes", list, TEXTS),
     *((FEDBUFF, key, list, NUMBERS) for key in ("staleness", "age_s")),
-    *((TIFL, key, dict, NUMBERS) for key in ("tiers", "latency")),
+    (TIFL, "tiers", dict, {int}),
+    (TIFL, "latency", dict, NUMBERS),
     *((TIFL, key, list, NUMBERS) for key in PER_TIER),
 )
 """What a line may hold, where it holds anything: a list or a dict, and the types in it."""
@@ -269,9 +269,13 @@ def parse(line: str) -> dict[str, Any]:
         value: Any = record.get(section)
         if key and isinstance(value, dict):
             value = value.get(key)
+        elif key and isinstance(value, list):
+            value = [as_dict(each).get(key) for each in value]
         items = value.values() if isinstance(value, dict) else value
         if value is not None and not (type(value) is kind and {*map(type, items)} <= types):
             raise ValueError(f"has a {section} that no run writes")
+    if any(tier not in TIERS for tier in as_dict(as_dict(record.get(TIFL)).get("tiers")).values()):
+        raise ValueError(f"has a {TIFL} that no run writes")
     return record
 
 
@@ -304,4 +308,5 @@ def numbers_in(value: Any) -> list[float]:
     """Return the numbers in an entry; none if it holds anything else."""
     items = [*value.values()] if isinstance(value, dict) else value
     known = [x for x in (items if isinstance(items, list) else [items]) if x is not None]
-    return [x for x in known if isfinite(x)] if {*map(type, known)} <= NUMBERS else []
+    is_known = all(isinstance(x, int | float) for x in known)
+    return [x for x in known if isfinite(x)] if is_known else []

@@ -25,6 +25,7 @@ from flwr_hetero.report.history import (
     HISTORY,
     LOCK,
     MODEL,
+    parse,
     read_config,
     read_history,
     replace,
@@ -105,7 +106,7 @@ class RunDirectory:
             if not self._has_history():
                 self._write_config()
             (self.path / HISTORY).touch()
-            self._cut_after(read_history(self.path).last_round)  # without a torn line
+            self._cut_after(math.inf)
         except OSError as error:
             rule = f"be a folder to write to ({error})"
             raise invalid(argument, str(path), rule) from error
@@ -149,11 +150,16 @@ class RunDirectory:
         self._write_config()
         self._cut_after(last_round)
 
-    def _cut_after(self, last_round: int) -> None:
-        kept = [r for r in read_history(self.path).rounds if r["round"] <= last_round]
-        lines = [json.dumps(record, allow_nan=False) + "\n" for record in kept]
-        replace(self.path / HISTORY, "".join(lines).encode())
-        self._last_round = kept[-1]["round"] if kept else -1
+    def _cut_after(self, last_round: float) -> None:
+        kept: dict[int, str] = {}
+        with (self.path / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                with suppress(ValueError):  # a torn line goes
+                    if (number := parse(line)["round"]) <= last_round:
+                        kept[number] = line.rstrip("\n") + "\n"
+        # Lines stay as they were written: a resume that is refused has changed nothing.
+        replace(self.path / HISTORY, "".join(kept[number] for number in sorted(kept)).encode())
+        self._last_round = max(kept, default=-1)
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, name to array, as ``model.safetensors`` in one step."""

@@ -54,11 +54,11 @@ def fake_rounds(
         if number % 10 == 0:
             on_node = {name: level - 0.01 * t for name, t in tier.items()}
             record["fairness"] = {
-                **{"metric": "eval-acc", "nodes": len(on_node), "by-node": on_node},
-                **{"mean": level - 0.02, "worst-tenth": level - 0.04},
+                **{"metric": "eval-acc", "nodes": len(on_node), "by_node": on_node},
+                **{"mean": level - 0.02, "worst_tenth": level - 0.04},
             }
-        record["herding"] = {"herding-bound": 40 / np.sqrt(number) + rng.normal(0, 0.4)}
-        record["cd-grab"] = {
+        record["herding"] = {"herding_bound": 40 / np.sqrt(number) + rng.normal(0, 0.4)}
+        record["cd_grab"] = {
             "effective_sample_size": 200 * (1 - np.exp(-number / 20)),
             "num_steps": {name: int(rng.integers(8, 30)) for name in names},
             "estimator": "flat",

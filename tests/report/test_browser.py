@@ -14,8 +14,7 @@ import pytest
 
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import write_page
-from flwr_hetero.report.document import DATA, data_json
-from flwr_hetero.report.page import run_data, write_report
+from flwr_hetero.report.page import DATA, run_data, write_report
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 from selenium import webdriver  # noqa: E402
@@ -203,13 +202,13 @@ def test_served_page_follows_the_run(browser, make_run, rounds_of, tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        (folder / DATA).write_text(data_json(run_data(folder)))
+        (folder / DATA).write_text(json.dumps(run_data(folder)))
         look(browser, f"http://127.0.0.1:{server.server_port}/report.html")
         shown = "return [...document.querySelectorAll('.facts .value')].map((x) => x.textContent)"
         assert "5" in browser.execute_script(shown)
         text = "".join(json.dumps(record) + "\n" for record in rounds)
         (folder / "history.jsonl").write_text(text)
-        (folder / DATA).write_text(data_json(run_data(folder)))
+        (folder / DATA).write_text(json.dumps(run_data(folder)))
         WebDriverWait(browser, WAIT_S).until(lambda d: "20" in d.execute_script(shown))
         assert count_drawn(browser)[0] == count_drawn(browser)[1]
     finally:

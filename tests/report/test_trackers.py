@@ -27,7 +27,7 @@ def run(folder: Path, names, num_rounds=2, resume=False):
     strategy = TiFL(clients_per_round=1, num_tiers=1)
     recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=names)
     recorded.start(LocalGrid(toy_app(), [DeviceProfile()] * 2), toy_arrays(), num_rounds)
-    return [trackers.figures_of(record) for record in read_history(folder).rounds]
+    return [dict(trackers.figures_of(record)) for record in read_history(folder).rounds]
 
 
 def need(name):
