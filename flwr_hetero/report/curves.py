@@ -10,15 +10,13 @@ from flwr_hetero.report.history import CLOCKS, FAIRNESS, METRICS, TIFL, Floats, 
 from flwr_hetero.report.nodes import busy_s, last_fairness
 from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
 
-GRID = 100
-"""Points of a mean over seeds."""
+# Points of a mean over seeds, and metrics to choose from.
+GRID, MAX_FIGURES = 100, 40
+# Longer curves are drawn as mean and range of so many spans: a page stays small.
 MAX_POINTS = 400
-"""Longer curves are drawn as mean and range of so many spans."""
-MAX_FIGURES = 40
-"""Metrics to choose from."""
 FAIR = (f"{FAIRNESS}/mean", f"{FAIRNESS}/worst_tenth")
+# Sections that are not chosen from as a whole: metrics come first, others have charts.
 DRAWN = (*METRICS, TIFL, FAIRNESS)
-"""Sections that are not chosen from as a whole: metrics come first, others have charts."""
 UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
@@ -106,12 +104,12 @@ def _names(histories: Sequence[History], first: str | None) -> list[str]:
     """Return the metrics, but all zeros, and the figures of wrappers that all runs have."""
 
     def is_known(history: History, name: str) -> bool:
-        if name not in history.metrics():
+        if name not in history.names:
             return False
         return name in figures or bool(np.nansum(np.abs(history.metric(name))))
 
     one = histories[0]
-    figures = one.metrics([name for name in one.sections if name not in DRAWN])
+    figures = [name for name, (section, _) in one.names.items() if section not in DRAWN]
     known = dict.fromkeys([*one.metrics(METRICS), *FAIR, *figures])
     shared = [name for name in known if all(is_known(history, name) for history in histories)]
     return list(dict.fromkeys([*([] if first is None else [first]), *shared]))[:MAX_FIGURES]

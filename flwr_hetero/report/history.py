@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isfinite, nan
@@ -95,12 +95,13 @@ class History:
     @property
     def is_buffered(self) -> bool:
         """Whether no node waits for others: updates are merged as they come."""
-        return FEDBUFF in self.sections
+        return any(FEDBUFF in record for record in self.rounds)
 
     @property
     def unit(self) -> str:
         """What a record is of: a round, or a server update of a run without rounds."""
-        return UPDATE if self.is_buffered and FEDSLICE not in self.sections else "round"
+        is_of_rounds = any(FEDSLICE in record for record in self.rounds)
+        return UPDATE if self.is_buffered and not is_of_rounds else "round"
 
     @property
     def clock(self) -> tuple[str, Floats]:
@@ -108,34 +109,45 @@ class History:
         name = "virtual_s" if np.nansum(self.column("virtual_s")) > 0 else "wall_s"
         return name, self.column(name)
 
-    def column(self, *path: str) -> Floats:
-        """Collect one number per round by its keys, such as ``"tifl", "tier"``; NaN where none."""
-        values: list[Any] = list(self.rounds)
-        for key in path:
-            values = [as_dict(value).get(key) for value in values]
-        return as_numbers(values)
+    @cached_property
+    def table(self) -> dict[tuple[str, str], Floats]:
+        """Lowest, median and highest number in each round, (rounds, 3), by section and key."""
+        found: dict[tuple[str, str], Floats] = {}
+        for place, record in enumerate(self.rounds):
+            for section, entries in record.items():
+                is_named = isinstance(entries, dict) and section not in BY_NODE
+                for key, value in entries.items() if is_named else [("", entries)]:
+                    # A metric is one number; of a wrapper each node, tier or reply may have one.
+                    is_list = section in METRICS and isinstance(value, list)
+                    if key != EVALUATED and not is_list and (numbers := numbers_in(value)):
+                        if (section, key) not in found:
+                            found[section, key] = np.full((len(self.rounds), 3), nan)
+                        row = min(numbers), median(numbers), max(numbers)
+                        found[section, key][place] = row
+        return found
 
     @cached_property
-    def sections(self) -> dict[str, list[str]]:
-        """Names of what rounds have numbers of, by section: metrics, wrappers' figures."""
-        rows: dict[str, list[dict[str, Any]]] = {}
-        for record in self.rounds:
-            for section, entries in record.items():
-                if isinstance(entries, dict) and section not in BY_NODE:
-                    rows.setdefault(section, []).append(entries)
-        return {section: _numbered(section, rows[section]) for section in rows}
-
-    def metrics(self, sections: Iterable[str] | None = None) -> list[str]:
-        """Return the names that :meth:`metric` knows, of some sections or all.
+    def names(self) -> dict[str, tuple[str, str]]:
+        """What metrics and figures are called, to their section and key; metrics come first.
 
         Metrics have bare names; wrappers' figures, and names that are taken, ``section/key``.
         """
-        names: dict[str, None] = {}
-        for section in dict.fromkeys((*METRICS, *self.sections)) if sections is None else sections:
-            for key in self.sections.get(section, ()):
-                is_free = section in METRICS and key not in names
-                names[key if is_free else f"{section}/{key}"] = None
-        return list(names)
+        found: dict[str, tuple[str, str]] = {}
+        for section, key in sorted(
+            self.table, key=lambda place: (*METRICS, place[0]).index(place[0])
+        ):
+            is_free = section in METRICS and key not in found
+            found |= {key if is_free else f"{section}/{key}": (section, key)} if key else {}
+        return found
+
+    def column(self, section: str, key: str = "") -> Floats:
+        """Collect one number per round, such as ``"tifl", "tier"``; NaN where there is none."""
+        known = self.table.get((section, key))
+        return np.full(len(self.rounds), nan) if known is None else known[:, 1].copy()
+
+    def metrics(self, sections: Sequence[str] = ()) -> list[str]:
+        """Return the names that :meth:`metric` knows, of some sections or all."""
+        return [name for name, place in self.names.items() if not sections or place[0] in sections]
 
     def metric(self, name: str) -> Floats:
         """Collect a metric per round, by bare name or ``section/key``; NaN where a round has none.
@@ -151,35 +163,17 @@ class History:
 
     def range_of(self, name: str) -> Floats:
         """Collect the lowest, median and highest number of a metric: shape (rounds, 3)."""
-        own = [(s, key) for s, keys in self.sections.items() for key in keys]
-        places = [place for place in own if "/".join(place) == name]
-        places += [(section, name) for section in METRICS if (section, name) in own]
-        if not places:
-            known = ", ".join(self.metrics()) or "none at all"
+        place = self.names.get(name, tuple(name.split("/", 1)))
+        if place not in self.table:
+            known = ", ".join(self.names) or "none at all"
             raise invalid("metric", name, f"be in the history, which has {known}")
-        section, key = places[0]
-        values = [as_dict(record.get(section)).get(key) for record in self.rounds]
-        if not any(isinstance(value, list | dict) for value in values):
-            return np.repeat(as_numbers(values)[:, None], 3, axis=1)
-        rows = map(numbers_in, values)
-        return np.array([(min(r), median(r), max(r)) if r else (nan,) * 3 for r in rows])
+        return self.table[place]
 
     def main_metric(self) -> str | None:
         """Return the metric to judge the run by: an accuracy, else a loss, else any."""
         names = self.metrics(METRICS)
         found = (name for word in ("acc", "loss", "") for name in names if word in name.lower())
         return next(found, None)
-
-
-def _numbered(section: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Name the entries of a section that have numbers in some round; of a metric just one."""
-    keys = dict.fromkeys(key for row in rows for key in row if key != EVALUATED)
-    kinds = int | float if section in METRICS else object
-    return [
-        key
-        for key in keys
-        if any(isinstance(row.get(key), kinds) and numbers_in(row.get(key)) for row in rows)
-    ]
 
 
 def read_history(directory: str | Path) -> History:
@@ -232,10 +226,11 @@ OLD = (
     *("herding-bound", "num-steps", "own-share", "pairs-together", "samples-known", "signed-sum"),
     "worst-tenth",
 )
+# Wrappers and their figures in lines of older versions, to their names of today.
 SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
-"""Wrappers and their figures in lines of older versions, to their names of today."""
 NUMBERS, TEXTS, TIERS = {int, float, bool, type(None)}, {str, type(None)}, range(10_000)
 PER_TIER = ("tier_probs", "tier_chances", "credits", "tier_accuracy")
+# What a line may hold, where it holds anything: a list or a dict, and the types in it.
 SHAPES: tuple[tuple[str, str, type, set[Any]], ...] = (
     ("selected", "", list, TEXTS),
     ("failures", "", list, {dict}),
@@ -248,7 +243,6 @@ SHAPES: tuple[tuple[str, str, type, set[Any]], ...] = (
     (TIFL, "latency", dict, NUMBERS),
     *((TIFL, key, list, NUMBERS) for key in PER_TIER),
 )
-"""What a line may hold, where it holds anything: a list or a dict, and the types in it."""
 # The keys of all lines are one set of texts: else they are most of a history's memory.
 _DECODER = json.JSONDecoder(
     parse_int=lambda digits: int(digits) if len(digits) < 19 else inf,

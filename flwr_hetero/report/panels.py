@@ -12,12 +12,10 @@ from flwr_hetero.report.history import TIFL, Floats, History, as_dict, as_number
 from flwr_hetero.report.nodes import NodeStats, busy_s, last_fairness, node_stats, num_tiers
 from flwr_hetero.report.style import BLUE, GREEN, GREY, ORANGE, RED, TIMES
 
-MAX_NODES = 1000
-"""Of a larger fleet every n-th node is drawn."""
-MAX_NAMES = 40
-"""Up to so many nodes are named on the axis."""
+# Of a larger fleet every n-th node is drawn; up to so many are named on the axis.
+MAX_NODES, MAX_NAMES = 1000, 40
+# Values that differ more are on a logarithmic axis.
 WIDE = 20
-"""Values that differ more are on a logarithmic axis."""
 PERCENT, FROM_0 = {"tickformat": ".4~p"}, {"rangemode": "tozero"}
 TRAFFIC = (
     ("bytes_down", "to the nodes", BLUE, "solid"),

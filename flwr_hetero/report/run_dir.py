@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# What the extra ``report`` installs, and a run needs before its end.
 NEEDED = ("filelock", "safetensors", "jinja2", "plotly")
-"""What the extra ``report`` installs, and a run needs before its end."""
+# Distributions whose versions a run notes.
 PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
-"""Distributions whose versions a run notes."""
+# Seconds for which a resume waits for the run before, which may be at its report.
 ENDING_S = 30.0
-"""Seconds for which a resume waits for the run before, which may be at its report."""
 SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
 HIDDEN = "(hidden)"
 
@@ -56,17 +56,15 @@ class RunDirectory:
     config : mapping
         Settings and seeds. What looks like a token or a password is not written.
     resume : bool, keyword-only
-        Continue the run in the folder. Its history is cut back to the checkpoint. Its settings are
-        replaced then, not before: a run that refuses the checkpoint leaves them as they were.
+        Continue the run in the folder, whose history is cut back to the checkpoint.
     argument : str, keyword-only
         What the caller calls the path, for errors.
 
     Raises
     ------
     ValueError
-        If the path is relative (a ServerApp does not run where you typed the command), is no
-        folder that can be written to, is in use by another run (for a resume: still after half a
-        minute), holds another run and ``resume`` is not set, or holds no checkpoint and it is set.
+        If the path is relative, is no folder that can be written to, is in use by another run (for
+        a resume: still after half a minute), holds a run without ``resume``, or no checkpoint.
     ModuleNotFoundError
         If a package of the extra ``report`` is not installed.
 
@@ -102,6 +100,7 @@ class RunDirectory:
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock(argument)
+            # Written with the first round: a resume that is refused leaves the settings.
             self._config: bytes | None = self._make_config(config or {})
             if not self._has_history():
                 self._write_config()
@@ -115,12 +114,8 @@ class RunDirectory:
         """Add a round's line to the history; it is on disk when this returns.
 
         NumPy values become plain numbers, numbers that are not finite become null. Lines of this
-        round and of later ones, left by a run that is being resumed, are dropped.
-
-        Raises
-        ------
-        ValueError
-            If ``round`` is not an integer from 0.
+        round and of later ones, left by a run that is being resumed, are dropped. A ValueError
+        refuses a ``round`` that is no integer from 0.
         """
         line = plain(record)
         number = check_count("round", line.get("round"))
@@ -136,10 +131,7 @@ class RunDirectory:
     def cut_after(self, last_round: int) -> None:
         """Drop the rounds after the one that a resumed run continues from; -1 drops all.
 
-        Raises
-        ------
-        ValueError
-            If the history lacks a round up to that one.
+        A ValueError says which round up to that one the history lacks.
         """
         known = {record["round"] for record in read_history(self.path).rounds}
         if lost := sorted(set(range(last_round + 1)) - known):
@@ -165,6 +157,7 @@ class RunDirectory:
         """Write the global model, name to array, as ``model.safetensors`` in one step."""
         from safetensors.numpy import save  # an extra, needed for a model only
 
+        # The format stores memory as it lies: strided arrays are copied first.
         whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         replace(self.path / MODEL, save(whole))
 

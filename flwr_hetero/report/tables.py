@@ -9,12 +9,9 @@ from flwr_hetero.report.history import METRICS, TIFL, History, as_dict, as_numbe
 from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats, num_tiers
 from flwr_hetero.report.style import duration, figure, heading, on_nodes
 
-MAX_ROWS = 1000
-"""Longest table on a page; the histories have the rest."""
-MAX_METRICS = 4
-"""Metrics in the table of rounds."""
-MAX_NUMBERS = 12
-"""Round numbers in a row of the failures."""
+# Longest table on a page, metrics in the table of rounds, round numbers in a row of failures: the
+# history has the rest.
+MAX_ROWS, MAX_METRICS, MAX_NUMBERS = 1000, 4, 12
 
 Cell = tuple[str, float | None]
 """A text, and the number to sort by."""

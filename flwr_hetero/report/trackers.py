@@ -14,12 +14,12 @@ from flwr_hetero.errors import check_choice, install_hint
 from flwr_hetero.report.history import read_config
 
 logger = logging.getLogger("flwr")
+# Experiment of MLflow, project of Weights & Biases.
 PROJECT = "flwr-hetero"
-"""Experiment of MLflow, project of Weights & Biases."""
+# What is to be installed where that is not called as the tracker is.
 PACKAGES = {"mlflow": ("mlflow-skinny", "sqlalchemy")}
-"""What is to be installed where that is not called as the tracker is."""
+# Parts of a record that are no figures of the whole run.
 SKIPPED = ("round", "latency", "weights", "fairness")
-"""Parts of a record that are no figures of the whole run."""
 
 
 class Tracker(NamedTuple):

@@ -6,8 +6,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from flwr_hetero import __version__, cli
-from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
 from flwr_hetero.cli import main
+from flwr_hetero.strategy import LocalSteps
 
 
 @pytest.fixture

@@ -26,14 +26,14 @@ from flwr_hetero.report.history import CLOCKS, History, read_config, read_histor
 from flwr_hetero.report.style import METHOD_COLOURS, figure, method_colours, words
 from flwr_hetero.report.tables import setting_text
 
+# Settings in which repetitions of a run may differ.
 REPEATED = ("seed", "output-dir", "resume", "baseline")
-"""Settings in which repetitions of a run may differ."""
-LENGTH = ("num-server-rounds",)
-"""Settings that say how long a run is: in a label only if nothing else tells runs apart."""
+# How long a run is stands in a label only if nothing else tells runs apart.
+LENGTH = "num-server-rounds"
+# Settings in a label, unless more are needed to tell runs apart.
 MAX_LABEL = 3
-"""Settings in a label, unless more are needed to tell runs apart."""
+# Sections of the history that name a run's method, the first of these that it has.
 SECTIONS = ("fedbuff", "tifl", "biased_local_sgd", "cd_grab")
-"""Sections of the history that name a run's method, the first of these that it has."""
 
 
 class Run(NamedTuple):
@@ -60,7 +60,8 @@ class Run(NamedTuple):
         """The method by whose colour the run is drawn."""
         if "vanilla" in (self.settings.get("policy"), self.settings.get("selection")):
             return "fedavg"
-        found = [name.replace("_", "-") for name in SECTIONS if name in self.history.sections]
+        rounds = self.history.rounds
+        found = [name.replace("_", "-") for name in SECTIONS if any(name in r for r in rounds)]
         sampler = str(self.settings.get("sampler"))
         return [*found, sampler if sampler in METHOD_COLOURS else "fedavg"][0]
 
@@ -200,7 +201,7 @@ def differing_settings(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[str]]
     def tells_apart(some: Sequence[str]) -> bool:
         return len({run.label(some) for run in runs}) == len(runs)
 
-    shown = tuple(key for key in differ if key not in LENGTH)
+    shown = tuple(key for key in differ if key != LENGTH)
     shown = shown if shown and tells_apart(shown) else differ
     if len(shown) > MAX_LABEL:
         few = (some for size in range(1, MAX_LABEL + 1) for some in combinations(shown, size))

@@ -10,10 +10,10 @@ from flwr_hetero.report.history import CLOCKS, FEDBUFF, TIFL, UPDATE, Floats, Hi
 from flwr_hetero.report.nodes import busy_s, num_tiers
 from flwr_hetero.report.style import duration, figure, is_share, words
 
+# Evaluations in the running median, and at a run's end.
 WINDOW = 5
-"""Evaluations in the running median."""
+# Ratio from which rounds or their duration count as a reason.
 NOTABLE = 1.1
-"""Ratio from which rounds or their duration count as a reason."""
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
 
 
@@ -84,14 +84,8 @@ def time_to_target(
 ) -> float | None:
     """Return when a run first reaches a target: seconds or rounds since the start, None if never.
 
-    Parameters
-    ----------
-    metric, target
-        As for :meth:`History.metric`, and the value to reach.
-    clock : {"virtual_s", "wall_s", "round"}
-        What to measure by.
-    falls : bool, optional
-        Whether the metric must fall to the target; by its name if left out.
+    The clock is "virtual_s", "wall_s" or "round". Whether the metric must fall to the target is by
+    its name unless ``falls`` says so.
 
     Raises
     ------
