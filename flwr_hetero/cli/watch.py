@@ -3,26 +3,21 @@
 import argparse
 import json
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 HOST = "127.0.0.1"
-LOOK_S = 1.0
-"""Seconds between two looks at the run."""
-LAST_S = 6.0
-"""Seconds for which the end of a run is served: pages ask every 2 s."""
+# Seconds between two looks at the run, and for which its end is served: pages ask every 2 s.
+LOOK_S, LAST_S = 1.0, 6.0
+# A run has stalled that adds no round for so long, and for as long as so many rounds took.
 QUIET_S, QUIET_ROUNDS = 60.0, 10
-"""A run has stalled that adds no round for so long, and for as long as so many rounds took."""
-WAITING, RUNNING, STALLED, KILLED, ENDED = (
-    "No round yet.",
-    "",
-    "No new round for a while: the run has stalled, or waits for a slow node.",
-    "The run was killed: its process is gone. resume=true continues from its checkpoint.",
-    "ended",
-)
-"""States of a run, as its page notes them."""
+# States of a run, as its page notes them.
+WAITING, RUNNING, ENDED = "No round yet.", "", "ended"
+STALLED = "No new round for a while: the run has stalled, or waits for a slow node."
+KILLED = "The run was killed: its process is gone. resume=true continues from its checkpoint."
 
 
 def add(commands: Any) -> None:
@@ -96,36 +91,35 @@ def state_of(folder: Path, now_s: float | None = None) -> str:
 def _is_locked(path: Path) -> bool:
     from filelock import FileLock, Timeout
 
-    if not path.exists():
-        return False
     try:
-        with FileLock(path, timeout=0):
-            return False
+        if path.exists():  # to look must not make the file
+            FileLock(path).acquire(timeout=0).lock.release()
     except Timeout:
         return True
+    return False
 
 
 def serve(page: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """Serve a run's page on the loopback interface, from a thread."""
     from flwr_hetero.report.page import DATA, render
 
+    answers: dict[str, tuple[str, Callable[[], str]]] = {
+        "/": ("text/html", lambda: render(json.loads(page.data))),
+        f"/{DATA}": ("application/json", lambda: page.data),
+    }
+
     class Handler(BaseHTTPRequestHandler):
         """Answers with the page, and with its data."""
 
         def do_GET(self) -> None:
-            """Answer a browser of this machine; not a page elsewhere that points a name here."""
+            """Answer a browser of this machine."""
             host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in (HOST, "localhost"):
-                self.send_error(403)
-            elif self.path == "/":
-                self._send("text/html", render(json.loads(page.data)))
-            elif self.path == f"/{DATA}":
-                self._send("application/json", page.data)
-            else:
+            # A page elsewhere may point a name of its own here, and would read the run.
+            if host not in (HOST, "localhost") or self.path not in answers:
                 self.send_error(404)
-
-        def _send(self, kind: str, text: str) -> None:
-            body = text.encode()
+                return
+            kind, text = answers[self.path]
+            body = text().encode()
             self.send_response(200)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))

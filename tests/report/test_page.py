@@ -115,21 +115,48 @@ def test_first_line_says_what_was_reached_and_when(make_run, round_s, more, mark
     assert (data["sentences"], data["mark"]) == ([expected], mark)
 
 
-def test_run_without_tiers_or_metrics(make_run):
-    rounds = [
-        {"round": 0, "virtual_s": 0.0, "wall_s": 0.0},
-        {"round": 1, "virtual_s": 2.0, "wall_s": 0.1, "selected": ["a"], "latency": {"a": 2.0}},
-    ]
-    path = make_run(rounds=rounds)
-    text = write_report(path).read_text()
-    assert write_report(path).read_text() == text
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        {"selected": ["a"], "latency": {"a": 2.0}},
+        {"virtual_s": 9.0, "global": {"accuracy": None, "loss": 1.5}},
+        {"tifl": {"tier": None, "tier_probs": [1.0]}},
+        {"selected": ["a"], "failures": [{"node": "a", "reason": "b"}] * 2},
+        {"latency": {"a": 0.0, "b": None}},
+        {"tifl": {"tier_probs": [0.5, 0.5], "credits": [1, 2, 3]}},
+        {"fedbuff": {}},
+        {"fedbuff": {"nodes": ["a"], "staleness": [None], "age_s": [None]}},
+        {"fairness": {"metric": "eval-acc", "mean": 0.5}},
+        {"fairness": {"by_node": {"a": 0.5}, "mean": 0.5, "worst_tenth": 0.5}},
+    ],
+)
+def test_sparse_histories(make_run, record):
+    for name, before in (("one", []), ("two", [{"round": 0, "wall_s": 0.1}])):
+        rounds = [] if record is None else [*before, {"round": 5, "wall_s": 0.2, **record}]
+        path = make_run(name, rounds)
+        data = run_data(path)
+        assert not re.search(r"\bnan\b|\binf\b|\bNone\b", json.dumps(data), re.IGNORECASE)
+        assert bool(data["notes"]) is not bool(rounds)
+    assert write_report(path).read_text() == write_report(path).read_text()
     assert not list(path.glob("*.draft"))
-    data = run_data(path)
-    assert data["sentences"] == []
-    titles = [panel["title"] for panel in data["panels"]]
-    assert titles == ["Time of each round", "Latency of the nodes", "Who trained"]
-    assert ("0", "every reply was good") in [(f["value"], f["note"]) for f in data["facts"]]
-    assert not re.search(r"\bnan\b|\binf\b|\bNone\b", json.dumps(data), flags=re.IGNORECASE)
+    if record and "latency" in record and "selected" in record:
+        titles = [panel["title"] for panel in data["panels"]]
+        assert titles == ["Time of each round", "Latency of the nodes", "Who trained"]
+        assert "every reply was good" in [fact["note"] for fact in data["facts"]]
+
+
+def test_large_tables_and_fleets_are_cut(make_run):
+    names = [f"node-{i}" for i in range(3000)]
+    latency = {name: 1.0 + i for i, name in enumerate(names)}
+    rounds = [{"round": i, "virtual_s": float(i)} for i in range(2000)]
+    rounds[5] |= {"selected": names, "latency": latency}
+    data = run_data(make_run(rounds=rounds))
+    tables = {table["title"]: table for table in data["tables"]}
+    assert [len(tables[key]["rows"]) for key in ("Nodes", "Rounds")] == [1000, 1000]
+    assert tables["Rounds"]["rows"][0][0][0] == "1999"
+    assert tables["Nodes"]["caption"].endswith("The first 1000 of 3000 rows.")
+    assert max(len(t["x"]) for p in data["panels"] for t in p["traces"] if "x" in t) <= 1000
 
 
 # -- curves --
@@ -140,13 +167,13 @@ def history(rounds_of):
     return History(tuple(rounds_of(30)))
 
 
-def curves(*histories, metric="accuracy"):
-    line = Line("x", "#000000", "solid", histories)
+def curves(rounds, metric="accuracy"):
+    line = Line("x", "#000000", "solid", [History((*rounds,))])
     return curve_data([line], metric, "virtual_s", 0.5)
 
 
 def test_curves_show_every_value_by_every_axis(history):
-    data = curves(history)
+    data = curves(history.rounds)
     keys = ["virtual_s", "wall_s", "round", "bytes", "device_s"]
     assert [axis["key"] for axis in data["axes"]] == keys
     found = data["lines"][0]["curves"]["accuracy"]
@@ -163,7 +190,7 @@ def test_curves_show_every_value_by_every_axis(history):
 def test_long_curves_are_spans_with_their_range():
     values = np.tile([0.2, 0.4, 0.9, 0.5], 1000)
     rounds = ({"round": i, "global": {"accuracy": value}} for i, value in enumerate(values))
-    curve = curves(History(tuple(rounds)))["lines"][0]["curves"]["accuracy"]["round"]
+    curve = curves(rounds)["lines"][0]["curves"]["accuracy"]["round"]
     assert len(curve["y"]) == MAX_POINTS
     assert (curve["x"][0], curve["y"][0]) == (4.5, pytest.approx(0.46))  # rounds 0 to 9
     assert ({*curve["low"]}, {*curve["high"]}) == ({0.2}, {0.9})
@@ -172,17 +199,17 @@ def test_long_curves_are_spans_with_their_range():
 def test_figures_of_a_new_wrapper_need_no_code():
     others = {"text": "x", "mixed": [1, "x"], "empty": [], "unknown": None}
     rounds = [
-        {"round": i, "new": {"bound": 1.0 / i, "pair": [i, None], **others}} for i in range(1, 5)
+        {
+            **{"round": i, "train": {"zeros": 0, "loss": 1.0}},
+            "new": others | {"pair": [i, None], "steps": {f"node-{j}": j + i for j in range(4)}},
+        }
+        for i in range(1, 5)
     ]
-    for number, record in enumerate(rounds, start=1):
-        own = {f"node-{i}": i + number for i in range(number, number + 4)}
-        record |= {"new": record["new"] | {"steps": own}, "train": {"zeros": 0, "loss": 1.0}}
-    data = curves(History((*rounds,)), metric=None)
-    keys = [metric["key"] for metric in data["metrics"]]
-    assert keys == ["loss", "new/bound", "new/pair", "new/steps"]
+    data = curves(rounds, metric=None)
+    assert [metric["key"] for metric in data["metrics"]] == ["loss", "new/pair", "new/steps"]
     assert [(m["section"], m["label"]) for m in data["metrics"]][-1] == ("new", "Steps")
     steps = data["lines"][0]["curves"]["new/steps"]["round"]
-    assert (steps["y"], steps["low"]) == ([3.5, 5.5, 7.5, 9.5], [2, 4, 6, 8])
+    assert (steps["y"], steps["low"]) == ([2.5, 3.5, 4.5, 5.5], [1, 2, 3, 4])
 
 
 # -- other charts --
@@ -192,37 +219,22 @@ def panels(rounds):
     return {panel["title"]: panel for panel in panels_of(History((*rounds,)), "virtual_s")}
 
 
-def test_tiers_are_drawn_where_they_trained(history):
-    drawn = panels(history.rounds)["Tier that trained"]
+def test_charts_are_those_of_the_rounds(history):
+    found = panels(history.rounds)
+    drawn = found["Tier that trained"]
     for tier, trace in enumerate(drawn["traces"]):
         places = [x for x, y in zip(drawn["x"]["round"], trace["y"], strict=True) if y is not None]
         assert places == [r["round"] for r in history.rounds if r["tifl"]["tier"] == tier]
     assert drawn["layout"]["yaxis"]["ticktext"][0] == "tier 0 (fastest)"
-
-
-def test_chances_and_credits_are_those_of_the_draw(history):
-    def with_tifl(**columns):
-        each = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        told = zip(history.rounds, each, strict=True)
-        return panels([{**r, "tifl": r["tifl"] | more} for r, more in told])
-
-    assert "Chance of each tier" not in panels(history.rounds)
-    chances = [[[1.0, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0]][i % 2] for i in range(31)]
-    traces = with_tifl(tier_chances=chances)["Chance of each tier"]["traces"]
-    assert [trace["y"][:2] for trace in traces] == [[1, 0], [0, 0.5], [0, 0.5], [0, 0], [0, 0]]
-    assert "Credits left" in with_tifl(credits=[[1.0], *[[3.0] * 5] * 30])
-    # one tier before nodes are timed, and no limit after
-    assert "Credits left" not in with_tifl(credits=[[1.0], *[[None] * 5] * 30])
-
-
-def test_nodes_by_tier_with_good_and_lost_rounds(history):
-    good, lost = panels(history.rounds)["Who trained"]["traces"]
+    [dots] = found["Time of each round"]["traces"]
+    clock = np.array([record["virtual_s"] for record in history.rounds])
+    np.testing.assert_allclose(dots["y"][1:], np.diff(clock), rtol=1e-5)
+    good, lost = found["Who trained"]["traces"]
     asked = [name for record in history.rounds for name in record["selected"]]
     failed = [fault["node"] for record in history.rounds for fault in record["failures"]]
-    assert failed
-    assert lost["y"] == [failed.count(name) for name in lost["x"]]
+    assert lost["y"] == [failed.count(name) for name in lost["x"]] != [0] * len(lost["x"])
     assert np.add(good["y"], lost["y"]).tolist() == [asked.count(name) for name in good["x"]]
-    typical, profiled = panels(history.rounds)["Latency of the nodes"]["traces"]
+    typical, profiled = found["Latency of the nodes"]["traces"]
     tiers, latency = (history.rounds[0]["tifl"][key] for key in ("tiers", "latency"))
     colours = dict(enumerate(tier_colours(5)))
     known = [colours.get(tiers.get(name), GREY) for name in typical["x"]]  # one dropped out
@@ -231,46 +243,15 @@ def test_nodes_by_tier_with_good_and_lost_rounds(history):
         assert seconds == (latency[name] and pytest.approx(latency[name], rel=1e-5))
 
 
-def test_round_times_are_clock_differences(history):
-    [dots] = panels(history.rounds)["Time of each round"]["traces"]
-    clock = np.array([record["virtual_s"] for record in history.rounds])
-    np.testing.assert_allclose(dots["y"][1:], np.diff(clock), rtol=1e-5)
+def test_chances_and_credits_are_those_of_the_draw(history):
+    def with_tifl(key, values):
+        told = zip(history.rounds, values, strict=True)
+        return panels([{**r, "tifl": r["tifl"] | {key: value}} for r, value in told])
 
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        None,
-        {},
-        {"virtual_s": 9.0, "global": {"accuracy": None, "loss": 1.5}},
-        {"global": {"accuracy": 0.6}},
-        {"tifl": {"tier": None, "tier_probs": [1.0]}},
-        {"selected": ["a"], "failures": [{"node": "a", "reason": "b"}] * 2},
-        {"latency": {"a": 0.0, "b": None}},
-        {"tifl": {"tier_probs": [0.5, 0.5], "credits": [1, 2, 3]}},
-        {"fedbuff": {}},
-        {"fedbuff": {"nodes": ["a"], "staleness": [None], "age_s": [None]}},
-        {"fedbuff": {"nodes": ["a"], "staleness": [0], "age_s": [1.0]}},
-        {"fairness": {"metric": "eval-acc", "mean": 0.5}},
-        {"fairness": {"by_node": {"a": 0.5}, "mean": 0.5, "worst_tenth": 0.5}},
-    ],
-)
-def test_sparse_histories(make_run, record):
-    for name, before in (("one", []), ("two", [{"round": 0, "wall_s": 0.1}])):
-        rounds = [] if record is None else [*before, {"round": 5, "wall_s": 0.2, **record}]
-        data = run_data(make_run(name, rounds=rounds))
-        assert "nan" not in json.dumps(data).lower()
-        assert bool(data["notes"]) is not bool(rounds)
-
-
-def test_large_tables_and_fleets_are_cut(make_run):
-    names = [f"node-{i}" for i in range(3000)]
-    latency = {name: 1.0 + i for i, name in enumerate(names)}
-    rounds = [{"round": i, "virtual_s": float(i)} for i in range(2000)]
-    rounds[5] |= {"selected": names, "latency": latency}
-    data = run_data(make_run(rounds=rounds))
-    tables = {table["title"]: table for table in data["tables"]}
-    assert [len(tables[key]["rows"]) for key in ("Nodes", "Rounds")] == [1000, 1000]
-    assert tables["Rounds"]["rows"][0][0][0] == "1999"
-    assert tables["Nodes"]["caption"].endswith("The first 1000 of 3000 rows.")
-    assert max(len(t["x"]) for p in data["panels"] for t in p["traces"] if "x" in t) <= 1000
+    assert "Chance of each tier" not in panels(history.rounds)
+    chances = [[[1.0, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0]][i % 2] for i in range(31)]
+    traces = with_tifl("tier_chances", chances)["Chance of each tier"]["traces"]
+    assert [trace["y"][:2] for trace in traces] == [[1, 0], [0, 0.5], [0, 0.5], [0, 0], [0, 0]]
+    assert "Credits left" in with_tifl("credits", [[1.0], *[[3.0] * 5] * 30])
+    # one tier before nodes are timed, and no limit after
+    assert "Credits left" not in with_tifl("credits", [[1.0], *[[None] * 5] * 30])
