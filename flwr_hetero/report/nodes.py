@@ -38,14 +38,6 @@ class NodeStats(NamedTuple):
         return float(np.median(self.latency_s)) if len(self.latency_s) else self.profiled_s
 
 
-class FailureGroup(NamedTuple):
-    """The same failure of one node, and the rounds in which it happened."""
-
-    node: str
-    reason: str
-    rounds: list[int]
-
-
 class Fairness(NamedTuple):
     """How good the model is on each node, as last measured, and the last round of these."""
 
@@ -63,10 +55,14 @@ def node_stats(history: History) -> list[NodeStats]:
     """Collect what is known of each node, sorted by tier, then latency."""
     tiers, profiled = latest_tiers(history)
     selected, lost = Counter[str](), Counter[str]()
-    latency, stale = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    latency: dict[str, list[float]] = defaultdict(list)
+    stale: dict[str, list[float]] = defaultdict(list)
     for record in history.rounds:
-        selected.update(record.get("selected") or ())
-        lost.update(_lost(record))
+        asked = record.get("selected") or ()
+        failed = {failure.get("node") for failure in record.get("failures") or ()}
+        selected.update(asked)
+        # Evaluation has failures too: lost is who was to train, and whose reply did not count.
+        lost.update((failed & {*asked}) - {*(record.get("latency") or ())})
         for name, seconds in as_dict(record.get("latency")).items():
             latency[name] += [] if seconds is None else [seconds]
         merged = as_dict(record.get(FEDBUFF))
@@ -87,12 +83,6 @@ def node_stats(history: History) -> list[NodeStats]:
     ]
     tier, typical = [as_number(node.tier) for node in nodes], [node.typical_s for node in nodes]
     return [nodes[place] for place in np.lexsort([typical, tier])]  # NaN comes last
-
-
-def _lost(record: Mapping[str, Any]) -> set[str]:
-    """Return who was asked to train and did not reply well; evaluation has failures too."""
-    failed = {failure.get("node") for failure in record.get("failures") or ()}
-    return (failed & {*(record.get("selected") or ())}) - {*(record.get("latency") or ())}
 
 
 def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
@@ -116,7 +106,8 @@ def last_fairness(history: History) -> Fairness | None:
     found = [one for one in map(_fairness, history.rounds) if one]
     if not found:
         return None
-    last, latest = found[-1], dict[str, float]()
+    last = found[-1]
+    latest: dict[str, float] = {}
     for one in found:
         if one.round >= last.round / 2 and one.metric == last.metric:
             latest |= one.by_node
@@ -150,14 +141,14 @@ def busy_s(history: History) -> Floats:
     return np.array([sum(s for s in map(as_number, row) if isfinite(s)) for row in rows])
 
 
-def failure_groups(history: History) -> list[FailureGroup]:
-    """Group failures by node and reason, most frequent first."""
-    groups = defaultdict[tuple[str, str], list[int]](list)
+def failure_groups(history: History) -> list[tuple[str, str, list[int]]]:
+    """Group failures by node and reason, with their rounds, most frequent first."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for record in history.rounds:
         for failure in record.get("failures") or ():
             groups[str(failure.get("node")), str(failure.get("reason"))].append(record["round"])
-    found = [FailureGroup(*key, rounds) for key, rounds in groups.items()]
-    return sorted(found, key=lambda group: (-len(group.rounds), _natural(group.node)))
+    found = [(*key, rounds) for key, rounds in groups.items()]
+    return sorted(found, key=lambda group: (-len(group[2]), _natural(group[0])))
 
 
 def _natural(identity: str) -> list[tuple[int, int | str]]:

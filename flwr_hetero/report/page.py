@@ -148,8 +148,8 @@ def facts(
     up, down = (float(np.nansum(history.column(key))) for key in ("bytes_up", "bytes_down"))
     nodes, failures = node_stats(history), failure_groups(history)
     trained = sum(node.selected > node.lost for node in nodes)
-    rounds = len({number for group in failures for number in group.rounds})
-    count = sum(len(group.rounds) for group in failures)
+    rounds = len({number for *_, numbers in failures for number in numbers})
+    count = sum(len(numbers) for *_, numbers in failures)
     found += [
         ("Time on the fleet's clock", duration(virtual[-1]), ", ".join(notes)),
         ("Time of all devices", duration(seconds), busy),

@@ -199,11 +199,13 @@ class RunDirectory:
         for name in PACKAGES:
             with suppress(metadata.PackageNotFoundError):
                 versions[name] = metadata.version(name)
+        settings = {str(key).replace("_", "-"): value for key, value in config.items()}
+        hidden = {key: HIDDEN for key in settings if SECRET.search(key)}
         before = read_config(self.path) if self._has_history() else {}
         content = {
             "started": before.get("started", now),
             "resumed": [*before.get("resumed", []), now] if self._has_history() else [],
-            "settings": settings_of(config),
+            "settings": plain(settings | hidden),
             "versions": versions,
             "python": platform.python_version(),
             "platform": platform.platform(),
@@ -232,14 +234,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | PurePath):
         return [plain(item) for item in value]
     return str(value)
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a run's settings to JSON, without secrets."""
-    return {
-        str(key).replace("_", "-"): HIDDEN if SECRET.search(str(key)) else plain(value)
-        for key, value in config.items()
-    }
 
 
 def command_line(arguments: Iterable[str]) -> str:

@@ -109,11 +109,11 @@ def _fairness(history: History) -> Iterator[list[Cell]]:
 
 
 def _failures(history: History) -> Iterator[list[Cell]]:
-    for group in failure_groups(history):
-        once = list(dict.fromkeys(group.rounds))  # a round has training and evaluation
+    for node, reason, rounds in failure_groups(history):
+        once = list(dict.fromkeys(rounds))  # a round has training and evaluation
         more = f", and {len(once) - MAX_NUMBERS} more" if len(once) > MAX_NUMBERS else ""
         shown = ", ".join(map(str, once[:MAX_NUMBERS])) + more
-        yield [text(group.node), text(group.reason), number(len(group.rounds)), (shown, once[0])]
+        yield [text(node), text(reason), number(len(rounds)), (shown, once[0])]
 
 
 TABLES = (

@@ -217,23 +217,24 @@ def differing_settings(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[str]]
 
 def figures(comparison: Comparison) -> dict[str, Any]:
     """Return what the page says as numbers."""
-    judge = comparison.judge
-    return {
-        "verdict": list(comparison.sentences),
-        **judge._asdict(),
-        "differing_settings": list(comparison.differing),
-        "groups": [
-            {
-                "label": group.label,
-                "speed_up": group.speed and group.speed._asdict(),
-                "runs": [
-                    _finite({"directory": str(run.path)} | result._asdict())
-                    for run, result in zip(group.runs, group.results, strict=True)
-                ],
-            }
-            for group in comparison.groups
-        ],
-    }
+
+    def plain(result: Result) -> dict[str, Any]:
+        is_number = [not isinstance(x, float) or np.isfinite(x) for x in result]
+        return {k: x if is_number[i] else None for i, (k, x) in enumerate(result._asdict().items())}
+
+    groups = [
+        {
+            "label": group.label,
+            "speed_up": group.speed and group.speed._asdict(),
+            "runs": [
+                {"directory": str(run.path), **plain(result)}
+                for run, result in zip(group.runs, group.results, strict=True)
+            ],
+        }
+        for group in comparison.groups
+    ]
+    start = {"verdict": list(comparison.sentences), **comparison.judge._asdict()}
+    return start | {"differing_settings": list(comparison.differing), "groups": groups}
 
 
 def csv_text(comparison: Comparison) -> str:
@@ -245,8 +246,3 @@ def csv_text(comparison: Comparison) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    is_known = {key: not isinstance(x, float) or bool(np.isfinite(x)) for key, x in row.items()}
-    return {key: value if is_known[key] else None for key, value in row.items()}
