@@ -9,8 +9,8 @@ from flwr_hetero import __version__
 from flwr_hetero.cli import doctor, fleet, run, runs, watch
 from flwr_hetero.errors import install_hint
 
+# Entry points by which other packages add commands.
 COMMANDS = "flwr_hetero.commands"
-"""Entry points by which other packages add commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

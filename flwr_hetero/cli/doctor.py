@@ -18,14 +18,14 @@ from flwr_hetero.cli.run import add_configs, check_run_config
 from flwr_hetero.errors import install_hint
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
+# Extra of the package, and what needs it.
 EXTRAS = {"node": "training", "report": "run directories", "task": "the apps", "simulation": "Ray"}
-"""Extra of the package, and what needs it."""
+# Seconds that a SuperLink may take to answer; its port if none is given.
 DIAL_S, HTTPS = 5.0, 443
-"""Seconds that a SuperLink may take to answer; its port if none is given."""
+# Address by which Flower starts a SuperLink of its own, for simulation.
 LOCAL = ":local:"
-"""Address by which Flower starts a SuperLink of its own, for simulation."""
+# Key of the federation-config: share of a GPU for each simulated node.
 NUM_GPUS = "client-resources-num-gpus"
-"""Key of the federation-config: share of a GPU for each simulated node."""
 
 Finding: TypeAlias = tuple[str, str]
 

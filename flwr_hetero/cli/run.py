@@ -16,19 +16,19 @@ from flwr_hetero.progress import bar
 
 RUN_ID = re.compile(r"Successfully started run (\d+)")
 COMPLETED = "finished:completed"
+# Line of a run's log after each round.
 LINE = re.compile(r"(?:round|merge|update) +(\d+)/(\d+)  ")
-"""Line of a run's log after each round."""
+# Lines of Flower and Ray that say nothing of the run.
 NOISE = re.compile(
     r"Starting logstream|Since flwr 1\.32|Federation `|change federation size|simulation-config"
     r"|Successfully installed|dependencies|Created env for run|uv sync took|^\s*warnings\.warn"
     r"|FutureWarning: Tip: In future versions of Ray|Manually terminating ClientAppActor"
     r"|^(\S*INFO\s*\S*:)?\s*$"
 )
-"""Lines of Flower and Ray that say nothing of the run."""
+# Key of the federation-config: simulated nodes.
 NUM_NODES = "num-supernodes"
-"""Key of the federation-config: simulated nodes."""
+# Key of run-configs that no fleet can fulfil that is smaller.
 AT_MOST_ALL = "clients-per-round"
-"""Key of run-configs that no fleet can fulfil that is smaller."""
 
 
 def add(commands: Any) -> None:

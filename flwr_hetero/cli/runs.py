@@ -7,8 +7,8 @@ from typing import Any
 
 from flwr_hetero.errors import invalid
 
+# As typed, and in the history.
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
-"""As typed, and in the history."""
 
 
 def add(commands: Any) -> None:

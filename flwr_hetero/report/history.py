@@ -25,24 +25,24 @@ REPORT = "report.html"
 CHECKPOINT = "checkpoint"
 LOCK = ".lock"
 
+# Sections of tiers, of updates by nodes that do not wait, of rounds with several of them.
 TIFL, FEDBUFF, FEDSLICE = "tifl", "fedbuff", "fedslice"
-"""Sections of tiers, of updates by nodes that do not wait, of rounds with several of them."""
+# Section of how good the model is on each node.
 FAIRNESS = "fairness"
-"""Section of how good the model is on each node."""
+# Where metrics are looked up, in this order: central evaluation first.
 METRICS = ("global", "evaluate", "train")
-"""Where metrics are looked up, in this order: central evaluation first."""
+# Sections whose keys are nodes.
 BY_NODE = ("latency", "weights")
-"""Sections whose keys are nodes."""
+# No metric: the round whose model the nodes evaluated, while others trained on.
 EVALUATED = "evaluated-round"
-"""No metric: the round whose model the nodes evaluated, while others trained on."""
+# A change of the model, where nodes do not wait for each other.
 UPDATE = "server update"
-"""A change of the model, where nodes do not wait for each other."""
+# Clock in the history to its name on pages.
 CLOCKS = {
     "virtual_s": "time on the fleet's clock",
     "wall_s": "time on the server's clock",
     "round": "rounds",
 }
-"""Clock in the history to its name on pages."""
 
 
 def replace(path: Path, content: bytes) -> None:

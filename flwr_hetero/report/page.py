@@ -21,8 +21,8 @@ from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.style import duration, figure, method_colours, on_nodes, size, words
 from flwr_hetero.report.tables import Named, rounds_table, settings_table, tables_of
 
+# Where a page that is served looks for newer data.
 DATA = "data.json"
-"""Where a page that is served looks for newer data."""
 
 
 def write_page(data: Mapping[str, Any], path: Path) -> Path:

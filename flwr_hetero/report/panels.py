@@ -21,12 +21,12 @@ TRAFFIC = (
     ("bytes_down", "to the nodes", BLUE, "solid"),
     ("bytes_up", "to the server", RED, "dash"),
 )
+# Key, name, colour and dash of a line.
 ESTIMATES = (
     ("actual_s", "actual", BLUE, "solid"),
     ("exact_estimate_s", "expected slowest", GREEN, "dash"),
     ("paper_estimate_s", "TiFL's Eq. 6", ORANGE, "dot"),
 )
-"""Key, name, colour and dash of a line."""
 
 Trace = dict[str, Any]
 Panel = dict[str, Any]
@@ -101,13 +101,13 @@ def _tiers(history: History, ends: Sequence[int]) -> list[Panel]:
 
 
 STACKED = "tier_chances"
+# Key, title, caption, axis, look of the lines.
 TIER_CHARTS: tuple[tuple[str, str, str, Trace, Trace], ...] = (
     (STACKED, "Chance of each tier", "By which the round's tier was drawn: credits and nodes that "
      "are there included.", PERCENT | {"range": [0, 1]}, {"shape": "vh", "width": 0}),
     ("credits", "Credits left", "", FROM_0, {"shape": "hv"}),
     ("tier_accuracy", "Accuracy of each tier", "As last measured.", PERCENT, {}),
 )  # fmt: skip
-"""Key, title, caption, axis, look of the lines."""
 
 
 def _times(history: History, ends: Sequence[int]) -> list[Panel]:

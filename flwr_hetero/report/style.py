@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# Shown for a figure that the history does not have.
 UNKNOWN = "?"
-"""Shown for a figure that the history does not have."""
+# End of a key to its unit.
 SUFFIXES = {"_s": "s", "_bytes": "bytes", "_mbps": "Mbit/s"}
-"""End of a key to its unit."""
 TIMES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
+# Symbol of a unit to its size.
 BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
-"""Symbol of a unit to its size."""
 
 
 def time_unit(longest_s: float) -> str:
@@ -84,10 +84,11 @@ def on_nodes(metric: str) -> str:
 # Okabe and Ito's colours: distinct under all common forms of colour blindness.
 BLUE, SKY, GREEN, ORANGE, RED = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00"
 PURPLE, GREY = "#cc79a7", "#8c8c8c"
+# From the fastest tier to the slowest.
 TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
-"""From the fastest tier to the slowest."""
 RUN_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
 RUN_DASHES = ("solid", "dash", "dashdot", "dot")
+# A method's colour on every page; FedAvg and random selection are one.
 METHOD_COLOURS = {
     "fedavg": GREY,
     "fedbuff": SKY,
@@ -97,7 +98,6 @@ METHOD_COLOURS = {
     "mercury": PURPLE,
     "pgd": ORANGE,
 }
-"""A method's colour on every page; FedAvg and random selection are one."""
 
 
 def tier_colours(count: int) -> list[str]:

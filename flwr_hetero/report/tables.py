@@ -13,8 +13,8 @@ from flwr_hetero.report.style import duration, figure, heading, on_nodes
 # history has the rest.
 MAX_ROWS, MAX_METRICS, MAX_NUMBERS = 1000, 4, 12
 
+# A text, and the number to sort by.
 Cell = tuple[str, float | None]
-"""A text, and the number to sort by."""
 
 
 class Table(NamedTuple):
@@ -116,6 +116,7 @@ def _failures(history: History) -> Iterator[list[Cell]]:
         yield [text(node), text(reason), number(len(rounds)), (shown, once[0])]
 
 
+# Title, head, caption, and what makes the rows of a run.
 TABLES = (
     ("Tiers", ("tier", "nodes", "median latency", "rounds", "share of rounds",
                "time of these rounds", "accuracy"),
@@ -128,7 +129,6 @@ TABLES = (
     ("Failures", ("node", "reason", "times", "in"),
      "Each cost that reply and nothing else.", _failures),
 )  # fmt: skip
-"""Title, head, caption, and what makes the rows of a run."""
 
 
 def rounds_table(history: History) -> Table:
