@@ -8,9 +8,9 @@ import numpy as np
 
 from flwr_hetero.report import style
 from flwr_hetero.report.curves import axes_of, column_of, rounded, spans
-from flwr_hetero.report.history import TIFL, Floats, History, as_dict, as_numbers
+from flwr_hetero.report.history import FEDBUFF, TIFL, UPDATE, Floats, History, as_dict, as_numbers
 from flwr_hetero.report.nodes import NodeStats, busy_s, last_fairness, node_stats, num_tiers
-from flwr_hetero.report.style import BLUE, GREEN, GREY, ORANGE, RED, TIMES
+from flwr_hetero.report.style import BLUE, GREEN, GREY, ORANGE, RED, SKY, TIMES
 
 # Of a larger fleet every n-th node is drawn; up to so many are named on the axis.
 MAX_NODES, MAX_NAMES = 1000, 40
@@ -21,6 +21,7 @@ TRAFFIC = (
     ("bytes_down", "to the nodes", BLUE, "solid"),
     ("bytes_up", "to the server", RED, "dash"),
 )
+UPDATES = (("staleness", "Staleness", f"{UPDATE}s"), ("age_s", "Age of updates", "s"))
 # Key, name, colour and dash of a line.
 ESTIMATES = (
     ("actual_s", "actual", BLUE, "solid"),
@@ -145,6 +146,12 @@ def _times(history: History, ends: Sequence[int]) -> list[Panel]:
         ]
         text = "" if history.is_buffered else "Of training."
         found.append(_panel("Traffic", traces, text, yaxis={"ticksuffix": "B", "tickformat": "~s"}))
+    for key, title, unit in UPDATES:
+        if (FEDBUFF, key) in history.table:
+            low, middle, high = history.table[FEDBUFF, key][ends].T
+            traces = [_line("lowest", low, SKY), _line("median", middle, BLUE)]
+            yaxis = {"title": unit} | FROM_0
+            found.append(_panel(title, [*traces, _line("highest", high, SKY)], yaxis=yaxis))
     in_flight = slope(np.cumsum(busy_s(history)), clock)
     if history.is_buffered and np.isfinite(in_flight).any():
         steps = _line("nodes in flight", in_flight, BLUE, shape="vh")

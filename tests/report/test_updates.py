@@ -72,7 +72,9 @@ def test_page_speaks_of_updates_or_rounds(runs):
     said = said.replace('"key": "round"', "").replace('"round": ', "")
     assert not re.findall(r".{30}\brounds?\b", said.lower())
     sliced = run_data(runs / "slices")
-    assert {"Time of each round", "Nodes in flight"} <= {p["title"] for p in sliced["panels"]}
+    assert {"Time of each round", "Age of updates", "Nodes in flight"} <= {
+        p["title"] for p in sliced["panels"]
+    }
     assert "Rounds" in {table["title"] for table in sliced["tables"]}
 
 
@@ -134,6 +136,8 @@ def test_staleness_and_nodes_in_flight_over_time(buffered):
     metrics = curve_data([Line("x", "", "", [buffered])], None, "virtual_s", None)["metrics"]
     assert {"fedbuff/staleness", "fedbuff/age_s"} <= {metric["key"] for metric in metrics}
     panels = {p["title"]: p for p in panels_of(buffered, "virtual_s")}
+    median = panels["Staleness"]["traces"][1]["y"][1:]
+    np.testing.assert_allclose(median, [np.median(row["staleness"]) for row in rows])
     [steps] = panels["Nodes in flight"]["traces"]
     *before, last = steps["y"][1:]
     np.testing.assert_allclose(before, 4.0)
