@@ -43,21 +43,6 @@ def test_run_tells_by_its_status_how_it_ended(flwr, status, code, capsys):
     assert said.err == ("" if code == 0 else "flwr-hetero: error: run 42 is finished:failed\n")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["-c", "num_tiers=3"], "did you mean 'num-tiers'"),
-        (["--nodes", "0"], "--nodes must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_run_refuses_before_flower_starts(flwr, capsys, options, words):
-    flwr("finished:completed")
-    assert main(["run", str(APP), *options]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert words in said.err
-
-
 @pytest.mark.parametrize("words", [[], ["watch"], ["compare"], ["fleet", "up"]])
 def test_help_loads_no_heavy_package(words):
     words = [*words, "--help"]

@@ -2,12 +2,15 @@ import json
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from flwr_hetero import __version__, cli
 from flwr_hetero.cli import main
 from flwr_hetero.strategy import LocalSteps
+
+APP = Path(__file__).parents[2] / "apps" / "tifl"
 
 
 @pytest.fixture
@@ -61,23 +64,36 @@ def test_compare_is_told_which_way_is_better(make_run, tmp_path, way, best):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["report", "{tmp}/nowhere"], "run directory must exist, got '{tmp}/nowhere'"),
-        (["report", "{tmp}"], "did you mean {tmp}/[bold]fast {tmp}/slow"),
-        (["compare", "{tmp}/slow", "--metric", "f1"], "slow has accuracy, got 'f1'"),
-        (["compare", "{tmp}/slow", "--baseline", "x"], "baseline must be one of slow"),
-        (["compare", "{tmp}/slow", "--target", "nan"], "target must be a number in"),
-        (["compare", "{tmp}/slow", "--out", "a.png"], "--out must end in .html, got 'a.png'"),
-        (["compare", "--json", "{tmp}/slow", "{tmp}/slow"], "FILE must be a file, not a folder"),
-        (["compare", "{tmp}/slow", "--out", "{tmp}/no/a.html"], "No such file or directory"),
+        ("report {}/nowhere", "run directory must exist, got '{}/nowhere'"),
+        ("report {}", "did you mean {}/[bold]fast {}/slow"),
+        ("compare {}/slow --metric f1", "slow has accuracy, got 'f1'"),
+        ("compare {}/slow --baseline x", "baseline must be one of slow"),
+        ("compare {}/slow --target nan", "target must be a number in"),
+        ("compare {}/slow --out a.png", "--out must end in .html, got 'a.png'"),
+        ("compare --json {}/slow {}/slow", "FILE must be a file, not a folder"),
+        ("compare {}/slow --out {}/no/a.html", "No such file or directory"),
+        ("fleet down --dir {}/none", "dir must hold a fleet"),
+        ("fleet status --dir {}/none", "dir must hold a fleet"),
+        ("fleet up --dir {}", "dir must be empty or new"),
+        ("fleet up --dir {}/new --nodes 0", "--nodes must be a whole number"),
+        ("fleet up --dir {}/new --fleet warp", "fleet must be a known name"),
+        ("fleet up --dir {}/new --cpu 2", "cpu must be a number in"),
+        ("fleet certificates {}/keys --node a/b", "node must be a plain file name"),
+        ("run APP -c num_tiers=3", "did you mean 'num-tiers'"),
+        ("run APP --nodes 0", "--nodes must be a whole number of at least 1, got 0"),
+        ("doctor --superlink nowhere", "superlink must be one of "),
     ],
 )
 @pytest.mark.usefixtures("two_runs")
-def test_errors_are_one_line(arguments, words, capsys, tmp_path):
-    assert main([word.format(tmp=tmp_path) for word in arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("flwr-hetero: error: ")
-    assert said.count("\n") == 1
-    assert words.format(tmp=tmp_path) in said
+def test_errors_are_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    typed = [word.replace("{}", str(tmp_path)) for word in arguments.split()]
+    assert main([str(APP) if word == "APP" else word for word in typed]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("flwr-hetero: error: ")
+    assert said.err.count("\n") == 1
+    assert words.replace("{}", str(tmp_path)) in said.err
+    assert typed[0] == "doctor" or said.out == ""
 
 
 HOSTILE = {
