@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.handler import current_handler, say_once
+from flwr_hetero.client.handler import current_handler
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
@@ -28,9 +28,8 @@ class BatchSampler(ABC, Sampler):
     """Draw mini-batches of indices with a weight for each example's loss.
 
     Iterating yields one epoch of index lists, so an instance is a ``batch_sampler`` for
-    ``torch.utils.data.DataLoader``, and a ``Sampler`` of torch. Indices and weights of each batch
-    are kept in order until :meth:`take` collects them, also when a DataLoader with workers draws
-    ahead.
+    ``torch.utils.data.DataLoader``. Indices and weights of each batch are kept in order until
+    :meth:`take` collects them, also when a DataLoader with workers draws ahead.
 
     Parameters
     ----------
@@ -48,11 +47,6 @@ class BatchSampler(ABC, Sampler):
     learns : bool
         Whether there is anything to learn. If so, iterating over the data a third time although
         no batch was taken or updated before is an error.
-    on_missing : {"raise", "warn"}
-        What to do then.
-    on_pass_end : callable or None
-        Called after each epoch of an iteration, also one that stops early, and when its last
-        batch was taken; see :func:`flwr_hetero.mod.keep`.
 
     Raises
     ------
@@ -72,17 +66,22 @@ class BatchSampler(ABC, Sampler):
 
     learns_from = "loss"
     learns = False
-    cure: ClassVar[str] = "take as loss: criterion = SampledLoss(loader.batch_sampler)"
+    needs_model = False
+    """Whether :meth:`watch` looks at gradients of a model's parameters."""
+    hint: ClassVar[str] = "take as loss: criterion = WeightedLoss(loader.batch_sampler)"
+    """What a training loop lacks from which nothing is learnt."""
 
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
         self.on_pass_end: Callable[[], None] | None = None
-        self.on_missing = "raise"
+        """Called after each epoch of an iteration, also one that stops early, and when its last
+        batch was taken."""
         self.continues = False
         """Whether the next pass only prolongs the one before, whose batches are still in use."""
         self.unhelped_passes = 0
+        """Passes in a row in which the training loop left out its part."""
         self._drawn: deque[Batch] = deque()
         self._pass, self._is_helped, self._awaits_takes = 0, False, False
 
@@ -111,8 +110,8 @@ class BatchSampler(ABC, Sampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield one epoch of batches as lists of indices, keeping each for ``take``."""
-        if (handler := current_handler()) is not None:
-            handler.use(self)
+        if (handler := current_handler()) is not None and self not in handler.used:
+            handler.used.append(self)
         if self.unhelped_passes >= 2:
             self.check_help()
         self.begin_pass()
@@ -179,16 +178,12 @@ class BatchSampler(ABC, Sampler):
         if self._is_helped or not self.learns:
             return ""
         name = type(self).__name__
-        return f"{name} learns nothing: no batch was taken or updated; {self.cure}"
+        return f"{name} learns nothing: no batch was taken or updated; {self.hint}"
 
     def check_help(self) -> None:
-        """Raise, or warn once, if the training loop left out what the sampler needs."""
+        """Refuse to go on if the training loop left out what the sampler needs."""
         if text := self.missing():
-            if self.on_missing != "warn":
-                raise RuntimeError(text)
-            say_once(text)
-
-    # --- the server ------------------------------------------------------------------------
+            raise RuntimeError(text)
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Follow the records of a training instruction, where they are of this sampler's."""
@@ -197,9 +192,6 @@ class BatchSampler(ABC, Sampler):
         """Return the records that go into the reply to it."""
         return {}
 
-    needs_model = False
-    """Whether :meth:`watch` looks at gradients of a model's parameters."""
-
     def train_model(self, model: Any) -> None:
         """Name the model that is trained on the batches."""
 
@@ -207,23 +199,15 @@ class BatchSampler(ABC, Sampler):
         """Return the sampler to draw with where this model is trained on the batches."""
         return self
 
-    # --- state -----------------------------------------------------------------------------
-
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""
-        return {
-            "num_samples": self.num_samples,
-            "batch_size": self.batch_size,
-            "rng": rng_to_str(self.rng),
-        }
+        sizes: StateDict = {"num_samples": self.num_samples, "batch_size": self.batch_size}
+        return sizes | {"rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken.
 
-        Raises
-        ------
-        ValueError
-            If the state is damaged, or of other data; the sampler is then unchanged.
+        ValueError if the state is damaged, or of other data; the sampler is then unchanged.
         """
         owner = type(self).__name__
         check_state(state, {"num_samples": int, "batch_size": int, "rng": str}, owner)

@@ -6,12 +6,12 @@ from typing import Any
 from flwr.app import Context, Message
 
 from flwr_hetero._flwr import ClientAppCallable
+from flwr_hetero.client.data_pass import is_ours
 from flwr_hetero.client.handler import say_once
-from flwr_hetero.client.steps.samplers import SamplerMaker, attend, with_sampler
-from flwr_hetero.client.steps.source import is_ours
-from flwr_hetero.client.steps.step_loader import MOD, StepLoader, asked_steps
-from flwr_hetero.client.steps.work import current_work
+from flwr_hetero.client.samplers import SamplerMaker, attend, with_sampler
+from flwr_hetero.client.step_loader import MOD, StepLoader, asked_steps
 from flwr_hetero.client.timing import timing
+from flwr_hetero.client.work import current_work
 from flwr_hetero.errors import check_count
 
 

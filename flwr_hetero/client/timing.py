@@ -11,6 +11,7 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.handler import handling
+from flwr_hetero.client.samplers import finish
 from flwr_hetero.records import read_number
 
 
@@ -45,7 +46,7 @@ def call_app(message: Message, context: Context, call_next: ClientAppCallable) -
         if not isinstance(reply, Message):  # without a reply a SuperNode waits for ever
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
         trained = message.metadata.message_type == MessageType.TRAIN
-        for name, record in handler.finish(trained=trained).items():
+        for name, record in finish(handler, trained=trained).items():
             if reply.has_content() and name not in reply.content:
                 reply.content[name] = ConfigRecord(dict(record))
     return reply
@@ -63,20 +64,20 @@ def timing_record(
     return record
 
 
-class Pace(NamedTuple):
+class NodePace(NamedTuple):
     """Idle time of a node per round, and its time to score one example; smoothed."""
 
     idle_s: float
     score_s: float
 
 
-def read_pace(context: Context) -> Pace | None:
+def read_pace(context: Context) -> NodePace | None:
     """Read a node's pace from its state; None before the first observation."""
     record = context.state.config_records.get(keys.PACE)
     if record is None or keys.IDLE_TIME not in record:
         return None
     example_s = read_number(record, keys.EXAMPLE_TIME, 0.0)
-    return Pace(read_number(record, keys.IDLE_TIME, 0.0), FORWARD_SHARE * example_s)
+    return NodePace(read_number(record, keys.IDLE_TIME, 0.0), FORWARD_SHARE * example_s)
 
 
 def note_pace(context: Context, idle_s: float, example_s: float) -> None:

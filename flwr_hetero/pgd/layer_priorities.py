@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_hetero.client.sampled_loss import at_least_single, scoring
+from flwr_hetero.client.weighted_loss import at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.pgd.priorities import (
     Method,

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flwr_hetero.client.sampled_loss import Loss, at_least_single, scoring
+from flwr_hetero.client.weighted_loss import Loss, at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 
 Parameters: TypeAlias = Mapping[str, Tensor]

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.device import reading_cost
-from flwr_hetero.client.sampled_loss import Loss, on_backward
+from flwr_hetero.client.weighted_loss import Loss, on_backward
 from flwr_hetero.errors import invalid
 from flwr_hetero.pgd.aggregated_gradient import AggregatedGradient, Gradients
 from flwr_hetero.pgd.layer_priorities import LayerPriorities
@@ -30,7 +30,7 @@ class PriorityFeed(BatchSampler):
     """Draw PGD's batches and learn from the gradients that training computes anyway.
 
     Used in place of the sampler. As a DataLoader's ``batch_sampler`` it learns from the loss:
-    ``SampledLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
+    ``WeightedLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
     between ``backward`` and the optimizer's step. Either is one iteration of Algorithm 1 per
     batch *trained*; batches may be drawn ahead.
 
@@ -68,12 +68,12 @@ class PriorityFeed(BatchSampler):
     --------
     >>> import torch
     >>> from torch.utils.data import DataLoader, TensorDataset
-    >>> from flwr_hetero.sampler import SampledLoss
+    >>> from flwr_hetero.sampler import WeightedLoss
     >>> _ = torch.manual_seed(0)
     >>> data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
     >>> model = nn.Linear(3, 2)
     >>> feed = PriorityFeed(PGDSampler(len(data), 4, rule="topk"), model)
-    >>> criterion = SampledLoss(feed)
+    >>> criterion = WeightedLoss(feed)
     >>> for epoch in range(3):
     ...     for inputs, targets in DataLoader(data, batch_sampler=feed, num_workers=0):
     ...         criterion(model(inputs), targets).backward()

@@ -19,7 +19,7 @@ from flwr_hetero.sampler import (
     BatchSampler,
     MercurySampler,
     OrderedSampler,
-    SampledLoss,
+    WeightedLoss,
     UniformSampler,
 )
 from flwr_hetero_studies.core.bench import Data, Options, Run
@@ -191,7 +191,7 @@ def order(case: Case, seed: int, data: Data) -> dict[str, Any]:
     model = make_model("softmax", tuple(train.inputs.shape[1:]), 10, seed)
     sampler = OrderedSampler(len(train), 16, seed=seed, method=case["name"])
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=DECAY)
     curve: list[float] = []
     for _ in range(case["epochs"]):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, follow, load_state, timing
-from flwr_hetero.sampler import InTurn, MercurySampler, OrderedSampler, SampledLoss, TopLossSampler
+from flwr_hetero.sampler import InTurn, MercurySampler, OrderedSampler, WeightedLoss, TopLossSampler
 from flwr_hetero.strategy import CDGraB, HerdingMeter
 
 NUM, BATCH = 24, 3
@@ -40,7 +40,7 @@ def order_app(*, mods=(timing,), workers=0, observed=True, explicit=False, turn=
         if orders is not None:
             orders.setdefault(context.node_id, []).append(ordered.node_order.next_order.tolist())
         loader = StepLoader(loader, msg)
-        criterion = SampledLoss(sampler) if observed else nn.CrossEntropyLoss()
+        criterion = WeightedLoss(sampler) if observed else nn.CrossEntropyLoss()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             for inputs, targets in loader:
@@ -185,7 +185,7 @@ def test_the_answer_by_hand_keeps_the_state(steps, workers, ask, context):
     sampler, model = OrderedSampler(NUM, BATCH), nn.Linear(4, 3)
     following = follow(sampler, ask(), context, model)
     batches = iter(DataLoader(data_of(0), batch_sampler=sampler, num_workers=workers))
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for _ in range(steps):
         inputs, targets = next(batches)
         criterion(model(inputs), targets).backward()
@@ -201,7 +201,7 @@ def test_the_answer_by_hand_keeps_the_state(steps, workers, ask, context):
 def test_the_last_gradient_of_a_pass_is_kept(workers, ask, context):
     sampler, model = OrderedSampler(NUM, BATCH), nn.Linear(4, 3)
     follow(sampler, ask(), context, model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for inputs, targets in DataLoader(data_of(0), batch_sampler=sampler, num_workers=workers):
         criterion(model(inputs), targets).backward()
     assert len(load_state(context, "sampler")["order.diffs"]) == NUM // BATCH // 2

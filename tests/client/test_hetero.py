@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
 from flwr_hetero.client.handler import _said, current_handler
-from flwr_hetero.client.steps import work as work_module
+from flwr_hetero.client import work as work_module
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import follow, hetero, keep, load_state
 from flwr_hetero.older import OlderClients
@@ -24,7 +24,7 @@ from flwr_hetero.sampler import (
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    SampledLoss,
+    WeightedLoss,
     TopLossSampler,
     UniformSampler,
 )
@@ -414,7 +414,7 @@ def test_criterion_fits_the_sampler(reduction):
         node = Node(train_with(sampler, loss_fn=loss_fn, done=done))
         assert not node.ask(2).has_error()
     (_, own), (_, sampled) = done
-    assert isinstance(sampled, SampledLoss)
+    assert isinstance(sampled, WeightedLoss)
     outputs, targets = torch.randn(5, 2), torch.arange(5) % 2
     expected = nn.functional.cross_entropy(outputs, targets)
     assert own(outputs, targets).item() == pytest.approx(expected.item())

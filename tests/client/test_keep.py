@@ -14,7 +14,7 @@ from flwr_hetero.sampler import (
     InTurn,
     MercurySampler,
     PGDSampler,
-    SampledLoss,
+    WeightedLoss,
     TopLossSampler,
     UniformSampler,
 )
@@ -91,7 +91,7 @@ def train(sampler, context=None, *, workers=0, batches=99, passes=1, loss=True):
     """Run a training loop, and keep the iterator as a Trainer may do."""
     if context is not None:
         keep(sampler, context)
-    criterion = SampledLoss(sampler) if loss else None
+    criterion = WeightedLoss(sampler) if loss else None
     loader = DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
     for _ in range(passes):
         batches_of = iter(loader)
@@ -161,10 +161,10 @@ def test_keep_refuses_what_has_no_state(context, wrong, match):
 # --- a training loop that leaves out its part ----------------------------------------------
 
 LEARNERS = {
-    "mercury": (mercury, "criterion = SampledLoss"),
-    "top loss": (lambda: TopLossSampler(20, 5), "criterion = SampledLoss"),
+    "mercury": (mercury, "criterion = WeightedLoss"),
+    "top loss": (lambda: TopLossSampler(20, 5), "criterion = WeightedLoss"),
     "pgd": (lambda: PGDSampler(20, 5), "PriorityFeed"),
-    "in turn": (lambda: InTurn([UniformSampler(20, 5), mercury()]), "criterion = SampledLoss"),
+    "in turn": (lambda: InTurn([UniformSampler(20, 5), mercury()]), "criterion = WeightedLoss"),
 }
 
 

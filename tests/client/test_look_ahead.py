@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.client.sampled_loss import gradient_norms
+from flwr_hetero.client.weighted_loss import gradient_norms
 from flwr_hetero.sampler import (
     BatchSampler,
     InTurn,
     MercurySampler,
     PGDSampler,
     PriorityFeed,
-    SampledLoss,
+    WeightedLoss,
     TopLossSampler,
     UniformSampler,
     sample_priorities,
@@ -75,7 +75,7 @@ def test_scores_are_of_the_samples_trained(make, way, monkeypatch):
     given = [spy(each, monkeypatch) for each in samplers]
     num_workers, fetch = LOOK_AHEAD[way]
     loader = DataLoader(DATA, batch_sampler=sampler, num_workers=num_workers)
-    criterion, order = SampledLoss(sampler), []
+    criterion, order = WeightedLoss(sampler), []
     for stop in (5, 13):  # the first pass is broken off
         for count, (inputs, targets, trained) in enumerate(fetch(loader), 1):
             outputs = model(inputs)
@@ -104,7 +104,7 @@ def test_priorities_are_of_the_samples_trained(by, rule, in_turn, way, monkeypat
     given = spy(sampler, monkeypatch)
     num_workers, fetch = LOOK_AHEAD[way]
     loader = DataLoader(DATA, batch_sampler=drawing, num_workers=num_workers)
-    criterion = SampledLoss(drawing)
+    criterion = WeightedLoss(drawing)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses_of = nn.CrossEntropyLoss(reduction="none")
     trained_by_feed, measured = 0, []

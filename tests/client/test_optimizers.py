@@ -13,7 +13,7 @@ from torch import nn
 
 from flwr_hetero import keys
 from flwr_hetero.client.handler import _said
-from flwr_hetero.client.steps import optimizers
+from flwr_hetero.client import optimizers
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
 from flwr_hetero.strategy import FedBuff, FedSlice, LocalSteps

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.client.sampled_loss import gradient_norms, score_batches, scoring
-from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, SampledLoss, UniformSampler
+from flwr_hetero.client.weighted_loss import gradient_norms, score_batches, scoring
+from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, WeightedLoss, UniformSampler
 
 DATA = TensorDataset(torch.randn(12, 3, generator=torch.manual_seed(0)), torch.arange(12) % 3)
 
@@ -120,7 +120,7 @@ class Weighted(UniformSampler):
 @pytest.mark.parametrize("learns_from", ["loss", "importance"])
 def test_weighted_mean_and_scores(learns_from):
     sampler = Weighted(12, 4, learns_from=learns_from)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for inputs, targets in DataLoader(DATA, batch_sampler=sampler):
         inputs.requires_grad_()
         loss = criterion(inputs, targets)
@@ -138,7 +138,7 @@ def test_weighted_mean_and_scores(learns_from):
 def test_each_in_turn_gets_its_own_scores():
     samplers = [Weighted(12, 4), Weighted(12, 4, learns_from="importance")]
     both = InTurn(samplers)
-    criterion = SampledLoss(both)
+    criterion = WeightedLoss(both)
     for inputs, targets in DataLoader(DATA, batch_sampler=both):
         criterion(inputs, targets)
     assert [len(sampler.scores_seen) for sampler in samplers] == [2, 1]
@@ -164,7 +164,7 @@ def test_mercury_says_what_it_learns_from():
 )
 def test_other_samplers_are_refused(sampler, match):
     with pytest.raises(ValueError, match=match):
-        SampledLoss(sampler)
+        WeightedLoss(sampler)
 
 
 # --- losses that people pass ---------------------------------------------------------------
@@ -176,7 +176,7 @@ def one_batch(loss_fn, outputs, targets, *, sampler=None):
     sampler = sampler or Weighted(count, count)
     drawn = next(iter(sampler))
     assert len(drawn) == count
-    return SampledLoss(sampler, loss_fn)(outputs, targets), *sampler.scores_seen[-1]
+    return WeightedLoss(sampler, loss_fn)(outputs, targets), *sampler.scores_seen[-1]
 
 
 @pytest.mark.parametrize("learns_from", ["loss", "importance"])
@@ -230,7 +230,7 @@ def test_ignore_index_of_a_function():
 )
 def test_reduced_losses_are_refused(loss_fn):
     with pytest.raises(ValueError, match='loss_fn must be made with reduction="none", got'):
-        SampledLoss(UniformSampler(12, 4), loss_fn)
+        WeightedLoss(UniformSampler(12, 4), loss_fn)
 
 
 @pytest.mark.parametrize("loss_fn", [cross_entropy, lambda outputs, targets: outputs[:3, 0]])
@@ -268,10 +268,10 @@ def test_half_precision(dtype, autocast, learns_from):
 
 def test_to_moves_class_weights():
     loss_fn = nn.CrossEntropyLoss(torch.ones(3), reduction="none")
-    criterion = SampledLoss(UniformSampler(12, 4), loss_fn).to("meta")
-    assert isinstance(criterion, SampledLoss)
+    criterion = WeightedLoss(UniformSampler(12, 4), loss_fn).to("meta")
+    assert isinstance(criterion, WeightedLoss)
     assert loss_fn.weight.device.type == "meta"
-    assert SampledLoss(UniformSampler(12, 4)).to("cpu", dtype=torch.float64).loss_fn
+    assert WeightedLoss(UniformSampler(12, 4)).to("cpu", dtype=torch.float64).loss_fn
 
 
 def test_it_takes_the_place_of_a_models_own_loss():
@@ -279,7 +279,7 @@ def test_it_takes_the_place_of_a_models_own_loss():
     model.criterion = nn.CrossEntropyLoss()
     names = list(model.state_dict())
     sampler = UniformSampler(12, 4)
-    model.criterion = SampledLoss(sampler)
+    model.criterion = WeightedLoss(sampler)
     inputs, targets = next(iter(DataLoader(DATA, batch_sampler=sampler)))
     assert model.criterion(model(inputs), targets) == cross_entropy(model(inputs), targets)
     assert list(model.state_dict()) == names
@@ -287,9 +287,9 @@ def test_it_takes_the_place_of_a_models_own_loss():
 
 def test_evaluation_is_refused():
     sampler = UniformSampler(12, 4)
-    criterion = SampledLoss(sampler)
-    with pytest.raises(RuntimeError, match=r"use SampledLoss in training only.*loss_fn"):
+    criterion = WeightedLoss(sampler)
+    with pytest.raises(RuntimeError, match=r"use WeightedLoss in training only.*loss_fn"):
         criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
     next(iter(sampler))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="use SampledLoss in training only"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="use WeightedLoss in training only"):
         criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))

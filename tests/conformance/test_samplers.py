@@ -19,7 +19,7 @@ from flwr_hetero.sampler import (
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    SampledLoss,
+    WeightedLoss,
     TopLossSampler,
     UniformSampler,
 )
@@ -199,9 +199,9 @@ def test_sampled_loss_takes_all_but_priorities(name: str) -> None:
     sampler = CASES[name].make(NUM, 0)
     if isinstance(sampler, PGDSampler):
         with pytest.raises(ValueError, match="sampler must learn from losses, got 'PGDSampler'"):
-            SampledLoss(sampler)
+            WeightedLoss(sampler)
         return
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for batch in sampler:
         assert torch.isfinite(criterion(torch.zeros(len(batch), 2), torch.tensor(batch) % 2))
 

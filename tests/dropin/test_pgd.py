@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.mod import StepLoader, keep, timing
-from flwr_hetero.sampler import PGDSampler, PriorityFeed, SampledLoss, sample_priorities
+from flwr_hetero.sampler import PGDSampler, PriorityFeed, WeightedLoss, sample_priorities
 
 NUM, BATCH, EPOCHS = 52, 4, 2
 
@@ -62,7 +62,7 @@ def test_what_is_learnt_in_the_steps_asked_for_is_kept(mods, num_workers):
         feed = PriorityFeed(PGDSampler(NUM, BATCH, rule="topk"), model)
         keep(feed, context)
         data = DataLoader(Examples(), batch_sampler=feed, num_workers=num_workers)
-        loader, criterion = StepLoader(data, msg), SampledLoss(feed)
+        loader, criterion = StepLoader(data, msg), WeightedLoss(feed)
         for batch in loader:
             criterion(model(batch["inputs"]), batch["labels"]).backward()
         learnt.append((feed.state_dict()["batches"], feed.sampler.draw.iteration))
@@ -108,7 +108,7 @@ class Watched:
         self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
         sampler = PGDSampler(NUM, BATCH, rule="topk")
         self.feed = PriorityFeed(sampler, self.model, layers="all")
-        self.criterion, self.trained, self.told = SampledLoss(self.feed), [], []
+        self.criterion, self.trained, self.told = WeightedLoss(self.feed), [], []
         self.update, sampler.update = sampler.update, self.learn
 
     def learn(self, indices, priorities, *for_gate):

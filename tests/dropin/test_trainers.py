@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, follow, keep, load_state, timing
-from flwr_hetero.sampler import MercurySampler, OrderedSampler, SampledLoss
+from flwr_hetero.sampler import MercurySampler, OrderedSampler, WeightedLoss
 from flwr_hetero.strategy import CDGraB
 
 NUM, BATCH = 32, 4
@@ -41,7 +41,7 @@ class Training:
             keep(sampler, context)
         self.plain = DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
         self.loader = StepLoader(self.plain, msg)
-        self.msg, self.criterion, self.steps = msg, SampledLoss(sampler), 0
+        self.msg, self.criterion, self.steps = msg, WeightedLoss(sampler), 0
 
     def loss(self, batch):
         self.steps += 1

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from flwr_hetero.fleet import named_fleet
-from flwr_hetero.fleet.fleet_file import FleetFile, SuperNodeSpec, specs_of
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, specs_of
 
 
 def test_file_survives_saving(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from waiting import wait_until
 
 from flwr_hetero.fleet import processes
-from flwr_hetero.fleet.fleet_file import FleetFile, SuperNodeSpec
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
 
 SLEEP = "import time; print('up', flush=True); time.sleep(300)"
 WITH_CHILD = (

@@ -6,14 +6,14 @@ import torch
 from pgd.nets import LOSS, NUM, Tied, TiedByHand, data, image_net
 from torch import nn
 
-from flwr_hetero.client.sampled_loss import gradient_norms
+from flwr_hetero.client.weighted_loss import gradient_norms
 from flwr_hetero.pgd import priority_feed
 from flwr_hetero.pgd.layer_priorities import LayerPriorities
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import (
     PGDSampler,
     PriorityFeed,
-    SampledLoss,
+    WeightedLoss,
     UniformSampler,
     sample_priorities,
 )
@@ -201,7 +201,7 @@ def measured_by_loss(layers, dtype=None, scale=1.0, steps=8):
     sampler = PGDSampler(NUM, 4, rule="topk")
     feed, told = PriorityFeed(sampler, model, layers=layers), []
     sampler.update = lambda *given: told.append(given)
-    criterion, batches = SampledLoss(feed), iter(feed)
+    criterion, batches = WeightedLoss(feed), iter(feed)
     for _ in range(min(steps, len(feed))):
         indices = next(batches)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
@@ -237,7 +237,7 @@ def test_a_scalers_overflow_is_no_batch():
 def test_losses_without_a_backward_pass_teach_nothing():
     model, inputs, targets = small()
     feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model)
-    criterion = SampledLoss(feed)
+    criterion = WeightedLoss(feed)
     for indices in feed:
         criterion(model(inputs[indices]).detach(), targets[indices])
     losses = [criterion(model(inputs[indices]), targets[indices]) for indices in feed]
@@ -253,7 +253,7 @@ def test_batches_that_are_only_taken_are_an_error():
     for _ in range(2):
         for _ in feed:
             feed.take()
-    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*SampledLoss"):
+    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*WeightedLoss"):
         next(iter(feed))
 
 
@@ -269,7 +269,7 @@ def test_layers_are_checked_once_in_all_rounds(model, by_forward_mode, caplog, m
         feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
         if state is not None:
             feed.load_state_dict(state)
-        criterion = SampledLoss(feed)
+        criterion = WeightedLoss(feed)
         for indices in feed:
             criterion(net(words[indices]), targets[indices]).backward()
         state = feed.state_dict()
@@ -282,7 +282,7 @@ def test_a_model_in_bfloat16_by_forward_mode():
     net, words, targets = TiedByHand().bfloat16(), torch.randint(5, (NUM, 4)), torch.arange(NUM) % 5
     feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
     feed.listener.by_forward_mode = True
-    criterion = SampledLoss(feed)
+    criterion = WeightedLoss(feed)
     for _ in range(2):
         for indices in feed:
             criterion(net(words[indices]), targets[indices]).backward()

@@ -1,4 +1,4 @@
-"""Scores of samples from a model's outputs, and the loss whose batches a sampler draws."""
+"""The loss whose batches a sampler draws, and scores of samples from a model's outputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.client.in_turn import InTurn
 from flwr_hetero.errors import invalid
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -130,7 +129,7 @@ ROUNDING = 0.01
 """By so much a factor of 1 may be off, in half precision."""
 
 
-class SampledLoss(nn.Module):
+class WeightedLoss(nn.Module):
     r"""Replace ``CrossEntropyLoss()`` where a DataLoader's batches come from a sampler.
 
     .. math:: \frac{1}{b} \sum_i c_i \, l_i
@@ -143,8 +142,7 @@ class SampledLoss(nn.Module):
     Parameters
     ----------
     sampler : BatchSampler
-        The DataLoader's ``batch_sampler``: one that learns from losses, as ``MercurySampler``
-        and ``TopLossSampler`` do, or several of these ``InTurn``.
+        The DataLoader's ``batch_sampler``.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` made with ``reduction="none"``; cross-entropy if left out.
         Losses of several elements per example are averaged over those whose target is not the
@@ -164,7 +162,7 @@ class SampledLoss(nn.Module):
     >>> from flwr_hetero.sampler import MercurySampler
     >>> data = TensorDataset(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
     >>> loader = DataLoader(data, batch_sampler=MercurySampler(len(data), 2))
-    >>> criterion = SampledLoss(loader.batch_sampler)
+    >>> criterion = WeightedLoss(loader.batch_sampler)
     >>> [round(criterion(inputs[:, :2], targets).item(), 4) for inputs, targets in loader]
     [0.6931, 0.6931]
     """
@@ -172,10 +170,9 @@ class SampledLoss(nn.Module):
     def __init__(self, sampler: object, loss_fn: Loss = LOSS) -> None:
         if not isinstance(sampler, BatchSampler):
             raise invalid("sampler", sampler, "be a sampler of flwr_hetero.sampler")
-        for each in sampler.samplers if isinstance(sampler, InTurn) else [sampler]:
-            if each.learns_from == "priority":
-                hint = "priorities come from gradients, use a PriorityFeed"
-                raise invalid("sampler", type(each).__name__, "learn from losses", hint)
+        if sampler.learns_from == "priority":
+            hint = "priorities come from gradients, use a PriorityFeed"
+            raise invalid("sampler", type(sampler).__name__, "learn from losses", hint)
         keywords = loss_fn.keywords if isinstance(loss_fn, partial) else {}
         reduction = keywords.get("reduction", getattr(loss_fn, "reduction", "none"))
         if reduction != "none":
@@ -191,13 +188,14 @@ class SampledLoss(nn.Module):
             indices, weights = self.sampler.take()
         except IndexError as error:
             rule = "in training only, once per batch that its DataLoader gives"
-            raise RuntimeError(f"use SampledLoss {rule}: evaluate with loss_fn ({error})") from None
+            raise RuntimeError(
+                f"use WeightedLoss {rule}: evaluate with loss_fn ({error})"
+            ) from None
         count = len(indices)
         losses = example_losses(
             self.loss_fn(outputs, targets), targets, count, ignored_by(self.loss_fn)
         )
-        drawn_by = self.sampler.current if isinstance(self.sampler, InTurn) else self.sampler
-        if drawn_by.learns_from == "importance":
+        if self.sampler.learns_from == "importance":
             scores = gradient_norms(outputs, targets, self.loss_fn, count)
         else:
             scores = losses.detach().cpu().double().numpy()
@@ -210,7 +208,7 @@ class SampledLoss(nn.Module):
 def criterion_for(sampler: object, loss_fn: Loss | None = None) -> Loss:
     """Make the loss for the batches of a sampler; the mean loss if it is none of this package."""
     if isinstance(sampler, BatchSampler):
-        return SampledLoss(sampler, LOSS if loss_fn is None else _reduced(loss_fn, "none"))
+        return WeightedLoss(sampler, LOSS if loss_fn is None else _reduced(loss_fn, "none"))
     if loss_fn is None:
         return nn.CrossEntropyLoss()
     return _reduced(loss_fn, "mean")

@@ -38,11 +38,13 @@ class KeptOptimizers:
 
     def see(self, optimizer: Any) -> None:
         """Note an optimizer that is about to step; give it its state before its first step."""
-        if any(optimizer is each for each in self._seen):
+        if optimizer in self._seen:
             return
         self._seen.append(optimizer)
         kept = self._context.state.array_records.get(keys.OPTIMIZER)
-        if kept is not None and _is_new(optimizer):
+        # some make a state before the first step; one that the app itself carries on is not new
+        has_own = any(state and state.get("step") != 0 for state in optimizer.state.values())
+        if kept is not None and not has_own:
             _load(optimizer, kept, len(self._seen) - 1)
 
     def save(self) -> None:
@@ -59,9 +61,8 @@ class KeptOptimizers:
                 arrays |= {f"{number}/{name}": array for name, array in flat.items()}
         size = sum(array.nbytes for array in arrays.values())
         if size > MOST_BYTES:
-            say_once(
-                f"optimizers begin anew with each message: their {size / 1e9:.1f} GB are too much"
-            )
+            what = f"their {size / 1e9:.1f} GB are too much"
+            say_once(f"optimizers begin anew with each message: {what}")
             arrays = {}
         if self._seen:
             kept = {name: Array(array) for name, array in arrays.items()}
@@ -73,11 +74,6 @@ def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
     work: Any = getattr(current_handler(), "work", None)
     if work is not None and work.optimizers is not None:
         work.optimizers.see(optimizer)
-
-
-def _is_new(optimizer: Any) -> bool:
-    """Return whether an optimizer has no state yet; some make theirs before the first step."""
-    return not any(state and state.get("step") != 0 for state in optimizer.state.values())
 
 
 def _load(optimizer: Any, kept: ArrayRecord, number: int) -> None:

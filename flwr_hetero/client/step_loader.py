@@ -1,15 +1,14 @@
 """A loader that gives as many batches as the server asks for, and counts them for the reply."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from flwr.app import Message
 
 from flwr_hetero import keys
+from flwr_hetero.client.data_pass import Passes, empty_pass, is_ours, length_of, passes_of
 from flwr_hetero.client.handler import say_once
-from flwr_hetero.client.steps.source import Source, empty_pass, is_ours, source_of
-from flwr_hetero.client.steps.work import Work, current_work
+from flwr_hetero.client.work import Work, current_work
 from flwr_hetero.errors import check_count, invalid
 
 MOD = "add to the ClientApp: from flwr_hetero.mod import hetero; app = ClientApp(mods=[hetero])"
@@ -54,12 +53,7 @@ class StepLoader:
     Examples
     --------
     >>> import numpy as np
-    >>> from flwr.app import ConfigRecord, RecordDict
-    >>> from flwr.clientapp import ClientApp
-    >>> from flwr_hetero.fleet import DeviceProfile, LocalGrid
-    >>> grid = LocalGrid(ClientApp(), [DeviceProfile()])  # so that a message can be made
-    >>> content = RecordDict({"config": ConfigRecord({"num-steps": 5})})
-    >>> loader = StepLoader([np.zeros(32), np.zeros(8)], Message(content, 1, "train"))
+    >>> loader = StepLoader([np.zeros(32), np.zeros(8)], {"num-steps": 5})
     >>> [len(batch) for epoch in range(3) for batch in loader]
     [32, 8, 32, 8, 32]
     >>> loader.metrics
@@ -76,11 +70,12 @@ class StepLoader:
         elif self.num_steps is not None and (work.planned or 1) > 1:
             say_once("the server sets the steps of a message: the app's local epochs share them")
         self._work = work or Work()
-        self._source: Source | None = None
+        self._passes: Passes | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Give a pass: of the batches asked for its share, or the loader's own."""
-        count = self._work.begin_pass(self.num_steps, self._full_length())
+        full = length_of(self._loader)
+        count = self._work.begin_pass(self.num_steps, None if full < 0 else full)
         for batch in self._loader if self.num_steps is None else self._asked(count):
             self._work.count(batch_length(batch))
             yield batch
@@ -95,54 +90,28 @@ class StepLoader:
 
     def _asked(self, count: int) -> Iterator[Any]:
         """Give so many batches, of several passes of the loader if need be."""
-        if count == 0:
+        own = getattr(self._loader, "batch_sampler", None)
+        is_kept = self._work.planned is not None
+        if count and is_kept and not is_ours(own):  # ours know by themselves where they are
+            self._passes = self._passes or passes_of(self._loader)
+        if count and self._passes is not None:
+            for place, batch in self._passes.take(self._work.place(self._passes), count):
+                self._work.move(place)
+                yield batch
             return
-        if self._goes_on():
-            yield from self._placed(count)
-        else:
-            yield from self._repeated(count)
-
-    def _goes_on(self) -> bool:
-        """Return whether the pass is entered where the last message left it.
-
-        Samplers of this package know it themselves.
-        """
-        if self._work.planned is None or is_ours(self._batch_sampler):
-            return False
-        if self._source is None:
-            self._source = source_of(self._loader)
-        return self._source is not None
-
-    def _placed(self, count: int) -> Iterator[Any]:
-        assert self._source is not None
-        for place, batch in self._source.take(self._work.place(self._source), count):
-            self._work.move(place)
-            yield batch
-
-    def _repeated(self, count: int) -> Iterator[Any]:
         given = 0
         while given < count:
-            if given and hasattr(sampler := self._batch_sampler, "continues"):
-                sampler.continues = True  # the last batch may be in use when the next is drawn
+            if given and is_ours(own):
+                own.continues = True  # the last batch may be in use when the next is drawn
             before = given
-            for batch in self._loader:
-                given += 1
+            for given, batch in enumerate(self._loader, before + 1):
                 yield batch
-                if given >= count:
-                    self._settle()
+                if given == count:
+                    if is_kept and is_ours(own):  # workers draw ahead, and are gone later
+                        own.settle()
                     return
             if given == before:
                 raise empty_pass()
-
-    def _settle(self) -> None:
-        """Give back what workers drew ahead: the next pass begins before they are gone."""
-        if self._work.planned is not None and is_ours(self._batch_sampler):
-            self._batch_sampler.settle()
-
-    def _full_length(self) -> int | None:
-        with suppress(TypeError, NotImplementedError):
-            return len(self._loader)  # type: ignore[arg-type]
-        return None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # of a copy that is being made
@@ -153,10 +122,6 @@ class StepLoader:
     def metrics(self) -> dict[str, int]:
         """Steps and examples so far."""
         return self._work.metrics
-
-    @property
-    def _batch_sampler(self) -> Any:
-        return getattr(self._loader, "batch_sampler", None)
 
     def criterion(self, loss_fn: Any = None) -> Any:
         """Make the loss to train with: weighted and learnt from where a sampler of ours draws.
@@ -169,11 +134,11 @@ class StepLoader:
         Returns
         -------
         nn.Module or callable
-            A :class:`~flwr_hetero.sampler.SampledLoss`; without such a sampler the mean loss.
+            A :class:`~flwr_hetero.sampler.WeightedLoss`; without such a sampler the mean loss.
         """
-        from flwr_hetero.client.sampled_loss import criterion_for  # needs torch
+        from flwr_hetero.client.weighted_loss import criterion_for  # needs torch
 
-        return criterion_for(self._batch_sampler, loss_fn)
+        return criterion_for(getattr(self._loader, "batch_sampler", None), loss_fn)
 
 
 def asked_steps(msg: object) -> int | None:
