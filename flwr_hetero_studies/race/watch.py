@@ -19,7 +19,8 @@ from flwr_hetero.client.emulation import work
 from flwr_hetero.fleet import Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.strategy import FedSlice, Wrapper
-from flwr_hetero_studies.core.emulate import Enough, columns
+from flwr_hetero_studies.core.curves import columns, rounded
+from flwr_hetero_studies.core.emulate import Enough
 from flwr_hetero_studies.race.methods import OWN_AVERAGE
 from flwr_hetero_studies.race.node import Task, client_app, first_model, parts, predict, splits
 
@@ -139,11 +140,11 @@ class Watch(Wrapper):
         """Know the grid that counts."""
         self.run = run
 
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+    def aggregate_train(self, server_round: int, replies: Any, context: Any = None) -> Any:
         """Look at each server update of a strategy whose rounds have several."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
         if self._has_updates:
-            self._see(arrays or self.session.arrays, self.session.clock.virtual_s, is_new=True)
+            self._see(arrays or context.arrays, self.fleet.clock.virtual_s, is_new=True)
         return arrays, metrics
 
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -226,4 +227,4 @@ def race(
     counted = {"bytes": grid.bytes, "device_s": round(grid.device_s, 3)}
     counted |= {"examples": round(grid.examples, 1), "messages": grid.messages}
     counted["above"] = round(grid.share_above(at_work, watch.points[-1]["virtual_s"]), 5)
-    return {"metrics": counted | said | {"failed": failed}, "curve": columns(watch.points)}
+    return {"metrics": counted | said | {"failed": failed}, "curve": rounded(columns(watch.points))}

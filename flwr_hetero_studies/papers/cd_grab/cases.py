@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.papers.cd_grab import fixed, server_speed, training
 
 SETTINGS = {"rounds": 40, "epochs": 24}
@@ -16,7 +16,7 @@ FAST_CASES = ["sketch/softmax, CD-GraB, k = 64", "fleet/*lost, CD-GraB, *",
 FIXED, SPEED = ("sketch", "fleet"), ("pair balance", "server round")
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs."""
     for part in (fixed, training, server_speed):
         yield from part.plan(options)

@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from flwr_hetero_studies.core.alone import Columns, mean
-from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.curves import Columns, mean
+from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.cd_grab import tasks
 from flwr_hetero_studies.papers.cd_grab.orders import BAL, CD_GRAB, D_RR, ONCE, PAIR_BAL
 from flwr_hetero_studies.papers.cd_grab.tasks import Task
@@ -88,7 +89,7 @@ def against_reshuffling(
     settings: Settings,
     seeds: int,
     published: Published,
-) -> Outcome:
+) -> Finding:
     """Train with CD-GraB and with D-RR, and decide what the paper says of Figure 3."""
     runs = race(options, task, settings, (CD_GRAB, D_RR), seeds)
     metric = task.metric
@@ -115,7 +116,7 @@ def against_reshuffling(
               f"{ratio:.2f} times", ratio <= SMOOTHER),
     ]  # fmt: skip
     head = ["order", "training loss", "paper", metric, "paper", "jumps, 1/1000"]
-    return Outcome(head, rows, claims, curves_of(runs), ("epoch", "training loss"))
+    return Finding(head, rows, claims, curves_of(runs), ("epoch", "training loss"))
 
 
 def curves_of(runs: Mapping[str, Sequence[Columns]], name: str = "loss") -> dict[str, Curve]:
@@ -127,7 +128,7 @@ def curves_of(runs: Mapping[str, Sequence[Columns]], name: str = "loss") -> dict
     }
 
 
-def figure_3a(options: Options) -> Outcome:
+def figure_3a(options: Options) -> Finding:
     """Logistic regression on a table."""
     task = tasks.table(*options.pick((6400, 10_000), (195_285, 48_822)))
     settings = Settings(4, 16, options.pick(12, 50), 5e-3)
@@ -135,7 +136,7 @@ def figure_3a(options: Options) -> Outcome:
     return against_reshuffling(options, task, settings, options.pick(3, 5), published)
 
 
-def figure_3b(options: Options) -> Outcome:
+def figure_3b(options: Options) -> Finding:
     """LSTM language model; a worker's unit are four windows."""
     task = tasks.given(
         options.dataset("texts"), "lstm-lm", options.pick(160, 10**6), task="language-model",
@@ -147,7 +148,7 @@ def figure_3b(options: Options) -> Outcome:
     return against_reshuffling(options, task, settings, options.pick(2, 5), published)
 
 
-def figure_3c(options: Options) -> Outcome:
+def figure_3c(options: Options) -> Finding:
     """Autoregressive MLP on series."""
     task = tasks.given(
         options.dataset("series"), "ar-mlp", options.pick(2048, 10**6), task="forecasting",
@@ -158,7 +159,7 @@ def figure_3c(options: Options) -> Outcome:
     return against_reshuffling(options, task, settings, options.pick(3, 5), published)
 
 
-def figure_11(options: Options) -> Outcome:
+def figure_11(options: Options) -> Finding:
     """Pre-train a tiny GPT-2."""
     workers = options.pick(16, 64)
     task = tasks.given(
@@ -189,7 +190,7 @@ def image_settings(options: Options, workers: int) -> Settings:
     return Settings(workers, 64, epochs, lr, weight_decay=1e-2)
 
 
-def figure_4(options: Options) -> Outcome:
+def figure_4(options: Options) -> Finding:
     """Ablation: what coordination is worth with few and many workers."""
     task, fleets = image_task(options), options.pick((4, 64), (4, 8, 16, 32, 64))
     runs = {
@@ -228,10 +229,10 @@ def figure_4(options: Options) -> Outcome:
     ]  # fmt: skip
     head = ["workers", "order", "training loss", "accuracy", "paper"]
     curves = {f"{name}, {many} workers": c for name, c in curves_of(runs[many]).items()}
-    return Outcome(head, rows, claims, curves, ("epoch", "training loss"))
+    return Finding(head, rows, claims, curves, ("epoch", "training loss"))
 
 
-def appendix_b4(options: Options) -> Outcome:
+def appendix_b4(options: Options) -> Finding:
     """Order all data in one place, by Balance and by PairBalance."""
     names = {PAIR_BAL: "GraB by PairBalance", BAL: "GraB by Balance", D_RR: "random reshuffling"}
     runs = race(options, image_task(options), image_settings(options, 1), tuple(names),
@@ -250,10 +251,10 @@ def appendix_b4(options: Options) -> Outcome:
     ]  # fmt: skip
     curves = {names[method]: curve for method, curve in curves_of(runs).items()}
     head = ["order", "training loss", "accuracy"]
-    return Outcome(head, rows, claims, curves, ("epoch", "training loss"))
+    return Finding(head, rows, claims, curves, ("epoch", "training loss"))
 
 
-def figure_9(options: Options) -> Outcome:
+def figure_9(options: Options) -> Finding:
     """Herding bound of the gradients in training."""
     task, fleets = image_task(options), options.pick((4, 16, 64), (4, 8, 16, 32, 64))
     bounds: dict[str, list[float]] = {method: [] for method in ALL[:4]}
@@ -284,10 +285,10 @@ def figure_9(options: Options) -> Outcome:
               f"{to_drr:.2f} of it", abs(1 - to_drr) <= 0.1),
     ]  # fmt: skip
     head = ["order", *(f"{m} workers" for m in fleets), "paper"]
-    return Outcome(head, rows, claims, curves, ("epoch", "parallel herding bound"))
+    return Finding(head, rows, claims, curves, ("epoch", "parallel herding bound"))
 
 
-def figure_12(options: Options) -> Outcome:
+def figure_12(options: Options) -> Finding:
     """Learning rates of 1e-3 and 1e-2 with 64 workers."""
     task, rates = image_task(options), (1e-3, 1e-2)
     published = {(1e-3, CD_GRAB): "0.65, 67.9 %", (1e-3, D_RR): "0.70, 66.0 %",
@@ -321,4 +322,4 @@ def figure_12(options: Options) -> Outcome:
         for method, curve in curves_of(found).items()
     }
     head = ["learning rate", "order", "training loss", "accuracy", "paper"]
-    return Outcome(head, rows, claims, curves, ("epoch", "training loss"))
+    return Finding(head, rows, claims, curves, ("epoch", "training loss"))

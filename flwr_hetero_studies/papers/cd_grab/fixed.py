@@ -19,8 +19,8 @@ from flwr_hetero.cd_grab import order_server
 from flwr_hetero.cd_grab.algorithm import (
     relative_herding,
 )
-from flwr_hetero_studies.core.bench import Options, Run
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Options, Trial
+from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.papers.cd_grab.nodes import Nodes, UnitGradients, examples_of, fits, flat
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
 
@@ -46,18 +46,18 @@ FLEET_METHODS = ("D-RR", "ID-GraB(PairBal)", "CD-GraB, paper", "CD-GraB, ours")
 NODES, UNITS, BATCH = 16, 64, 4
 
 
-def plan(options: Options) -> Iterator[Run]:
+def plan(options: Options) -> Iterator[Trial]:
     """Yield all runs."""
     rounds = options.settings["rounds"]
     for seed in options.seeds_or(range(3)):
         for model in (model for model in MODELS if fits(model, options.data)):
             for method in SKETCHES:
                 case = {"experiment": "sketch", "name": f"{model}, {method}", "method": method}
-                yield Run(case | {"model": model, "rounds": 14, "data": options.data}, seed)
+                yield Trial(case | {"model": model, "rounds": 14, "data": options.data}, seed)
         for fleet in FLEETS:
             for method in FLEET_METHODS:
                 case = {"experiment": "fleet", "name": f"{fleet}, {method}", "method": method}
-                yield Run(case | {"fleet": fleet, "rounds": rounds, "data": options.data}, seed)
+                yield Trial(case | {"fleet": fleet, "rounds": rounds, "data": options.data}, seed)
 
 
 def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:

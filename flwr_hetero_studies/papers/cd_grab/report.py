@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, by, last, metric, spread
+from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core.curves import last
+from flwr_hetero_studies.core.record import Line, by, metric
+from flwr_hetero_studies.core.tables import spread
 
 BASE, ALONE = "D-RR", "ID-GraB(PairBal)"
 LAST = 5
@@ -57,7 +59,7 @@ def ratio(ours: Mapping[int, float], base: Mapping[int, float]) -> str:
 def summary(groups: Groups) -> str:
     """Tabulate what was wanted and what is measured."""
     rows = []
-    million = tables.of(groups.get("fig10", []), vectors=1_000_000, method="CD-GraB")
+    million = record.of(groups.get("fig10", []), vectors=1_000_000, method="CD-GraB")
     if million:
         ours = [np.mean(settled(own)) for own in by(million, "nodes").values()]
         found = f"{min(ours):.2f} to {max(ours):.2f}, {len(ours)} numbers of nodes"
@@ -96,7 +98,7 @@ def fig10(lines: list[Line], folder: Path) -> str:
     for number, own in by(lines, "vectors").items():
         methods, rows, panels = by(own, "method"), [], {}
         for nodes, each in sorted(by(own, "nodes").items()):
-            runs = {method: tables.of(each, method=method) for method in methods}
+            runs = {method: record.of(each, method=method) for method in methods}
             rows.append([nodes, *(cell(runs[m], number, m, nodes) for m in methods)])
             bounds = {
                 m: [x["curve"]["bounds"] for x in found] for m, found in runs.items() if found
@@ -106,10 +108,10 @@ def fig10(lines: list[Line], folder: Path) -> str:
                 for m, found in bounds.items()
             }
         name, labels = f"synthetic_{number}.png", ("round", "herding bound (Eq. 8)")
-        tables.draw(panels, folder / name, *labels, columns=5, size=(2.6, 2.9), yscale="log")
+        plots.draw(panels, folder / name, *labels, columns=5, size=(2.6, 2.9), yscale="log")
         took = sum(metric(methods.get("CD-GraB", []), "took_s"))
         text += (
-            f"### {number:,} vectors, {len(tables.seeds(own))} seed(s)\n\nAll runs of CD-GraB "
+            f"### {number:,} vectors, {len(record.seeds(own))} seed(s)\n\nAll runs of CD-GraB "
             f"together took {took:.0f} s on a loaded machine.\n\n"
             f"{tables.table(['nodes', *methods], rows)}\n![Herding bound]({name})\n\n"
         )
@@ -168,7 +170,7 @@ def fleet_ratios(lines: list[Line]) -> dict[str, float]:
     result = {}
     for name, runs in by(lines, "fleet").items():
         methods = by(runs, "method")
-        both = tables.pairs(methods.get("CD-GraB, ours", []), methods.get(ALONE, []))
+        both = record.pairs(methods.get("CD-GraB, ours", []), methods.get(ALONE, []))
         if both:
             ours, alone = (sum(metric(each, "bound")) for each in zip(*both, strict=True))
             result[name] = ours / alone
@@ -251,14 +253,14 @@ def training(lines: list[Line], least: Least, path: Path) -> str:
         text += tables.table(["order", "seeds", what, *TRAINING], rows) + "\n"
         losses = {n: [line["curve"]["loss"] for line in own] for n, own in methods.items()}
         panels[name] = {n: (range(len(x[0])), np.mean(x, axis=0)) for n, x in losses.items()}
-    tables.draw(panels, path, "epoch", "objective", size=(4.0, 2.6), yscale="log")
+    plots.draw(panels, path, "epoch", "objective", size=(4.0, 2.6), yscale="log")
     return text
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figures."""
     groups = by(lines, "experiment")
-    parts: dict[str, Any] = {"versions": tables.software(lines, "flwr", "torch", "numpy")}
+    parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     parts |= {"summary": summary(groups), "traffic": traffic()}
     if own := groups.get("fig10"):
         parts["fig10"] = fig10(own, folder)

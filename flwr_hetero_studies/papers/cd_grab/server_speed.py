@@ -16,21 +16,21 @@ import torch
 from flwr_hetero.cd_grab.algorithm import pair_balance
 from flwr_hetero.cd_grab.order_server import OrderServer
 from flwr_hetero.cd_grab.wire import Report
-from flwr_hetero_studies.core.bench import Options, Run
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Options, Trial
+from flwr_hetero_studies.core.record import Case
 
 NODES = 4
 
 
-def plan(options: Options) -> Iterator[Run]:
+def plan(options: Options) -> Iterator[Trial]:
     """Yield all runs, each alone."""
     repeats = {"repeats": 1 if options.fast else 7}
     for dim, pairs in ((100_000, 256), (1_000_000, 48)):
         case = {"experiment": "pair balance", "name": f"d = {dim:,}", "dim": dim, "pairs": pairs}
-        yield Run(case | repeats, alone=True)
+        yield Trial(case | repeats, alone=True)
     for dim, nodes, pairs in ((1024, 8, 128), (1024, 100, 128), (1_000_000, 4, 1)):
         case = {"experiment": "server round", "name": f"d = {dim:,}, {nodes} nodes", "dim": dim}
-        yield Run(case | {"nodes": nodes, "pairs": pairs} | repeats, alone=True)
+        yield Trial(case | {"nodes": nodes, "pairs": pairs} | repeats, alone=True)
 
 
 def run(case: Case) -> dict[str, Any]:

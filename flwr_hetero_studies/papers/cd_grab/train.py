@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flwr_hetero.errors import invalid
-from flwr_hetero_studies.core.alone import Columns, columns
+from flwr_hetero_studies.core.curves import Columns, columns
 from flwr_hetero_studies.papers.cd_grab.orders import make_orders
 from flwr_hetero_studies.papers.cd_grab.tasks import Task
 
@@ -79,7 +79,7 @@ def train(task: Task, settings: Settings, method: str, seed: int) -> Columns:
         points[-1] |= task.look(model)
         if not isfinite(points[-1]["loss"]):
             break
-    return columns(points)
+    return columns(points, missing=inf)
 
 
 class Gradients:

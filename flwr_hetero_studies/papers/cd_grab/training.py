@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from flwr_hetero.cd_grab.algorithm import relative_herding
 from flwr_hetero.cd_grab.gradients import sketch_gradients
-from flwr_hetero_studies.core.bench import Options, Run
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Options, Trial
+from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.papers.cd_grab.nodes import (
     Nodes,
     UnitGradients,
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
 }
 
 
-def plan(options: Options) -> Iterator[Run]:
+def plan(options: Options) -> Iterator[Trial]:
     """Yield all runs; ``epochs`` of the settings is the most."""
     common = {"data": options.data}
     most = options.settings["epochs"]
@@ -57,10 +57,10 @@ def plan(options: Options) -> Iterator[Run]:
     for seed in options.seeds_or(range(3)):
         for experiment, (settings, methods) in CASES.items():
             for name in methods if fits(settings["model"], options.data) else ():
-                yield Run({"experiment": experiment, "name": name, **short(settings)}, seed)
+                yield Trial({"experiment": experiment, "name": name, **short(settings)}, seed)
         for count in (4096, 1024):
             case = {"experiment": "optimum", "name": f"softmax, {count} examples"}
-            yield Run(case | common | {"num_examples": count, "l2": SOFTMAX["l2"]}, seed)
+            yield Trial(case | common | {"num_examples": count, "l2": SOFTMAX["l2"]}, seed)
 
 
 def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:

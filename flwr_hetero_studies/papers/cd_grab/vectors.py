@@ -7,7 +7,8 @@ import numpy as np
 
 from flwr_hetero.cd_grab.algorithm import Vectors, herding_bound
 from flwr_hetero.cd_grab.theory import rate
-from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.cd_grab.orders import (
     BAL,
     CD_GRAB,
@@ -46,7 +47,7 @@ def unit_vectors(num_vectors: int, num_workers: int, seed: int) -> Vectors:
     return vectors[: num_workers * units].reshape(num_workers, units, 16)
 
 
-def figure_10(options: Options) -> Outcome:
+def figure_10(options: Options) -> Finding:
     """Parallel herding bound of random vectors over the number of workers."""
     num_vectors, passes = options.pick((32_768, 12), (1_000_000, 15))
     found: dict[str, list[float]] = {method: [] for method in PUBLISHED}
@@ -84,7 +85,7 @@ def figure_10(options: Options) -> Outcome:
               min(halved) >= 0.4 and max(halved) <= 0.6),
     ]  # fmt: skip
     head = ["order", *(f"{m} workers" for m in FLEETS)]
-    return Outcome(head, rows, claims, curves, ("pass", "parallel herding bound"))
+    return Finding(head, rows, claims, curves, ("pass", "parallel herding bound"))
 
 
 # --- Theorem 3 ------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> 
     return float((CURVATURES * np.square(w - best)).sum() / 2)
 
 
-def theorem_3(options: Options) -> Outcome:
+def theorem_3(options: Options) -> Finding:
     """Loss after the same number of epochs, over the number of workers."""
     fleets, units, epochs = [1, 2, 4, 8, 16], 64, options.pick(32, 64)
     seeds = range(options.seed, options.seed + options.pick(3, 10))
@@ -148,7 +149,7 @@ def theorem_3(options: Options) -> Outcome:
     ]  # fmt: skip
     head = ["workers", "CD-GraB", "of 1 worker's", "theorem", "D-RR", "of 1 worker's"]
     curves = {method: Curve(list(map(float, fleets)), y) for method, y in losses.items()}
-    return Outcome(head, rows, claims, curves, ("workers", "loss over its least"))
+    return Finding(head, rows, claims, curves, ("workers", "loss over its least"))
 
 
 # --- Figure 8 -------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def held(method: str, num_workers: int, numbers: int, num_units: int) -> Held:
     return Held(after=found[-2], within=found[-1])
 
 
-def figure_8(options: Options) -> Outcome:
+def figure_8(options: Options) -> Finding:
     """Memory of the order server, beside the gradients that it is sent."""
     model = 4 * NUMBERS / MIB
     server, longer = (held(CD_GRAB, WORKERS, NUMBERS, units) for units in (4, 12))
@@ -207,4 +208,4 @@ def figure_8(options: Options) -> Outcome:
         Claim("it needs that accumulator only, also between the steps of a pair: at most 1.1", "1",
               f"{server.within / model:.2f}", server.within <= 1.1 * model),
     ]  # fmt: skip
-    return Outcome(["held", "MiB here", "models here", "MiB in the paper"], rows, claims)
+    return Finding(["held", "MiB here", "models here", "MiB in the paper"], rows, claims)

@@ -1,7 +1,7 @@
 """Mercury against uniform sampling and its other rivals on emulated fleets, in virtual time.
 
 A cell is a link, a partition and a number of nodes. ``bacc`` is the default of ``apps/mercury``.
-What the sampler and its scoring cost is in ``costs.py``.
+What scoring in the background costs is in ``costs.py``.
 """
 
 import json
@@ -12,16 +12,16 @@ from typing import Any
 from flwr_hetero import keys
 from flwr_hetero.fleet import named_fleet
 from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.emulate import emulate
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.emulate import Moment, emulate
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.papers.mercury import costs
 from flwr_hetero_studies.tasks import initial_arrays
 
 SETTINGS = {"rows": 12_000, "test-rows": 2000, "num-server-rounds": 60, "batch-size": 32,
             "learning-rate": 0.1, "model": "mlp"}  # fmt: skip
 FAST = {"rows": 1000, "test-rows": 200, "num-server-rounds": 3, "model": "auto", "batch-size": 16}
-FAST_CASES = ["100 Mbit/s, Dirichlet 1, 4 nodes/*", "sampler/*1,000 *"]
+FAST_CASES = ["100 Mbit/s, Dirichlet 1, 4 nodes/*"]
 
 UNIFORM, DEFAULT = "uniform", "bacc"
 METHODS: dict[str, dict[str, Any]] = {
@@ -29,8 +29,6 @@ METHODS: dict[str, dict[str, Any]] = {
     DEFAULT: {"sampling": "bacc"},
     "free": {"sampling": "free"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
-    "bacc, no gate": {"sampling": "bacc", "gate": 0.0},
-    "bacc, gate shut": {"sampling": "bacc", "gate": 1e9},
     "adacomm": {
         "sampling": "uniform",
         "communication": "adacomm",
@@ -69,7 +67,7 @@ def described() -> Iterator[Case]:
         yield case(name, 100, 1.0, nodes=12)
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs; those of uniform sampling train once for all links."""
     known = {training(line["case"], line["seed"]): line["curve"] for line in lines}
     first: set[str] = set()
@@ -78,12 +76,12 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             full = {"data": options.data, **options.settings} | one
             key = training(full, seed)
             if one["name"] != UNIFORM:
-                yield Run(full, seed)
+                yield Trial(full, seed)
             elif key in known:
-                yield Run(full, seed, {"curve": known[key]})
+                yield Trial(full, seed, {"curve": known[key]})
             elif key not in first:
                 first.add(key)
-                yield Run(full, seed)
+                yield Trial(full, seed)
     yield from costs.plan(options)
 
 
@@ -100,7 +98,7 @@ def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) 
         return train(case, seed, data)
     times = train(case | {"num-server-rounds": 2}, seed, data)["curve"]["virtual_s"]
     clock = [round(number * (times[2] - times[1]), 5) for number in curve["round"]]
-    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1], "open": 0.0}
+    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1]}
     return {"metrics": metrics, "curve": curve | {"virtual_s": clock}}
 
 
@@ -117,11 +115,10 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
         replace(device, seconds_per_example=size * device.seconds_per_example)
         for device in named_fleet(settings.fleet, case["nodes"])
     ]
-    is_open = []
 
-    def note(record: dict[str, Any]) -> dict[str, float]:
+    def note(moment: Moment) -> dict[str, float]:
+        record = moment.record
         stats = record.get("sampler", {})
-        is_open.append(stats.get("importance-open", 0.0))
         kept = {key: round(stats[key], 4) for key in KEPT if key in stats}
         return kept | ({"loss": record["global"]["loss"]} if record["global"] else {})
 
@@ -137,6 +134,4 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
         train_config={keys.NUM_STEPS: settings.local_steps} if settings.local_steps else {},
     )
     del curve["bytes"], curve["device_s"]
-    metrics = {key: curve[key][-1] for key in ("virtual_s", "accuracy")}
-    metrics["open"] = round(sum(is_open) / settings.num_server_rounds, 3)
-    return {"metrics": metrics, "curve": curve}
+    return {"metrics": {key: curve[key][-1] for key in ("virtual_s", "accuracy")}, "curve": curve}

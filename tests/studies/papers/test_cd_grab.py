@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flwr_hetero.cd_grab.algorithm import balance_group, herding_bound
-from flwr_hetero_studies.core.experiment import Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.cd_grab import figures, tasks, train, vectors
 from flwr_hetero_studies.papers.cd_grab.orders import (
     BAL,
@@ -18,7 +18,7 @@ from flwr_hetero_studies.papers.cd_grab.orders import (
     visits,
 )
 
-QUIET = Options(fast=True, say=lambda text: None)
+QUIET = Options(fast=True)
 
 
 @pytest.fixture(scope="module")
