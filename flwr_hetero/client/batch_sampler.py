@@ -24,6 +24,10 @@ Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Indices in the local data and, for each, the factor of its loss."""
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class BatchSampler(ABC, Sampler):
     """Draw mini-batches of indices with a weight for each example's loss.
 
@@ -39,14 +43,6 @@ class BatchSampler(ABC, Sampler):
         Examples per batch.
     seed : int, keyword-only
         Seed of the sampler's own random generator.
-
-    Attributes
-    ----------
-    learns_from : {"loss", "importance", "priority"}
-        What :meth:`update` expects as scores.
-    learns : bool
-        Whether there is anything to learn. If so, iterating over the data a third time although
-        no batch was taken or updated before is an error.
 
     Raises
     ------
@@ -65,7 +61,9 @@ class BatchSampler(ABC, Sampler):
     """
 
     learns_from = "loss"
+    """What :meth:`update` expects as scores: ``loss``, ``importance`` or ``priority``."""
     learns = False
+    """Whether there is anything to learn; then a training loop must take or update its batches."""
     needs_model = False
     """Whether :meth:`watch` looks at gradients of a model's parameters."""
     hint: ClassVar[str] = "take as loss: criterion = WeightedLoss(loader.batch_sampler)"
@@ -75,9 +73,8 @@ class BatchSampler(ABC, Sampler):
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
-        self.on_pass_end: Callable[[], None] | None = None
-        """Called after each epoch of an iteration, also one that stops early, and when its last
-        batch was taken."""
+        self.on_pass_end: Callable[[], None] = _nothing
+        """Called after each iteration, also a broken one, and when its last batch is taken."""
         self.continues = False
         """Whether the next pass only prolongs the one before, whose batches are still in use."""
         self.unhelped_passes = 0
@@ -87,14 +84,10 @@ class BatchSampler(ABC, Sampler):
 
     @abstractmethod
     def next_batch(self) -> Batch:
-        """Draw the next mini-batch.
+        """Draw the next mini-batch: indices and weights, both of shape (batch,).
 
-        Returns
-        -------
-        indices : ndarray of int64, shape (batch,)
-            Positions in the local data set, in ``range(num_samples)``.
-        weights : ndarray of float64, shape (batch,)
-            Factor for each example's loss; the step is the mean of ``weights * losses``.
+        The indices are positions in the local data set, the weights factors of the examples'
+        losses: the step is the mean of ``weights * losses``.
         """
 
     @abstractmethod
@@ -128,7 +121,7 @@ class BatchSampler(ABC, Sampler):
             raise
         finally:
             if number == self._pass:
-                self.end_pass()
+                self.on_pass_end()
 
     def begin_pass(self) -> None:
         """Prepare for an iteration: what was not taken of an earlier one is dropped."""
@@ -141,11 +134,6 @@ class BatchSampler(ABC, Sampler):
         """Batches that an iteration gives: an epoch."""
         return len(self)
 
-    def end_pass(self) -> None:
-        """Report the end of an iteration."""
-        if self.on_pass_end is not None:
-            self.on_pass_end()
-
     def give_back(self) -> None:
         """Put back what was drawn ahead and will not be trained, where that matters."""
 
@@ -153,7 +141,7 @@ class BatchSampler(ABC, Sampler):
         """End an iteration that is still open, as the loop over it has ended."""
         self.give_back()
         self._pass += 1
-        self.end_pass()
+        self.on_pass_end()
 
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
@@ -167,7 +155,7 @@ class BatchSampler(ABC, Sampler):
     def batch_done(self) -> None:
         """Report the end of a pass again if its last batch was drawn ahead and is now in use."""
         if self._awaits_takes and not self._drawn:
-            self.end_pass()
+            self.on_pass_end()
 
     def note_help(self) -> None:
         """Note that the training loop does its part."""
@@ -293,7 +281,5 @@ def check_permutation(order: NDArray[np.generic], owner: str) -> None:
 def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str, float]:
     """Summarise when each sample was scored, -1 where never: share scored and mean age."""
     ages = now - scored_at[scored_at >= 0]
-    return {
-        "coverage": len(ages) / len(scored_at),
-        "mean-age": float(ages.mean()) if ages.size else 0.0,
-    }
+    mean_age = float(ages.mean()) if ages.size else 0.0
+    return {"coverage": len(ages) / len(scored_at), "mean-age": mean_age}

@@ -3,7 +3,7 @@
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from itertools import islice
@@ -34,34 +34,26 @@ class Place(NamedTuple):
         """Seed of this pass: each has another, and the same one in each message."""
         return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0])
 
-    def to_record(self) -> dict[str, int | str]:
-        """Return what the node's state keeps; orders that are no numbers are left out."""
-        record: dict[str, int | str] = dict(zip(KEYS, self[:-1], strict=True))
+    def to_text(self) -> str:
+        """Return what the node's state keeps; an order that is not of numbers is left out."""
         with suppress(TypeError, ValueError):
-            text = json.dumps(self.order, default=int)
-            if self.order and json.loads(text) == self.order:
-                record["order"] = text
-        return record
+            text = json.dumps(self, default=int)
+            if json.loads(text) == list(self):
+                return text
+        return json.dumps(self._replace(order=None))
 
 
-KEYS = ("size", "batch-size", "seed", "number", "position")
-
-
-def kept_place(record: Mapping[str, Any], size: int, batch_size: int) -> Place | None:
+def kept_place(text: Any, size: int, batch_size: int) -> Place | None:
     """Read a place; None if there is none, if it is damaged, or of other data."""
-    found = [record.get(key) for key in KEYS]
-    if found[:2] != [size, batch_size]:
-        return None
-    if not all(type(number) is int and 0 <= number < 2**62 for number in found[2:]):
-        return None
     try:
-        order = json.loads(record.get("order", "null"))
-        parts = (part if isinstance(part, list) else [part] for part in order or [])
+        place = Place(*json.loads(text))
+        parts = (part if isinstance(part, list) else [part] for part in place.order or [])
         inside = all(0 <= index < (inf if size < 0 else size) for part in parts for index in part)
+        counts = all(type(number) is int and 0 <= number < 2**62 for number in place[2:5])
     except (TypeError, ValueError):
         return None
-    whole = inside and isinstance(order, (list, type(None)))
-    return Place._make([*found, order]) if whole else None
+    fits = place[:2] == (size, batch_size) and isinstance(place.order, (list, type(None)))
+    return place if fits and inside and counts else None
 
 
 class Stream:

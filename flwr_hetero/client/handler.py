@@ -1,13 +1,9 @@
 """One call of a ClientApp's function: what it uses, for our mods to look at when it returns."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-
-_said: set[str] = set()
 
 
 @dataclass
@@ -30,22 +26,11 @@ class Handler:
     """Whether the function saves states by itself."""
 
 
-_current: ContextVar[Handler | None] = ContextVar("handler", default=None)
+CURRENT: ContextVar[Handler | None] = ContextVar("handler", default=None)
+current_handler = CURRENT.get
+"""Returns the call in which this code runs; None without one of our mods."""
 
-
-def current_handler() -> Handler | None:
-    """Return the call in which this code runs; None without one of our mods."""
-    return _current.get()
-
-
-@contextmanager
-def handling(message: Any, context: Any) -> Iterator[Handler]:
-    """Run a ClientApp's function on a message and note what it uses."""
-    token = _current.set(handler := Handler(message, context))
-    try:
-        yield handler
-    finally:
-        _current.reset(token)
+_said: set[str] = set()
 
 
 def say_once(text: str) -> None:

@@ -46,23 +46,14 @@ class Hetero:
 
         Parameters
         ----------
-        loader : iterable of batches
-            The ``DataLoader``, a list, or any other iterable that can be passed over again. A
-            sampler of this package in it is kept and follows the server.
-        msg : Message or mapping
-            The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
-            ``fit`` of Flower's older API.
+        loader, msg : iterable of batches, Message or mapping
+            As of :class:`StepLoader`, which is returned. A sampler of this package in the loader
+            is kept and follows the server.
         sampler : class of flwr_hetero.sampler, optional
             Put in place of the loader's own; or a function of the number of samples and the batch
             size that makes one. Train then with ``criterion()`` of the result.
         model : nn.Module, optional
-            The model that is trained, for samplers that learn from its gradients
-            (``OrderedSampler``, ``PGDSampler``).
-
-        Returns
-        -------
-        StepLoader
-            In place of the loader.
+            The model that is trained, for samplers that learn from its gradients.
 
         Raises
         ------
@@ -78,8 +69,7 @@ class Hetero:
         if sampler is not None:
             loader = with_sampler(loader, sampler, model)
         steps = StepLoader(loader, msg)
-        own = getattr(loader, "batch_sampler", None)
-        if is_ours(own):
+        if is_ours(own := getattr(loader, "batch_sampler", None)):
             attend(own, msg, model)
         return steps
 
@@ -89,23 +79,10 @@ class Hetero:
         default: int | None = None,
         batch_size: int | None = None,
     ) -> int | None:
-        """Return the steps that the server asks for, for code without a loader.
+        """Return the steps that the server asks for, else ``default``: for code without a loader.
 
-        With this call the node states that it takes them: the mod reports them.
-
-        Parameters
-        ----------
-        msg : Message or mapping
-            As for :meth:`batches`.
-        default : int, optional
-            Steps that the app takes unasked.
-        batch_size : int, optional
-            Examples of a step, so that the examples processed are reported as well.
-
-        Returns
-        -------
-        int or None
-            The steps to take: the server's, else ``default``.
+        With this call the node states that it takes them: the mod reports them, and with the
+        examples of a step, ``batch_size``, the examples processed.
 
         Examples
         --------

@@ -7,7 +7,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
-from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log
 from flwr_hetero.client.data_pass import batch_size_of, drawn_by, draws_indices, is_ours
@@ -20,7 +19,6 @@ from flwr_hetero.state_dict import StateDict
 if TYPE_CHECKING:
     from flwr_hetero.client.batch_sampler import BatchSampler
 
-State = Mapping[str, NDArray[np.generic] | int | float | str | bool]
 SamplerMaker = Callable[[int, int], Any]
 """Makes a sampler for a number of samples and a batch size, as the classes do."""
 UNHELPED = "unhelped-passes"
@@ -29,7 +27,7 @@ _latest: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()
 """Without a mod: the sampler that owns a state, by context and name."""
 
 
-def save_state(context: Context, name: str, state: State) -> None:
+def save_state(context: Context, name: str, state: Mapping[str, Any]) -> None:
     """Keep a flat state dict in the node's context until the next message.
 
     Parameters
@@ -43,26 +41,25 @@ def save_state(context: Context, name: str, state: State) -> None:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from flwr.app import RecordDict
+    >>> from flwr_hetero.sampler import UniformSampler
     >>> context = Context(1, 1, {}, RecordDict(), {})
-    >>> save_state(context, "sampler", {"order": np.arange(3), "position": 2})
-    >>> load_state(context, "sampler")
-    {'order': array([0, 1, 2]), 'position': 2}
+    >>> save_state(context, "sampler", UniformSampler(10, 5).state_dict())
+    >>> load_state(context, "sampler")["num_samples"]
+    10
+    >>> restore(UniformSampler(10, 5), context, "sampler")
+    True
     """
     arrays = {key: Array(value) for key, value in state.items() if isinstance(value, np.ndarray)}
     scalars = {key: value for key, value in state.items() if key not in arrays}
     context.state[f"{PREFIX}{name}.arrays"] = ArrayRecord(arrays)
-    context.state[f"{PREFIX}{name}.scalars"] = ConfigRecord(scalars)  # type: ignore[arg-type]
+    context.state[f"{PREFIX}{name}.scalars"] = ConfigRecord(scalars)
     if (handler := current_handler()) is not None:
         handler.has_saved = True
 
 
 def load_state(context: Context, name: str) -> StateDict | None:
-    """Read what :func:`save_state` kept.
-
-    None if the node has no state of that name (first message, or restarted) or it is damaged.
-    """
+    """Read what :func:`save_state` kept; None if there is nothing, or if it is damaged."""
     arrays = context.state.array_records.get(f"{PREFIX}{name}.arrays")
     scalars = context.state.config_records.get(f"{PREFIX}{name}.scalars")
     if arrays is None or scalars is None:
@@ -79,15 +76,6 @@ def restore(sampler: Any, context: Context, name: str) -> bool:
 
     Without a saved state it starts from scratch; a state that does not fit the sampler's class
     and sizes is logged and ignored. Parameters are those of :func:`save_state`.
-
-    Examples
-    --------
-    >>> from flwr.app import RecordDict
-    >>> from flwr_hetero.client.batch_sampler import UniformSampler
-    >>> context = Context(1, 1, {}, RecordDict(), {})
-    >>> save_state(context, "sampler", UniformSampler(10, 5).state_dict())
-    >>> restore(UniformSampler(10, 5), context, "sampler")
-    True
     """
     if (state := load_state(context, name)) is None:
         return False
@@ -109,21 +97,16 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
     Parameters
     ----------
     sampler : BatchSampler
-        One of :mod:`flwr_hetero.sampler`: the ``batch_sampler`` of the DataLoader.
+        One of :mod:`flwr_hetero.sampler`, else ValueError: the DataLoader's ``batch_sampler``.
     context : Context
         The context passed to the ClientApp.
     name : str
         Name of the state, if there are several.
 
-    Raises
-    ------
-    ValueError
-        If the sampler is none of this package.
-
     Examples
     --------
     >>> from flwr.app import RecordDict
-    >>> from flwr_hetero.client.batch_sampler import UniformSampler
+    >>> from flwr_hetero.sampler import UniformSampler
     >>> context = Context(1, 1, {}, RecordDict(), {})
     >>> sampler = UniformSampler(10, 5)
     >>> keep(sampler, context), len(list(sampler))
@@ -142,10 +125,11 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
         if before is not sampler:  # made anew for an epoch: it goes on where that one ended
             before.settle()
             _save(before, context, name)
-        handler.kept[name] = sampler, context
+        others = {n: kept for n, kept in handler.kept.items() if kept[0] is not sampler}
+        handler.kept = others | {name: (sampler, context)}
     else:
         if (before := _latest.get((id(context), name))) is not None:
-            before.on_pass_end = None  # a pass may be closed after the next round has begun
+            before.on_pass_end = lambda: None  # it may be closed after the next round has begun
         _latest[id(context), name] = sampler
         sampler.on_pass_end = lambda: _save(sampler, context, name)
     sampler.unhelped_passes = int(read_number(load_state(context, name) or {}, UNHELPED, 0.0))
@@ -182,16 +166,12 @@ def follow(
 
     Parameters
     ----------
-    sampler : BatchSampler
-        The DataLoader's ``batch_sampler``; kept as :func:`~flwr_hetero.mod.keep` does.
+    sampler, context, name : BatchSampler, Context, str
+        As of :func:`keep`.
     msg : Message
         The message passed to the ClientApp.
-    context : Context
-        The context passed with it.
     model : nn.Module, optional
         The model that is trained, for ``OrderedSampler``: it learns from the gradients.
-    name : str
-        Name of the state, if there are several.
 
     Raises
     ------

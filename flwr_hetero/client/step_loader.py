@@ -19,13 +19,15 @@ class StepLoader:
 
     With :data:`~flwr_hetero.mod.hetero` around the ClientApp the pass over the data goes on from
     message to message, so that few steps a message miss no example. A loop over epochs stays as it
-    is: its passes share the ``num-steps`` of the message. Without ``num-steps`` the loader's own
-    passes are given. Without a mod each message begins anew, and the first ``for`` takes all steps.
+    is: as many passes share the steps as the app made for the message before; at first
+    ``local-epochs`` of the run-config, or 1. Without ``num-steps`` the loader's own passes are
+    given. Without a mod each message begins anew, and the first ``for`` takes all steps.
 
     Parameters
     ----------
     loader : iterable of batches
-        A ``DataLoader``, a list, or any other iterable that can be passed over again.
+        A ``DataLoader``, a list, or any other iterable that can be passed over again. Attributes
+        that are not here are the loader's.
     msg : Message or mapping
         The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
         ``fit`` of Flower's older API.
@@ -36,19 +38,12 @@ class StepLoader:
         Batches asked for in the message; ``len()`` is those of one pass.
     metrics : dict of str to int
         ``num-steps`` and ``examples-processed`` of the message so far; the latter only if batches
-        hold tensors or arrays. Batches taken ahead count. The mod reports them by itself.
+        hold tensors or arrays. The mod reports them by itself.
 
     Raises
     ------
     ValueError
         If an argument is none of these, ``num-steps`` is below 1, or a pass gives no batch.
-
-    Notes
-    -----
-    Other attributes are the loader's. In Lightning and in Hugging Face's Trainer, take one epoch.
-
-    So many passes share the steps as the app made over its data for the message before; at first
-    ``local-epochs`` of the run-config, or 1. A pass more than these gives nothing.
 
     Examples
     --------
@@ -67,15 +62,14 @@ class StepLoader:
         work = current_work()
         if work is None:
             say_once(f"without its mod a loader begins a new pass with each message: {MOD}")
-        elif self.num_steps is not None and (work.planned or 1) > 1:
+        elif self.num_steps is not None and work.planned > 1:
             say_once("the server sets the steps of a message: the app's local epochs share them")
         self._work = work or Work()
         self._passes: Passes | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Give a pass: of the batches asked for its share, or the loader's own."""
-        full = length_of(self._loader)
-        count = self._work.begin_pass(self.num_steps, None if full < 0 else full)
+        count = self._work.begin_pass(self.num_steps, length_of(self._loader))
         for batch in self._loader if self.num_steps is None else self._asked(count):
             self._work.count(batch_length(batch))
             yield batch
@@ -91,12 +85,12 @@ class StepLoader:
     def _asked(self, count: int) -> Iterator[Any]:
         """Give so many batches, of several passes of the loader if need be."""
         own = getattr(self._loader, "batch_sampler", None)
-        is_kept = self._work.planned is not None
+        is_kept = self._work.context is not None
         if count and is_kept and not is_ours(own):  # ours know by themselves where they are
             self._passes = self._passes or passes_of(self._loader)
         if count and self._passes is not None:
-            for place, batch in self._passes.take(self._work.place(self._passes), count):
-                self._work.move(place)
+            for place, batch in self._passes.take(self._work.enter(self._passes), count):
+                self._work.place = place
                 yield batch
             return
         given = 0
@@ -124,17 +118,10 @@ class StepLoader:
         return self._work.metrics
 
     def criterion(self, loss_fn: Any = None) -> Any:
-        """Make the loss to train with: weighted and learnt from where a sampler of ours draws.
+        """Make the loss to train with, of ``loss_fn`` or cross-entropy.
 
-        Parameters
-        ----------
-        loss_fn : callable, optional
-            As ``nn.CrossEntropyLoss()``, which it is if left out.
-
-        Returns
-        -------
-        nn.Module or callable
-            A :class:`~flwr_hetero.sampler.WeightedLoss`; without such a sampler the mean loss.
+        A :class:`~flwr_hetero.sampler.WeightedLoss` where a sampler of this package draws, which
+        learns from it; else the mean loss.
         """
         from flwr_hetero.client.weighted_loss import criterion_for  # needs torch
 

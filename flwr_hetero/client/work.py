@@ -14,53 +14,46 @@ from flwr_hetero.client.optimizers import KeptOptimizers, wants_state
 LOCAL_EPOCHS = "local-epochs"
 """Key of the run-config in Flower's own examples; only until the app has passed over its data."""
 MOST_EPOCHS = 10_000
+PLACE = "place"
+"""In the node's state: where it is in its pass over the data."""
 
 
 class Work:
-    """Count the steps of a message; all loaders of a message share one.
-
-    Attributes
-    ----------
-    planned : int or None
-        Passes that share the message's steps; None without a mod, where the first takes them all.
-    passes, steps, examples : int
-        Passes that gave all they had to give, batches given and their examples.
-    optimizers : KeptOptimizers or None
-        Those whose state goes on, if the server asks for that.
-    """
+    """Count the steps of a message; all loaders of a message share one."""
 
     def __init__(self, context: Context | None = None, message: object = None) -> None:
-        self._context = context
+        self.context, self.planned = context, 1
+        """Passes that share the message's steps."""
+        self.optimizers: KeptOptimizers | None = None
         self._kept: Mapping[str, Any] = {}
-        if context is not None:
+        if context is not None:  # else there is no mod, and no state from message to message
             self._kept = context.state.config_records.get(keys.PASS, {})
-        self.planned = None if context is None else planned_passes(self._kept, context)
-        self.optimizers = None
-        if context is not None and wants_state(message):
-            self.optimizers = KeptOptimizers(context)
+            # as many as the app made last time, else as its run-config says
+            told: Any = (self._kept.get(keys.PASSES), context.run_config.get(LOCAL_EPOCHS), 1)
+            self.planned = next(n for n in told if type(n) is int and 1 <= n <= MOST_EPOCHS)
+            self.optimizers = KeptOptimizers(context) if wants_state(message) else None
+        # passes that gave all they had to give, batches given and their examples
         self.passes = self.steps = self.examples = 0
         self._has_sizes, self._is_used, self._is_asked = True, False, False
-        self._begun = self._left = 0
-        self._full: int | None = None
+        self._begun, self._left, self._full = 0, 0, -1
         self._job_steps: int | None = None
-        self._place: Place | None = None
+        self.place: Place | None = None
         self._since_s, self._step_s = time.monotonic(), list[float]()
 
     def allotment(self, asked: int) -> int:
         """Return the batches of one pass."""
-        return asked if self.planned is None else max(1, asked // self.planned)
+        return max(1, asked // self.planned)
 
-    def begin_pass(self, asked: int | None, full: int | None) -> int:
-        """Begin a pass; return the batches that it gives. ``full``: those that the data have."""
+    def begin_pass(self, asked: int | None, full: int) -> int:
+        """Begin a pass; return the batches that it gives. ``full``: those of the data, or -1."""
         self._is_used, self._begun, self._full = True, self._begun + 1, full
         self._is_asked, self._since_s = asked is not None, time.monotonic()
         if asked is None:
-            self._left = -1 if full is None else full
+            self._left = full
             return self._left
         self._left = self.allotment(asked)
-        if self.planned is None or self._begun > self.planned:
-            # not planned: it gives what those before it have left, as a look at one batch
-            self._left = max(0, self._left * (self.planned or 1) - self.steps)
+        if self._begun > self.planned:  # it gives what those before have left, as a look at one
+            self._left = max(0, self._left * self.planned - self.steps)
         self.passes += self._left == 0
         return self._left
 
@@ -95,26 +88,22 @@ class Work:
         found = {keys.NUM_STEPS: self.steps}
         return found | ({keys.EXAMPLES_PROCESSED: self.examples} if self._has_sizes else {})
 
-    def place(self, passes: Passes) -> Place:
+    def enter(self, passes: Passes) -> Place:
         """Return where the node is in its pass over the data, or begin a pass over other data."""
         sizes = passes.size, passes.batch_size
-        if self._place is None or self._place[:2] != sizes:
-            self._place = kept_place(self._kept, *sizes) or passes.first_place()
-        return self._place
-
-    def move(self, place: Place) -> None:
-        """Note the place after a batch that is given."""
-        self._place = place
+        if self.place is None or self.place[:2] != sizes:
+            self.place = kept_place(self._kept.get(PLACE), *sizes) or passes.first_place()
+        return self.place
 
     def finish(self) -> dict[str, dict[str, int | float]]:
         """Keep the place and the passes; return the record for the reply, if there were any."""
-        if not self._is_used or self._context is None:
+        if not self._is_used or self.context is None:
             return {}
         if self.optimizers is not None:
             self.optimizers.save()
         passes = max(1, self.passes)  # none if each was broken off
-        place = self._kept if self._place is None else self._place.to_record()
-        self._context.state[keys.PASS] = ConfigRecord({**place, keys.PASSES: passes})
+        text = self._kept.get(PLACE, "") if self.place is None else self.place.to_text()
+        self.context.state[keys.PASS] = ConfigRecord({PLACE: text, keys.PASSES: passes})
         found: dict[str, int | float] = {**self.metrics, keys.PASSES: passes}
         if (job_steps := self._steps_unasked(passes)) is not None:
             found[keys.JOB_STEPS] = job_steps
@@ -129,7 +118,7 @@ class Work:
         """Return the steps that the app would have taken by itself; None if that is unknown."""
         if self._begun and not self._is_asked:
             return self.steps
-        return self._job_steps if self._full is None else passes * self._full
+        return self._job_steps if self._full < 0 else passes * self._full
 
 
 def current_work() -> Work | None:
@@ -139,11 +128,3 @@ def current_work() -> Work | None:
         return None
     handler.work = work = handler.work or Work(handler.context, handler.message)
     return work
-
-
-def planned_passes(kept: Mapping[str, Any], context: Context) -> int:
-    """Return how often the app passes over its data: as last time, else as its run-config says."""
-    for value in (kept.get(keys.PASSES), context.run_config.get(LOCAL_EPOCHS)):
-        if type(value) is int and 1 <= value <= MOST_EPOCHS:
-            return value
-    return 1

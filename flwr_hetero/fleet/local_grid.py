@@ -61,7 +61,7 @@ class LocalGrid(Grid):
 
     Each instruction runs the ClientApp at once; its reply *arrives* after the latency that the
     node's profile gives it. Waiting advances ``virtual_time_s`` and nothing else. A node does
-    one job at a time, as a SuperNode does.
+    one job at a time, as a SuperNode does. Global generators are seeded for each message.
 
     Parameters
     ----------
@@ -77,8 +77,9 @@ class LocalGrid(Grid):
     faults : sequence of Fault
         What goes wrong.
     workers : int
-        Processes that run the ClientApp, forked from this one; 0 or 1: this process. The results
-        are the same for any number, if torch has one thread here, as it has there.
+        Processes, forked from this one, that run the ClientApp for messages pushed together; 0 or
+        1: this one. Results are the same, if torch has one thread here, as it has there. They end
+        with :meth:`close` or a ``with`` block, the grid, and this process.
 
     Attributes
     ----------
@@ -91,16 +92,6 @@ class LocalGrid(Grid):
     ------
     ValueError
         If there is no profile, or no workers: off Linux, or once this process uses the GPU.
-
-    Notes
-    -----
-    The global generators of Python, NumPy and torch are seeded for each message. Messages pushed
-    together are worked on side by side. Workers end with :meth:`close` or a ``with`` block, the
-    grid, and this process.
-
-    The content of a message is copied record by record, so that a ClientApp cannot change what
-    other nodes see. A message that is not answered within its ``ttl``, in virtual seconds, is
-    answered with an error as by Flower; so are messages that were collected or never sent.
 
     Examples
     --------
@@ -154,10 +145,7 @@ class LocalGrid(Grid):
         self.close()
 
     def join(self, profile: DeviceProfile) -> int:
-        """Add a node to the fleet, bring it online and return its id.
-
-        Its ``partition-id`` is the next free one; ``num-partitions`` stays that of the start.
-        """
+        """Add a node to the fleet, with the next ``partition-id``; return its id."""
         partition = len(self._nodes)
         node_id = FIRST_NODE_ID + partition
         config: dict[str, Any] = {keys.PARTITION_ID: partition, keys.EMULATED: True}
@@ -212,10 +200,7 @@ class LocalGrid(Grid):
         return self._online.keys()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send instructions to the nodes; return the message ids of those that there are.
-
-        ValueError for a reply, and for a message that was sent before.
-        """
+        """Send instructions to the nodes; return the message ids of those that there are."""
         self.traffic.forget(self.virtual_time_s)
         distinct = list({id(message): message for message in messages}.values())
         for metadata in (message.metadata for message in distinct):
@@ -240,10 +225,10 @@ class LocalGrid(Grid):
             found = [answer_all(job, self.client_app, self.faults, now_s) for job in jobs]
         answers = dict(zip(online, found, strict=True))
         offline = Error(NODE_UNAVAILABLE, "the node is offline")
+        nodes = [message.metadata.dst_node_id for message in messages]
         return [
             answers[i].pop(0) if i in answers else (now_s, Message(offline, reply_to=message))
-            for message in messages
-            for i in [message.metadata.dst_node_id]
+            for i, message in zip(nodes, messages, strict=True)
         ]
 
     def _keep(self, message: Message, answer: Answer) -> str:
@@ -251,6 +236,7 @@ class LocalGrid(Grid):
         (arrival_s, reply), message_id = answer, message.metadata.message_id
         message.metadata.delivered_at = datetime.now(UTC).isoformat()
         until_s = self.virtual_time_s + message.metadata.ttl
+        # as by Flower: what is not answered within its time to live is answered with an error
         if reply is None or arrival_s > until_s:
             arrival_s, reply = until_s, unavailable(message_id)
         else:
@@ -275,17 +261,10 @@ class LocalGrid(Grid):
     def wait_for(
         self, message_ids: Iterable[str], timeout: float | None = None, enough: int | None = None
     ) -> list[Message]:
-        """Wait for the replies to instructions sent before; return them in order of arrival.
+        """Wait for replies, ``timeout`` virtual seconds at most; return them as they arrive.
 
-        Parameters
-        ----------
-        message_ids : iterable of str
-            From :meth:`push_messages`.
-        timeout : float, optional
-            Seconds of virtual time. None: nodes that never answer are waited for until their
-            messages end. Replies that come later can still be pulled.
-        enough : int, optional
-            Wait for no more replies than this, errors not counted.
+        Without a time-out nodes that never answer are waited for until their messages end. Replies
+        that come later can still be pulled. No more than ``enough`` good ones are waited for.
         """
         ids, pending = set(message_ids), self.traffic.pending
         awaited = [pending[i] for i in ids & pending.keys()]

@@ -81,6 +81,7 @@ class LocalNode:
             return fail("injected error")
         records: dict[str, Any] = dict(message.content.items())
         copy = RecordDict({name: type(record)(dict(record)) for name, record in records.items()})
+        # a ClientApp cannot change what other nodes see; arrays are immutable bytes, and shared
         private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply: Any = client_app(private, self.context)
@@ -109,11 +110,7 @@ _app: list[ClientApp] = []
 
 
 class WorkerPool:
-    """Forked processes, each with a copy of the ClientApp.
-
-    A node's state lives in the parent: it travels with the job and comes back with the replies
-    (0.05 ms for 80 kB), so that any worker can take any node.
-    """
+    """Forked processes, each with a copy of the ClientApp."""
 
     def __init__(self, client_app: ClientApp, workers: int) -> None:
         if sys.platform != "linux":
@@ -138,6 +135,8 @@ class WorkerPool:
             size = max(1, len(jobs) // (SHARES * self._workers))
             work = partial(_work, faults=faults, now_s=now_s)
             done = self._pool.map(work, jobs, chunksize=size)
+            # A node's state travels with the job and comes back with the replies (0.05 ms for
+            # 80 kB), so that any worker can take any node.
             for (node, _), (after, answers) in zip(jobs, done, strict=True):
                 vars(node.context).update(vars(after.context))
                 node.free_at_s = after.free_at_s

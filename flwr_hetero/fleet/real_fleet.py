@@ -19,12 +19,8 @@ from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.fleet import certificates, processes
 from flwr_hetero.fleet.processes import DRAFT, FILE, HOST, FleetFile, SuperNodeSpec
 
-START_S = 120.0
-"""Seconds that a process may take to come up."""
-END_S = 30.0
-"""Seconds that a process may take to end."""
-ANSWER_S = 60.0
-"""Seconds that the SuperLink may take to list the nodes online."""
+START_S, END_S, ANSWER_S = 120.0, 30.0, 60.0
+"""Seconds that a process may take to come up, to end, and to list the nodes online."""
 NODES = "nodes.json"
 """In the fleet's ``FLWR_HOME``: the names of registered node ids."""
 # the database leaves the last two behind after a hard end
@@ -72,23 +68,10 @@ class RealFleet:
     ) -> None:
         """Make keys, start everything, register the SuperNodes, wait until all are online.
 
-        Parameters
-        ----------
-        profiles : sequence of DeviceProfile
-            One per SuperNode: ``compute_factor`` becomes a share of one CPU, link speeds are kept.
-        cpu : float
-            Share of one CPU that the fastest gets, in (0, 1]; all shares must fit the machine.
-        database : bool
-            Keep the SuperLink's state in a file, so that it survives a restart.
-        say : callable
-            Called with a line per step.
-
-        Raises
-        ------
-        ValueError
-            If there is no profile, ``cpu`` is out of range, or the folder is not empty.
-        RuntimeError
-            If something does not start; its log is quoted, and what was started is ended.
+        Each profile is a SuperNode: speeds become shares of one CPU, of which the fastest gets
+        ``cpu`` in (0, 1], link speeds are kept. With ``database`` the SuperLink's state survives a
+        restart. ``say`` is called with a line per step. ValueError for bad arguments or a folder
+        that is not empty; RuntimeError with its log if something does not start.
         """
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
@@ -165,10 +148,7 @@ class RealFleet:
         return processes.start(command, self.folder, self._log(name), environment)
 
     def wait_online(self, names: Collection[str], timeout_s: float = START_S) -> None:
-        """Wait until the SuperNodes of these names are online, ``timeout_s`` seconds at most.
-
-        RuntimeError if one or the SuperLink ends, or time is up; its log is quoted.
-        """
+        """Wait until the SuperNodes of these names are online; RuntimeError if one is not."""
         deadline_s = time.monotonic() + timeout_s
         while missing := sorted(set(names) - self.online()):
             if not self.is_alive(self.file.superlink_pid):
@@ -240,10 +220,9 @@ class RealFleet:
             processes.signal_one(pid, self.folder, signal.SIGCONT)
 
     def down(self, *, keep: bool = False) -> int:
-        """End every process of the fleet, remove its files, and return how many have ended.
+        """End every process of the fleet; remove its files, unless they are to be kept.
 
-        Nothing else is touched. With ``keep`` the files stay, to read the logs. ValueError if
-        there is no fleet in the folder.
+        Returns how many have ended; nothing else is touched.
         """
         if not any((self.folder / name).is_file() for name in (FILE, DRAFT)):
             raise invalid("dir", str(self.folder), "hold a fleet")

@@ -23,29 +23,23 @@ POLL_S = 0.02
 # affinity cannot give less than one core.
 
 
-class CpuBucket:
-    """A token bucket of CPU time: fills at ``share`` seconds per second, and may go into debt."""
-
-    def __init__(self, share: float) -> None:
-        self.share = check_number("share", share, "(0, 1]")
-        self.credit_s = self.share * BURST_S
-
-    def may_run(self, elapsed_s: float, used_s: float) -> bool:
-        """Account for the time since the last call; return whether the device may run on."""
-        # A process runs on until it is stopped, and pays its debt in full: the share is exact while
-        # polls are at most BURST_S apart. A later one finds the bucket full: the device gets less.
-        self.credit_s += self.share * elapsed_s - used_s
-        self.credit_s = min(self.credit_s, self.share * BURST_S)
-        return self.credit_s > 0
-
-
 class Throttle:
     """Keep the ClientApp processes below a device's SuperNode at their CPU share."""
 
     def __init__(self, share: float) -> None:
-        self.bucket, self._polled_s = CpuBucket(share), time.monotonic()
+        self.share = check_number("share", share, "(0, 1]")
+        self.credit_s, self._polled_s = self.share * BURST_S, time.monotonic()
         self._used_s: dict[int, float] = {}
         self._stopped = False
+
+    def may_run(self, elapsed_s: float, used_s: float) -> bool:
+        """Account for the time since the last call; return whether the device may run on."""
+        # A bucket of CPU time that fills at ``share`` seconds per second. A process runs on until
+        # it is stopped, and pays its debt in full: the share is exact while polls are at most
+        # BURST_S apart. A later one finds the bucket full, and the device gets less.
+        self.credit_s += self.share * elapsed_s - used_s
+        self.credit_s = min(self.credit_s, self.share * BURST_S)
+        return self.credit_s > 0
 
     def poll(self, supernode: int) -> None:
         """Measure the device's processes once, and stop or continue them."""
@@ -53,7 +47,7 @@ class Throttle:
         pids = [pid for executor in children(supernode) for pid in descendants(executor)]
         times = {pid: cpu_time_s(pid) for pid in pids}
         used_s = sum(time_s - self._used_s.get(pid, 0.0) for pid, time_s in times.items())
-        runs = self.bucket.may_run(now_s - self._polled_s, used_s)
+        runs = self.may_run(now_s - self._polled_s, used_s)
         self._used_s, self._polled_s = times, now_s
         if not runs or self._stopped:
             send(pids, signal.SIGCONT if runs else signal.SIGSTOP)

@@ -19,8 +19,8 @@ from flwr_hetero.sampler import (
     BatchSampler,
     MercurySampler,
     OrderedSampler,
-    WeightedLoss,
     UniformSampler,
+    WeightedLoss,
 )
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of

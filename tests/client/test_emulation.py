@@ -6,7 +6,7 @@ from toy import toy_app
 from flwr_hetero import keys
 from flwr_hetero.client import emulation
 from flwr_hetero.client.emulation import device_rng, stamp, work
-from flwr_hetero.client.timing import Pace, read_pace
+from flwr_hetero.client.timing import NodePace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.records import payload_bytes
@@ -108,7 +108,7 @@ def test_device_rng_depends_on_its_message_only():
 def test_stamp_notes_link_and_speed():
     context = node()
     _, transfer_s = stamped(context)
-    assert read_pace(context) == Pace(pytest.approx(transfer_s), pytest.approx(0.01))
+    assert read_pace(context) == NodePace(pytest.approx(transfer_s), pytest.approx(0.01))
     assert transfer_s > 0.3
 
 

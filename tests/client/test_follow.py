@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, follow, load_state, timing
-from flwr_hetero.sampler import InTurn, MercurySampler, OrderedSampler, WeightedLoss, TopLossSampler
+from flwr_hetero.sampler import MercurySampler, OrderedSampler, TopLossSampler, WeightedLoss
 from flwr_hetero.strategy import CDGraB, HerdingMeter
 
 NUM, BATCH = 24, 3
@@ -33,8 +33,6 @@ def order_app(*, mods=(timing,), workers=0, observed=True, explicit=False, turn=
         model = nn.Linear(4, 3)
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         sampler = ordered = OrderedSampler(len(data), BATCH)
-        if turn:
-            sampler = InTurn([ordered, MercurySampler(len(data), BATCH)])
         loader = DataLoader(data, batch_sampler=sampler, num_workers=workers)
         order = follow(sampler, msg, context, model)
         if orders is not None:
@@ -109,18 +107,8 @@ def test_the_meter_gets_its_gradients():
     assert [line for line in lines if line.get("herding")], lines[-1]
 
 
-def test_an_order_in_turn_with_importance():
-    orders = {}
-    lines, grid = run_orders(order_app(turn=True, orders=orders), rounds=8)
-    assert balanced(lines) > 0
-    assert all(len({tuple(order) for order in each}) > 1 for each in orders.values())
-    state = load_state(grid.context(next(iter(grid.get_node_ids()))), "sampler")
-    assert np.ptp(state["1.importance"]) > 0
-
-
-@pytest.mark.parametrize("turn", [False, True])
-def test_gradients_that_do_not_come_are_an_error(turn):
-    lines, _ = run_orders(order_app(observed=False, turn=turn), rounds=1)
+def test_gradients_that_do_not_come_are_an_error():
+    lines, _ = run_orders(order_app(observed=False), rounds=1)
     for failure in lines[-1]["failures"]:
         assert "OrderedSampler learns nothing: no gradient was observed" in failure["reason"]
         assert "follow(loader.batch_sampler, msg, context, model)" in failure["reason"]
@@ -156,7 +144,7 @@ def test_top_loss_takes_its_role(ask, context):
     follow(sampler, ask(config={"lr": 0.1}, more=role), context)
     assert (sampler.fast, sampler.share, sampler.high_loss_fraction) == (True, 0.25, 0.75)
     assert len(sampler) == 1
-    follow(InTurn([sampler]), ask(config={"lr": 0.1}), context, name="turns")
+    follow(sampler, ask(config={"lr": 0.1}), context, name="turns")
     assert not sampler.fast
     with pytest.raises(ValueError, match="share must be a number in"):
         follow(sampler, ask(config={keys.FAST: True, keys.FAST_SHARE: 2.0}), context)

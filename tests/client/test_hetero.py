@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
-from flwr_hetero.client.handler import _said, current_handler
 from flwr_hetero.client import work as work_module
+from flwr_hetero.client.handler import _said, current_handler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import follow, hetero, keep, load_state
 from flwr_hetero.older import OlderClients
@@ -24,9 +24,9 @@ from flwr_hetero.sampler import (
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    WeightedLoss,
     TopLossSampler,
     UniformSampler,
+    WeightedLoss,
 )
 from flwr_hetero.strategy import LocalSteps
 

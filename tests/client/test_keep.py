@@ -11,12 +11,11 @@ from flwr_hetero.client.handler import _said
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device, keep, load_state, restore, save_state, timing
 from flwr_hetero.sampler import (
-    InTurn,
     MercurySampler,
     PGDSampler,
-    WeightedLoss,
     TopLossSampler,
     UniformSampler,
+    WeightedLoss,
 )
 
 DATA = TensorDataset(torch.randn(20, 3, generator=torch.manual_seed(0)), torch.arange(20) % 3)
@@ -164,7 +163,6 @@ LEARNERS = {
     "mercury": (mercury, "criterion = WeightedLoss"),
     "top loss": (lambda: TopLossSampler(20, 5), "criterion = WeightedLoss"),
     "pgd": (lambda: PGDSampler(20, 5), "PriorityFeed"),
-    "in turn": (lambda: InTurn([UniformSampler(20, 5), mercury()]), "criterion = WeightedLoss"),
 }
 
 
@@ -207,21 +205,6 @@ def test_update_by_hand_is_help_enough(context):
     for _ in range(4):
         for batch in sampler:
             sampler.update(np.array(batch), np.ones(len(batch)))
-
-
-def test_on_missing_warns_once(caplog):
-    def function(context):
-        sampler = mercury()
-        keep(sampler, context, on_missing="warn")
-        train(sampler, passes=4, loss=False)
-
-    _said.clear()
-    reply, _ = run_app(function, rounds=3)
-    assert not reply.has_error()
-    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
-    assert "MercurySampler learns nothing" in caplog.text
-    with pytest.raises(ValueError, match="on_missing must be one of raise, warn"):
-        keep(mercury(), Context(1, 1, {}, RecordDict(), {}), on_missing="ignore")
 
 
 def test_what_is_not_kept_is_said_once(caplog):

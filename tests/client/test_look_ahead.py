@@ -12,13 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from flwr_hetero.client.weighted_loss import gradient_norms
 from flwr_hetero.sampler import (
     BatchSampler,
-    InTurn,
     MercurySampler,
     PGDSampler,
     PriorityFeed,
-    WeightedLoss,
     TopLossSampler,
-    UniformSampler,
+    WeightedLoss,
     sample_priorities,
 )
 
@@ -61,17 +59,12 @@ def score(sampler: BatchSampler, outputs: torch.Tensor, targets: torch.Tensor) -
     [
         lambda: [MercurySampler(NUM, BATCH, gate=0)],
         lambda: [TopLossSampler(NUM, BATCH)],
-        lambda: [
-            MercurySampler(NUM, BATCH, gate=0),
-            TopLossSampler(NUM, BATCH),
-            UniformSampler(NUM, BATCH),
-        ],
     ],
 )
 def test_scores_are_of_the_samples_trained(make, way, monkeypatch):
     torch.manual_seed(0)
     samplers, model = make(), nn.Linear(6, 2)
-    sampler = samplers[0] if len(samplers) == 1 else InTurn(samplers)
+    sampler = samplers[0]
     given = [spy(each, monkeypatch) for each in samplers]
     num_workers, fetch = LOOK_AHEAD[way]
     loader = DataLoader(DATA, batch_sampler=sampler, num_workers=num_workers)
@@ -93,14 +86,13 @@ def test_scores_are_of_the_samples_trained(make, way, monkeypatch):
 
 
 @every_way
-@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("rule", ["topk", "stochastic"])
 @pytest.mark.parametrize("by", ["loss", "on_batch"])
-def test_priorities_are_of_the_samples_trained(by, rule, in_turn, way, monkeypatch):
+def test_priorities_are_of_the_samples_trained(by, rule, way, monkeypatch):
     torch.manual_seed(0)
     model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule, gate=0)
     feed = PriorityFeed(sampler, model)
-    drawing = InTurn([feed, UniformSampler(NUM, BATCH)]) if in_turn else feed
+    drawing = feed
     given = spy(sampler, monkeypatch)
     num_workers, fetch = LOOK_AHEAD[way]
     loader = DataLoader(DATA, batch_sampler=drawing, num_workers=num_workers)
@@ -115,12 +107,12 @@ def test_priorities_are_of_the_samples_trained(by, rule, in_turn, way, monkeypat
             optimizer.zero_grad()
             if by == "loss":
                 (criterion(model(inputs), targets) / 3).backward()  # as in accumulation
-                mine = not in_turn or drawing.current is feed
+                mine = True
             else:
                 indices, weights = drawing.take()
                 losses = losses_of(model(inputs), targets)
                 (losses * torch.from_numpy(weights)).mean().backward()
-                mine = not in_turn or drawing.current is feed
+                mine = True
                 if mine:
                     feed.on_batch(model, indices, losses)
             optimizer.step()
@@ -135,5 +127,5 @@ def test_priorities_are_of_the_samples_trained(by, rule, in_turn, way, monkeypat
             if count == stop:
                 break
     turns = range(1, trained_by_feed + 1)
-    assert trained_by_feed in ((8, 9, 10) if in_turn else (18,))
+    assert trained_by_feed == 18
     assert measured == [t for t in turns if t > 1 and (rule == "topk" or t % 4 == 1)]

@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from flwr_hetero import keys
-from flwr_hetero.client.handler import _said
 from flwr_hetero.client import optimizers
+from flwr_hetero.client.handler import _said
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
 from flwr_hetero.strategy import FedBuff, FedSlice, LocalSteps

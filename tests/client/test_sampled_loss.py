@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero.client.weighted_loss import gradient_norms, score_batches, scoring
-from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, WeightedLoss, UniformSampler
+from flwr_hetero.sampler import MercurySampler, PGDSampler, UniformSampler, WeightedLoss
 
 DATA = TensorDataset(torch.randn(12, 3, generator=torch.manual_seed(0)), torch.arange(12) % 3)
 
@@ -135,21 +135,6 @@ def test_weighted_mean_and_scores(learns_from):
     assert len(sampler.scores_seen) == 3
 
 
-def test_each_in_turn_gets_its_own_scores():
-    samplers = [Weighted(12, 4), Weighted(12, 4, learns_from="importance")]
-    both = InTurn(samplers)
-    criterion = WeightedLoss(both)
-    for inputs, targets in DataLoader(DATA, batch_sampler=both):
-        criterion(inputs, targets)
-    assert [len(sampler.scores_seen) for sampler in samplers] == [2, 1]
-    for sampler, score in (
-        (samplers[0], partial(cross_entropy, reduction="none")),
-        (samplers[1], gradient_norms),
-    ):
-        for indices, scores in sampler.scores_seen:
-            assert scores == pytest.approx(score(*DATA[indices]))
-
-
 def test_mercury_says_what_it_learns_from():
     assert MercurySampler(12, 4).learns_from == "importance"
     assert MercurySampler(12, 4, scores="loss").learns_from == "loss"
@@ -159,7 +144,7 @@ def test_mercury_says_what_it_learns_from():
     ("sampler", "match"),
     [
         (DataLoader(DATA, batch_size=4).batch_sampler, "sampler must be a sampler of"),
-        (InTurn([UniformSampler(12, 4), PGDSampler(12, 4)]), "sampler must learn from losses"),
+        (PGDSampler(12, 4), "sampler must learn from losses"),
     ],
 )
 def test_other_samplers_are_refused(sampler, match):

@@ -8,7 +8,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.client import timing as timing_module
-from flwr_hetero.client.timing import Pace, device_info, note_pace, read_pace
+from flwr_hetero.client.timing import NodePace, device_info, note_pace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.strategy import TiFL
@@ -51,7 +51,7 @@ def test_pace_is_the_time_from_reply_to_message(context, monkeypatch):
     monkeypatch.setattr(timing_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     for message_type in ("train", "evaluate", "train"):
         ask(context, message_type)
-    assert read_pace(context) == Pace(5.0, 0.0)  # up to the evaluation; none since then
+    assert read_pace(context) == NodePace(5.0, 0.0)  # up to the evaluation; none since then
     ask(context)
     assert read_pace(context).idle_s == 3.5  # smoothed with the 2 s after the second training
 
@@ -59,15 +59,15 @@ def test_pace_is_the_time_from_reply_to_message(context, monkeypatch):
 def test_pace_of_nothing_known(context):
     assert read_pace(context) is None
     context.state[keys.PACE] = ConfigRecord({keys.IDLE_TIME: "soon", keys.EXAMPLE_TIME: nan})
-    assert read_pace(context) == Pace(0.0, 0.0)
+    assert read_pace(context) == NodePace(0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [
-        *[([(2.0, 3.0)], Pace(2.0, 1.0)), ([(nan, -1.0)], Pace(0.0, 0.0))],
-        *[([(2.0, 3.0), (1.0, 0.0)], Pace(1.5, 0.5)), ([(nan, 3.0), (4.0, nan)], Pace(2.0, 1.0))],
-        *[([(2.0, 3.0), bad], Pace(2.0, 1.0)) for bad in ((nan, nan), (inf, inf), (-1.0, -1.0))],
+        *[([(2.0, 3.0)], NodePace(2.0, 1.0)), ([(nan, -1.0)], NodePace(0.0, 0.0))],
+        *[([(2.0, 3.0), (1.0, 0.0)], NodePace(1.5, 0.5)), ([(nan, 3.0), (4.0, nan)], NodePace(2.0, 1.0))],
+        *[([(2.0, 3.0), bad], NodePace(2.0, 1.0)) for bad in ((nan, nan), (inf, inf), (-1.0, -1.0))],
     ],
 )
 def test_note_pace_is_a_moving_average(context, rounds, expected):

@@ -14,14 +14,13 @@ from flwr_hetero.mercury.sampler import ESTIMATORS
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import (
     BatchSampler,
-    InTurn,
     MercurySampler,
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    WeightedLoss,
     TopLossSampler,
     UniformSampler,
+    WeightedLoss,
 )
 
 NUM, BATCH = 23, 5
@@ -57,10 +56,6 @@ def ordered(method: str, unit: str = "batch") -> Callable[[int, int], BatchSampl
     return lambda num, seed: OrderedSampler(num, BATCH, seed=seed, method=method, unit=unit)
 
 
-def in_turn(num: int, seed: int) -> BatchSampler:
-    return InTurn([mercury("flat")(num, seed), UniformSampler(num, BATCH, seed=seed)])
-
-
 def feed(rule: str, layers: str = "last") -> Callable[[int, int], BatchSampler]:
     def make(num: int, seed: int) -> BatchSampler:
         torch.manual_seed(0)
@@ -81,7 +76,6 @@ CASES = {
     ),
     **{f"ordered {name}": Case(ordered(name), IGNORED) for name in METHODS},
     "ordered examples": Case(ordered("id-grab", "example"), IGNORED),
-    "in turn": Case(in_turn, POSITIVE),
     "priority feed": Case(feed("stochastic"), IGNORED),
     "priority feed topk": Case(feed("topk", layers="all"), IGNORED),
 }
@@ -224,7 +218,7 @@ def test_stop_save_load_continue(name: str, stop: int) -> None:
     assert same(state, kept), "what was saved is not written over"
 
 
-@pytest.mark.parametrize("name", sorted(LEARNERS.keys() - {"in turn"}))
+@pytest.mark.parametrize("name", sorted(LEARNERS))
 def test_state_between_batch_and_scores_continues(name: str) -> None:
     whole, first, second = (CASES[name].make(NUM, 0) for _ in range(3))
     play(whole, 3), play(first, 3)

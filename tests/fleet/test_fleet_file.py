@@ -3,7 +3,8 @@ import json
 import pytest
 
 from flwr_hetero.fleet import named_fleet
-from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, specs_of
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
+from flwr_hetero.fleet.real_fleet import specs_of
 
 
 def test_file_survives_saving(tmp_path):
@@ -28,12 +29,12 @@ def test_unknown_node_is_refused():
 
 @pytest.mark.parametrize("cpu", [1.0, 0.4])
 def test_specs_keep_the_ratios_of_the_profiles(cpu):
-    specs = specs_of(named_fleet("paper-5", 5), cpu)
+    specs = specs_of(named_fleet("paper-5", 5), cpu, range(10))
     assert [spec.cpu for spec in specs] == [cpu * share for share in (1.0, 0.5, 0.25, 0.125, 0.025)]
 
 
 @pytest.mark.parametrize(
-    ("limits", "needed"), [({}, False), ({"cpu": 0.9}, True), ({"downlink_mbps": 1.0}, True)]
+    ("limits", "needed"), [({}, False), ({"cpu": 0.9}, True), ({"relay_port": 7}, True)]
 )
 def test_throttle_only_where_there_is_a_limit(limits, needed):
     assert FleetFile(port=1, nodes=[SuperNodeSpec("a", **limits)]).needs_throttle is needed

@@ -10,8 +10,7 @@ import pytest
 from waiting import wait_until
 
 from flwr_hetero.fleet import throttle
-from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
-from flwr_hetero.fleet.processes import free_ports
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, free_ports
 from flwr_hetero.fleet.throttle import (
     BURST_S,
     CpuBucket,

@@ -13,8 +13,8 @@ from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import (
     PGDSampler,
     PriorityFeed,
-    WeightedLoss,
     UniformSampler,
+    WeightedLoss,
     sample_priorities,
 )
 

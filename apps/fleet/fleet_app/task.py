@@ -122,9 +122,7 @@ class FleetSettings(Settings):
         if self.order != RESHUFFLE and self.sampler != UNIFORM:
             rule = f"be uniform with order={self.order}: an order visits each example once a pass"
             raise invalid("sampler", self.sampler, rule)
-        if self.sampler == TOP_LOSS and (
-            self.step_rule == "epochs" or self.weighting == "fednova"
-        ):
+        if self.sampler == TOP_LOSS and (self.step_rule == "epochs" or self.weighting == "fednova"):
             rule = "be without top-loss here: biased local SGD says which nodes are fast"
             hint = "give steps other than epochs, and weighting other than fednova"
             raise invalid("sampler", self.sampler, rule, hint)
