@@ -40,46 +40,95 @@ def plain():
     return DataLoader(DATA, BATCH, shuffle=True)
 
 
-def loop(epochs=1):
-    """Make an app's loop over epochs; it returns the lengths of its passes, and that expected."""
+def report(steps, passes=1, job=FULL, size=BATCH):
+    found = {"num-steps": steps, "passes": passes}
+    found |= {} if job is None else {"job-steps": job}
+    return found | ({"examples-processed": steps * size} if size else {})
+
+
+# --- what the reply says, and local epochs ------------------------------------------------------
+
+
+class Endless:
+    def __iter__(self):
+        while True:
+            yield "a b c"
+
+
+def loop(epochs=1, *, look=False, anew=False, stop=99, make=plain):
+    """Make an app's loop over epochs; it returns the lengths of its passes."""
 
     def train(msg, context):
-        loader = hetero.batches(plain(), msg)
-        return [len(list(loader)) for _ in range(epochs)], len(loader)
+        loader, lengths = hetero.batches(make(), msg), []
+        if look:
+            next(iter(loader))
+        for _ in range(epochs):
+            passed = iter(hetero.batches(make(), msg) if anew else loader)
+            lengths.append(sum(1 for _ in zip(range(stop), passed, strict=False)))
+        return lengths
 
     return train
 
 
-def report(steps, passes, job, size=BATCH):
-    found = {"num-steps": steps, "passes": passes, "job-steps": job}
-    return found | ({"examples-processed": steps * size} if size else {})
+def stated(**how):
+    # again in the same message changes nothing
+    return lambda msg, _: [hetero.num_steps(msg, **how) for _ in range(2)]
 
 
-# --- what the reply says ------------------------------------------------------------------------
+WRONG = (0, -1, 2.5, True, "two", 10**9)
+EPOCHS = {n: {"local-epochs": n} for n in (*WRONG, 2, 3, 5)}
+SAID = {
+    "a pass": (loop(), {}, [(2, [2], report(2)), (20, [20], report(20)), (None, [6], report(6))]),
+    "epochs": (
+        loop(3),
+        EPOCHS[3],
+        [
+            *[(7, [2] * 3, report(6, 3, 18)), (3, [1] * 3, report(3, 3, 18))],
+            *[(2, [1] * 3, report(3, 3, 18)), (None, [6] * 3, report(18, 3, 18))],
+        ],
+    ),
+    "fewer epochs than planned": (
+        loop(2), EPOCHS[5],
+        [(10, [2, 2], report(4, 2, 12)), (10, [5, 5], report(10, 2, 12))],
+    ),
+    "more than planned": (
+        loop(3), {}, [(6, [6, 0, 0], report(6, 3, 18)), (6, [2, 2, 2], report(6, 3, 18))],
+    ),
+    "a loader for each epoch": (loop(2, anew=True), EPOCHS[2], [(8, [4, 4], report(8, 2, 12))]),
+    "a look": (
+        loop(2, look=True), {}, [(9, [8, 0], report(9, 2, 12)), (9, [4, 3], report(8, 2, 12))],
+    ),
+    "broken off": (loop(3, stop=2), {}, [(20, [2] * 3, report(6)), (None, [2] * 3, report(6))]),
+    "no lengths": (loop(make=Endless), {}, [(3, [3], report(3, 1, None, None))]),
+    "an iterator": (loop(make=lambda: iter("abc")), {}, [(None, [3], report(3, 1, 3, None))]),
+    "no loop": (lambda msg, _: None, {}, [(3, None, {})]),
+    "a loader that is not used": (loop(0), {}, [(3, [], {})]),
+    **{f"epochs {n}": (loop(), EPOCHS[n], [(6, [6], report(6))]) for n in WRONG},
+    "told": (stated(), {}, [(5, [5, 5], report(5, 1, None, None)), (None, [None] * 2, {})]),
+    "told, usual": (stated(default=9), {}, [(5, [5, 5], report(5, 1, 9, None))]),
+    "told, sizes": (
+        stated(default=9, batch_size=8),
+        {},
+        [(5, [5, 5], report(5, 1, 9, 8)), (None, [9, 9], report(9, 1, 9, 8))],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("steps", "taken"), [(2, 2), (20, 20), (None, FULL)])
-def test_the_reply_says_what_was_done(steps, taken):
-    assert Node(loop()).work(steps) == report(taken, 1, FULL)
+@pytest.mark.parametrize("name", SAID)
+def test_the_reply_says_what_was_done(name):
+    function, config, messages = SAID[name]
+    node = Node(function, **config)
+    for asked, lengths, work in messages:
+        assert node.work(asked) == work
+        assert node.results[-1] == lengths
 
 
-def test_job_is_what_the_app_would_have_done_unasked():
-    node = Node(loop(epochs=3), **{"local-epochs": 3})
-    assert node.work(6) == report(6, 3, 3 * FULL)
-    assert node.work() == report(3 * FULL, 3, 3 * FULL)
-
-
-def test_what_is_not_known_or_not_done_is_left_out():
-    class Endless:
-        def __iter__(self):
-            while True:
-                yield "a b c"
-
-    use = lambda make: Node(lambda msg, _: list(hetero.batches(make(), msg)))  # noqa: E731
-    assert use(Endless).work(3) == {"num-steps": 3, "passes": 1}
-    assert use(lambda: iter("abc")).work() == {"num-steps": 3, "passes": 1, "job-steps": 3}
-    assert Node(lambda msg, _: None).work(3) == {}
-    assert Node(lambda msg, _: hetero.batches(plain(), msg)).work(3) == {}
+def test_shared_steps_are_said_once(caplog):
+    _said.clear()
+    node = Node(loop(3), **EPOCHS[3])
+    node.ask(7), node.ask(3)
+    (record,) = caplog.records
+    assert "the app's local epochs share them" in record.message
 
 
 def test_evaluation_says_and_moves_nothing():
@@ -115,72 +164,12 @@ def test_an_emulated_device_has_its_own_clock_and_works_for_its_steps():
         assert content[keys.TIMING][keys.TRAIN_TIME] == pytest.approx(steps * BATCH * 0.1 / 0.5)
 
 
-# --- local epochs -------------------------------------------------------------------------------
-
-
-def test_epochs_of_the_run_config_share_the_steps(caplog):
-    _said.clear()
-    node = Node(loop(3), **{"local-epochs": 3})
-    for steps in (7, 3, 2):
-        node.ask(steps)
-    assert node.results == [([2, 2, 2], 2), ([1, 1, 1], 1), ([1, 1, 1], 1)]
-    assert [r.message for r in caplog.records if "local epochs" in r.message] == [
-        "the server sets the steps of a message: the app's local epochs share them"
-    ]
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "two", 10**9])
-def test_a_run_config_that_says_no_number_is_one_pass(wrong):
-    assert Node(loop(), **{"local-epochs": wrong}).work(6) == report(6, 1, FULL)
-
-
-def test_the_last_message_says_how_many_passes_an_app_makes():
-    node = Node(loop(2), **{"local-epochs": 5})
-    assert node.work(10) == report(4, 2, 2 * FULL)  # 5 were planned, 2 came
-    assert node.work(10) == report(10, 2, 2 * FULL)
-    node = Node(loop(3))
-    node.ask(6), node.ask(6)
-    assert [passes for passes, _ in node.results] == [[6, 0, 0], [2, 2, 2]]
-
-
-def test_a_look_at_a_batch_is_no_pass():
-    def train(msg, context):
-        loader = hetero.batches(plain(), msg)
-        next(iter(loader))
-        return [len(list(loader)) for _ in range(2)]
-
-    node = Node(train)
-    node.ask(9), node.ask(9)
-    assert node.results == [[8, 0], [4, 3]]
-    assert node.work()["passes"] == 2
-
-
-def test_an_app_that_breaks_off_its_passes():
-    def train(msg, context):
-        loader = hetero.batches(plain(), msg)
-        for _ in range(3):
-            for number, _ in enumerate(loader, 1):
-                if number == 2:
-                    break
-
-    node = Node(train)
-    assert node.work(20) == report(6, 1, FULL)
-    assert node.work() == report(6, 1, 6)
-
-
-def test_a_loader_for_each_epoch_is_the_same():
-    train = lambda msg, _: [len(list(hetero.batches(plain(), msg))) for _ in range(2)]  # noqa: E731
-    node = Node(train, **{"local-epochs": 2})
-    assert node.work(8) == report(8, 2, 2 * FULL)
-    assert node.results == [[4, 4]]
-
-
 def test_epochs_go_on_in_one_pass_over_the_data():
     def train(msg, context):
         loader = hetero.batches(DataLoader(range(NUM), BATCH, shuffle=True), msg)
         return [number for _ in range(2) for batch in loader for number in batch.tolist()]
 
-    node = Node(train, **{"local-epochs": 2})
+    node = Node(train, **EPOCHS[2])
     for _ in range(3):
         node.ask(4)
     seen = [number for numbers in node.results for number in numbers]
@@ -193,7 +182,7 @@ def test_the_loss_that_apps_report_is_right(asked):
         loader = hetero.batches(plain(), msg)
         return sum(2.5 for _ in range(3) for _ in loader) / (3 * len(loader))
 
-    node = Node(train, **{"local-epochs": 3})
+    node = Node(train, **EPOCHS[3])
     node.ask(asked)
     assert node.results == [2.5]
 
@@ -242,22 +231,15 @@ def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
     )
     for _ in range(2):
         assert node.work(steps) == report(steps or epochs * FULL, epochs, epochs * FULL)
-    kept, now = node.state(), node.results[1][0].state_dict()
+    sampler = node.results[1][0]
+    assert isinstance(sampler, PriorityFeed) == (name == "pgd")
+    kept, now = node.state(), sampler.state_dict()
     assert kept.keys() > now.keys()
     for key, value in now.items():
         np.testing.assert_array_equal(kept[key], value)
     fresh.ask(steps)
     if steps:  # else an order is where it began
         assert any(not np.array_equal(fresh.state()[key], kept[key]) for key in now)
-
-
-def test_pgd_with_a_model_is_fed_by_it():
-    node = Node(train_with(PGDSampler, gives_model=True))
-    node.ask(3)
-    feed = node.results[0][0]
-    assert isinstance(feed, PriorityFeed)
-    assert isinstance(feed.sampler, PGDSampler)
-    assert node.state()["batches"] == 3
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -347,23 +329,6 @@ def test_criterion_fits_the_sampler(reduction):
 
 
 # --- code without a loader ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("asked", "how", "taken", "work"),
-    [
-        (5, {}, 5, {"num-steps": 5, "passes": 1}),
-        (5, {"default": 9}, 5, report(5, 1, 9, None)),
-        (5, {"default": 9, "batch_size": 8}, 5, report(5, 1, 9, 8)),
-        (None, {"default": 9, "batch_size": 8}, 9, report(9, 1, 9, 8)),
-        (None, {}, None, {}),
-    ],
-)
-def test_num_steps_is_the_nodes_word(asked, how, taken, work):
-    # again in the same message changes nothing
-    node = Node(lambda msg, _: [hetero.num_steps(msg, **how) for _ in range(2)])
-    assert node.work(asked) == work
-    assert node.results == [[taken] * 2]
 
 
 @pytest.mark.parametrize("how", [{"default": 0}, {"batch_size": -1}, {"default": 2.5}])

@@ -244,7 +244,7 @@ def test_evaluation_is_refused():
     sampler = UniformSampler(12, 4)
     criterion = WeightedLoss(sampler)
     for grad in (True, False):
-        with pytest.raises(RuntimeError, match=r"use WeightedLoss in training only.*loss_fn"):
-            with torch.set_grad_enabled(grad):
-                criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+        error = pytest.raises(RuntimeError, match=r"use WeightedLoss in training only.*loss_fn")
+        with error, torch.set_grad_enabled(grad):
+            criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
         next(iter(sampler))
