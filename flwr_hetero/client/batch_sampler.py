@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 else:
     try:
         from torch.utils.data import Sampler
-    except ImportError:  # a node without torch has no DataLoader either
+    # a node without torch has no DataLoader either
+    except ImportError:
         Sampler = object
 
 Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -105,6 +106,7 @@ class BatchSampler(ABC, Sampler):
         """Yield one epoch of batches as lists of indices, keeping each for ``take``."""
         if (handler := current_handler()) is not None and self not in handler.used:
             handler.used.append(self)
+        # a pass or two may only look at the data; a third is a training loop that learns nothing
         if self.unhelped_passes >= 2:
             self.check_help()
         self.begin_pass()
@@ -116,6 +118,7 @@ class BatchSampler(ABC, Sampler):
             self.unhelped_passes = 0 if self._is_helped else self.unhelped_passes + 1
             self._awaits_takes = bool(self._drawn)
         except GeneratorExit:
+            # the loop was left early; garbage collection may close it after the next has begun
             if number == self._pass:
                 self.give_back()
             raise
@@ -215,6 +218,7 @@ class BatchSampler(ABC, Sampler):
         if index.size and (index.min() < 0 or index.max() >= self.num_samples):
             span = (int(index.min()), int(index.max()))
             raise invalid("indices", span, f"lie in range({self.num_samples})")
+        # kept, one such score would decide all later draws
         bad = score[~np.isfinite(score)]
         if bad.size:
             hint = "the model has diverged, lower the learning rate"
@@ -268,6 +272,7 @@ class UniformSampler(BatchSampler):
         check_permutation(order, owner)
         if not 0 <= position <= self.num_samples:
             raise ValueError(f"state of {owner} must hold a position in the data, got {position}.")
+        # the parent checks the rest: nothing has changed until all of the state is found good
         super().load_state_dict(state)
         self.order, self.position = order.astype(np.int64), position
 

@@ -49,6 +49,7 @@ def kept_place(text: Any, size: int, batch_size: int) -> Place | None:
         place = Place(*json.loads(text))
         parts = (part if isinstance(part, list) else [part] for part in place.order or [])
         inside = all(0 <= index < (inf if size < 0 else size) for part in parts for index in part)
+        # a huge number would be a pass without an end
         counts = all(type(number) is int and 0 <= number < 2**62 for number in place[2:5])
     except (TypeError, ValueError):
         return None
@@ -82,6 +83,7 @@ class Stream:
         try:
             yield
         finally:
+            # the next use goes on here; what the user seeded knows nothing of it
             self._states = self._read()
             self._write(before)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
@@ -112,6 +114,7 @@ class Passes:
     def __init__(self, loader: Any, data: Any, drawing: Iterable[Any]) -> None:
         self.size, self.batch_size = length_of(data), batch_size_of(loader)
         self._loader, torch = loader, sys.modules.get("torch")
+        # a DataLoader and its samplers may share one
         own = (getattr(each, "generator", None) for each in drawing)
         kind = torch.Generator if torch else ()
         self._generators = list({id(g): g for g in own if isinstance(g, kind)}.values())
@@ -149,6 +152,7 @@ class IndexPasses(Passes):
     def __init__(self, loader: Any) -> None:
         by_batch = loader.batch_sampler is not None
         self._indices = loader.batch_sampler if by_batch else loader.sampler
+        # a batch sampler draws from a sampler, which may draw from another
         self._samplers, inner = list[Any](), self._indices
         while inner is not None and all(inner is not each for each in self._samplers):
             self._samplers.append(inner)
@@ -171,6 +175,7 @@ class IndexPasses(Passes):
             # the order of torch's own samplers follows from the seed, that of others is kept
             is_torchs = all(type(s).__module__.startswith("torch.") for s in self._samplers)
             whole = 0 if is_torchs else length_of(self._indices)
+            # one for several processes gives the same order until it is told the epoch
             for sampler in self._samplers:
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(place.number)
@@ -207,7 +212,8 @@ def drawn_by(loader: Any, indices: Any, *, by_batch: bool = True) -> Any:
     # a DataLoader refuses to have these set
     changed.__dict__["batch_sampler" if by_batch else "sampler"] = indices
     changed.__dict__["_iterator"] = None
-    if (base := changed.__dict__.get("base_dataloader")) is not None:  # accelerate's are around one
+    # accelerate's are around one
+    if (base := changed.__dict__.get("base_dataloader")) is not None:
         changed.__dict__["base_dataloader"] = drawn_by(base, indices, by_batch=by_batch)
     return changed
 

@@ -68,7 +68,8 @@ class DeviceProfile:
 
 
 def check_link(argument: str, mbps: float) -> None:
-    """Refuse what is no link speed; infinity is one."""
+    """Refuse what is no link speed."""
+    # infinity is a link that costs nothing
     if mbps != inf:
         check_number(argument, mbps, "(0, inf]")
 
@@ -110,7 +111,8 @@ NAMED_FLEETS: dict[str, list[tuple[DeviceProfile, float]]] = {
     # Biased local SGD, section 5.1: the widest gap, gamma = 1/32
     "gpu-cpu": [(DeviceProfile(32.0, name="GPU"), 4), (DeviceProfile(name="CPU"), 1)],
 }
-for _mbps in (10, 50, 100, 200):  # Mercury, section 6.2: the bandwidths of its test bed, both ways
+# Mercury, section 6.2: the bandwidths of its test bed, both ways
+for _mbps in (10, 50, 100, 200):
     _wifi = DeviceProfile(
         1.0, _mbps, _mbps, seconds_per_example=WIFI_SECONDS_PER_EXAMPLE, name=f"{_mbps} Mbit/s"
     )
@@ -148,6 +150,7 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
     kinds, shares = zip(*(NAMED_FLEETS.get(fleet) or _read_fleet(fleet)), strict=True)
     ends = [round(num_nodes * end / sum(shares)) for end in accumulate(shares)]
     sizes = [end - start for start, end in pairwise([0, *ends])]
+    # no kind is left out while there is a node for each
     while num_nodes >= len(sizes) and 0 in sizes:
         sizes[sizes.index(max(sizes))] -= 1
         sizes[sizes.index(0)] += 1

@@ -122,14 +122,16 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
         raise invalid("sampler", kind, "be a sampler of flwr_hetero.sampler", hint)
     if (handler := current_handler()) is not None:
         before, _ = handler.kept.get(name, (sampler, context))
-        if before is not sampler:  # made anew for an epoch: it goes on where that one ended
+        # one made anew for an epoch goes on where that before has ended
+        if before is not sampler:
             before.settle()
             _save(before, context, name)
         others = {n: kept for n, kept in handler.kept.items() if kept[0] is not sampler}
         handler.kept = others | {name: (sampler, context)}
     else:
         if (before := _latest.get((id(context), name))) is not None:
-            before.on_pass_end = lambda: None  # it may be closed after the next round has begun
+            # its iteration may be closed after the next round has begun
+            before.on_pass_end = lambda: None
         _latest[id(context), name] = sampler
         sampler.on_pass_end = lambda: _save(sampler, context, name)
     sampler.unhelped_passes = int(read_number(load_state(context, name) or {}, UNHELPED, 0.0))
@@ -214,6 +216,7 @@ def lead(sampler: "BatchSampler", msg: Message, model: object) -> None:
 def attend(sampler: "BatchSampler", msg: Any, model: Any) -> None:
     """Keep a sampler and let it follow the message, unless the app has done so by hand."""
     handler = current_handler() or Handler()
+    # an app that keeps or leads it by hand has its own name for it
     is_kept = any(sampler is each for each, _ in handler.kept.values())
     if handler.context is not None and not is_kept:
         first, _ = handler.kept.get("sampler", (sampler, None))
@@ -243,12 +246,14 @@ def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:
         if sampler.learns_from == "priority":
             hint = "hetero.batches(loader, msg, sampler=PGDSampler, model=model)"
             raise invalid("model", model, "be the model whose gradients the sampler uses", hint)
+        # several loaders of a message share it, as one for each epoch
         made[key] = sampler
     return drawn_by(loader, made[key])
 
 
 def finish(handler: Handler, *, trained: bool) -> dict[str, Mapping[str, Any]]:
     """Check and save what a ClientApp's function used; return the records for the reply."""
+    # first: what was drawn ahead and not trained is in no state and no answer
     for sampler in handler.used:
         sampler.settle()
         if trained:

@@ -30,7 +30,8 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     start_s = time.monotonic()
     reply = call_app(message, context, call_next)
     end_s = time.monotonic()
-    if context.node_config.get(keys.EMULATED) is not True:  # else the profile gives the pace
+    # of an emulated node the profile gives the pace
+    if context.node_config.get(keys.EMULATED) is not True:
         _observe_round(context, message, start_s, end_s)
     if reply.has_content():
         reply.content[keys.TIMING] = timing_record(context, end_s - start_s, 0.0, emulated=False)
@@ -44,12 +45,14 @@ def call_app(message: Message, context: Context, call_next: ClientAppCallable) -
     token = CURRENT.set(handler := Handler(message, context))
     try:
         reply: Any = call_next(message, context)
-        if not isinstance(reply, Message):  # without a reply a SuperNode waits for ever
+        # without a reply a SuperNode waits for ever
+        if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
         trained = message.metadata.message_type == MessageType.TRAIN
         found = finish(handler, trained=trained)
     finally:
         CURRENT.reset(token)
+    # what the app reports by itself counts
     for name, record in found.items():
         if reply.has_content() and name not in reply.content:
             reply.content[name] = ConfigRecord(dict(record))
@@ -108,7 +111,8 @@ def _observe_round(context: Context, message: Message, start_s: float, end_s: fl
 def device_info() -> dict[str, str | float]:
     """Read from jetson-stats what changes a Jetson's speed; tried with a stand-in only."""
     info: dict[str, str | float] = {}
-    with suppress(Exception):  # whatever fails there, training goes on
+    # whatever fails there, training goes on
+    with suppress(Exception):
         from jtop import jtop  # type: ignore[import-not-found,unused-ignore]
 
         with jtop() as board:
@@ -117,5 +121,6 @@ def device_info() -> dict[str, str | float]:
             with suppress(Exception):
                 info["power-mode"] = str(board.nvpmodel)
             celsius = [float(sensor["temp"]) for sensor in board.temperature.values()]
-            info["temperature-c"] = max(c for c in celsius if isfinite(c) and c > -100)  # -256: off
+            # a sensor that is off reads -256
+            info["temperature-c"] = max(c for c in celsius if isfinite(c) and c > -100)
     return info

@@ -76,7 +76,8 @@ def scoring(model: nn.Module) -> Iterator[None]:
     with _one_at_a_time:
         modes = {module: module.training for module in model.modules()}
         model.eval()
-        for module in modes:  # cuDNN has no backward pass for an RNN in eval mode
+        # cuDNN has no backward pass for an RNN in eval mode
+        for module in modes:
             module.training = isinstance(module, nn.RNNBase) and not module.dropout
         try:
             with torch.no_grad():
@@ -173,7 +174,8 @@ class WeightedLoss(nn.Module):
             raise invalid("sampler", type(sampler).__name__, "learn from losses", hint)
         if (reduction := _setting(loss_fn, "reduction", "none")) != "none":
             raise invalid("loss_fn", reduction, 'be made with reduction="none"')
-        super().__init__()  # a module, for models that hold their loss as one
+        # a module, for models that hold their loss as one
+        super().__init__()
         self.sampler, self.loss_fn = sampler, loss_fn
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:

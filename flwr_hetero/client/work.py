@@ -1,21 +1,27 @@
-"""The steps of a message: how many are left, where the pass goes on, what the reply says."""
+"""What goes on from message to message: steps, the place in the pass, torch's optimizers."""
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, Context
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.client.data_pass import Passes, Place, kept_place
-from flwr_hetero.client.handler import current_handler
-from flwr_hetero.client.optimizers import KeptOptimizers, wants_state
+from flwr_hetero.client.handler import current_handler, say_once
 
 LOCAL_EPOCHS = "local-epochs"
 """Key of the run-config in Flower's own examples; only until the app has passed over its data."""
 MOST_EPOCHS = 10_000
 PLACE = "place"
 """In the node's state: where it is in its pass over the data."""
+MOST_BYTES = 1 << 30
+"""Flower gives an app's process its node's state in one message, of 2 GiB at most."""
+_hooked: set[int] = set()
+"""Modules ``torch.optim.optimizer`` that call us; one, but for tests that import torch again."""
 
 
 class Work:
@@ -26,7 +32,8 @@ class Work:
         """Passes that share the message's steps."""
         self.optimizers: KeptOptimizers | None = None
         self._kept: Mapping[str, Any] = {}
-        if context is not None:  # else there is no mod, and no state from message to message
+        # without a mod there is no context, and no state from message to message
+        if context is not None:
             self._kept = context.state.config_records.get(keys.PASS, {})
             # as many as the app made last time, else as its run-config says
             told: Any = (self._kept.get(keys.PASSES), context.run_config.get(LOCAL_EPOCHS), 1)
@@ -101,16 +108,19 @@ class Work:
             return {}
         if self.optimizers is not None:
             self.optimizers.save()
-        passes = max(1, self.passes)  # none if each was broken off
+        # none if each was broken off
+        passes = max(1, self.passes)
         text = self._kept.get(PLACE, "") if self.place is None else self.place.to_text()
         self.context.state[keys.PASS] = ConfigRecord({PLACE: text, keys.PASSES: passes})
         found: dict[str, int | float] = {**self.metrics, keys.PASSES: passes}
         if (job_steps := self._steps_unasked(passes)) is not None:
             found[keys.JOB_STEPS] = job_steps
         if self._step_s:
-            warm = self._step_s[1:] or self._step_s  # the first step, which warms up, only if alone
+            # the first step, which warms up, counts only if it is alone
+            warm = self._step_s[1:] or self._step_s
             found[keys.STEP_TIME] = sum(warm) / len(warm)
-        elif self.steps:  # told, or cut short: what there is, is the time since the beginning
+        elif self.steps:
+            # told, or cut short: what there is, is the time since the beginning
             found[keys.STEP_TIME] = (time.monotonic() - self._since_s) / self.steps
         return {keys.WORK: found}
 
@@ -128,3 +138,108 @@ def current_work() -> Work | None:
         return None
     handler.work = work = handler.work or Work(handler.context, handler.message)
     return work
+
+
+def wants_state(message: object) -> bool:
+    """Return whether the server asks the node to go on with its optimizers."""
+    records = message.content.config_records.values() if isinstance(message, Message) else ()
+    return any(record.get(keys.KEEP_OPTIMIZER) is True for record in records)
+
+
+class KeptOptimizers:
+    """The optimizers of a message, in the order of their first steps.
+
+    A new one begins with the state that its predecessor of the last message had. One that has a
+    state of its own keeps that.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._seen = context, list[Any]()
+        optim: Any = sys.modules.get("torch.optim.optimizer")
+        if optim is not None and id(optim) not in _hooked:
+            optim.register_optimizer_step_pre_hook(_before_step)
+            _hooked.add(id(optim))
+
+    def see(self, optimizer: Any) -> None:
+        """Note an optimizer that is about to step; give it its state before its first step."""
+        if optimizer in self._seen:
+            return
+        self._seen.append(optimizer)
+        kept = self._context.state.array_records.get(keys.OPTIMIZER)
+        # some make a state before the first step; one that the app itself carries on is not new
+        has_own = any(state and state.get("step") != 0 for state in optimizer.state.values())
+        if kept is not None and not has_own:
+            _load(optimizer, kept, len(self._seen) - 1)
+
+    def save(self) -> None:
+        """Keep the states of all optimizers seen in the node's state."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for number, optimizer in enumerate(self._seen):
+            try:
+                flat = _flat(optimizer)
+            except (TypeError, RuntimeError) as error:
+                kind = type(optimizer).__name__
+                say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
+                continue
+            # with a NaN in its state the node would never recover
+            if all(np.isfinite(array).all() for array in flat.values()):
+                arrays |= {f"{number}/{name}": array for name, array in flat.items()}
+        size = sum(array.nbytes for array in arrays.values())
+        if size > MOST_BYTES:
+            what = f"their {size / 1e9:.1f} GB are too much"
+            say_once(f"optimizers begin anew with each message: {what}")
+            arrays = {}
+        if self._seen:
+            kept = {name: Array(array) for name, array in arrays.items()}
+            self._context.state[keys.OPTIMIZER] = ArrayRecord(kept)
+
+
+def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
+    """Tell the message that is being answered; torch calls this before each step."""
+    work: Any = getattr(current_handler(), "work", None)
+    if work is not None and work.optimizers is not None:
+        work.optimizers.see(optimizer)
+
+
+def _load(optimizer: Any, kept: ArrayRecord, number: int) -> None:
+    """Give an optimizer the state of one before, if that is of the same parameters."""
+    import torch
+
+    shapes, state = _shapes(optimizer), dict[int, dict[str, Any]]()
+    for name, array in kept.items():
+        of, index, shape, key = name.split("/", 3)
+        if int(of) != number:
+            continue
+        if shapes[int(index) : int(index) + 1] != [shape]:
+            say_once("an optimizer is of another model than in the last message: it begins anew")
+            return
+        state.setdefault(int(index), {})[key] = torch.from_numpy(array.numpy().copy())
+    if state:
+        # rates and the like stay those of the new one
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _flat(optimizer: Any) -> dict[str, NDArray[Any]]:
+    """Return an optimizer's state, by parameter, its shape and name; TypeError if not of arrays."""
+    shapes, arrays = _shapes(optimizer), dict[str, NDArray[Any]]()
+    for index, entries in optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if value is not None:
+                arrays[f"{index}/{shapes[index]}/{key}"] = _as_array(value)
+    return arrays
+
+
+def _shapes(optimizer: Any) -> list[str]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return ["x".join(map(str, param.shape)) for param in params]
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    if isinstance(value, (bool, int, float)):
+        return np.asarray(value)
+    if not hasattr(value, "detach"):
+        raise TypeError(f"it has a {type(value).__name__}")
+    tensor = value.detach().cpu()
+    is_brain = str(tensor.dtype) == "torch.bfloat16"  # NumPy has none
+    return np.asarray((tensor.float() if is_brain else tensor).numpy())

@@ -153,11 +153,12 @@ def _host(name: str) -> x509.GeneralName:
 
 
 def _write_pair(secret: Path, private: bytes, other: Path, public: bytes) -> None:
-    """Write two files that are not there yet; the first is at no moment readable by others."""
+    """Write two files that are not there yet; the first is a secret."""
     for path in (secret, other):
         if path.exists():
             hint = "keep it, or remove it and everything made from it"
             raise invalid("file", str(path), "not be there yet", hint)
+    # made with its mode: at no moment can others read the first
     for path, content, mode in ((secret, private, 0o600), (other, public, 0o644)):
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)

@@ -201,6 +201,7 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send instructions to the nodes; return the message ids of those that there are."""
+        # here and not in a clock of its own: time goes on when somebody waits or asks
         self.traffic.forget(self.virtual_time_s)
         distinct = list({id(message): message for message in messages}.values())
         for metadata in (message.metadata for message in distinct):
@@ -268,6 +269,7 @@ class LocalGrid(Grid):
         """
         ids, pending = set(message_ids), self.traffic.pending
         awaited = [pending[i] for i in ids & pending.keys()]
+        # errors are no replies that a round could use
         good = sorted(arrival_s for arrival_s, reply in awaited if reply.has_content())
         until_s = max((arrival_s for arrival_s, _ in awaited), default=self.virtual_time_s)
         if enough is not None and len(good) >= enough:
@@ -283,6 +285,7 @@ class LocalGrid(Grid):
         pending, queue = self.traffic.pending, self.traffic.in_order
         mine: set[str] = set()
         others: list[tuple[float, str]] = []
+        # the first of mine ends the wait, but what arrives at the same time is collected as well
         while queue and queue[0][0] <= until_s:
             at_s, message_id = heappop(queue)
             if message_id in pending and message_id not in ids:

@@ -85,7 +85,8 @@ class LocalNode:
         private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply: Any = client_app(private, self.context)
-        except Exception as error:  # any error of a ClientApp becomes its reply, as in Flower
+        # any error of a ClientApp becomes its reply, as in Flower
+        except Exception as error:
             return fail(f"{type(error).__name__}: {error}")
         if not isinstance(reply, Message):  # an app without a return, for instance
             return fail(f"the ClientApp returned {type(reply).__name__}, not a Message")
@@ -122,9 +123,10 @@ class WorkerPool:
             raise invalid("workers", workers, rule, "make the LocalGrid before that")
         self._workers, begin = workers, (client_app, os.getpid())
         self._pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, begin)
-        with warnings.catch_warnings():  # that a forked process lacks this one's threads
+        # forks all workers, here and now; Python warns that they lack this process's threads
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._pool.submit(os.getpid).result()  # forks all workers, here and now
+            self._pool.submit(os.getpid).result()
         # before the finalizers of multiprocessing's queues (10), or the workers would not be told
         self.close = Finalize(self, _end, (self._pool,), exitpriority=100)
 
@@ -155,7 +157,8 @@ class WorkerPool:
 
 def _end(pool: ProcessPoolExecutor) -> None:
     """End the workers; what they are at is finished first, the rest is not begun."""
-    in_main = threading.current_thread() is threading.main_thread()  # not in the pool's own thread
+    # the pool's own thread cannot wait for itself
+    in_main = threading.current_thread() is threading.main_thread()
     pool.shutdown(wait=in_main, cancel_futures=True)
 
 

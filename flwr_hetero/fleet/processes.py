@@ -169,6 +169,7 @@ def no_proxy() -> dict[str, str]:
 def free_ports(count: int) -> list[int]:
     """Find unused ports of the loopback interface."""
     found: list[int] = []
+    # held until all are found, or one would be found twice
     with ExitStack() as held:
         for port in random.SystemRandom().sample(PORTS, len(PORTS)):
             if len(found) == count:
@@ -228,6 +229,7 @@ def end(folder: Path, grace_s: float = GRACE_S) -> int:
     asked: set[int] = set()
     deadline_s = time.monotonic() + grace_s
     while pids := find(folder):
+        # what was started meanwhile is asked as well; whoever is deaf or frozen is killed
         late = time.monotonic() > deadline_s
         for pid in pids if late else set(pids) - asked:
             signal_one(pid, folder, signal.SIGKILL if late else signal.SIGTERM)
@@ -239,7 +241,8 @@ def end(folder: Path, grace_s: float = GRACE_S) -> int:
 
 def signal_one(pid: int, folder: Path, signal_number: int) -> None:
     """Send a signal to one process of a fleet, and continue it if it was stopped."""
-    if pid < 1:  # never started; the kernel would refuse the number itself
+    # never started; the kernel would refuse the number itself
+    if pid < 1:
         return
     with suppress(ProcessLookupError):
         # a handle taken before the tag is read is of no other process that got the same id since

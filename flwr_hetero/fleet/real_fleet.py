@@ -80,7 +80,8 @@ class RealFleet:
         port, *ports = processes.free_ports(1 + 2 * len(profiles))
         nodes = specs_of(profiles, cpu, ports)
         fleet = FleetFile(port=port, database=database, nodes=nodes)
-        fleet.save(self.folder)  # first, so that `down` can end all that comes after
+        # first, so that `down` can end all that comes after
+        fleet.save(self.folder)
         try:
             processes.prepare(self.folder, fleet)
             say("starting the SuperLink")
@@ -101,6 +102,7 @@ class RealFleet:
 
     def _claim(self) -> None:
         """Take the folder; of two that want it at once one is refused."""
+        # its file is made, not written over: both may have seen that the folder is empty
         with suppress(FileExistsError):
             if not self.folder.exists() or not any(self.folder.iterdir()):
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +139,8 @@ class RealFleet:
             time.sleep(0.1)
 
     def start_node(self, name: str) -> None:
-        """Start a SuperNode, also again after it was ended: its key makes it the same node."""
+        """Start a SuperNode, also again after it was ended."""
+        # its key makes it the same node for the SuperLink
         fleet = self.file
         node = fleet.node(name)
         pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
@@ -178,6 +181,7 @@ class RealFleet:
 
     def run_line(self) -> str:
         """Return a shell line that runs TiFL on this fleet, with settings for its size."""
+        # behind a proxy Flower would look for this machine's own address there
         settings = {"FLWR_HOME": str(self.folder / "home")}
         if getproxies().keys() - {"no"} and not proxy_bypass(HOST):
             settings["no_proxy"] = processes.no_proxy()["no_proxy"]
@@ -193,6 +197,7 @@ class RealFleet:
         try:
             ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
             listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
+        # before registration, or while the SuperLink starts or is busy
         except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
             return set()
         here = [node["node-id"] for node in listed if node["status"] == "online"]

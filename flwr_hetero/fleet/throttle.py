@@ -127,8 +127,9 @@ class Relay:
             far, far_out = await asyncio.open_connection(*self.target)
             outs.append(far_out)
             await asyncio.gather(_pump(near, far_out, self.up), _pump(far, near_out, self.down))
+        # the device sees a cut connection, as on any network
         except (OSError, asyncio.CancelledError):
-            pass  # the device sees a cut connection, as on any network
+            pass
         finally:
             self._open.discard(task)
             for out in outs:

@@ -7,28 +7,13 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from node_toy import Node
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
 from flwr_hetero import keys
 from flwr_hetero.client.handler import _said
 from flwr_hetero.mod import StepLoader, hetero, timing
 
 NUM = 20
-
-
-class Numbers(Dataset):
-    """Example i is the number i."""
-
-    def __init__(self, size=NUM):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        if index >= self.size:
-            raise IndexError(index)
-        return index
 
 
 class Stream(IterableDataset):
@@ -85,13 +70,13 @@ class OwnLoader:
     """No DataLoader, but one inside."""
 
     def __iter__(self):
-        yield from DataLoader(Numbers(), 3, shuffle=True)
+        yield from DataLoader(range(NUM), 3, shuffle=True)
 
 
 def loader(kind=DataLoader, data=None, batch_size=3, **how):
     def make():
         drawn = {key: value() if callable(value) else value for key, value in how.items()}
-        return kind(data or Numbers(), batch_size, **drawn)
+        return kind(data or range(NUM), batch_size, **drawn)
 
     return make
 
@@ -113,7 +98,7 @@ SHUFFLED = {
     "custom": loader(sampler=by_seed),
     "entropy": loader(sampler=by_chance),
     "entropy, one by one": loader(batch_size=None, sampler=by_chance),
-    "batch sampler": lambda: DataLoader(Numbers(), batch_sampler=Pairs()),
+    "batch sampler": lambda: DataLoader(range(NUM), batch_sampler=Pairs()),
     "subclass": loader(Reversed, shuffle=True),
     "shuffled stream": loader(data=Stream(lambda n: int(torch.randint(n, ())))),
     "stream by NumPy": loader(data=Stream(np.random.randint), batch_size=None),
@@ -240,7 +225,7 @@ def test_a_lost_or_damaged_place_is_a_new_pass(name, how):
 
 
 @pytest.mark.parametrize(
-    "other", [loader(data=Numbers(12)), loader(batch_size=5), lambda: [[1], [2], [3]]]
+    "other", [loader(data=range(12)), loader(batch_size=5), lambda: [[1], [2], [3]]]
 )
 def test_other_data_or_batches_begin_a_new_pass(other):
     loaders = iter([LOADERS["in order"], LOADERS["in order"], other])

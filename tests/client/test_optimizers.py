@@ -13,7 +13,7 @@ from node_toy import Node
 from torch import nn
 
 from flwr_hetero import keys
-from flwr_hetero.client import optimizers
+from flwr_hetero.client import work
 from flwr_hetero.client.handler import _said
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
@@ -162,7 +162,7 @@ def test_a_node_recovers_from_a_state_that_is_no_number():
 
 
 def test_a_state_too_large_for_a_message_begins_anew_and_is_said(said, monkeypatch):
-    monkeypatch.setattr(optimizers, "MOST_BYTES", 4 * 8 - 1)
+    monkeypatch.setattr(work, "MOST_BYTES", 4 * 8 - 1)
     parts, anew = Trainer(MOMENTUM).fits(3, 3), Trainer(MOMENTUM).fits(3, 3, keep=False)
     np.testing.assert_array_equal(parts.weights, anew.weights)
     assert "GB are too much" in said.text
