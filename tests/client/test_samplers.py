@@ -223,53 +223,47 @@ def data_of(node: int) -> TensorDataset:
     return TensorDataset(torch.randn(NUM, 4, generator=seed), torch.arange(NUM) % 3)
 
 
-def order_app(*, mods=(timing,), workers=0, observed=True, explicit=False, orders=None):
+def order_app(*, mods=(timing,), workers=0, loss=WeightedLoss, explicit=False, orders=None):
     """Make a ClientApp with CD-GraB's node half, in a loop over epochs."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
-        data, model = data_of(context.node_config["partition-id"]), nn.Linear(4, 3)
+        model = nn.Linear(4, 3)
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-        sampler = OrderedSampler(len(data), BATCH)
-        order = follow(sampler, msg, context, model)
+        order = follow(sampler := OrderedSampler(NUM, BATCH), msg, context, model)
         if orders is not None:
             orders.setdefault(context.node_id, []).append(sampler.node_order.next_order.tolist())
-        loader = DataLoader(data, batch_sampler=sampler, num_workers=workers)
-        loader = StepLoader(loader, msg)
-        criterion = WeightedLoss(sampler) if observed else nn.CrossEntropyLoss()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data, criterion = data_of(context.node_config["partition-id"]), loss(sampler)
+        loader = StepLoader(DataLoader(data, batch_sampler=sampler, num_workers=workers), msg)
         for _ in range(2):
             for inputs, targets in loader:
-                optimizer.zero_grad()
                 criterion(model(inputs), targets).backward()
-                optimizer.step()
-        metrics = MetricRecord({"num-examples": len(data), **loader.metrics})
+        metrics = MetricRecord({"num-examples": NUM, **loader.metrics})
         content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
         return Message(RecordDict(content | (order.records if explicit else {})), reply_to=msg)
 
     return app
 
 
-def run_orders(app, rounds=6, **config):
-    """Run some rounds; return the lines of the history, and the pairs that were balanced."""
+def run_orders(rounds, num_steps=8, **how):
+    """Run some rounds; return what failed, and the pairs that were balanced."""
     strategy, lines = CDGraB(FedAvg(fraction_evaluate=0.0), sketch_size=64), []
     strategy.on_round_end = lambda *found: lines.append(found[-1])
-    grid = LocalGrid(app, [DeviceProfile()] * 3)
+    grid = LocalGrid(order_app(**how), [DeviceProfile()] * 3)
     torch.manual_seed(0)
-    arrays = ArrayRecord(nn.Linear(4, 3).state_dict())
+    arrays, config = ArrayRecord(nn.Linear(4, 3).state_dict()), {"num-steps": num_steps}
     strategy.start(grid, arrays, num_rounds=rounds, train_config=ConfigRecord(config))
-    return lines, sum(line["cd-grab"]["pairs"] for line in lines if line["round"])
+    failures = [failure["reason"] for line in lines for failure in line["failures"]]
+    return failures, sum(line["cd-grab"]["pairs"] for line in lines if line["round"])
 
 
-@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("steps", [8, 3])
 def test_orders_follow_the_gradients(steps):
     orders = [{}, {}]
     for workers, found in zip((0, 2), orders, strict=True):
-        config, rounds = ({"num-steps": steps}, 8) if steps else ({}, 4)
-        app = order_app(workers=workers, orders=found)
-        lines, balanced = run_orders(app, rounds=rounds, **config)
-        assert not any(line["failures"] for line in lines)
+        failures, balanced = run_orders(32 // steps, steps, workers=workers, orders=found)
+        assert not failures
         assert balanced >= 3 * 4
     assert orders[0] == orders[1]
     for changes in orders[0].values():
@@ -278,17 +272,17 @@ def test_orders_follow_the_gradients(steps):
 
 
 def test_the_answer_may_be_added_by_hand():
-    ways = (((timing,), False), ((), True), ((timing,), True))
-    found = [run_orders(order_app(mods=mods, explicit=hand), 3)[1] for mods, hand in ways]
+    ways = ({}, {"mods": (), "explicit": True}, {"explicit": True})
+    found = [run_orders(3, **way)[1] for way in ways]
     assert found[0] == found[1] == found[2] > 0
 
 
 def test_gradients_that_do_not_come_are_an_error():
-    failures = run_orders(order_app(observed=False), rounds=1)[0][-1]["failures"]
+    failures, _ = run_orders(1, loss=lambda sampler: nn.CrossEntropyLoss())
     assert len(failures) == 3
-    for failure in failures:
-        assert "OrderedSampler learns nothing: no gradient was observed" in failure["reason"]
-        assert "follow(loader.batch_sampler, msg, context, model)" in failure["reason"]
+    for reason in failures:
+        assert "OrderedSampler learns nothing: no gradient was observed" in reason
+        assert "follow(loader.batch_sampler, msg, context, model)" in reason
 
 
 @pytest.fixture
