@@ -96,11 +96,13 @@ class LocalNode:
         return reply
 
 
-Job = tuple[LocalNode, list[Message]]
+NodeJob = tuple[LocalNode, list[Message]]
 """Messages that a node got at the same time; it answers one after the other."""
 
 
-def answer_all(job: Job, client_app: ClientApp, faults: list[Fault], now_s: float) -> list[Answer]:
+def answer_all(
+    job: NodeJob, client_app: ClientApp, faults: list[Fault], now_s: float
+) -> list[Answer]:
     """Let a node answer its messages."""
     node, messages = job
     return [node.answer(message, client_app, faults, now_s) for message in messages]
@@ -130,7 +132,7 @@ class WorkerPool:
         # before the finalizers of multiprocessing's queues (10), or the workers would not be told
         self.close = Finalize(self, _end, (self._pool,), exitpriority=100)
 
-    def answer(self, jobs: list[Job], faults: list[Fault], now_s: float) -> list[list[Answer]]:
+    def answer(self, jobs: list[NodeJob], faults: list[Fault], now_s: float) -> list[list[Answer]]:
         """Let nodes answer their messages, in order for each node; update the nodes."""
         found = []
         try:
@@ -178,7 +180,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _work(job: Job, faults: list[Fault], now_s: float) -> tuple[LocalNode, list[Answer]]:
+def _work(job: NodeJob, faults: list[Fault], now_s: float) -> tuple[LocalNode, list[Answer]]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return job[0], answer_all(job, _app[-1], faults, now_s)
