@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from flwr_hetero.sampler import (
     BatchSampler,
     MercurySampler,
-    SampledLoss,
     UniformSampler,
+    WeightedLoss,
 )
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
@@ -191,7 +191,7 @@ def order(case: Case, seed: int, data: Data) -> dict[str, Any]:
     model = make_model("softmax", tuple(train.inputs.shape[1:]), 10, seed)
     sampler = ordered(len(train), 16, seed, case["name"])
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=DECAY)
     curve: list[float] = []
     for _ in range(case["epochs"]):

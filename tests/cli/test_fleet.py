@@ -8,7 +8,7 @@ from waiting import wait_until
 
 from flwr_hetero import cli
 from flwr_hetero.fleet import processes
-from flwr_hetero.fleet.fleet_file import FleetFile, SuperNodeSpec
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
 
 
 def main(arguments):

@@ -6,25 +6,22 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.client.sampled_loss import gradient_norms
+from flwr_hetero.client.weighted_loss import gradient_norms
 from flwr_hetero.sampler import (
-    BatchSampler,
-    InTurn,
     MercurySampler,
     PGDSampler,
     PriorityFeed,
-    SampledLoss,
     TopLossSampler,
-    UniformSampler,
+    WeightedLoss,
     sample_priorities,
 )
 
 NUM, BATCH = 50, 4
 INPUTS = torch.randn(NUM, 6, generator=torch.manual_seed(0))
 DATA = TensorDataset(INPUTS, INPUTS[:, 0].gt(0).long(), torch.arange(NUM))
+losses_of = nn.CrossEntropyLoss(reduction="none")
 
 
 def one_ahead(batches: Iterable[list[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
@@ -41,99 +38,66 @@ LOOK_AHEAD = {"none": (0, iter), "batch": (0, one_ahead), "both": (2, one_ahead)
 every_way = pytest.mark.parametrize("way", LOOK_AHEAD)
 
 
-def spy(sampler: BatchSampler, monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, ...]]:
+def trained(sampler, way):
+    """Give the batches of two passes, of which the first is broken off."""
+    num_workers, fetch = LOOK_AHEAD[way]
+    loader = DataLoader(DATA, batch_sampler=sampler, num_workers=num_workers)
+    for stop in (5, 13):
+        for count, batch in enumerate(fetch(loader), 1):
+            yield batch
+            if count == stop:
+                break
+        assert count == min(stop, len(loader))
+
+
+def spy(sampler, monkeypatch):
     """Note what a sampler is given to learn."""
-    given: list[tuple[np.ndarray, ...]] = []
-    update = sampler.update
+    given, update = [], sampler.update
     monkeypatch.setattr(sampler, "update", lambda *new: (given.append(new), update(*new)))
     return given
 
 
-def score(sampler: BatchSampler, outputs: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
-    if sampler.learns_from == "importance":
-        return gradient_norms(outputs, targets)
-    return cross_entropy(outputs, targets, reduction="none").detach().double().numpy()
-
-
 @every_way
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: [MercurySampler(NUM, BATCH)],
-        lambda: [TopLossSampler(NUM, BATCH)],
-        lambda: [
-            MercurySampler(NUM, BATCH),
-            TopLossSampler(NUM, BATCH),
-            UniformSampler(NUM, BATCH),
-        ],
-    ],
-)
-def test_scores_are_of_the_samples_trained(make, way, monkeypatch):
+@pytest.mark.parametrize("kind", [MercurySampler, TopLossSampler])
+def test_scores_are_of_the_samples_trained(kind, way, monkeypatch):
     torch.manual_seed(0)
-    samplers, model = make(), nn.Linear(6, 2)
-    sampler = samplers[0] if len(samplers) == 1 else InTurn(samplers)
-    given = [spy(each, monkeypatch) for each in samplers]
-    num_workers, fetch = LOOK_AHEAD[way]
-    loader = DataLoader(DATA, batch_sampler=sampler, num_workers=num_workers)
-    criterion, order = SampledLoss(sampler), []
-    for stop in (5, 13):  # the first pass is broken off
-        for count, (inputs, targets, trained) in enumerate(fetch(loader), 1):
-            outputs = model(inputs)
-            criterion(outputs, targets).backward()
-            (drew,) = [k for k, seen in enumerate(given) if seen]
-            ((indices, scores),) = given[drew]
-            given[drew].clear()
-            order.append(drew)
-            np.testing.assert_array_equal(indices, trained)
-            np.testing.assert_allclose(scores, score(samplers[drew], outputs, targets))
-            if count == stop:
-                break
-        assert count == min(stop, len(loader))
-    assert order[:5] == [turn % len(samplers) for turn in range(5)]
+    sampler, model = kind(NUM, BATCH), nn.Linear(6, 2)
+    given, criterion = spy(sampler, monkeypatch), WeightedLoss(sampler)
+    score = gradient_norms if sampler.learns_from == "importance" else losses_of
+    for inputs, targets, trained_now in trained(sampler, way):
+        outputs = model(inputs)
+        criterion(outputs, targets).backward()
+        indices, scores = given.pop()
+        np.testing.assert_array_equal(indices, trained_now)
+        expected = np.asarray(torch.as_tensor(score(outputs, targets)).detach())
+        np.testing.assert_allclose(scores, expected, rtol=1e-6)
 
 
 @every_way
-@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("rule", ["topk", "stochastic"])
 @pytest.mark.parametrize("by", ["loss", "on_batch"])
-def test_priorities_are_of_the_samples_trained(by, rule, in_turn, way, monkeypatch):
+def test_priorities_are_of_the_samples_trained(by, rule, way, monkeypatch):
     torch.manual_seed(0)
     model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule)
     feed = PriorityFeed(sampler, model)
-    drawing = InTurn([feed, UniformSampler(NUM, BATCH)]) if in_turn else feed
-    given = spy(sampler, monkeypatch)
-    num_workers, fetch = LOOK_AHEAD[way]
-    loader = DataLoader(DATA, batch_sampler=drawing, num_workers=num_workers)
-    criterion = SampledLoss(drawing)
+    given, criterion = spy(sampler, monkeypatch), WeightedLoss(feed)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    losses_of = nn.CrossEntropyLoss(reduction="none")
-    trained_by_feed, measured = 0, []
-    for stop in (5, 13):
-        for count, (inputs, targets, trained) in enumerate(fetch(loader), 1):
-            before = feed.gradient.direction
-            expected = sample_priorities(model, losses_of, inputs, targets, before)
-            optimizer.zero_grad()
-            if by == "loss":
-                (criterion(model(inputs), targets) / 3).backward()  # as in accumulation
-                mine = not in_turn or drawing.current is feed
-            else:
-                indices, weights = drawing.take()
-                losses = losses_of(model(inputs), targets)
-                (losses * torch.from_numpy(weights)).mean().backward()
-                mine = not in_turn or drawing.current is feed
-                if mine:
-                    feed.on_batch(model, indices, losses)
-            optimizer.step()
-            trained_by_feed += mine
-            if given:
-                assert mine
-                ((indices, priorities),) = given
-                given.clear()
-                measured.append(trained_by_feed)
-                np.testing.assert_array_equal(indices, trained)
-                np.testing.assert_allclose(priorities, expected, rtol=1e-3, atol=1e-3)
-            if count == stop:
-                break
-    turns = range(1, trained_by_feed + 1)
-    assert trained_by_feed in ((8, 9, 10) if in_turn else (18,))
-    assert measured == [t for t in turns if t > 1 and (rule == "topk" or t % 4 == 1)]
+    measured = []
+    for count, (inputs, targets, trained_now) in enumerate(trained(feed, way), 1):
+        expected = sample_priorities(model, losses_of, inputs, targets, feed.gradient.direction)
+        optimizer.zero_grad()
+        if by == "loss":
+            (criterion(model(inputs), targets) / 3).backward()  # as in accumulation
+        else:
+            indices, weights = feed.take()
+            losses = losses_of(model(inputs), targets)
+            (losses * torch.from_numpy(weights)).mean().backward()
+            feed.on_batch(model, indices, losses)
+        optimizer.step()
+        if given:
+            indices, priorities, *_ = given.pop()
+            measured.append(count)
+            np.testing.assert_array_equal(indices, trained_now)
+            np.testing.assert_allclose(priorities, expected, rtol=1e-3, atol=1e-3)
+    every = range(1, 19)
+    assert measured == [t for t in every if t > 1 and (rule == "topk" or t % 4 == 1)]

@@ -1,10 +1,12 @@
+"""The loader without a mod: so many batches, and what they count."""
+
 from collections import UserDict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,18 +17,14 @@ from flwr_hetero.sampler import UniformSampler
 DATA = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
 
 
-@pytest.fixture
-def ask():
-    """Give a function that makes an instruction."""
-    LocalGrid(ClientApp(), [DeviceProfile()])  # so that messages can be made
-    return lambda **config: Message(RecordDict({"config": ConfigRecord(config)}), 1, "train")
+def load(loader, steps=None):
+    return StepLoader(loader, {} if steps is None else {"num-steps": steps})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("num_steps", [1, 3, 4, 11])
-def test_exactly_so_many_batches_whatever_the_epochs(ask, num_steps, workers):
-    plain = DataLoader(DATA, batch_size=4, num_workers=workers)
-    loader = StepLoader(plain, ask(**{"num-steps": num_steps}))
+def test_exactly_so_many_batches_whatever_the_epochs(num_steps, workers):
+    loader = load(DataLoader(DATA, batch_size=4, num_workers=workers), num_steps)
     seen = [targets.tolist() for epoch in range(3) for _, targets in loader]
     in_turn = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert seen == [in_turn[step % 3] for step in range(num_steps)]
@@ -35,9 +33,9 @@ def test_exactly_so_many_batches_whatever_the_epochs(ask, num_steps, workers):
     assert len(loader) == loader.num_steps == num_steps
 
 
-def test_nothing_asked_is_the_loader_itself(ask):
+def test_nothing_asked_is_the_loader_itself():
     plain = DataLoader(DATA, batch_size=4)
-    loader = StepLoader(plain, ask(lr=0.1))
+    loader = load(plain)
     assert [len(targets) for epoch in range(2) for _, targets in loader] == [4, 4, 2, 4, 4, 2]
     assert loader.metrics == {"num-steps": 6, "examples-processed": 20}
     assert (len(loader), loader.num_steps) == (3, None)
@@ -46,25 +44,17 @@ def test_nothing_asked_is_the_loader_itself(ask):
         loader.no_such_thing  # noqa: B018
 
 
-def test_after_a_break_what_was_taken_counts_and_the_rest_comes(ask):
-    loader = StepLoader([np.zeros(4)] * 3, ask(**{"num-steps": 5}))
-    for _ in loader:
-        break
+def test_after_a_break_what_was_taken_counts_and_the_rest_comes():
+    loader = load([np.zeros(4)] * 3, 5)
+    next(iter(loader))
     assert loader.metrics == {"num-steps": 1, "examples-processed": 4}
     assert len(list(loader)) == 4
 
 
-def test_metrics_go_into_the_reply(ask):
-    loader = StepLoader([np.zeros(4)], ask(**{"num-steps": 2}))
-    list(loader)
-    record = MetricRecord({"num-examples": 4, **loader.metrics})
-    assert dict(record) == {"num-examples": 4, "num-steps": 2, "examples-processed": 8}
-
-
-def test_first_record_with_steps_counts(ask):
-    message = ask(lr=0.1)
-    message.content["more"] = ConfigRecord({"num-steps": 2})
-    assert len(StepLoader([1], message)) == 2
+def test_first_record_with_steps_counts():
+    LocalGrid(ClientApp(), [DeviceProfile()])  # so that a message can be made
+    records = {"config": ConfigRecord({"lr": 0.1}), "more": ConfigRecord({"num-steps": 2})}
+    assert len(StepLoader([1], Message(RecordDict(records), 1, "train"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -76,55 +66,46 @@ def test_first_record_with_steps_counts(ask):
         (UserDict(input_ids=torch.zeros(3, 7)), 3),  # as Hugging Face's BatchEncoding
         ((["a", "b", "c"], {"labels": [torch.zeros(3)]}), 3),
         (torch.zeros(0, 2), 0),
+        *[(untold, None) for untold in (SimpleNamespace(), ["a", "b"], torch.tensor(1.0))],
     ],
 )
-def test_examples_of_any_batch(ask, batch, examples):
-    loader = StepLoader([batch], ask())
+def test_examples_of_any_batch_that_tells_them(batch, examples):
+    loader = load([batch, torch.zeros(5)])
     list(loader)
-    assert loader.metrics == {"num-steps": 1, "examples-processed": examples}
+    counted = {} if examples is None else {"examples-processed": examples + 5}
+    assert loader.metrics == {"num-steps": 2, **counted}
 
 
-@pytest.mark.parametrize("batch", [SimpleNamespace(), ["a", "b"], torch.tensor(1.0)])
-def test_examples_that_nothing_tells_are_not_reported(ask, batch):
-    loader = StepLoader([batch, torch.zeros(3)], ask())
-    list(loader)
-    assert loader.metrics == {"num-steps": 2}
-
-
-@pytest.mark.parametrize("loader", [[], DataLoader(DATA, batch_size=16, drop_last=True)])
-def test_an_empty_loader_is_an_error(ask, loader):
-    with pytest.raises(ValueError, match="loader must give a batch in every pass"):
-        list(StepLoader(loader, ask(**{"num-steps": 3})))
-
-
-def test_an_iterator_is_an_error(ask):
-    batches = iter(StepLoader(iter([1, 2]), ask(**{"num-steps": 3})))
-    assert [next(batches), next(batches)] == [1, 2]
-    with pytest.raises(ValueError, match="not an iterator"):
+@pytest.mark.parametrize(
+    ("loader", "good"),
+    [([], 0), (DataLoader(DATA, batch_size=16, drop_last=True), 0), (iter([1, 2]), 2)],
+)
+def test_a_pass_without_a_batch_is_an_error(loader, good):
+    batches = iter(load(loader, 3))
+    assert [next(batches) for _ in range(good)] == [1, 2][:good]
+    with pytest.raises(ValueError, match=r"loader must give a batch .* not an iterator"):
         next(batches)
 
 
-def test_a_batch_in_use_is_not_lost_where_passes_meet(ask):
+def test_a_batch_in_use_is_not_lost_where_passes_meet():
     sampler = UniformSampler(10, 4)
-    plain = DataLoader(DATA, batch_sampler=sampler)
-    batches = iter(StepLoader(plain, ask(**{"num-steps": 8})))
+    batches = iter(load(DataLoader(DATA, batch_sampler=sampler), 8))
     ahead, taken = next(batches), 0
     while ahead is not None:
         batch, ahead = ahead, next(batches, None)  # a consumer that looks one batch ahead
-        indices, _ = sampler.take()
-        assert indices.tolist() == batch[1].tolist()
+        assert sampler.take()[0].tolist() == batch[1].tolist()
         taken += 1
     assert taken == 8
 
 
-@pytest.mark.parametrize("num_steps", [0, -1, 2.5, "many"])
-def test_bad_steps_are_refused(ask, num_steps):
-    with pytest.raises(ValueError, match="num-steps must be a whole number of at least 1"):
-        StepLoader([1], ask(**{"num-steps": num_steps}))
-
-
-def test_bad_arguments_are_refused(ask):
-    with pytest.raises(ValueError, match="msg must be the message passed to the ClientApp"):
-        StepLoader([1], Context(1, 1, {}, RecordDict(), {}))
-    with pytest.raises(ValueError, match="loader must give batches"):
-        StepLoader(3, ask())
+@pytest.mark.parametrize(
+    ("loader", "msg", "match"),
+    [
+        *[([1], {"num-steps": n}, "num-steps must be a whole") for n in (0, -1, 2.5, "many")],
+        ([1], Context(1, 1, {}, RecordDict(), {}), "msg must be the message passed to the Client"),
+        (3, {}, "loader must give batches"),
+    ],
+)
+def test_bad_arguments_are_refused(loader, msg, match):
+    with pytest.raises(ValueError, match=match):
+        StepLoader(loader, msg)

@@ -9,10 +9,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.client.sampled_loss import gradient_norms, score_batches, scoring
-from flwr_hetero.sampler import InTurn, MercurySampler, PGDSampler, SampledLoss, UniformSampler
+from flwr_hetero.client.weighted_loss import gradient_norms, score_batches, scoring
+from flwr_hetero.sampler import MercurySampler, PGDSampler, UniformSampler, WeightedLoss
 
 DATA = TensorDataset(torch.randn(12, 3, generator=torch.manual_seed(0)), torch.arange(12) % 3)
+each = partial(cross_entropy, reduction="none")
+by_scores = pytest.mark.parametrize("learns_from", ["loss", "importance"])
 
 
 def small_model():
@@ -41,12 +43,11 @@ def test_gradient_norm_is_softmax_minus_label():
 def test_scores_leave_training_graph_alone():
     model, (inputs, targets) = small_model(), images()
     gradients = []
-    for scored in (False, True):
+    for score in (lambda *_: None, gradient_norms):
         torch.manual_seed(2)
         model.zero_grad()
         outputs = model(inputs)
-        if scored:
-            gradient_norms(outputs, targets)
+        score(outputs, targets)
         cross_entropy(outputs, targets).backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
@@ -55,8 +56,7 @@ def test_scores_leave_training_graph_alone():
 def test_threads_score_one_at_a_time():
     """The first gives the model back in train mode only when no other scores."""
     model, seen = nn.Linear(2, 2), {}
-    inside = {name: Event() for name in "ab"}
-    release = {name: Event() for name in "ab"}
+    inside, release = ({name: Event() for name in "ab"} for _ in range(2))
 
     def forward(module, arguments):
         name = current_thread().name
@@ -78,24 +78,19 @@ def test_threads_score_one_at_a_time():
     assert model.training
 
 
-def test_scoring_leaves_model_as_it_was():
+def test_scoring_leaves_model_as_it_was_and_no_batch_counts():
     model, (inputs, targets) = small_model(), images()
     model[1].eval()  # a user's frozen BatchNorm stays frozen
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
-    score_batches(model, [(inputs, targets)])
+    whole = score_batches(model, [(inputs, targets)])
+    parts = score_batches(model, zip(inputs.split(3), targets.split(3), strict=True))
+    np.testing.assert_allclose(whole, parts, rtol=1e-5)
     with pytest.raises(RuntimeError), scoring(model):
         model(torch.zeros(1))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [m.training for m in model.modules()] == modes
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_score_does_not_depend_on_its_batch():
-    model, (inputs, targets) = small_model(), images()
-    whole = score_batches(model, [(inputs, targets)])
-    parts = score_batches(model, zip(inputs.split(3), targets.split(3), strict=True))
-    np.testing.assert_allclose(whole, parts, rtol=1e-5)
-    by_hand = cross_entropy(model.eval()(inputs), targets, reduction="none").detach()
+    by_hand = each(model.eval()(inputs), targets).detach()
     np.testing.assert_allclose(whole, by_hand, rtol=1e-5)
 
 
@@ -117,15 +112,15 @@ class Weighted(UniformSampler):
         self.scores_seen.append((indices, scores))
 
 
-@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+@by_scores
 def test_weighted_mean_and_scores(learns_from):
     sampler = Weighted(12, 4, learns_from=learns_from)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for inputs, targets in DataLoader(DATA, batch_sampler=sampler):
         inputs.requires_grad_()
         loss = criterion(inputs, targets)
         indices, scores = sampler.scores_seen[-1]
-        losses = cross_entropy(inputs, targets, reduction="none").detach().numpy()
+        losses = each(inputs, targets).detach().numpy()
         wanted = losses if learns_from == "loss" else gradient_norms(inputs, targets)
         assert torch.equal(DATA.tensors[1][indices], targets)
         assert scores == pytest.approx(wanted)
@@ -135,87 +130,70 @@ def test_weighted_mean_and_scores(learns_from):
     assert len(sampler.scores_seen) == 3
 
 
-def test_each_in_turn_gets_its_own_scores():
-    samplers = [Weighted(12, 4), Weighted(12, 4, learns_from="importance")]
-    both = InTurn(samplers)
-    criterion = SampledLoss(both)
-    for inputs, targets in DataLoader(DATA, batch_sampler=both):
-        criterion(inputs, targets)
-    assert [len(sampler.scores_seen) for sampler in samplers] == [2, 1]
-    for sampler, score in (
-        (samplers[0], partial(cross_entropy, reduction="none")),
-        (samplers[1], gradient_norms),
-    ):
-        for indices, scores in sampler.scores_seen:
-            assert scores == pytest.approx(score(*DATA[indices]))
-
-
 def test_mercury_says_what_it_learns_from():
     assert MercurySampler(12, 4).learns_from == "importance"
     assert MercurySampler(12, 4, scores="loss").learns_from == "loss"
 
 
 @pytest.mark.parametrize(
-    ("sampler", "match"),
+    ("arguments", "match"),
     [
-        (DataLoader(DATA, batch_size=4).batch_sampler, "sampler must be a sampler of"),
-        (InTurn([UniformSampler(12, 4), PGDSampler(12, 4)]), "sampler must learn from losses"),
+        ((DataLoader(DATA, batch_size=4).batch_sampler,), "sampler must be a sampler of"),
+        ((PGDSampler(12, 4),), "sampler must learn from losses"),
+        *[
+            ((UniformSampler(12, 4), loss), 'loss_fn must be made with reduction="none", got')
+            for loss in (nn.CrossEntropyLoss(), partial(cross_entropy, reduction="sum"))
+        ],
     ],
 )
-def test_other_samplers_are_refused(sampler, match):
+def test_other_samplers_and_reduced_losses_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        SampledLoss(sampler)
+        WeightedLoss(*arguments)
 
 
 # --- losses that people pass ---------------------------------------------------------------
 
 
-def one_batch(loss_fn, outputs, targets, *, sampler=None):
-    """Return a batch's loss and its scores."""
-    count = 4
-    sampler = sampler or Weighted(count, count)
-    drawn = next(iter(sampler))
-    assert len(drawn) == count
-    return SampledLoss(sampler, loss_fn)(outputs, targets), *sampler.scores_seen[-1]
+def one_batch(loss_fn, outputs, targets, learns_from="loss"):
+    """Return a batch's loss, the weights of its examples, and its scores."""
+    sampler = Weighted(4, 4, learns_from=learns_from)
+    assert len(next(iter(sampler))) == 4
+    loss = WeightedLoss(sampler, loss_fn)(outputs, targets)
+    ((indices, scores),) = sampler.scores_seen
+    return loss, 1 + indices, scores
 
 
-@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+@by_scores
 def test_losses_of_many_elements_are_averaged(learns_from):
     torch.manual_seed(3)
     outputs, targets = torch.randn(4, 3, 5, requires_grad=True), torch.randn(4, 3, 5)
-    sampler = Weighted(4, 4, learns_from=learns_from)
-    loss, indices, scores = one_batch(
-        nn.MSELoss(reduction="none"), outputs, targets, sampler=sampler
-    )
-    each = ((outputs - targets) ** 2).detach().flatten(1).mean(1).numpy()
-    assert loss.item() == pytest.approx(np.mean((1 + indices) * each))
+    loss, weights, scores = one_batch(nn.MSELoss(reduction="none"), outputs, targets, learns_from)
+    losses = ((outputs - targets) ** 2).detach().flatten(1).mean(1).numpy()
+    assert loss.item() == pytest.approx(np.mean(weights * losses))
     if learns_from == "importance":
-        each = (2 / 15 * (outputs - targets)).detach().flatten(1).norm(dim=1).numpy()
-    assert scores == pytest.approx(each)
+        losses = (2 / 15 * (outputs - targets)).detach().flatten(1).norm(dim=1).numpy()
+    assert scores == pytest.approx(losses)
 
 
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("ignored", [-100, 0])
-@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+@by_scores
 def test_masked_tokens_do_not_count(flat, ignored, learns_from):
     torch.manual_seed(3)
     logits, tokens = torch.randn(4, 6, 7), torch.randint(1, 7, (4, 6))
-    for example, left in enumerate([6, 3, 1, 0]):
+    lengths = [6, 3, 1, 0]
+    for example, left in enumerate(lengths):
         tokens[example, left:] = ignored
     loss_fn = nn.CrossEntropyLoss(reduction="none", ignore_index=ignored)
     given = (logits.flatten(0, 1), tokens.flatten()) if flat else (logits.mT, tokens)
-    sampler = Weighted(4, 4, learns_from=learns_from)
-    loss, indices, scores = one_batch(loss_fn, *given, sampler=sampler)
-    mean = nn.CrossEntropyLoss(ignore_index=ignored)
-    each = [mean(logits[i, :left], tokens[i, :left]).item() for i, left in enumerate([6, 3, 1])]
-    assert loss.item() == pytest.approx(np.mean((1 + indices) * [*each, 0.0]))
-    if learns_from == "loss":
-        assert scores == pytest.approx([*each, 0.0])
-    else:
-        for i, left in enumerate([6, 3, 1]):
-            errors = logits[i, :left].softmax(1) - one_hot(tokens[i, :left], 7)
-            assert scores[i] == pytest.approx(errors.norm().item() / left)
-        assert scores[3] == 0.0
+    loss, weights, scores = one_batch(loss_fn, *given, learns_from)
+    pairs = [(logits[i, :left], tokens[i, :left]) for i, left in enumerate(lengths[:3])]
+    losses = [cross_entropy(*pair).item() for pair in pairs] + [0.0]
+    assert loss.item() == pytest.approx(np.mean(weights * losses))
+    if learns_from == "importance":
+        errors = [(out.softmax(1) - one_hot(tok, 7)).norm().item() / len(tok) for out, tok in pairs]
+        losses = [*errors, 0.0]
+    assert scores == pytest.approx(losses)
 
 
 def test_ignore_index_of_a_function():
@@ -225,61 +203,38 @@ def test_ignore_index_of_a_function():
     assert loss.item() == pytest.approx(np.log(2) * np.mean([1, 2, 3, 4]))
 
 
-@pytest.mark.parametrize(
-    "loss_fn", [nn.CrossEntropyLoss(), partial(cross_entropy, reduction="sum")]
-)
-def test_reduced_losses_are_refused(loss_fn):
-    with pytest.raises(ValueError, match='loss_fn must be made with reduction="none", got'):
-        SampledLoss(UniformSampler(12, 4), loss_fn)
-
-
 @pytest.mark.parametrize("loss_fn", [cross_entropy, lambda outputs, targets: outputs[:3, 0]])
 def test_losses_that_are_none_per_example_are_refused(loss_fn):
     with pytest.raises(ValueError, match=r'loss for each of 4 examples.*reduction="none"'):
         one_batch(loss_fn, torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("learns_from", ["loss", "importance"])
+@by_scores
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_half_precision(dtype, autocast, learns_from):
     torch.manual_seed(3)
     layer, inputs, targets = nn.Linear(3, 5), torch.randn(4, 3), torch.arange(4)
-    wanted, _, exact = one_batch(
-        partial(cross_entropy, reduction="none"),
-        layer(inputs),
-        targets,
-        sampler=Weighted(4, 4, learns_from=learns_from),
-    )
+    wanted, _, exact = one_batch(each, layer(inputs), targets, learns_from)
     with torch.autocast("cpu", dtype, enabled=autocast):
         outputs = layer(inputs) if autocast else layer(inputs).to(dtype)
         assert outputs.dtype == dtype
-        loss, _, scores = one_batch(
-            nn.CrossEntropyLoss(reduction="none"),
-            outputs,
-            targets,
-            sampler=Weighted(4, 4, learns_from=learns_from),
-        )
+        loss_fn = nn.CrossEntropyLoss(reduction="none")
+        loss, _, scores = one_batch(loss_fn, outputs, targets, learns_from)
     loss.backward()
     assert (loss.dtype, scores.dtype) == (torch.float32, np.float64)
     assert loss.item() == pytest.approx(wanted.item(), rel=0.03)
     assert scores == pytest.approx(exact, rel=0.03)
 
 
-def test_to_moves_class_weights():
+def test_it_is_a_module_that_takes_the_place_of_a_models_own_loss():
     loss_fn = nn.CrossEntropyLoss(torch.ones(3), reduction="none")
-    criterion = SampledLoss(UniformSampler(12, 4), loss_fn).to("meta")
-    assert isinstance(criterion, SampledLoss)
-    assert loss_fn.weight.device.type == "meta"
-    assert SampledLoss(UniformSampler(12, 4)).to("cpu", dtype=torch.float64).loss_fn
-
-
-def test_it_takes_the_place_of_a_models_own_loss():
-    model = nn.Linear(3, 3)
+    WeightedLoss(UniformSampler(12, 4), loss_fn).to("meta")
+    assert loss_fn.weight.device.type == "meta"  # class weights move with it
+    model, sampler = nn.Linear(3, 3), UniformSampler(12, 4)
     model.criterion = nn.CrossEntropyLoss()
     names = list(model.state_dict())
-    sampler = UniformSampler(12, 4)
-    model.criterion = SampledLoss(sampler)
+    model.criterion = WeightedLoss(sampler)
     inputs, targets = next(iter(DataLoader(DATA, batch_sampler=sampler)))
     assert model.criterion(model(inputs), targets) == cross_entropy(model(inputs), targets)
     assert list(model.state_dict()) == names
@@ -287,9 +242,9 @@ def test_it_takes_the_place_of_a_models_own_loss():
 
 def test_evaluation_is_refused():
     sampler = UniformSampler(12, 4)
-    criterion = SampledLoss(sampler)
-    with pytest.raises(RuntimeError, match=r"use SampledLoss in training only.*loss_fn"):
-        criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
-    next(iter(sampler))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="use SampledLoss in training only"):
-        criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+    criterion = WeightedLoss(sampler)
+    for grad in (True, False):
+        error = pytest.raises(RuntimeError, match=r"use WeightedLoss in training only.*loss_fn")
+        with error, torch.set_grad_enabled(grad):
+            criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+        next(iter(sampler))

@@ -1,11 +1,11 @@
-"""Scores of samples from a model's outputs, and the loss whose batches a sampler draws."""
+"""The loss whose batches a sampler draws, and scores of samples from a model's outputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from threading import RLock
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.client.in_turn import InTurn
 from flwr_hetero.errors import invalid
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -34,14 +33,15 @@ def gradient_norms(
     count = len(outputs) if num_examples is None else num_examples
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        losses = example_losses(loss_fn(leaf, targets), targets, count, ignored_by(loss_fn))
+        losses = example_losses(loss_fn, leaf, targets, count)
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
     norms = at_least_single(gradient).reshape(count, -1).norm(dim=1)
     return np.asarray(norms.cpu(), dtype=np.float64)
 
 
-def example_losses(losses: Tensor, targets: Tensor, count: int, ignored: int) -> Tensor:
+def example_losses(loss_fn: Loss, outputs: Tensor, targets: Tensor, count: int) -> Tensor:
     """Average element-wise losses over each example's elements whose target is not ignored."""
+    losses = loss_fn(outputs, targets)
     if losses.ndim == 0 or losses.numel() % count:
         rule = f"give a loss for each of {count} examples, not of shape {tuple(losses.shape)}"
         raise ValueError(f'loss_fn must {rule}: make it with reduction="none".')
@@ -50,15 +50,16 @@ def example_losses(losses: Tensor, targets: Tensor, count: int, ignored: int) ->
         return losses
     counted = torch.ones_like(losses)
     if losses.numel() == targets.numel() and not targets.is_floating_point():
+        ignored = int(_setting(loss_fn, "ignore_index", -100))  # torch's own
         counted = (targets != ignored).reshape(losses.shape).to(losses)
     total = losses.reshape(count, -1).sum(dim=1)
     return total / counted.reshape(count, -1).sum(dim=1).clamp(min=1)
 
 
-def ignored_by(loss_fn: Loss) -> int:
-    """Return the target that a loss leaves out; torch's own default if it does not say."""
+def _setting(loss_fn: Loss, name: str, default: Any) -> Any:
+    """Return a setting of a loss: of a module, or of a function whose settings are bound."""
     keywords = loss_fn.keywords if isinstance(loss_fn, partial) else {}
-    return int(keywords.get("ignore_index", getattr(loss_fn, "ignore_index", -100)))
+    return keywords.get(name, getattr(loss_fn, name, default))
 
 
 def at_least_single(values: Tensor) -> Tensor:
@@ -68,16 +69,15 @@ def at_least_single(values: Tensor) -> Tensor:
 
 @contextmanager
 def scoring(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode for a scoring pass and give each module its own mode back.
-
-    In train mode a scoring pass would move BatchNorm's running statistics, make the score of
-    a sample depend on its neighbours, and draw dropout masks. Of several threads one scores at a
-    time, or one would give the model back while another still scores.
-    """
+    """Put a model into eval mode for a scoring pass and give each module its own mode back."""
+    # In train mode a scoring pass would move BatchNorm's running statistics, make the score of a
+    # sample depend on its neighbours, and draw dropout masks. Of several threads one scores at a
+    # time, or one would give the model back while another still scores.
     with _one_at_a_time:
         modes = {module: module.training for module in model.modules()}
         model.eval()
-        for module in modes:  # cuDNN has no backward pass for an RNN in eval mode
+        # cuDNN has no backward pass for an RNN in eval mode
+        for module in modes:
             module.training = isinstance(module, nn.RNNBase) and not module.dropout
         try:
             with torch.no_grad():
@@ -102,17 +102,15 @@ def on_backward(
     parameters: Sequence[Tensor],
     learn: Callable[[Sequence[Tensor | None] | None, float], None],
 ) -> RemovableHandle:
-    """Pass the gradients of the mean of ``weights * losses`` on, once they are computed.
-
-    The losses' own gradients tell the factor with which they count, be it of gradient
-    accumulation or of a ``GradScaler``. It is taken out of the gradients and passed along; they
-    are None if they overflow for it.
-    """
+    """Pass the gradients of the mean of ``weights * losses`` on, once they are computed."""
     factors: list[Tensor] = []
 
     def end(gradients: Sequence[Tensor | None]) -> None:
         handle.remove()
         gradients = [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
+        # The losses' own gradients tell the factor with which they count, be it of gradient
+        # accumulation or of a GradScaler. It is taken out of the gradients and passed along; they
+        # are None if they overflow for it.
         scale = float(factors[0].cpu().double().sum()) * len(weights) / float(weights.sum())
         finite = all(g is None or bool(g.isfinite().all()) for g in gradients)
         if scale > 1.0 + ROUNDING and not finite:
@@ -130,7 +128,7 @@ ROUNDING = 0.01
 """By so much a factor of 1 may be off, in half precision."""
 
 
-class SampledLoss(nn.Module):
+class WeightedLoss(nn.Module):
     r"""Replace ``CrossEntropyLoss()`` where a DataLoader's batches come from a sampler.
 
     .. math:: \frac{1}{b} \sum_i c_i \, l_i
@@ -143,8 +141,7 @@ class SampledLoss(nn.Module):
     Parameters
     ----------
     sampler : BatchSampler
-        The DataLoader's ``batch_sampler``: one that learns from losses, as ``MercurySampler``
-        and ``TopLossSampler`` do, or several of these ``InTurn``.
+        The DataLoader's ``batch_sampler``.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` made with ``reduction="none"``; cross-entropy if left out.
         Losses of several elements per example are averaged over those whose target is not the
@@ -164,7 +161,7 @@ class SampledLoss(nn.Module):
     >>> from flwr_hetero.sampler import MercurySampler
     >>> data = TensorDataset(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
     >>> loader = DataLoader(data, batch_sampler=MercurySampler(len(data), 2))
-    >>> criterion = SampledLoss(loader.batch_sampler)
+    >>> criterion = WeightedLoss(loader.batch_sampler)
     >>> [round(criterion(inputs[:, :2], targets).item(), 4) for inputs, targets in loader]
     [0.6931, 0.6931]
     """
@@ -172,15 +169,13 @@ class SampledLoss(nn.Module):
     def __init__(self, sampler: object, loss_fn: Loss = LOSS) -> None:
         if not isinstance(sampler, BatchSampler):
             raise invalid("sampler", sampler, "be a sampler of flwr_hetero.sampler")
-        for each in sampler.samplers if isinstance(sampler, InTurn) else [sampler]:
-            if each.learns_from == "priority":
-                hint = "priorities come from gradients, use a PriorityFeed"
-                raise invalid("sampler", type(each).__name__, "learn from losses", hint)
-        keywords = loss_fn.keywords if isinstance(loss_fn, partial) else {}
-        reduction = keywords.get("reduction", getattr(loss_fn, "reduction", "none"))
-        if reduction != "none":
+        if sampler.learns_from == "priority":
+            hint = "priorities come from gradients, use a PriorityFeed"
+            raise invalid("sampler", type(sampler).__name__, "learn from losses", hint)
+        if (reduction := _setting(loss_fn, "reduction", "none")) != "none":
             raise invalid("loss_fn", reduction, 'be made with reduction="none"')
-        super().__init__()  # a module, for models that hold their loss as one
+        # a module, for models that hold their loss as one
+        super().__init__()
         self.sampler, self.loss_fn = sampler, loss_fn
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -191,13 +186,11 @@ class SampledLoss(nn.Module):
             indices, weights = self.sampler.take()
         except IndexError as error:
             rule = "in training only, once per batch that its DataLoader gives"
-            raise RuntimeError(f"use SampledLoss {rule}: evaluate with loss_fn ({error})") from None
+            text = f"use WeightedLoss {rule}: evaluate with loss_fn ({error})"
+            raise RuntimeError(text) from None
         count = len(indices)
-        losses = example_losses(
-            self.loss_fn(outputs, targets), targets, count, ignored_by(self.loss_fn)
-        )
-        drawn_by = self.sampler.current if isinstance(self.sampler, InTurn) else self.sampler
-        if drawn_by.learns_from == "importance":
+        losses = example_losses(self.loss_fn, outputs, targets, count)
+        if self.sampler.learns_from == "importance":
             scores = gradient_norms(outputs, targets, self.loss_fn, count)
         else:
             scores = losses.detach().cpu().double().numpy()
@@ -207,21 +200,12 @@ class SampledLoss(nn.Module):
         return (torch.from_numpy(weights).to(losses) * losses).mean()
 
 
-def criterion_for(sampler: object, loss_fn: Loss | None = None) -> Loss:
+def criterion_for(sampler: object, loss_fn: Any = None) -> Loss:
     """Make the loss for the batches of a sampler; the mean loss if it is none of this package."""
-    if isinstance(sampler, BatchSampler):
-        return SampledLoss(sampler, LOSS if loss_fn is None else _reduced(loss_fn, "none"))
-    if loss_fn is None:
-        return nn.CrossEntropyLoss()
-    return _reduced(loss_fn, "mean")
-
-
-def _reduced(loss_fn: Loss, reduction: str) -> Loss:
-    """Return a loss with another reduction, where it has one."""
-    if isinstance(loss_fn, partial):
-        return partial(loss_fn, reduction=reduction) if "reduction" in loss_fn.keywords else loss_fn
-    if not hasattr(loss_fn, "reduction"):
-        return loss_fn
-    changed = copy(loss_fn)
-    changed.reduction = reduction  # type: ignore[attr-defined]
-    return changed
+    is_ours = isinstance(sampler, BatchSampler)
+    changed, reduction = copy(loss_fn or nn.CrossEntropyLoss()), "none" if is_ours else "mean"
+    if isinstance(changed, partial) and "reduction" in changed.keywords:
+        changed = partial(changed, reduction=reduction)
+    elif hasattr(changed, "reduction"):
+        changed.reduction = reduction
+    return WeightedLoss(sampler, changed) if is_ours else changed
