@@ -319,7 +319,7 @@ class LayerPriorities:
         if not moving:
             return 0.0
         options: Any = {"retain_graph": True, "materialize_grads": True}
-        pull = partial(torch.autograd.grad, inputs=[*moving.values()], **options)
+        pull: Any = partial(torch.autograd.grad, inputs=[*moving.values()], **options)
         # in evaluation mode examples are independent, and nothing is random
         plain = torch.autocast(device.type, enabled=False)
         with scoring(call.model), undisturbed(call.model, device), plain, torch.enable_grad():
