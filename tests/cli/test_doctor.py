@@ -55,23 +55,34 @@ def test_every_key_of_every_app_has_a_rule(app):
             check_run_config(APPS / app, [f"{key}={WRONG[type(value)]}"])
 
 
-def test_app_without_rules_of_its_own_has_known_keys(tmp_path, capsys):
+RULES = """
+class Rules:
+    from_run_config = staticmethod(lambda config: None)
+
+class Own(Rules):
+    from_run_config = staticmethod(lambda config: 1 / (config["lr"] - 2))
+"""
+
+
+def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys):
     (tmp_path / "pyproject.toml").write_text(
         '[tool.flwr.app.components]\nserverapp = "plain_app_here:app"\n'
         "[tool.flwr.app.config]\nlr = 0.1\nnet.width = 3\n"
     )
-    (tmp_path / "plain_app_here.py").write_text("app = None")
-    assert main(["doctor", str(tmp_path), "-c", "lr=1 net.width=4"]) == 0
+    (tmp_path / "plain_app_here.py").write_text(RULES)
+    assert main(["doctor", str(tmp_path), "-c", "lr=1.0 net.width=4"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("ok    flwr-hetero 0.")
     assert "extra report" in said
     assert main(["doctor", str(tmp_path), "-c", "net.with=4"]) == 1
     assert "did you mean 'net.width'" in capsys.readouterr().out
+    with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
+        main(["doctor", str(tmp_path), "-c", "lr=2"])
 
 
 def test_missing_and_old_requirements_are_named(monkeypatch):
     needs = ["numpy>=1", "torch>=2; extra == 'node'", "me[node]; extra == 'all'"]
-    needs += ["x; extra == 'all'"]
+    needs += ["x; extra == 'all'", "always>=9; python_version > '3'"]
 
     def version(name):
         if name in ("x", "numpy"):

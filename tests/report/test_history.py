@@ -65,7 +65,7 @@ def test_old_spelling_is_read(tmp_path):
     wrappers = {key: value for key, value in record.items() if isinstance(value, dict)}
     own = {key: wrappers.pop(key) for key in ("global", "train", "latency", "weights")}
     assert own["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
-    assert {*own["latency"]} == {*own["weights"]} == {"node-0"}
+    assert {*own["latency"]} == {*own["weights"]} == {"node-0", "bytes-up"}
     assert len(wrappers) == 10
     assert not [key for key in wrappers if "-" in key]
     assert not [key for entries in wrappers.values() for key in entries if "-" in key]

@@ -16,7 +16,11 @@ def record(number, virtual_s, accuracy, latency=None, failed=(), **more):
 
 TIERS = {"node-10": 0, "node-2": 0, "node-1": 1}
 PROFILED = {"node-10": 1.0, "node-2": 2.0, "node-1": 8.0, "node-7": None}
-FAILED = (("node-2", "late"), ("node-9", "odd"), ("node-1", "odd"))  # the last two evaluating
+FAILED = (
+    ("node-2", "late"),
+    ("node-9", "odd"),
+    *[("node-1", "odd")] * 2,
+)  # the last ones evaluating
 ROUNDS = (
     record(0, 10.0, 0.1, tifl={"tier_probs": [0.5, 0.5], "tiers": TIERS, "latency": PROFILED}),
     record(1, 13.0, 0.7, {"node-10": 3.0}, FAILED[:1], tifl={"tier": 0}, bytes_down=3000)
@@ -38,7 +42,7 @@ def test_summary_by_hand(planned, note):
         ("Time of all devices", "15 s", "0.6 nodes in flight on average"),
         ("Traffic", "5 kB", "2 kB up, 3 kB down"),
         ("Nodes", "4", "2 of them trained"),
-        ("Failures", "4", "in 2 rounds"),
+        ("Failures", "5", "in 2 rounds"),
     ]
 
 
@@ -52,7 +56,7 @@ def test_tables_by_hand():
     ]
     assert texts["Nodes"][0] == ["node-2", "0", "2 s", "2", "2"]
     assert tables["Nodes"].head == ["node", "tier", "median latency", "asked", "lost"]
-    assert texts["Failures"][0] == ["node-2", "late", "2", "1, 2"]
+    assert texts["Failures"][:2] == [["node-1", "odd", "2", "2"], ["node-2", "late", "2", "1, 2"]]
     two = tables_of([Named("a", 0, History(ROUNDS)), Named("b", None, History(ROUNDS))])
     assert two[0].head[:3] == ["run", "seed", "tier"]
     starts = [row[:2] for row in two[0].rows[1:3]]
@@ -73,5 +77,5 @@ def test_nodes_by_tier_then_latency():
 
 
 def test_failure_groups_most_frequent_first():
-    expected = [("node-2", "late", [1, 2]), ("node-1", "odd", [2]), ("node-9", "odd", [2])]
+    expected = [("node-1", "odd", [2, 2]), ("node-2", "late", [1, 2]), ("node-9", "odd", [2])]
     assert failure_groups(History(ROUNDS)) == expected

@@ -249,9 +249,9 @@ def test_chances_and_credits_are_those_of_the_draw(history):
         return panels([{**r, "tifl": r["tifl"] | {key: value}} for r, value in told])
 
     assert "Chance of each tier" not in panels(history.rounds)
-    chances = [[[1.0, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0]][i % 2] for i in range(31)]
+    chances = [[1.0], *[[0, 0.5, 0.5, 0, 0]] * 30]  # at first one tier: nothing, and no gap
     traces = with_tifl("tier_chances", chances)["Chance of each tier"]["traces"]
-    assert [trace["y"][:2] for trace in traces] == [[1, 0], [0, 0.5], [0, 0.5], [0, 0], [0, 0]]
+    assert [trace["y"][:2] for trace in traces] == [[0, 0], [0, 0.5], [0, 0.5], [0, 0], [0, 0]]
     assert "Credits left" in with_tifl("credits", [[1.0], *[[3.0] * 5] * 30])
     # one tier before nodes are timed, and no limit after
     assert "Credits left" not in with_tifl("credits", [[1.0], *[[None] * 5] * 30])

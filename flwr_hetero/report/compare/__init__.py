@@ -124,13 +124,13 @@ def compare(
     What is left out is the first run, its accuracy or loss, its end less a point, the first clock
     that all have, and whether lower is better by the metric's name.
     """
-    kinds: dict[str, list[Run]] = {}
-    for run in [_baseline(runs, baseline), *runs]:
-        kinds.setdefault(run.kind, [])
-    for run in runs:
-        kinds[run.kind].append(run)
-    sides = list(kinds.values())
-    judge = _judge(sides, metric, target, _clock(runs, clock), falls)
+    kinds = dict.fromkeys(run.kind for run in (_baseline(runs, baseline), *runs))
+    sides = [[run for run in runs if run.kind == kind] for kind in kinds]
+    judged, before = _metric([*sides[0], *runs], metric), [run.history for run in sides[0]]
+    down = lower_is_better(judged) if falls is None else falls
+    goal = default_target(before, judged, falls=down) if target is None else target
+    goal = check_number("target", goal, "(-inf, inf)")
+    judge = Judge(judged, goal, _clock(runs, clock), down)
     differing, labels = differing_settings([side[0] for side in sides])
     colours = method_colours([side[0].method for side in sides])
     groups: list[Group] = []
@@ -150,27 +150,19 @@ def compare(
     return Comparison(groups, judge, differing, sentences)
 
 
-def _judge(
-    sides: Sequence[Sequence[Run]],
-    metric: str | None,
-    target: float | None,
-    clock: str,
-    falls: bool | None,
-) -> Judge:
-    before = [run.history for run in sides[0]]
-    judged = metric or before[0].main_metric()
-    if judged is None:
+def _metric(runs: Sequence[Run], wanted: str | None) -> str:
+    """Choose the first run's accuracy or loss; refuse a metric that a run lacks."""
+    metric = wanted or runs[0].history.main_metric()
+    if metric is None:
         raise invalid("metric", metric, "be in the history, which has none")
-    for run in (run for side in sides for run in side):
+    for run in runs:
         try:
-            run.history.metric(judged)
+            run.history.metric(metric)
         except ValueError:
             known = ", ".join(run.history.metrics()) or "none at all"
             rule = f"be in every run; {run.path.name} has {known}"
-            raise invalid("metric", judged, rule) from None
-    down = lower_is_better(judged) if falls is None else falls
-    goal = default_target(before, judged, falls=down) if target is None else target
-    return Judge(judged, check_number("target", goal, "(-inf, inf)"), clock, down)
+            raise invalid("metric", metric, rule) from None
+    return metric
 
 
 def _baseline(runs: Sequence[Run], wanted: str | None) -> Run:
