@@ -58,10 +58,7 @@ def kept_place(text: Any, size: int, batch_size: int) -> Place | None:
 
 
 class Stream:
-    """A seeded run of the global generators, and of a loader's own, that goes on at each use.
-
-    What the user seeded is put back after each use, as if nothing had been drawn.
-    """
+    """A seeded run of the global generators, and of a loader's own, that goes on at each use."""
 
     def __init__(self, seed: int, generators: Iterable[Any] = ()) -> None:
         torch: Any = sys.modules.get("torch")
@@ -83,7 +80,7 @@ class Stream:
         try:
             yield
         finally:
-            # the next use goes on here; what the user seeded knows nothing of it
+            # the next use goes on here; what the user seeded is as if nothing had been drawn
             self._states = self._read()
             self._write(before)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]

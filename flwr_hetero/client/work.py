@@ -147,11 +147,7 @@ def wants_state(message: object) -> bool:
 
 
 class KeptOptimizers:
-    """The optimizers of a message, in the order of their first steps.
-
-    A new one begins with the state that its predecessor of the last message had. One that has a
-    state of its own keeps that.
-    """
+    """The optimizers of a message, in the order of their first steps."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._seen = context, list[Any]()
@@ -166,7 +162,8 @@ class KeptOptimizers:
             return
         self._seen.append(optimizer)
         kept = self._context.state.array_records.get(keys.OPTIMIZER)
-        # some make a state before the first step; one that the app itself carries on is not new
+        # A new one begins with the state that its predecessor of the last message had. One that the
+        # app itself carries on has its own; some make a state before their first step.
         has_own = any(state and state.get("step") != 0 for state in optimizer.state.values())
         if kept is not None and not has_own:
             _load(optimizer, kept, len(self._seen) - 1)
