@@ -37,11 +37,7 @@ def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
 
 
 def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
-    """Estimate devices from what each node took, and how often it was away.
-
-    Times count per step where the history says how many steps a node was to take. What its link
-    took is in them, so that it counts as computing.
-    """
+    """Estimate devices from what each node took, by the step, and how often it was away."""
     took: dict[str, list[float]] = defaultdict(list)
     asked: dict[str, int] = defaultdict(int)
     away: dict[str, int] = defaultdict(int)

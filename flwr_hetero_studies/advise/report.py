@@ -7,10 +7,11 @@ from scipy.stats import kendalltau
 
 from flwr_hetero_studies.advise.advice import PARTITIONS
 from flwr_hetero_studies.advise.candidates import candidates
-from flwr_hetero_studies.advise.cases import BASE, NODES, PER_ROUND, looks
+from flwr_hetero_studies.advise.cases import NODES, PER_ROUND, looks
 from flwr_hetero_studies.advise.simulate import Row, judge, row
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.race.methods import BASE
 
 WANTED = 0.7
 HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nodes' data"]
@@ -53,7 +54,7 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
             for each in rows
         ]
         text += f"\n{meaning[0].upper()}{meaning[1:]}:\n\n{tables.table(HEAD, cells)}"
-    return text, [*sums, [fleet, "both", *ranked(*both, 1 / len(PARTITIONS))]]
+    return text, [*sums, [fleet, "both", *ranked(both[0], both[1], 1 / len(PARTITIONS))]]
 
 
 def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> list[str]:

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import Wrapper
+from flwr_hetero.strategy import ModelAverage, Wrapper
 from flwr_hetero_studies.core.curves import Columns, columns, rounded
 from flwr_hetero_studies.tasks import (
     Settings,
@@ -42,6 +42,13 @@ class Moment(NamedTuple):
     record: Mapping[str, Any]
     """The round's line of the history; empty after a server update within one."""
     watch: "Watch"
+
+    @property
+    def averaged(self) -> ArrayRecord:
+        """The average of models where the strategy has one, else the newest."""
+        parts = (part for part in self.watch.wrappers() if isinstance(part, ModelAverage))
+        part = next(parts, None)
+        return self.arrays if part is None else part.averaged(self.arrays)
 
 
 Note = Callable[[Moment], None]
@@ -144,6 +151,14 @@ def emulate(
     }
     drive(strategy, grid, first, add, seed=settings.seed, rounds=rounds, **how)
     return rounded(columns(points))
+
+
+def config_of(
+    dataset: str, partition: str, rate: float, seed: int, rounds: int = ENDLESS
+) -> dict[str, Any]:
+    """Write the run-config of an app's plain training in batches of 16."""
+    config = {"dataset": dataset, "partition": partition, "learning-rate": rate, "seed": seed}
+    return config | {"num-server-rounds": rounds, "batch-size": 16}
 
 
 def with_last_classes(settings: Settings, count: int) -> Measure:

@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike
 
 from flwr_hetero.report.style import METHOD_COLOURS, method_colours
 
-Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
+Curves = Mapping[str, Sequence[ArrayLike]]
+"""By name: x and y, and the lower and upper edges of a band if there is one."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -32,11 +33,13 @@ def draw(
     *,
     columns: int = 3,
     size: tuple[float, float] = (4.2, 3.0),
+    levels: Mapping[str, float] | None = None,
     **axes_settings: Any,
 ) -> None:
     """Draw a panel per entry and a line per name, with one legend, and write a PNG.
 
-    ``axes_settings`` are those of matplotlib's axes; a function gets the panel's title.
+    ``levels`` are dotted lines, by the panel's title; ``axes_settings`` are those of matplotlib's
+    axes, where a function gets that title.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -52,8 +55,12 @@ def draw(
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for number, (title, curves) in enumerate(panels.items()):
             axes = grid[number]
-            for name, (x, y) in curves.items():
+            for name, (x, y, *edges) in curves.items():
                 axes.plot(x, y, **look[name], lw=1.5)
+                if edges:
+                    axes.fill_between(x, *edges, color=look[name]["color"], alpha=0.12, lw=0)
+            if levels:
+                axes.axhline(levels[title], color="black", lw=0.8, ls=":")
             axes.set(title=title, xlabel=_each(xlabel, number), ylabel=_each(ylabel, number))
             axes.set(**{k: v(title) if callable(v) else v for k, v in axes_settings.items()})
         for axes in grid[len(panels) :]:

@@ -21,9 +21,10 @@ from flwr_hetero.strategy import (
 from flwr_hetero_studies.advise.advice import Advice
 from flwr_hetero_studies.advise.candidates import candidates
 from flwr_hetero_studies.advise.fleet import epoch_s, for_task, read_fleet
-from flwr_hetero_studies.advise.simulate import Point, Work, judge, rank, row, smooth, target_of
-from flwr_hetero_studies.advise.task import Data, Task, data, parts, step
+from flwr_hetero_studies.advise.simulate import Point, Simulation, judge, rank, row, target_of
+from flwr_hetero_studies.advise.task import SmallTask, deal_out, generated
 from flwr_hetero_studies.cli.advise import _print
+from flwr_hetero_studies.race.network import descend
 from flwr_hetero_studies.rivals import Oort
 
 FLEET = (DeviceProfile(4.0), DeviceProfile(2.0), DeviceProfile(1.0), DeviceProfile(0.1))
@@ -82,24 +83,24 @@ def test_refusals(tmp_path, capsys):
 
 
 def test_step_is_gradient_descent():
-    task = Task(4)
-    batch = Data(*(array[:8] for array in data(task, 1)))
+    task = SmallTask(4)
+    batch = generated(task, 1).at(slice(8))
     model = [array.numpy().copy() for array in task.first().values()]
     before = [array.copy() for array in model]
-    step(model, batch, 1.0)
-    for number, index in ((0, (3, 5)), (1, (2,)), (2, (7, 1)), (3, (4,))):
+    descend(model, batch, 1.0)
+    for number, index in ((0, (5, 3)), (1, (2,)), (2, (1, 7)), (3, (4,))):
         losses = []
         for change in (1e-6, -1e-6):
             moved = [array.copy() for array in before]
             moved[number][index] += change
-            losses.append(step(moved, batch, 0.0).mean())
+            losses.append(descend(moved, batch, 0.0).mean())
         slope = (losses[0] - losses[1]) / 2e-6
         assert before[number][index] - model[number][index] == pytest.approx(slope, abs=1e-6)
 
 
 def test_slow_nodes_hold_their_classes_alone():
-    task = Task(10, partition="classes-by-speed")
-    held = [set(data(task, 1).labels[rows].tolist()) for rows in parts(task)]
+    task = SmallTask(10, partition="classes-by-speed")
+    held = [set(generated(task, 1).labels[rows].tolist()) for rows in deal_out(task)]
     assert all(own <= {8, 9} for own in held[-2:])
     assert not set.union(*held[:-2]) & {8, 9}
 
@@ -115,7 +116,6 @@ BASE = curve([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8])
 
 
 def test_judge_by_hand():
-    assert smooth([1, 2, 3, 4, 5]) == pytest.approx([1, 1.5, 2, 2.5, 3.5])
     assert target_of(BASE) == pytest.approx(0.79)
     same, twice = judge(BASE, BASE), judge(curve([0.8] * 4, 0.5), BASE)
     assert (same.speedup, same.bytes, same.device_s, same.reached) == (1.0, 1.0, 1.0, True)
@@ -127,8 +127,8 @@ def test_judge_by_hand():
 
 
 def make(choice, seed, target):
-    task = Task(4, examples=48, seed=seed)
-    return Work(choice, task, FLEET, 4, 2, 10, seed, target)
+    task = SmallTask(4, examples=48, seed=seed)
+    return Simulation(choice, task, FLEET, 4, 2, 10, seed, target)
 
 
 def test_same_seed_same_ranking():

@@ -86,7 +86,7 @@ def test_settings_that_lose_the_slow_nodes_classes_are_named():
         lines[name] = rising(name, 0, rise=0.04)
         lines[name]["curve"]["slow"] = [slow] * len(lines[name]["curve"]["accuracy"])
     base = [lines["FedAvg"]]
-    assert objectives.losers([(n, [each], base) for n, each in lines.items()]) == "TiFL, paced"
+    assert objectives.losers({n: [each] for n, each in lines.items()}) == "TiFL, paced"
     assert objectives.row("biased, sqrt", [lines["biased, sqrt"]], base)[2:4] == ["49.0", "-1.0"]
 
 
