@@ -49,9 +49,7 @@ def curve(
             return None
         state = arrays.to_torch_state_dict()
         loss, _ = evaluate(model_from(state, model, *data_shape(dataset)), examples)
-        points.append(
-            {"round": number, "virtual_s": strategy.session.clock.virtual_s, "loss": loss}
-        )
+        points.append({"round": number, "virtual_s": strategy.fleet.clock.virtual_s, "loss": loss})
         return MetricRecord({"loss": loss})
 
     strategy.start(
