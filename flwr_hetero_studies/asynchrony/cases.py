@@ -70,7 +70,7 @@ def fleet(task: str) -> list[DeviceProfile]:
     devices = named_fleet("paper-5", NODES)
     if task != "links":
         return devices
-    link = {"uplink_mbps": LINK_MBPS, "downlink_mbps": LINK_MBPS}
+    link: dict[str, Any] = {"uplink_mbps": LINK_MBPS, "downlink_mbps": LINK_MBPS}
     return [replace(d, seconds_per_example=WIFI_SECONDS_PER_EXAMPLE, **link) for d in devices]
 
 

@@ -130,4 +130,4 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = [section(name, own) for name, own in groups.items()]
-    return first[0]["case"] | {"sections": "".join(sections)}
+    return {**first[0]["case"], "sections": "".join(sections)}

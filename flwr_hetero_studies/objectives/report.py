@@ -68,4 +68,4 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = "".join(section(name, own) for name, own in groups.items())
-    return lines[0]["case"] | {"sections": sections}
+    return {**lines[0]["case"], "sections": sections}

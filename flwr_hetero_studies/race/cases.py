@@ -101,8 +101,8 @@ def parts(tuning: Tuning) -> Iterator[Trial]:
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
     """Train once; a yardstick returns its limits, a trial its scores, others their curve."""
     cell, is_yardstick = CELLS[case["cell"]], case["name"] == YARDSTICK
-    rate, *settings = (case["rate"], None, None) if is_yardstick else case["trial"]
-    method = METHODS[BASE if is_yardstick else case.get("method", case["name"])]
+    rate, *settings = [case["rate"], None, None] if is_yardstick else case["trial"]
+    method = METHODS[BASE if is_yardstick else str(case.get("method", case["name"]))]
     strategy = method.build(case["at_work"], seed, *settings)
     train, valid, test = cell.rows
     dataset, shape = data.first(train + valid, test), (cell.model, cell.partition, cell.nodes)

@@ -89,7 +89,8 @@ class Learning:
         state = {name: torch.from_numpy(array) for name, array in model.items()}
         net = model_from(state, self.model, *self.shape).eval()
         with torch.inference_mode():
-            return torch.cat([net(batch) for batch in torch.from_numpy(inputs).split(500)]).numpy()
+            batches = torch.split(torch.from_numpy(inputs), 500)
+            return torch.cat([net(batch) for batch in batches]).numpy()
 
     def measure(
         self, model: dict[str, Values], slow: list[int], split: str = "test"
@@ -171,7 +172,7 @@ def client_app(learning: Learning) -> ClientApp:
 
     @app.train()
     def train_node(message: Message, context: Context) -> Message:
-        own, arrays = share_of(learning, message, context), message.content["arrays"]
+        own, arrays = share_of(learning, message, context), message.content.array_records["arrays"]
         config: Any = message.content.config_records.get("config", {})
         size, lr = int(context.run_config["batch-size"]), float(context.run_config["learning-rate"])
         # batches by loss where biased local SGD asks for it
@@ -186,7 +187,8 @@ def client_app(learning: Learning) -> ClientApp:
             new = record_of(net)
         else:
             model = model_from(arrays.to_torch_state_dict(), learning.model, *learning.shape)
-            examples = Examples(*map(torch.from_numpy, own.examples))
+            inputs, labels = map(torch.from_numpy, own.examples)
+            examples = Examples(inputs, labels)
             done = train(model, examples, sampler, num_steps=steps, lr=lr, proximal=mu)
             new = ArrayRecord(model.state_dict())
         losses = {"train-loss": done.loss, keys.LOSS_RMS: done.loss_rms}
@@ -196,12 +198,13 @@ def client_app(learning: Learning) -> ClientApp:
     def profile_node(message: Message, context: Context) -> Message:
         own, size = share_of(learning, message, context), int(context.run_config["batch-size"])
         processed = examples_in(own.num_steps, len(own.examples), size)
-        return own.reply(message, message.content["arrays"], processed)
+        return own.reply(message, message.content.array_records["arrays"], processed)
 
     @app.evaluate()
     def evaluate_node(message: Message, context: Context) -> Message:
-        own, arrays = share_of(learning, message, context).held_out, message.content["arrays"]
-        model = {name: array.numpy() for name, array in arrays.items()}
+        own = share_of(learning, message, context).held_out
+        arrays = message.content.array_records["arrays"].items()
+        model = {name: array.numpy() for name, array in arrays}
         logits = learning.predict(model, own.inputs)
         losses, _ = losses_of(logits, own.labels)
         right = float((logits.argmax(1) == own.labels).mean())

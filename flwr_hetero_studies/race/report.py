@@ -107,13 +107,12 @@ def decisions(found: Sequence[Contest]) -> str:
     head = ["cell", "soonest: less a point", "2 points above", "slowest tier's data at the end"]
     rows = []
     for each in found:
-        first, second = (min(each.runs, key=lambda n, s=s: each.rank(n, s)) for s in TARGETS)
-
-        def cost(name: str, key: str, each: Contest = each) -> float:
-            return mean(each.reach(line, TARGETS[0])[key] for line in each.runs[name])
-
-        cheap = [min(each.runs, key=lambda n, k=k: cost(n, k)) for k in ("bytes", "examples")]
-        slow = max(each.runs, key=lambda n: mean(end(line, "slow") for line in each.runs[n]))
+        ranks = [{name: each.rank(name, shift) for name in each.runs} for shift in TARGETS]
+        first, second = (min(rank, key=rank.__getitem__) for rank in ranks)
+        costs = [{n: each.cost(n, key) for n in each.runs} for key in ("bytes", "examples")]
+        cheap = [min(cost, key=cost.__getitem__) for cost in costs]
+        ends = {n: mean(end(line, "slow") for line in own) for n, own in each.runs.items()}
+        slow = max(ends, key=ends.__getitem__)
         times = [each.reach(line, TARGETS[1])["virtual_s"] for line in each.runs[second]]
         above = second if any(map(isfinite, times)) else "none gets there"
         rows.append([each.where, first, above, slow, *cheap])
@@ -163,7 +162,7 @@ def picture(found: Sequence[Contest], path: Path) -> None:
     panels: dict[str, dict[str, Any]] = {}
     levels = {}
     for each in (each for each in found if each.cell == found[0].cell):
-        drawn = {"FedAvg, 3 a round": [*each.yard.values()]}
+        drawn: dict[str, Sequence[Line]] = {"FedAvg, 3 a round": [*each.yard.values()]}
         rivals = [name for name in each.ranked() if name not in (*OWN, BASE)]
         drawn |= {name: each.runs[name] for name in (OURS, *rivals[:2]) if name in each.runs}
         title = f"{each.at_work} of 20 nodes at work"

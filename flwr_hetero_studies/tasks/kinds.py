@@ -24,19 +24,14 @@ LARGEST = 700.0
 
 
 class Task:
-    """Classification, from which other tasks derive.
+    """Classification, from which other tasks derive; your own overrides some of this.
 
-    Parameters of a model's training that depend on what it is for. A task of your own is a class
-    that overrides some of this; ``task = "package.module:Class"`` in the run-config names it.
-
-    Attributes
-    ----------
-    window : int
-        Texts and series are cut into windows of so many characters or values, an example each;
-        0: a text is one example, of numbers of its words, and a series as well.
+    ``task = "package.module:Class"`` in the run-config names it.
     """
 
     window = 0
+    """Texts and series are cut into windows of so many characters or values, an example each;
+    0: a text is one example, of numbers of its words, and a series as well."""
 
     def divide(
         self, values: NDArray[Any], labels: NDArray[np.int64]
@@ -66,10 +61,7 @@ class Classification(Task):
 
 
 class LanguageModel(Task):
-    """The next character of a text; the loss is the mean over an example's characters.
-
-    Accuracy is the share of characters that are predicted; the task's own metric is perplexity.
-    """
+    """The next character of a text; loss, accuracy and perplexity are means over characters."""
 
     window = 65
 

@@ -1,11 +1,7 @@
-"""What a node of the apps does with a message: train, profile or evaluate.
-
-A ClientApp registers the three functions, or puts a sampler of its own between
-:func:`open_node` and :meth:`NodeTask.reply`.
-"""
+"""What a node of the apps does with a message: train, profile or evaluate."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -85,13 +81,8 @@ class NodeTask:
 
     def work(self, num_steps: int, examples_processed: int) -> MetricRecord:
         """Return the metrics that training and profiling have in common."""
-        return MetricRecord(
-            {
-                keys.NUM_EXAMPLES: len(self.examples),
-                keys.NUM_STEPS: num_steps,
-                keys.EXAMPLES_PROCESSED: examples_processed,
-            }
-        )
+        work = {keys.NUM_EXAMPLES: len(self.examples), keys.NUM_STEPS: num_steps}
+        return MetricRecord({**work, keys.EXAMPLES_PROCESSED: examples_processed})
 
     def reply(self, model: nn.Module, result: TrainResult) -> Message:
         """Reply with the trained model and the work that it took."""
@@ -166,13 +157,8 @@ def lifelong_order(
     unit: str = "batch",
 ) -> OrderedSampler:
     """Make the sampler of a node's order, with a seed of the node's own that never changes."""
-    partition_id = int(context.node_config[keys.PARTITION_ID])
+    partition_id, count = int(context.node_config[keys.PARTITION_ID]), len(node.examples)
     words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
-    return OrderedSampler(
-        len(node.examples),
-        settings.batch_size,
-        seed=int(words[0]),
-        method=method,
-        unit=unit,
-        num_units=min(num_units, len(node.examples)) or None,
-    )
+    how: dict[str, Any] = {"method": method, "unit": unit, "seed": int(words[0])}
+    units = min(num_units, count) or None
+    return OrderedSampler(count, settings.batch_size, num_units=units, **how)

@@ -60,11 +60,8 @@ def check_partition(partition: str, alpha: float, classes_per_node: int) -> None
 def dirichlet_parts(
     labels: NDArray[np.int64], num_partitions: int, alpha: float, rng: np.random.Generator
 ) -> list[Rows]:
-    """Split each class by shares from a symmetric Dirichlet distribution.
-
-    The same parts as Flower Datasets' ``DirichletPartitioner`` without a minimum size, which
-    takes seconds to import in each process of a deployment.
-    """
+    """Split each class by shares from a symmetric Dirichlet distribution."""
+    # as Flower Datasets' DirichletPartitioner, which takes seconds to import in each process
     pieces = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
@@ -80,11 +77,8 @@ def class_parts(
     classes_per_node: int,
     rng: np.random.Generator,
 ) -> list[Rows]:
-    """Give each node a few classes, and split each class among the nodes that have it.
-
-    Flower Datasets' ``PathologicalPartitioner`` takes no sizes, and either ties classes to the
-    number of the node (and so to its speed) or may leave a class with no node.
-    """
+    """Give each node a few classes, and split each class among the nodes that have it."""
+    # Flower Datasets' PathologicalPartitioner ties classes to speeds, or may leave one to no node
     classes = np.unique(labels)
     least = -(-len(classes) // len(weights))
     if not least <= classes_per_node <= len(classes):
@@ -106,16 +100,14 @@ def by_speed_parts(
     slow_classes: int,
     rng: np.random.Generator,
 ) -> list[Rows]:
-    """Give the last classes to the last nodes alone, which are the slowest of a named fleet.
-
-    As many nodes hold them as makes all parts about equal: 4 of 20 for 2 of 10 equal classes.
-    """
+    """Give the last classes to the last nodes alone, which are the slowest of a named fleet."""
     classes = np.unique(labels)
     if not 1 <= slow_classes < len(classes):
         rule = f"lie in 1..{len(classes) - 1}, so that other nodes have a class"
         raise invalid("classes_per_node", slow_classes, rule)
     if num_partitions < 2:
         raise invalid("num_partitions", num_partitions, "be at least 2, of which one is slow")
+    # as many nodes as makes all parts about equal: 4 of 20 for 2 of 10 equal classes
     slow = np.isin(labels, classes[-slow_classes:])
     num_slow = min(max(1, round(num_partitions * slow.mean())), num_partitions - 1)
     parts = []
@@ -127,11 +119,8 @@ def by_speed_parts(
 def assign_classes(
     num_classes: int, num_partitions: int, classes_per_node: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Assign different classes to each node, all of them about equally often.
-
-    Classes follow each other in random permutations; those that the current node has already
-    come last in the next one.
-    """
+    """Assign different classes to each node, all of them about equally often."""
+    # random permutations, in which what the current node has already comes last
     flat: list[int] = []
     while len(flat) < num_partitions * classes_per_node:
         order = rng.permutation(num_classes)

@@ -69,18 +69,9 @@ def run_app(
     grid: Grid,
     train_config: ConfigRecord | None = None,
 ) -> Path:
-    """Run a strategy on the fleet and record it; return the run directory.
-
-    Notes
-    -----
-    Seeds Python's own generator, with which Flower's strategies select nodes.
-    """
-    run_dir = RunDirectory(
-        settings.run_directory(app),
-        asdict(settings),
-        resume=settings.resume,
-        argument="output-dir",
-    )
+    """Run a strategy on the fleet and record it; return the run directory."""
+    folder, resume = settings.run_directory(app), settings.resume
+    run_dir = RunDirectory(folder, asdict(settings), resume=resume, argument="output-dir")
     measure, arrays = central_evaluate(settings), initial_arrays(settings)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -88,18 +79,10 @@ def run_app(
         return measure(server_round, arrays) if due or server_round == last else None
 
     last = settings.num_server_rounds
-    random.seed(settings.seed)
+    random.seed(settings.seed)  # Flower's strategies select nodes by it
     if settings.target_accuracy or settings.time_budget_s:
         strategy = StopEarly(strategy, settings)
-    recorded = Recorded(
-        strategy, run_dir=run_dir, resume=settings.resume, trackers=settings.tracker_names
-    )
-    recorded.start(
-        grid,
-        arrays,
-        last,
-        train_config=train_config,
-        evaluate_fn=evaluate_fn,
-    )
+    recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=settings.tracker_names)
+    recorded.start(grid, arrays, last, train_config=train_config, evaluate_fn=evaluate_fn)
     log(INFO, "Results: %s", run_dir.path / "report.html")
     return run_dir.path

@@ -51,13 +51,12 @@ def train(
     on_batch: OnBatch | None = None,
     device: str = "cpu",
 ) -> TrainResult:
-    r"""Take steps on batches that a sampler draws; by SGD, if no other optimizer is named.
+    r"""Take steps on a sampler's batches, with its weights :math:`c_i`, by default of SGD.
 
     .. math:: w \leftarrow w - \eta \left( \frac{1}{|B|} \sum_{i \in B} c_i \nabla f_i(w)
               + \mu (w - w^0) \right)
 
-    with the sampler's weights :math:`c_i` and FedProx's pull to the start :math:`w^0`. ``amp`` runs
-    the model in bfloat16. The optimizer starts without state in each call, and so in each round.
+    ``amp`` runs the model in bfloat16. The optimizer starts without state in each call.
     """
     if sampler.num_samples != len(examples):
         rule = f"be the number of examples, {len(examples)}"
@@ -109,8 +108,7 @@ def evaluate(
     where = pick_device(device)
     was_training, examples = model.training, examples.to(where)
     model.to(where).eval()
-    loss = torch.zeros((), dtype=torch.float64, device=where)
-    right = torch.zeros((), dtype=torch.float64, device=where)
+    loss, right = torch.zeros(2, dtype=torch.float64, device=where)
     with torch.inference_mode():
         for start in range(0, len(examples), batch_size):
             targets = examples.targets[start : start + batch_size]

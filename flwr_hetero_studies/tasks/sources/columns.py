@@ -1,7 +1,7 @@
 """Columns of a table as inputs and labels: images, texts, series or numbers, by their types."""
 
 import re
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,7 @@ LIST_OF_NUMBERS = re.compile(r"(large_|fixed_size_)?list<\w+: (u?int|float|doubl
 """How Arrow writes the types of columns of series."""
 
 
-class Inputs(Protocol):
-    """Inputs by row number."""
-
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return new inputs of shape (len(rows), ...).
-
-        Images are float32 (C, H, W), scaled to [0, 1], rows of numbers float32 (columns, 1, 1),
-        series float32 (1, steps), texts int64 (LENGTH,), numbers of tokens; windows of texts int64
-        (window,), numbers of characters, and of series float32 (window,).
-        """
-
-
-class Array(NamedTuple):
+class MemoryArray(NamedTuple):
     """Inputs that are in memory."""
 
     values: NDArray[Any]
@@ -86,7 +74,13 @@ class ImageColumn:
             raise invalid("dataset", self.dataset, rule) from error
 
 
-class Columns(NamedTuple):
+Inputs: TypeAlias = MemoryArray | TextColumn | ImageColumn
+"""Inputs by row number: images float32 (C, H, W) in [0, 1], rows of numbers float32 (columns, 1,
+1), series float32 (1, steps), texts int64 (LENGTH,), numbers of tokens; windows of texts int64
+(window,), numbers of characters, and of series float32 (window,)."""
+
+
+class TableColumns(NamedTuple):
     """Names of a table's columns by what they hold."""
 
     labels: list[str]
@@ -96,7 +90,7 @@ class Columns(NamedTuple):
     numbers: list[str]
 
     @classmethod
-    def of(cls, table: Any) -> "Columns":
+    def of(cls, table: Any) -> "TableColumns":
         """Tell columns by their types; a ``ClassLabel`` is the label if there is one."""
         features = table.features
         types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
@@ -128,14 +122,10 @@ class Columns(NamedTuple):
 
 
 def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
-    """Read a table of the library ``datasets``.
-
-    Inputs are a column of images; without one, of texts; without either, of series; without all
-    of them, all columns of numbers but the label. Windows of texts and series need no labels.
-    """
+    """Read a table of the library ``datasets``: images, else texts, else series, else numbers."""
     if not len(table):
         raise invalid("dataset", dataset, "hold examples (it is empty)")
-    columns = Columns.of(table)
+    columns = TableColumns.of(table)
     windows = bool(task.window and not columns.images and (columns.texts or columns.series))
     if windows and not columns.has_label:
         labels = np.zeros(len(table), dtype=np.int64)
@@ -152,20 +142,20 @@ def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDA
         if not windows:
             return TextColumn(texts), labels
         values, rows = character_windows(texts.to_pylist(), task.window)
-        return Array(_some(dataset, values, name, task.window)), labels[rows]
+        return MemoryArray(_some(dataset, values, name, task.window)), labels[rows]
     if columns.series:
         name = _one_of(dataset, table, "series", columns.series, SERIES_NAMES)
         series = _complete(dataset, table, name)
         if windows:
             cut, rows = _series_windows(series, task.window)
-            return Array(_some(dataset, cut, name, task.window)), labels[rows]
-        return Array(_whole_series(dataset, series, name)[:, None]), labels
+            return MemoryArray(_some(dataset, cut, name, task.window)), labels[rows]
+        return MemoryArray(_whole_series(dataset, series, name)[:, None]), labels
     numbers = [name for name in columns.numbers if name != label]
     if not numbers:
         rule = "have columns of images, texts, series or numbers (its columns: "
         raise invalid("dataset", dataset, f"{rule}{', '.join(table.features)})")
     found = [_complete(dataset, table, name).to_numpy() for name in numbers]
-    return Array(np.stack(found, axis=1).astype(np.float32)[:, :, None, None]), labels
+    return MemoryArray(np.stack(found, axis=1).astype(np.float32)[:, :, None, None]), labels
 
 
 def _series_windows(column: Any, length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

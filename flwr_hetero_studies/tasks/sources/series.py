@@ -14,14 +14,9 @@ NOISE = 0.1
 
 
 def generated_series(length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    r"""Generate windows of series; the label is the kind.
-
-    A kind is a season of P steps, a growth G, and smooth or jagged: with a level L from 10 to
-    1000, an amplitude A from 0.2 to 0.6 and a start s drawn for each window,
+    r"""Generate windows of series; the label is the kind: season, growth, sine or saw-tooth.
 
     .. math:: x_t = L \left(1 + G t / T + A\, w((t + s) / P) + 0.1\, \epsilon_t \right)
-
-    where w is a sine, or the saw-tooth that rises from -1 to 1 in each season.
     """
     rng = np.random.default_rng(0)
     kinds = [(p, g, jagged) for p in SEASONS for g in TRENDS for jagged in (False, True)]

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
 from flwr_hetero_studies.tasks.kinds import AUTO, Outputs, Task, task_of
-from flwr_hetero_studies.tasks.sources.columns import Array, Columns, Inputs, inputs_and_labels
+from flwr_hetero_studies.tasks.sources.columns import (
+    Inputs,
+    MemoryArray,
+    TableColumns,
+    inputs_and_labels,
+)
 from flwr_hetero_studies.tasks.sources.series import SERIES, generated_series
 from flwr_hetero_studies.tasks.sources.speech import SPEECH, generated_speech
 from flwr_hetero_studies.tasks.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
@@ -98,7 +103,7 @@ def open_source(dataset: str, task: str = AUTO) -> Source:
     else:
         is_here = Path(dataset).expanduser().exists()
         tables = _read_parquet(dataset) if is_here else _read_hub(dataset)
-        chosen = Columns.of(tables[0]).task(task)
+        chosen = TableColumns.of(tables[0]).task(task)
         train, test = _splits(dataset, *tables, chosen)
     sample = np.linspace(0, len(train.rows) - 1, min(len(train.rows), MEASURED_ROWS))
     found = train.inputs.take(train.rows[sample.astype(np.int64)])
@@ -124,21 +129,21 @@ def measure(inputs: NDArray[Any]) -> Scale | None:
 def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     if dataset == STDLIB and task.window:
         windows, labels = stdlib_windows(task.window)
-        return Array(windows), labels
+        return MemoryArray(windows), labels
     if dataset == STDLIB:
         texts, labels = stdlib_texts()
-        return Array(token_numbers(texts)), labels
+        return MemoryArray(token_numbers(texts)), labels
     if dataset == SERIES:
         series, labels = generated_series(task.window or WHOLE_SERIES)
-        return Array(series if task.window else series[:, None]), labels
+        return MemoryArray(series if task.window else series[:, None]), labels
     if dataset == SPEECH:
         frames, labels = generated_speech()
-        return Array(frames), labels
+        return MemoryArray(frames), labels
     from sklearn import datasets  # takes a second, and is needed here only
 
     found = datasets.load_digits() if dataset == DIGITS else datasets.load_breast_cancer()
     inputs = found.images[:, None] / 16.0 if dataset == DIGITS else found.data[:, :, None, None]
-    return Array(inputs.astype(np.float32)), found.target.astype(np.int64)
+    return MemoryArray(inputs.astype(np.float32)), found.target.astype(np.int64)
 
 
 def _splits(dataset: str, train: Any, test: Any | None, task: Task) -> tuple[Split, Split]:

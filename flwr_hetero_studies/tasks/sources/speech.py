@@ -21,15 +21,7 @@ NOISE = 0.4
 
 
 def generated_speech() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    r"""Generate words as (words, bands, frames) of log-mel; the label is the word.
-
-    A word begins after at most 0.15 s, lasts 0.15 to 0.25 s and glides half-way from one vowel to
-    another, with a loudness of 0.3 to 1. Each of its formants is a tone, its frequency multiplied
-    by a factor of the voice (0.85 to 1.2: the length of the vocal tract) and 3 % at random,
-    swelling with the voice's pitch :math:`p` (90 to 250 Hz):
-
-    .. math:: x(t) = \cos^2(\pi p t) \sum_k A_k \sin\Big(2\pi \int_0^t F_k\Big) + \mathrm{noise}
-    """
+    """Generate words as (words, bands, frames) of log-mel; the label is the word."""
     rng = np.random.default_rng(0)
     tract, pitch = rng.uniform(0.85, 1.2, VOICES), rng.uniform(90, 250, VOICES)
     frames = []
@@ -43,7 +35,11 @@ def generated_speech() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 def spoken(
     word: str, tract: NDArray[np.float64], pitch: NDArray[np.float64], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Generate waveforms (len(tract), SAMPLES) of a word by voices."""
+    r"""Generate waveforms (len(tract), SAMPLES) of a word by voices of some tract and pitch.
+
+    .. math:: x(t) = \cos^2(\pi p t) \sum_k A_k \sin\Big(2\pi \int_0^t F_k\Big) + \mathrm{noise}
+    """
+    # a word glides half-way from one vowel to another; a voice changes its formants' frequencies
     shape, time = (len(tract), 1), (np.arange(SAMPLES) / RATE).astype(np.float32)
 
     def drawn(low: float, high: float) -> NDArray[np.float32]:
