@@ -12,7 +12,7 @@ from torch import Tensor
 from flwr_hetero.errors import invalid
 from flwr_hetero_studies.tasks.kinds import AUTO, CLASSIFICATION, Outputs, Task
 from flwr_hetero_studies.tasks.partitions import partition_rows
-from flwr_hetero_studies.tasks.sources import Source, Split, open_source
+from flwr_hetero_studies.tasks.sources import DataSource, Split, open_source
 
 HELD_OUT_SHARE = 0.1
 """Share of a node's examples that it evaluates on and never trains on."""
@@ -91,7 +91,7 @@ def _load_part(dataset: str, task: str, partition_id: int, *how: Any) -> Example
     return _examples(source, source.train, _rows(dataset, task, *how)[partition_id])
 
 
-def _examples(source: Source, split: Split, positions: NDArray[np.int64]) -> Examples:
+def _examples(source: DataSource, split: Split, positions: NDArray[np.int64]) -> Examples:
     values = split.inputs.take(split.rows[positions])
     if source.scale is not None:
         values -= source.scale.mean

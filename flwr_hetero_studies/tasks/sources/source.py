@@ -81,7 +81,7 @@ class Scale(NamedTuple):
     std: NDArray[np.float32]
 
 
-class Source(NamedTuple):
+class DataSource(NamedTuple):
     """A data set, opened for a task; inputs are decoded when they are asked for."""
 
     train: Split
@@ -95,7 +95,7 @@ class Source(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def open_source(dataset: str, task: str = AUTO) -> Source:
+def open_source(dataset: str, task: str = AUTO) -> DataSource:
     """Open a data set, once per process."""
     if dataset in EMBEDDED:
         chosen = task_of(EMBEDDED[dataset] if task == AUTO else task)
@@ -114,7 +114,7 @@ def open_source(dataset: str, task: str = AUTO) -> Source:
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
     inputs, targets = chosen.divide(found[:1], train.labels[:1])
     outputs = chosen.outputs(targets, num_classes)
-    return Source(train, test, chosen, num_classes, inputs.shape[1:], outputs, measure(found))
+    return DataSource(train, test, chosen, num_classes, inputs.shape[1:], outputs, measure(found))
 
 
 def measure(inputs: NDArray[Any]) -> Scale | None:
