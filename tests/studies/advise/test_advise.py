@@ -131,7 +131,7 @@ NAMES = ("fast_steps", "budget", "weighting", "concurrency", "buffer_size", "num
          "take", "profiling", "rounds", "clients_per_round")  # fmt: skip
 
 
-def test_run_configs_and_python_lines_make_the_same_strategies(monkeypatch):
+def test_run_configs_and_lines_make_same_strategies(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "apps" / "fleet"))
     from fleet_app.task import FleetSettings
 
@@ -165,7 +165,7 @@ def test_command_ends_with_lines_for_the_users_app(capsys):
     assert " to 1.0)" not in said  # of one run
 
 
-def test_fedslice_is_looked_at_as_often_as_others_and_nobody_warns(caplog):
+def test_fedslice_is_looked_at_as_often_as_others(caplog):
     """A round of it is many updates: looks go by the messages sent."""
     looks = {}
     for choice in candidates(4, 2):

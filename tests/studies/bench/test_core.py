@@ -28,7 +28,7 @@ def fedavg():
     return RandomSelection(FedAvg(fraction_evaluate=0.0), 2, seed=0)
 
 
-def test_a_note_sees_rounds_or_updates_until_it_has_enough():
+def test_note_sees_rounds_or_updates_until_enough():
     rounds, updates = moments(fedavg(), 5), moments(fedavg(), 4, updates=True)
     assert [moment.round for moment in rounds] == [0, 1, 2, 3, 4]
     assert [moment.round for moment in updates] == [1, 2, 3, 4]
@@ -48,7 +48,7 @@ def test_average_is_that_of_the_strategy_if_it_has_one():
     assert plain.averaged is plain.arrays
 
 
-def test_journeys_count_files_of_the_servers_part_alone():
+def test_journeys_count_the_servers_files_alone():
     counts = {}
     for journey in JOURNEYS:
         calls, across = visited(journey)

@@ -77,7 +77,7 @@ def test_average_is_that_of_model_average():
         np.testing.assert_allclose(own.model["w"], record["w"].numpy(), rtol=1e-6)
 
 
-def test_slowest_are_those_whose_epoch_and_link_take_longest():
+def test_slowest_take_longest_for_epoch_and_link():
     devices = [DeviceProfile(0.1), *[DeviceProfile(1.0)] * 8, DeviceProfile(4.0, uplink_mbps=0.1)]
     assert watch.slowest(devices, 1e6, 100) == [0, 9]
 

@@ -45,7 +45,7 @@ def test_a_target_is_reached_at_a_row_or_between_two():
     assert curves.time_to([0, 10, 20, 30], values, 0.7, never=99.0) == 99.0
 
 
-def test_curves_of_seeds_are_folded_where_all_have_values():
+def test_curves_are_folded_where_all_have_values():
     clocks, values = [[1, 2, 4], [2, 4, 8]], [[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     grid, mean = curves.over_time(clocks, values, count=3)
     np.testing.assert_allclose(grid, [2, 8**0.5, 4])

@@ -145,7 +145,7 @@ def test_auto_goes_by_the_columns(tmp_path, columns, expected, count):
     assert len({*source.train.rows, *source.test.rows}) == count
 
 
-def test_series_are_cut_from_their_end_and_windows_have_their_rows_label(tmp_path):
+def test_windows_have_the_label_of_their_row(tmp_path):
     values = open_source(table(tmp_path, series=[list(np.arange(60.0))] * 3)).train.inputs.values
     assert values[:2, [0, -1]].tolist() == [[8.0, 33.0], [34.0, 59.0]]
     open_source.cache_clear()
@@ -158,7 +158,7 @@ def test_series_are_cut_from_their_end_and_windows_have_their_rows_label(tmp_pat
     assert (part.inputs[:, :4] != torch.tensor([*b"othe"])).any(1).all()
 
 
-def test_own_task_by_import_path_and_with_targets_of_its_own(own):
+def test_own_task_by_import_path_with_own_targets(own):
     name = f"{own}:Smoothed"
     assert Settings(task=name).partitioning["task"] == name
     part, model = load_partition("digits", 0, 4, task=name), make_model("auto", (1, 8, 8), 10)

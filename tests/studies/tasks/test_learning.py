@@ -149,7 +149,7 @@ def test_layers_priorities_equal_brute_force(name, layers):
     torch.testing.assert_close(priorities, along(rows, direction), rtol=1e-4, atol=1e-6)
 
 
-def test_scoring_leaves_an_lstm_differentiable_by_cudnn():
+def test_scoring_leaves_lstm_differentiable_by_cudnn():
     """In eval mode cuDNN has no backward pass; without dropout the mode says nothing else."""
     model = make_model("lstm-lm", *SHAPES["language-model"]).eval()
     with scoring(model):

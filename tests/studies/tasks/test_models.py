@@ -158,7 +158,7 @@ def test_own_model_and_task_of_the_page(own):
         ("own_module:no_module", r"return a torch.nn.Module \(it returned builtin_function"),
     ],
 )
-def test_import_path_is_checked_with_the_settings_or_tried(own, path, message):
+def test_import_path_is_checked_or_tried(own, path, message):
     with pytest.raises(ValueError, match=rf"^model must {message}.* got '{path}'"):  # noqa: PT012
         Settings(model=path)
         make_model(path, (4, 1, 1), 3)

@@ -52,7 +52,7 @@ def moved(reply):
     return [np.abs(reply.content["arrays"][name].numpy() - w).sum() for name, w in START.items()]
 
 
-def test_training_reports_its_work_and_takes_the_servers_steps():
+def test_training_takes_the_steps_and_reports_them():
     reply = ask(grid())
     metrics = dict(reply.content["metrics"])  # 1438 digits over 4 nodes, a tenth held out
     assert metrics.pop("loss-rms") > metrics.pop("train-loss") > 0
