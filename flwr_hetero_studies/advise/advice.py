@@ -39,6 +39,7 @@ class Advice:
 
     def order(self) -> list[str]:
         """Name the settings, the best in both ways of lying first."""
+        # nobody but the user knows how data lie: both ways count alike
         product: dict[str, float] = {}
         for rows in self.rows.values():
             for row in rows:
@@ -50,6 +51,7 @@ class Advice:
     def best(self) -> Candidate:
         """The best setting of those that reached the target in all their runs."""
         by_name = [{row.candidate.name: row for row in rows} for rows in self.rows.values()]
+        # a setting that misses the target in a run is no advice, whatever its mean
         names = self.order()
         sure = [n for n in names if all(own[n].reached == own[n].seeds for own in by_name)]
         return by_name[0][(sure or names)[0]].candidate
@@ -98,6 +100,7 @@ def advise(
     devices = read_fleet(path, check_count("nodes", nodes, 3), examples, model_mb)
     some = clients_per_round or max(2, round(0.15 * len(devices)))
     check_count("clients_per_round", some, 1)
+    # so many that FedAvg learns, however short the time
     rounds = max(10, round(ROUNDS * seconds / ROUNDS_S))
     rows, choices = {}, candidates(len(devices), min(some, len(devices)))
     with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn")) as pool:
@@ -112,6 +115,7 @@ def advise(
             ) -> Simulation:
                 task = SmallTask(len(devices), partition=partition, seed=number)
                 own_mb = payload_bytes(RecordDict({"arrays": task.first()})) / 1e6
+                # the small task is to wait for devices and links as the user's would
                 profiles = for_task(devices, examples, model_mb, task.examples, own_mb)
                 sizes = (task.examples // task.batch_size, some, rounds)
                 return Simulation(choice, task, profiles, *sizes, number, target)

@@ -44,6 +44,7 @@ def looks(line: Line) -> list[Point]:
 def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[str, Any]:
     """Ask for advice, or train one setting until FedAvg's end less a point."""
     fleet = str(Path(__file__).with_name(f"{case['experiment']}.toml"))
+    # fleet and sizes are given to the advice as a user would give them
     rows, examples = case["rows"], case["rows"] // NODES
     if case["name"] == "advice":
         known: dict[str, Any] = {"nodes": NODES, "clients_per_round": PER_ROUND}
@@ -51,6 +52,7 @@ def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[
         found = advise(fleet, seconds=case["seconds"], jobs=1, **known).as_dict()
         return {"metrics": {"order": found["order"], "settings": found["settings"]}}
     test = max(rows // 3, 100)
+    # a split to tune by is of no use here, but may not be empty
     source, parts = data.first(rows + BATCH, test), (rows, BATCH, test)
     learning = Learning(source, NUMPY, case["partition"], NODES, parts, seed)
     devices = tuple(read_fleet(fleet, NODES, examples, MODEL_MB))

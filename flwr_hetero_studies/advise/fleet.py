@@ -26,6 +26,7 @@ def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[De
     found.sort(key=lambda device: epoch_s(device, examples, model_mb))
     if len(found) < 3:
         raise invalid("fleet", path, "have at least 3 nodes", "give --nodes")
+    # evenly by speed: the ends of a fleet decide more than its middle
     count = min(len(found), MOST_NODES)
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
 
@@ -47,6 +48,7 @@ def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
                       if isinstance(v.get("num-steps"), dict)), {})  # fmt: skip
         for node, seconds in as_dict(record.get("latency")).items():
             if (time_s := as_number(seconds)) > 0:
+                # times count by the step where nodes take different numbers of them
                 count = as_number(steps.get(node, 1.0))
                 took[node].append(time_s / count)
                 all_steps += [count] if node in steps else []
@@ -60,6 +62,7 @@ def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
     return [
         DeviceProfile(
             1 / (median(times) * epoch_steps),
+            # of the logarithm, as the emulation draws it
             jitter=pstdev([log(t) for t in times]) if len(times) > 2 else 0.0,
             availability=max(0.05, 1 - away[node] / max(asked[node], len(times))),
             seconds_per_example=1 / examples,
@@ -73,6 +76,7 @@ def for_task(
     devices: list[DeviceProfile], examples: int, model_mb: float, own: int, own_mb: float
 ) -> tuple[DeviceProfile, ...]:
     """Scale devices, so that epochs and transfers of the small task take what the user's do."""
+    # an epoch and a transfer take what they took
     scale, ratio = examples / own, own_mb / model_mb
     return tuple(
         replace(

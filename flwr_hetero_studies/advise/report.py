@@ -19,6 +19,7 @@ HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nod
 
 def found_rows(lines: list[Line]) -> list[Row]:
     """Judge the runs of a fleet and a way that data lie, as the advice judges its own."""
+    # judged as the advice judges its own runs
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
     judged = {

@@ -55,6 +55,7 @@ class Simulation:
     def run(self) -> list[Point]:
         """Train to the target, or for all of the rounds; look about as often as FedAvg has any."""
         count = max(1, round(SLOWEST * len(self.profiles)))
+        # profiles are sorted: the last fifth is the slowest tier
         slow = list(range(len(self.profiles)))[-count:]
         most = self.rounds * self.clients_per_round * (1 if self.target is None else MOST_WORK)
         grid = LocalGrid(
@@ -65,9 +66,11 @@ class Simulation:
         def note(moment: Moment) -> None:
             nonlocal next_look
             asked, watch = grid.traffic.asked, moment.watch
+            # by messages: a round of FedSlice has as many as FedAvg with all nodes
             if asked >= min(next_look, most):
                 next_look = asked + self.clients_per_round
                 watch.count_until(moment.virtual_s)
+                # what the setting would evaluate: its average, if it has one
                 model = {name: array.numpy() for name, array in moment.averaged.items()}
                 found = self.learning.measure(model, slow)
                 points.append(Point(moment.virtual_s, *found, watch.bytes, watch.device_s))
@@ -116,14 +119,17 @@ def target_of(base: Sequence[Point]) -> float:
 def judge(points: Sequence[Point], base: Sequence[Point]) -> Judgement:
     """Hold a run against FedAvg's."""
     target = target_of(base)
+    # FedAvg reaches its own end less a point in any case
     usual, own = reach(base, target), reach(points, target)
-    assert usual is not None  # its own end is above its target
+    # its own end is above its target
+    assert usual is not None
     until = points if own is None else points[: points.index(own) + 1]
     slow = float(smooth(until, "slow")[-1])
     if own is not None:
         costs = own.bytes / usual.bytes, own.device_s / max(usual.device_s, 1e-9)
         return Judgement(usual.virtual_s / own.virtual_s, True, *costs, slow)
     lacking = 100 * (target - float(smooth(points)[-1]))
+    # as if it got there at the end, and later by what it lacks
     late = usual.virtual_s / max(base[-1].virtual_s, points[-1].virtual_s)
     return Judgement(late * exp(-PER_POINT * max(0.0, lacking)), False, inf, inf, slow)
 
@@ -168,6 +174,7 @@ def rank(
         runs = execute(make(choice, seed, target_of(bases[seed])) for choice, seed in work)
         for (choice, seed), points in zip(work, runs, strict=True):
             found.setdefault(choice.name, []).append(judge(points, bases[seed]))
+        # only the better half is worth more seeds: a minute is short
         others.sort(key=lambda choice: -found[choice.name][0].speedup)
         others = others[: (len(others) + 1) // 2]
     rows = [row(choice, found[choice.name]) for choice in choices]

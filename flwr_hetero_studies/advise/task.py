@@ -50,6 +50,7 @@ class SmallTask:
         """Draw the initial model."""
         rng = np.random.default_rng([self.seed, 1])
         shapes = ((DIM, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
+        # by He: rectified units keep the size of what goes in
         scale = [2 / s[0] if len(s) == 2 else 0.0 for s in shapes]
         drawn = (rng.standard_normal(s) * v**0.5 for s, v in zip(shapes, scale, strict=True))
         return record_of([np.ascontiguousarray(array.T) for array in drawn])
@@ -68,6 +69,7 @@ def generated(task: SmallTask, split: int) -> Labelled:
     """Draw the examples to train on (split 1) or to test by (split 0)."""
     centres = np.random.default_rng([task.seed, 2]).standard_normal((CLASSES, GROUPS, DIM))
     rng = np.random.default_rng([task.seed, 3, split])
+    # all classes equally often, so that only the partition makes nodes differ
     labels = np.arange(task.num_nodes * task.examples if split else TEST) % CLASSES
     chosen = centres[labels, rng.integers(GROUPS, size=len(labels))]
     return Labelled(chosen + NOISE * rng.standard_normal((len(labels), DIM)), labels)
@@ -107,6 +109,7 @@ def client_app(task: SmallTask) -> ClientApp:
 
     @app.train("profile")
     def profile(message: Message, context: Context) -> Message:
+        # counted, not trained: an emulated device takes the time
         own, steps, _ = opened(message, context)
         return Message(RecordDict({"metrics": work(own, steps, len(own))}), reply_to=message)
 

@@ -67,6 +67,7 @@ app.train()(train_node)
 
 def fleet(task: str) -> list[DeviceProfile]:
     """Return the fleet; on links each transfer takes what a ResNet-18 would over 10 Mbit/s."""
+    # the slowest nodes come last, as the last classes do
     devices = named_fleet("paper-5", NODES)
     if task != "links":
         return devices
@@ -83,6 +84,7 @@ def strategy(merging: Merging, fast_steps: int, seed: int) -> Wrapper:
         return FedBuff(fedavg, concurrency=merging.at_work, weighting="equal", seed=seed)
     weighting = "examples" if merging.rule == "examples" else "sqrt"
     most = 4 * fast_steps
+    # slices: every node is back after about the same time
     steps = LocalSteps(fedavg, fast_steps, budget="slice", max_steps=most, weighting=weighting)
     return FedBuff(steps, concurrency=merging.at_work, weighting=merging.rule, seed=seed)
 
@@ -108,12 +110,14 @@ def run(case: Case, seed: int, data: Data, task: str) -> dict[str, Any]:
     def newest(moment: Moment) -> dict[str, Any]:
         """Measure the newest model, too, where the average is measured."""
         found = moment.record["global"]
+        # only where the average was measured: both stand in one point
         own = measure(moment.round, moment.arrays) if found else {}
         figures = {"slow": found.get("slow"), "newest": own.get("accuracy")}
         return figures | {"newest_slow": own.get("slow")}
 
     averaged = ModelAverage(strategy(merging, case["fast-steps"], seed))
     budget_s = case["time"] * merging.seconds
+    # the merges of a bag of words come later
     budget_s *= 1.0 if merging.rule == "rounds" else LONGER.get(data.name, 1.0)
     how = {"budget_s": budget_s, "every": merging.every, "measure": measure, "note": newest}
     curve = emulate(app, settings, averaged, fleet(task), run_config, **how)

@@ -60,6 +60,7 @@ def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) ->
     """One setting against FedAvg in the same seeds."""
     averaged, found = record.by_seed(runs[BASE + AVERAGED]), []
     for line, base in record.pairs(lines, runs[BASE]):
+        # each seed has its own target: FedAvg's end in it
         target = end(base) - MARGIN
         own, theirs = reach(line, target), reach(base, target)
         if own is not None and theirs is not None:
@@ -67,6 +68,7 @@ def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) ->
     ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("accuracy", "slow")]
     missed = len(lines) - len(found)
     text = f"; {missed} of {len(lines)} not" if missed else ""
+    # a mean over no run is no figure
     if not found:
         return [name, f"not reached in {missed} of {len(lines)}", *[""] * 6, *ends]
     speed = [theirs["virtual_s"] / own["virtual_s"] for own, theirs, _ in found]

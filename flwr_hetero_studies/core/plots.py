@@ -17,6 +17,7 @@ DASHES = ("-", "--", ":", "-.")
 def looks(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Give each name a colour, its method's if that is free, then a dash."""
     every = list(names)
+    # a variant of a method has its colour, then another dash
     words = [name.lower().replace(" ", "-") for name in every]
     methods = [next((m for m in METHOD_COLOURS if word.startswith(m)), word) for word in words]
     used: Counter[str] = Counter()
@@ -65,6 +66,7 @@ def draw(
             axes.set(**{k: v(title) if callable(v) else v for k, v in axes_settings.items()})
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
+        # one legend below all panels, which show the same methods
         if len(names) > 1:
             handles = [grid[0].plot([], [], label=name, **look[name])[0] for name in names]
             figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)

@@ -44,6 +44,7 @@ def measured(kind: str) -> dict[str, float]:
         for name in names:
             method = METHODS[name]
             run_s = cpu_s(kind, method.same_work, method.half)
+            # the least: anything else on the machine only adds
             times_s[name] = min(times_s[name], run_s)
         plain_s += [cpu_s(kind), cpu_s(kind)]
         overhead = {name: round(run_s / min(plain_s) - 1, 3) for name, run_s in times_s.items()}

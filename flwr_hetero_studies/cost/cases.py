@@ -86,6 +86,7 @@ def profiled(num_nodes: int) -> TiFL:
     latency = np.random.default_rng(0).lognormal(size=num_nodes)
     found, names = quantile_tiers(latency, 5), [f"node-{i}" for i in range(num_nodes)]
     by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]
+    # the names of the nodes, as the first reply would tell them
     strategy.tiers = Tiers(*by_name, found.boundaries)
     strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf), np.ones(5))
     strategy.timing.set_known(set(range(num_nodes)))
@@ -111,6 +112,7 @@ def selection(case: Case) -> dict[str, float]:
 def echo_app(megabytes: float) -> ClientApp:
     """Make nodes that answer with arrays of the right size, a copy for each reply."""
     app = ClientApp()
+    # drawn once: replies differ in nothing that counts
     model = np.random.default_rng(0).standard_normal(round(megabytes * 250_000), np.float32)
 
     def reply(message: Message, records: dict[str, ArrayRecord]) -> Message:
@@ -143,10 +145,12 @@ def overhead(case: Case) -> dict[str, Any]:
     arrays = ArrayRecord({"0": Array(np.zeros(round(case["megabytes"] * 250_000), np.float32))})
     tifl = TiFL(fedavg(), case["nodes"], policy="vanilla", profiling="phase")
     both = (fedavg(), tifl)
-    for strategy in both:  # warms up; TiFL also profiles
+    # warms up; TiFL also profiles
+    for strategy in both:
         time_round(strategy, grid, arrays)
     turns = [[time_round(one, grid, arrays) for one in both] for _ in range(case["repeats"])]
-    times = np.array(turns)  # (repeats, FedAvg or TiFL, strategy or whole round)
+    # (repeats, FedAvg or TiFL, strategy or whole round)
+    times = np.array(turns)
     medians = np.median(times, axis=0).tolist()
     ratios = figures_of("overhead", times[:, 1] / times[:, 0] - 1)
     return {"fedavg_s": medians[0], "tifl_s": medians[1], **ratios}
@@ -171,6 +175,7 @@ def make_models(case: Case) -> tuple[list[RecordDict], list[float]]:
 
 def extra_bytes(call: Callable[[], object]) -> int:
     """Return the peak of memory taken during a call, its result included."""
+    # peak, not sum: a mean in place makes no copy of each model
     tracemalloc.start()
     call()
     _, peak = tracemalloc.get_traced_memory()
@@ -194,7 +199,8 @@ def compare_means(case: Case) -> dict[str, Any]:
         call()
         return time.perf_counter() - start
 
-    theirs, mine = flower(), ours()  # also warms up
+    # also warms up
+    theirs, mine = flower(), ours()
     times = np.array([(seconds(flower), seconds(ours)) for _ in range(case["repeats"])])
     layers = [name for name in theirs if name.startswith("layer")]
     differences = [np.abs(theirs[name].numpy() - mine[name].numpy()).max() for name in layers]

@@ -53,7 +53,8 @@ def visited(journey: Journey) -> tuple[Counter[str], int]:
         nonlocal across, inside
         name = frame.f_code.co_filename
         if inside or (name.startswith(ROOT + "fleet/") and event == "call"):
-            inside += (event == "call") - (event == "return")  # the grid, and all that it calls
+            # the grid, and all that it calls
+            inside += (event == "call") - (event == "return")
         elif event == "call" and name.startswith(ROOT):
             calls[name.removeprefix(ROOT)] += 1
             across += frame.f_back is not None and frame.f_back.f_code.co_filename != name
@@ -63,6 +64,7 @@ def visited(journey: Journey) -> tuple[Counter[str], int]:
         seen += 1
         at = seen if journey.updates else moment.round
         last = UPDATE if journey.updates else ROUND
+        # off before anything else is called
         sys.setprofile(profile if at == last - 1 else None)
         if at == last:
             raise Enough

@@ -41,7 +41,8 @@ def stepped() -> BiasedLocalSGD:
 
 STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
     "FedAvg": lambda cohort, share: fedavg(share),
-    "FedBuff": lambda cohort, share: FedBuff(fedavg(), buffer_size=cohort),  # all at work
+    # all at work
+    "FedBuff": lambda cohort, share: FedBuff(fedavg(), buffer_size=cohort),
     "TiFL": lambda cohort, share: TiFL(fedavg(), cohort, **PHASE),
     "BiasedLocalSGD(CDGraB)": lambda cohort, share: stepped(),
     "TiFL(BiasedLocalSGD(CDGraB))": lambda cohort, share: TiFL(stepped(), cohort, **PHASE),
@@ -100,6 +101,7 @@ class EchoFleet:
             self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
         sampler = self.samplers[partition]
         sampler.follow(order)
+        # the same in each round: orders settle, as in training
         gradients = np.random.default_rng(partition).standard_normal((UNITS, DIM), np.float32)
         for _ in range(UNITS):
             unit, _ = sampler.next_batch()
@@ -122,6 +124,7 @@ def resident_mb() -> float:
 def run(case: Case) -> dict[str, Any]:
     """Run a fleet; the nodes' own work is taken off the time of a round."""
     random.seed(0)
+    # what Python and torch take is no cost of the fleet
     before_mb, nodes = resident_mb(), EchoFleet()
     start_s = time.process_time()
     grid = LocalGrid(nodes.app, named_fleet("paper-5", case["nodes"]))
@@ -135,7 +138,9 @@ def run(case: Case) -> dict[str, Any]:
     start_s = time.process_time()
     strategy.start(grid, nodes.first(), case["rounds"], evaluate_fn=mark)
     cpu_s, node_s, mb = (np.array(column) for column in zip(*marks, strict=True))
+    # one process plays server and nodes
     own_s = np.diff(cpu_s) - np.diff(node_s)
+    # late rounds must not cost more than early ones
     half = max(1, len(own_s) // 2)
     return figures_of("round_s", own_s) | {
         "grid_s": grid_s,

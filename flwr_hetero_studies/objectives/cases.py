@@ -39,6 +39,7 @@ def tifl(policy: str, steps: int, seed: int) -> Strategy:
 def biased(weighting: str, steps: int, seed: int) -> Strategy:
     """Random nodes with steps by their speed; all sample uniformly."""
     inner = FedAvg(fraction_evaluate=0.0)
+    # uniform sampling, for only the weights are to differ
     budget = BiasedLocalSGD(inner, steps, weighting=weighting, high_loss_fraction=None, seed=seed)
     return RandomSelection(budget, PER_ROUND, seed=seed)
 

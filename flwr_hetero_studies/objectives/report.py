@@ -40,6 +40,7 @@ def gaps(lines: Sequence[Line], base: Sequence[Line]) -> list[float]:
 
 def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
     """Return accuracy in % against virtual time, smoothed over five rounds, mean over seeds."""
+    # from one second on: before it nobody has trained
     clocks = [line["curve"]["virtual_s"] for line in lines]
     smoothed = [100 * curves.smooth(line["curve"][name], 5) for line in lines]
     return curves.over_time(clocks, smoothed, start=1.0)

@@ -49,6 +49,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     tuning = Tuning(options, lines)
     cells = {n: c for n, c in CELLS.items() if options.data in (c.data, DIGITS)}
     for name, cell in cells.items():
+        # all other cells take what is tuned in the main one: a user tunes once
         if name == TUNED.get(cell.data, MAIN):
             yield from tuning.plan(name)
     for name, cell in cells.items():
@@ -75,6 +76,7 @@ def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
                 continue
             more = {"trial": list(chosen[0]), "window": chosen[1]}
             case = case_of("", name, at_work, method, tuning.options, **more)
+            # a run has the limits of the yardstick of its own seed
             for seed in (seed for seed in seeds if seed in known):
                 limits = known[seed]["metrics"]["limits"]
                 yield Trial(case, seed, {"split": "test", "limits": limits})
@@ -108,6 +110,7 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
     dataset, shape = data.first(train + valid, test), (cell.model, cell.partition, cell.nodes)
     learning, more = Learning(dataset, *shape, cell.rows, seed), dict[str, Any]()
     if case["name"] in PARTS:
+        # samplers are written for torch: the same network there
         strategy, learning = SamplerFacts(strategy), replace(learning, model=IN_TORCH)
         more = {"app": app_modules("fleet", "fleet_app")[0], "more": fleet_config(case, cell, data)}
     found = race(
@@ -138,6 +141,7 @@ def limits_of(case: Case, cell: RaceCell, split: str, given: dict[str, Any]) -> 
     most = LONG * case["rounds"] * per_round
     if case["name"] == YARDSTICK:
         return Limits(inf, most, 1.5 * per_round)
+    # with one epoch per node and round, rounds of all would end too soon to judge
     most *= MORE_FOR_ALL if case["at_work"] == cell.nodes else 1
     part = TUNED_SHARE[case["at_work"]] if split == "valid" else 1.0
     return Limits(part * given["limits"]["virtual_s"], part * most, 1.5 * per_round)
@@ -146,6 +150,7 @@ def limits_of(case: Case, cell: RaceCell, split: str, given: dict[str, Any]) -> 
 def ends(curve: Columns, windows: Any, end: int | None = None) -> dict[int, float]:
     """Return the mean of the last looks before a place, by window."""
     stop = len(curve["examples"]) if end is None else end
+    # a fast run may have fewer looks than are averaged
     start = max(0, stop - SMOOTHED)
     return {w: float(np.mean(curve[f"all/{w}"][start:stop])) for w in windows}
 

@@ -23,12 +23,14 @@ def paper_5(nodes: int = 20, **changes: Any) -> Fleet:
 
 def mild(seed: int) -> list[DeviceProfile]:
     """Five kinds, the quickest twice as quick as the slowest."""
+    # the fastest kind first, as in the named fleets
     speeds = np.repeat(np.geomspace(1.4, 0.7, 5), 4)
     return [DeviceProfile(float(speed)) for speed in speeds]
 
 
 def log_normal(seed: int) -> list[DeviceProfile]:
     """Speeds and links that spread as in traces of phones: sigma of the logarithm 1 and 0.8."""
+    # another draw than that of the partition
     rng = np.random.default_rng([seed, 7])
     speeds, links = np.exp(rng.normal(0, 1.0, 20)), 20 * np.exp(rng.normal(0, 0.8, 20))
     return [

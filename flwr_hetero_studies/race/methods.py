@@ -166,13 +166,15 @@ METHODS: dict[str, Entrant] = {
         (0.6, 0.3, 0.9), (0.5, 0.0, 1.0), named=("mixing", "staleness exponent"),
     ),
     "FedAT": Entrant(fedat, (5, 2, 3), (0.01, 0.1, 0.4), named=("tiers", "mu")),
-    "FedCompass": Entrant(  # its slack says nothing where times do not vary: bounds are tuned
+    # its slack says nothing where times do not vary: bounds are tuned
+    "FedCompass": Entrant(
         lambda c, seed, steps, ratio: rivals.FedCompass(
             fedavg(), max(1, steps // ratio), steps, concurrency=c, seed=seed
         ),
         (20, 10, 40), (5, 2, 20), named=("most steps", "over the least"),
     ),
-    OURS: Entrant(  # with its own constants: only the learning rate is tuned
+    # with its own constants: only the learning rate is tuned
+    OURS: Entrant(
         lambda c, seed, *_: FedSlice(fedavg(), concurrency=c, seed=seed),
         rates=MOST, window=OWN_AVERAGE,
     ),

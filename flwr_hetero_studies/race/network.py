@@ -36,12 +36,14 @@ class Labelled(NamedTuple):
 
 def forward(net: Network, inputs: Values) -> tuple[Values, Values]:
     """Return the hidden units and the logits."""
+    # the layout of torch.nn.Linear: a row of weights for each unit
     hidden = np.maximum(inputs @ net[0].T + net[1], 0)
     return hidden, hidden @ net[2].T + net[3]
 
 
 def losses_of(logits: Values, labels: Rows) -> tuple[Values, Values]:
     """Return each example's cross entropy, and its gradient by the logits."""
+    # the largest is taken off, so that no exponential overflows
     probs = np.exp(logits - logits.max(axis=1, keepdims=True))
     probs /= probs.sum(axis=1, keepdims=True)
     rows = np.arange(len(labels))
@@ -76,12 +78,14 @@ def train_numpy(
     mu: float = 0.0,
 ) -> TrainResult:
     """Take steps on the sampler's batches, in place."""
+    # FedProx pulls to the model that the server sent
     start = [array.copy() for array in net] if mu else []
     total = square = 0.0
     processed = 0
     for _ in range(num_steps):
         indices, _ = sampler.next_batch()
         losses = descend(net, examples.at(indices), lr, start, mu)
+        # samplers that learn from losses see those before the step
         sampler.update(indices, losses.astype(np.float64))
         total, square = total + float(losses.sum()), square + float(losses @ losses)
         processed += len(indices)
@@ -102,6 +106,7 @@ def accuracies(logits: Values, labels: Rows, held: Rows) -> tuple[float, float]:
     """Return accuracy on all examples, and on classes as often as some nodes hold them."""
     right = logits.argmax(1) == labels
     size = int(max(labels.max(), held.max())) + 1
+    # a class without a test example counts as wrong
     counts = np.maximum(np.bincount(labels, minlength=size), 1)
     by_class = np.bincount(labels, right, size) / counts
     return float(right.mean()), float(np.bincount(held, minlength=size) / len(held) @ by_class)

@@ -77,6 +77,7 @@ class Learning:
         """Draw the initial model, by torch's rule."""
         if self.model != NUMPY:
             return ArrayRecord(make_model(self.model, *self.shape, self.seed).state_dict())
+        # the caller draws by torch, too
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = in_torch(*self.shape)
@@ -97,6 +98,7 @@ class Learning:
     ) -> tuple[float, float]:
         """Return accuracy on all examples, and on classes as the slow nodes hold them."""
         inputs, labels = self.splits[split]
+        # classes count as often as the slow nodes hold them
         own = np.concatenate([deal(self)[node] for node in slow])
         held = self.splits["train"].labels[own]
         return accuracies(self.predict(model, inputs), labels, held)
@@ -107,10 +109,13 @@ def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labe
     """Load what is trained on, what is tuned by (the rows after it) and what is reported."""
     source, (count, tune, test) = open_source(dataset), rows
     order = np.arange(len(source.train.rows))
-    if count + tune > len(order):  # a small data set: a quarter is to tune by
+    # a small data set: a quarter is to tune by
+    if count + tune > len(order):
         count, tune = len(order) * 3 // 4, len(order) // 4
-    if len(source.shape) == 1:  # texts lie class by class
+    # texts lie class by class
+    if len(source.shape) == 1:
         order = np.random.default_rng(0).permutation(order)
+    # shuffled: test files may be sorted by class
     tests = np.random.default_rng(0).permutation(len(source.test.rows))
     chosen = {
         "train": (source.train, order[:count]),
@@ -119,7 +124,8 @@ def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labe
     }
     found = {}
     for name, (split, own) in chosen.items():
-        if not len(own):  # nothing to tune by
+        # nothing to tune by
+        if not len(own):
             continue
         inputs = split.inputs.take(split.rows[own])
         if source.scale is not None:
@@ -159,7 +165,9 @@ def share_of(learning: Learning, message: Message, context: Context) -> Share:
     """Read a node's data; without a number of steps asked for, it takes an epoch."""
     number, every = int(context.node_config[keys.PARTITION_ID]), learning.splits["train"]
     rows = deal(learning)[number]
+    # the last ones are never trained on, as in the apps
     cut = len(rows) - max(1, round(len(rows) * HELD_OUT_SHARE))
+    # another order in each round, and when a node is asked twice in one
     entropy = [learning.seed, number, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     steps = in_config(message, keys.NUM_STEPS) or -(-cut // int(context.run_config["batch-size"]))

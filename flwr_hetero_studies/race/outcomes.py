@@ -28,6 +28,7 @@ def smooth(line: Line) -> Vector:
 
 def reach(line: Line, target: float) -> dict[str, float]:
     """Return what a target took, by the first look at which the mean is there; infinite: never."""
+    # NaN if never: then no comparison holds
     place = curves.reached(smooth(line), target)
     columns = {name: line["curve"][name][SMOOTHED - 1 :] for name in COSTS}
     return {name: at(c, place) if place >= 0 else inf for name, c in columns.items()}
@@ -43,6 +44,7 @@ def sooner(pairs: Sequence[tuple[float, float]], last_s: Sequence[float]) -> str
     ratios = [min(theirs, end_s) / own for (own, theirs), end_s in both if isfinite(own)]
     if not ratios:
         return "not reached"
+    # FedAvg did not get there: its time is at least its whole run
     at_least = any(isfinite(own) and not isfinite(theirs) for own, theirs in pairs)
     missed = f"; {len(pairs) - len(ratios)} of {len(pairs)} not" if len(ratios) < len(pairs) else ""
     return ("> " if at_least else "") + extent(ratios, "{:.1f}x") + missed
@@ -67,6 +69,7 @@ class Contest(NamedTuple):
 
     def time_s(self, line: Line, shift: float, latest: Line | None = None) -> float:
         """Return the time to a target; never: the end of FedAvg's run, or of another."""
+        # ours that never gets there counts as late as FedAvg ends, a rival as its own run
         limit_s = (latest or self.yard[line["seed"]])["curve"]["virtual_s"][-1]
         return min(self.reach(line, shift)["virtual_s"], float(limit_s))
 

@@ -72,7 +72,8 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
     found, yards = [], {}
     for cell, own in record.by(record.of(lines, name=YARDSTICK), "cell").items():
         base = next(x for x in record.of(lines, cell=cell, name=BASE) if "window" in x["case"])
-        window = base["case"]["window"]  # the yardstick is read by what FedAvg was given
+        # the yardstick is read by what FedAvg was given
+        window = base["case"]["window"]
         yards[cell] = {
             x["seed"]: x | {"curve": x["curve"] | {k: x["curve"][f"{k}/{window}"] for k in views}}
             for views in [("all", "slow")]
@@ -82,6 +83,7 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
         runs = {name: x for name, x in record.by(own, "name").items() if name != YARDSTICK}
         if runs:
             found.append(Contest(cell, at_work, runs, yards[cell]))
+    # in the order of the page, whatever order they were run in
     order = list(CELLS)
     return sorted(found, key=lambda each: (order.index(each.cell), each.at_work))
 
@@ -114,6 +116,7 @@ def decisions(found: Sequence[Contest]) -> str:
         ends = {n: mean(end(line, "slow") for line in own) for n, own in each.runs.items()}
         slow = max(ends, key=ends.__getitem__)
         times = [each.reach(line, TARGETS[1])["virtual_s"] for line in each.runs[second]]
+        # the best of those who do not get there is nobody
         above = second if any(map(isfinite, times)) else "none gets there"
         rows.append([each.where, first, above, slow, *cheap])
     return tables.table([*head, "fewest bytes", "least energy"], rows)
@@ -203,6 +206,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         contest = found[0]._replace(runs=record.by(shared, "name"))
         parts["parts"] = tables.table(HEAD, [contest.row(name) for name in contest.runs])
         base, *others = contest.runs
+        # the base takes the place of the best rival
         duel_of = {n: contest.against(contest.runs[base], contest.runs[n]) for n in others}
         rows = [[n, tables.extent(duel.ratios), *duel.cells[2:]] for n, duel in duel_of.items()]
         head = ["method", f"sooner than {base}, less a point", "points more", "slowest tier's"]

@@ -37,6 +37,7 @@ def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
 
     ``found`` has the score of what was tried, less is better. Empty: nothing is left to try.
     """
+    # the usual values, of which one is changed at a time
     best: Choice = (method.rates[0], method.first[0], method.second[0])
     for place, values in enumerate((method.rates, method.first, method.second)):
         wanted = [(*best[:place], value, *best[place + 1 :]) for value in values]
@@ -119,21 +120,25 @@ class Tuning:
 
     def by_window(self, cell: str, at_work: int, name: str) -> dict[Choice, dict[int, float]]:
         """Return each trial's mean score by the window of averaging, less is better."""
+        # trials of another number of rounds are of another series
         where = {"experiment": f"tuning: {cell}, {at_work} at work", "name": name}
         found: dict[Choice, list[Line]] = {}
         for line in record.of(self.lines, **where, **self.options.settings):
             found.setdefault(tuple(line["case"]["trial"]), []).append(line)
         own = METHODS[name].window
+        # a method with an average of its own is measured by that
         windows = WINDOWS if own is None else [own]
         return {
             choice: {w: float(np.mean([score(x, str(w)) for x in lines])) for w in windows}
             for choice, lines in found.items()
+            # a mean over fewer seeds would not be comparable
             if record.seeds(lines) == self.seeds(cell)
         }
 
     def choice(self, cell: str, at_work: int, name: str) -> tuple[Choice, int] | None:
         """Return what was tuned for a method: settings and a window; None while trials are left."""
         source = TUNED.get(CELLS[cell].data, MAIN)
+        # by the factor: 3 nodes are nearer to 5 than to 20
         nearest = min(TUNED_AT, key=lambda count: abs(log(count / at_work)))
         method = self.method(source, nearest, name)
         best = method and best_of(method, self.scores(source, nearest, name))
@@ -145,5 +150,6 @@ class Tuning:
 
 def score(line: Line, window: str) -> float:
     """Return a trial's score; of those that reach nothing the better one in the end is better."""
+    # small enough to decide among equals only
     end = line["metrics"].get("ends", {}).get(window, 0.0)
     return float(line["metrics"]["scores"][window] - 1e-3 * end)

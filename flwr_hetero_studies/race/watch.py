@@ -44,6 +44,7 @@ class MeteredGrid(LocalGrid):
     def _keep(self, message: Message, answer: tuple[float, Message | None]) -> str:
         """Count an instruction and its reply, then keep the reply until it arrives."""
         arrival_s, reply = answer
+        # counted when it is sent: work that nobody waits for costs as much
         self.messages += 1
         self.bytes += payload_bytes(message.content)
         if reply is not None and reply.has_content():
@@ -59,6 +60,7 @@ class MeteredGrid(LocalGrid):
 
     def share_above(self, count: int, end_s: float) -> float:
         """Return the share of the time in which more nodes were training than that."""
+        # a job that ends as another begins makes room for it: -1 sorts before 1
         steps = sorted([(a, 1) for a, _ in self.jobs] + [(b, -1) for _, b in self.jobs])
         above_s = at_work = 0.0
         for (now_s, change), (next_s, _) in pairwise(steps):
@@ -92,6 +94,7 @@ class RunningAverage:
     def add(self, model: dict[str, Values]) -> None:
         """Take in the newest model."""
         self.count += 1
+        # the plain mean of the first models, then a window
         part = max(1 / self.count, 1 / self.window)
         for name, new in model.items():
             old = self.model.get(name, new)
@@ -120,12 +123,15 @@ class Looks:
     def note(self, moment: Moment) -> None:
         """Add a point if it is time."""
         grid, limits, self.watch = self.grid, self.limits, moment.watch
+        # round 0 is the initial model, or profiling
         is_new = moment.watch.updates or moment.round > 0
         if is_new:
             model = {name: array.numpy() for name, array in moment.arrays.items()}
             for average in self.averages:
                 average.add(model)
+        # equal time or equal energy, whichever is used up first
         over = moment.virtual_s >= limits.seconds or grid.examples >= limits.examples
+        # by examples, not rounds or updates: an update may be one step or an epoch
         if is_new and (grid.examples >= self.next_look or over):
             self.next_look = grid.examples + limits.look
             point = {"virtual_s": moment.virtual_s, "examples": grid.examples}
@@ -173,6 +179,7 @@ def race(
     """Train once; return the curve and what was counted."""
     seed = learning.seed
     config = {"learning-rate": rate, "batch-size": BATCH_SIZE, "seed": seed, **(more or {})}
+    # what processes that start, or nodes that poll, cost each message
     late = [Fault(n, "late", delay_s=round_cost_s) for n in range(len(profiles))]
     how = {"seed": seed, "run_config": config, "faults": late if round_cost_s else []}
     grid = MeteredGrid(app or learning.app, profiles, **how)
@@ -180,10 +187,12 @@ def race(
     size = sum(len(array.data) for array in first.values())
     slow = slowest(profiles, size, learning.rows[0] / len(profiles))
     looks = Looks(grid, learning, slow, split, limits)
+    # a round of FedSlice is as long as one of FedAvg with all nodes
     updates = any(isinstance(each, FedSlice) for each in strategy.wrappers())
     try:
         drive(strategy, grid, first, looks.note, seed=seed, updates=updates, timeout=None)
-    except RuntimeError as error:  # a model that has diverged: no reply counts any more
+    # a model that has diverged: no reply counts any more
+    except RuntimeError as error:
         failed = str(error)
     counted = {"bytes": grid.bytes, "device_s": round(grid.device_s, 3)}
     counted |= {"examples": round(grid.examples, 1), "messages": grid.messages}

@@ -54,6 +54,7 @@ def load_partition(
     """Load a node's part of the training examples; a second call costs next to nothing."""
     if not 0 <= partition_id < num_partitions:
         raise invalid("partition_id", partition_id, f"lie in 0..{num_partitions - 1}")
+    # 1 and 1.0 are one key of the cache
     how = (num_partitions, partition, float(alpha), classes_per_node, seed)
     return _load_part(dataset, task, partition_id, *how)
 
@@ -73,6 +74,7 @@ def data_shape(dataset: str, task: str = AUTO) -> tuple[tuple[int, ...], Outputs
 
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
     """Divide a node's examples into those to train on and those to evaluate on."""
+    # at least one each; views, not copies
     cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
     return (
         replace(examples, inputs=examples.inputs[:cut], targets=examples.targets[:cut]),
@@ -94,6 +96,7 @@ def _load_part(dataset: str, task: str, partition_id: int, *how: Any) -> Example
 def _examples(source: DataSource, split: Split, positions: NDArray[np.int64]) -> Examples:
     values = split.inputs.take(split.rows[positions])
     if source.scale is not None:
+        # in place: the part was copied when it was taken
         values -= source.scale.mean
         values /= source.scale.std
     inputs, targets = source.task.divide(values, split.labels[positions])

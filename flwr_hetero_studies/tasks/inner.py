@@ -20,6 +20,7 @@ INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
 def inner_strategy(name: str, settings: Settings, **more: Any) -> FedAvg:
     """Make one; it evaluates on nodes only if ``more`` says so."""
     kind, given = INNER[name]
+    # Flower leaves mu without a default
     if kind is FedProx and settings.proximal_mu:
         given = {"proximal_mu": settings.proximal_mu}
     arguments: dict[str, Any] = {"fraction_evaluate": 0.0, **given, **more}

@@ -28,6 +28,7 @@ def partition_rows(
         rule = f"lie in 1..{len(labels) // MIN_EXAMPLES} for {len(labels)} examples"
         raise invalid("num_partitions", num_partitions, rule)
     rng = np.random.default_rng(seed)
+    # parts of equal size, unless sizes are what differs
     weights = np.ones(num_partitions)
     if partition.startswith("quantity"):
         group = np.arange(num_partitions) * len(QUANTITY_SHARES) // num_partitions
@@ -40,8 +41,10 @@ def partition_rows(
         parts = class_parts(labels, weights, classes_per_node, rng)
     else:
         parts = _split(rng.permutation(len(labels)), weights)
+    # no node sees its classes one after the other, nor holds one class out
     parts = [rng.permutation(part) for part in parts]
     if partition == "dirichlet":
+        # a small alpha leaves nodes without any example
         parts = _fill_up(parts)
     smallest = min(len(part) for part in parts)
     if smallest < MIN_EXAMPLES:
@@ -80,6 +83,7 @@ def class_parts(
     """Give each node a few classes, and split each class among the nodes that have it."""
     # Flower Datasets' PathologicalPartitioner ties classes to speeds, or may leave one to no node
     classes = np.unique(labels)
+    # with fewer, a class would have no node
     least = -(-len(classes) // len(weights))
     if not least <= classes_per_node <= len(classes):
         rule = f"lie in {least}..{len(classes)} for {len(weights)} nodes and {len(classes)} classes"
@@ -140,6 +144,7 @@ def _fill_up(parts: list[Rows]) -> list[Rows]:
     """Move examples from the largest part to those below the minimum."""
     for poor in range(len(parts)):
         while len(parts[poor]) < MIN_EXAMPLES:
+            # from the largest part, whose classes change least
             rich = max(range(len(parts)), key=lambda i: len(parts[i]))
             parts[poor] = np.append(parts[poor], parts[rich][-1])
             parts[rich] = parts[rich][:-1]

@@ -30,9 +30,11 @@ def initial_arrays(settings: Settings) -> ArrayRecord:
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Make the function that measures the global model on the test examples."""
     test = load_test(settings.dataset, settings.task)
-    device = "auto" if settings.device.startswith("cuda") else settings.device  # of the nodes
+    # a device of the nodes need not be on the server
+    device = "auto" if settings.device.startswith("cuda") else settings.device
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        # no parameters are drawn, which is the slow part
         model = model_from(arrays.to_torch_state_dict(), settings.model, *settings.shape)
         loss, accuracy = evaluate(model, test, device=device)
         own = test.task.metrics(loss, accuracy)
@@ -72,14 +74,17 @@ def run_app(
     """Run a strategy on the fleet and record it; return the run directory."""
     folder, resume = settings.run_directory(app), settings.resume
     run_dir = RunDirectory(folder, asdict(settings), resume=resume, argument="output-dir")
+    # before any node is asked: data or model may be refused
     measure, arrays = central_evaluate(settings), initial_arrays(settings)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        # the last round is measured in any case
         due = server_round % settings.evaluate_every == 0
         return measure(server_round, arrays) if due or server_round == last else None
 
     last = settings.num_server_rounds
-    random.seed(settings.seed)  # Flower's strategies select nodes by it
+    # Flower's strategies select nodes by it
+    random.seed(settings.seed)
     if settings.target_accuracy or settings.time_budget_s:
         strategy = StopEarly(strategy, settings)
     recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=settings.tracker_names)

@@ -36,6 +36,7 @@ TEXTS_PER_CLASS = 1000
 def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
     """Turn words and punctuation marks of texts into numbers, in order: (len(texts), LENGTH)."""
     # a hash, the same on every machine: there is no vocabulary to agree on
+    # 0 is padding, which no token has
     numbers = np.zeros((len(texts), LENGTH), dtype=np.int64)
     for row, text in zip(numbers, texts, strict=True):
         found = [crc32(m[0].lower().encode()) for m in islice(TOKEN.finditer(text), LENGTH)]
@@ -79,6 +80,7 @@ def stdlib_texts() -> tuple[list[str], NDArray[np.int64]]:
 
 def _evenly(windows: Sequence[Sized]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Choose as many windows of each package, spread evenly: (packages, count); and labels."""
+    # as many of each package: classes are balanced
     count = min(TEXTS_PER_CLASS, *map(len, windows))
     rows = [np.linspace(0, len(found) - 1, count).astype(int) for found in windows]
     return np.array(rows), np.repeat(np.arange(len(PACKAGES)), count)
@@ -99,7 +101,9 @@ def _files(package: str) -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     single = root / f"{package}.py"
     files = [single] if single.is_file() else sorted((root / package).rglob("*.py"))
+    # tests are code of another kind, and not on every machine
     files = [file for file in files if not {"test", "tests"} & {*file.relative_to(root).parts}]
+    # some Pythons come without sources, as a zip or compiled
     if not any(file.stat().st_size for file in files):
         rule = f"find the sources of {package!r} in {root}"
         raise invalid("dataset", STDLIB, rule, "this Python has no standard library as files")

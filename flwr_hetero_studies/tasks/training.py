@@ -68,13 +68,15 @@ def train(
     model.to(where).train()
     examples = examples.to(where)
     params = [p for p in model.parameters() if p.requires_grad]
+    # FedProx pulls to where the round began
     start = [p.detach().clone() for p in params] if proximal else []
     check_optimizer(optimizer, momentum)
     with_momentum = {"momentum": momentum} if momentum else {}
     make: Any = OPTIMIZERS[optimizer]
     steps = make(params, lr=lr, weight_decay=weight_decay, **with_momentum)
     processed = scored = 0
-    total = torch.zeros(2, dtype=torch.float64, device=where)  # of losses and of their squares
+    # of losses and of their squares
+    total = torch.zeros(2, dtype=torch.float64, device=where)
     for _ in range(num_steps):
         indices, weights = sampler.next_batch()
         steps.zero_grad()
@@ -86,8 +88,10 @@ def train(
                 param.grad.add_(param.detach() - origin, alpha=proximal)
         losses = losses.detach()
         if on_batch is not None:
+            # before the step: gradients are still those of the batch
             scored += on_batch(model, indices, losses) or 0
         steps.step()
+        # losses of the forward pass, so that scoring costs nothing
         sampler.update(indices, losses.cpu().numpy().astype(np.float64))
         total += torch.stack([losses.sum(), losses.square().sum()])
         processed += len(indices)

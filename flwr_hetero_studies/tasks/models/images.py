@@ -26,6 +26,7 @@ def mlp(shape: Shape, num_classes: int) -> nn.Module:
 
 def cnn(shape: Shape, num_classes: int) -> nn.Module:
     """Two convolutions of 16 and 32 channels and one linear layer."""
+    # an image of 8x8 is pooled once, or nothing is left of it
     pool = nn.Identity() if min(shape[1:]) < SMALL else nn.MaxPool2d(2)
     body = nn.Sequential(
         nn.Conv2d(shape[0], 16, 3, padding=1), pool, nn.ReLU(),
@@ -48,11 +49,13 @@ def lenet(shape: Shape, num_classes: int) -> nn.Module:
 
 def resnet18(shape: Shape, num_classes: int) -> nn.Module:
     """Torchvision's ResNet-18 with GroupNorm; small images get a 3x3 stem without pooling."""
-    from torchvision import models  # takes seconds, and is needed here only
+    # takes seconds, and is needed here only
+    from torchvision import models
 
     model: nn.Module = models.resnet18(
         weights=None, num_classes=num_classes, norm_layer=lambda width: nn.GroupNorm(32, width)
     )
+    # the original stem shrinks an image by four before the first block
     if min(shape[1:]) < LARGE:
         model.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()

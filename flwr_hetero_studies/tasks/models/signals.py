@@ -20,6 +20,7 @@ class AutoregressiveMLP(nn.Module):
         window, found = series.flatten(1), []
         for _ in range(self.horizon):
             found.append(self.layers(window))
+            # its own forecast takes the place of the oldest value
             window = torch.cat([window[:, 1:], found[-1]], dim=1)
         return torch.cat(found, dim=1)
 

@@ -16,6 +16,7 @@ class Bag(nn.Module):
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map token numbers (batch, length) to logits."""
+        # an empty text has no token to divide by
         count = (numbers != 0).sum(1, keepdim=True).clamp(min=1)
         logits: Tensor = self.output(self.embedding(numbers).sum(1) / count.sqrt())
         return logits
@@ -58,7 +59,8 @@ def embedding(width: int) -> nn.Embedding:
     """Make an embedding of tokens; that of padding is 0 and stays so."""
     layer = nn.Embedding(VOCABULARY, width, padding_idx=0)
     with torch.no_grad():
-        layer.weight *= 0.2  # from N(0, 1), with which a linear model learns slowly
+        # drawn from N(0, 1), with which a linear model learns slowly
+        layer.weight *= 0.2
     return layer
 
 

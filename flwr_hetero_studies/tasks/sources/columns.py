@@ -27,6 +27,7 @@ class MemoryArray(NamedTuple):
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Copy inputs."""
+        # texts are kept as bytes, and models want int64
         values = self.values[rows]
         return values.astype(np.int64) if values.dtype == np.uint8 else values
 
@@ -61,6 +62,7 @@ class ImageColumn:
                 rule = f"have images of one size (image {row} is {image.width}x{image.height})"
                 raise invalid("dataset", self.dataset, rule)
         pixels = np.stack([np.asarray(image.convert(self.mode)) for image in images])
+        # grey images have no axis of channels
         pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
         scaled = np.ascontiguousarray(pixels, dtype=np.float32)
         scaled /= 255.0
@@ -100,6 +102,7 @@ class TableColumns(NamedTuple):
             for name, feature in features.items()
             if "binary" in types[name] or (isinstance(feature, dict) and "bytes" in feature)
         ]
+        # lists are told by Arrow's types: those of datasets differ from version to version
         arrow = {field.name: str(field.type) for field in table.data.schema}
         return cls(
             labels or [name for name, kind in types.items() if "int" in kind],
@@ -116,6 +119,7 @@ class TableColumns(NamedTuple):
 
     def task(self, name: str) -> Task:
         """Return a task by its name, ``auto`` by what there is to predict."""
+        # without labels there is nothing to classify
         if name == AUTO and not self.has_label and not self.images:
             name = "language-model" if self.texts else "forecasting" if self.series else name
         return task_of("classification" if name == AUTO else name)
@@ -126,6 +130,7 @@ def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDA
     if not len(table):
         raise invalid("dataset", dataset, "hold examples (it is empty)")
     columns = TableColumns.of(table)
+    # images are never cut into windows
     windows = bool(task.window and not columns.images and (columns.texts or columns.series))
     if windows and not columns.has_label:
         labels = np.zeros(len(table), dtype=np.int64)
@@ -163,6 +168,7 @@ def _series_windows(column: Any, length: int) -> tuple[NDArray[np.float32], NDAr
     windows, origin = [], []
     for row, values in enumerate(column.to_pylist()):
         count = len(values) // length
+        # from the end: the newest values are worth most
         whole = np.asarray(values[len(values) - count * length :], dtype=np.float32)
         windows.append(whole.reshape(count, length))
         origin += [row] * count

@@ -23,6 +23,7 @@ def generated_series(length: int) -> tuple[NDArray[np.float32], NDArray[np.int64
     steps, shape = np.arange(length), (NUM_PER_KIND, 1)
     found = []
     for season, growth, jagged in kinds:
+        # sizes differ by a factor of 100: forecasts have to scale
         level = 10 ** rng.uniform(1, 3, shape)
         amplitude, start = rng.uniform(0.2, 0.6, shape), rng.uniform(0, season, shape)
         phase = (steps + start) / season

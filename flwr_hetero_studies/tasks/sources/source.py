@@ -61,6 +61,7 @@ def check_dataset(dataset: str) -> None:
     if not dataset:
         raise invalid("dataset", dataset, "be given", "digits needs no download")
     plain = "/" not in dataset and not Path(dataset).exists()
+    # a slip of the keyboard would be asked for on the Hub
     close = get_close_matches(dataset, PLAIN_NAMES, n=1)
     if plain and close and dataset not in PLAIN_NAMES:
         raise invalid("dataset", dataset, "be a data set", f"did you mean {close[0]!r}? Else {USE}")
@@ -105,6 +106,7 @@ def open_source(dataset: str, task: str = AUTO) -> DataSource:
         tables = _read_parquet(dataset) if is_here else _read_hub(dataset)
         chosen = TableColumns.of(tables[0]).task(task)
         train, test = _splits(dataset, *tables, chosen)
+    # enough to measure by; not all images are decoded
     sample = np.linspace(0, len(train.rows) - 1, min(len(train.rows), MEASURED_ROWS))
     found = train.inputs.take(train.rows[sample.astype(np.int64)])
     shape, test_shape = found.shape[1:], test.inputs.take(test.rows[:1]).shape[1:]
@@ -122,6 +124,7 @@ def measure(inputs: NDArray[Any]) -> Scale | None:
     if inputs.dtype.kind != "f" or inputs.ndim < 3:
         return None
     axes = (0, *range(2, inputs.ndim))
+    # a channel that does not vary is only shifted
     mean, std = (f(axes, keepdims=True)[0] for f in (inputs.mean, inputs.std))
     return Scale(mean, np.where(std > 1e-6 * np.abs(mean), std, np.float32(1)))
 
@@ -139,7 +142,8 @@ def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     if dataset == SPEECH:
         frames, labels = generated_speech()
         return MemoryArray(frames), labels
-    from sklearn import datasets  # takes a second, and is needed here only
+    # takes a second, and is needed here only
+    from sklearn import datasets
 
     found = datasets.load_digits() if dataset == DIGITS else datasets.load_breast_cancer()
     inputs = found.images[:, None] / 16.0 if dataset == DIGITS else found.data[:, :, None, None]
@@ -158,15 +162,18 @@ def _splits(dataset: str, train: Any, test: Any | None, task: Task) -> tuple[Spl
 
 def _divide(inputs: Inputs, labels: NDArray[np.int64]) -> tuple[Split, Split]:
     """Hold out the test share of each class, the same rows always."""
+    # the same rows always, whatever the seed of the run
     rng = np.random.default_rng(0)
-    order = np.lexsort((rng.random(len(labels)), labels))  # class by class, random within
+    # class by class, random within
+    order = np.lexsort((rng.random(len(labels)), labels))
     starts = np.searchsorted(labels[order], labels[order])
     rank = np.arange(len(labels)) - starts
     size = np.bincount(labels)[labels[order]]
     is_test = np.empty(len(labels), dtype=bool)
     is_test[order] = rank < np.rint(TEST_SHARE * size)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    if not len(test):  # a handful of rows: test on what there is
+    # a handful of rows: test on what there is
+    if not len(test):
         test = train
     return Split(inputs, train, labels[train]), Split(inputs, test, labels[test])
 
@@ -174,6 +181,7 @@ def _divide(inputs: Inputs, labels: NDArray[np.int64]) -> tuple[Split, Split]:
 def _read_parquet(dataset: str) -> tuple[Any, Any | None]:
     path = Path(dataset).expanduser()
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    # a single file has no test split, whatever its name
     tests = [file for file in files if path.is_dir() and "test" in file.stem.lower()]
     trains = [file for file in files if "train" in file.stem.lower()]
     trains = trains or [file for file in files if file not in tests]
@@ -200,7 +208,8 @@ def _tables(dataset: str, files: list[Path]) -> Any:
 def _read_hub(dataset: str) -> tuple[Any, Any | None]:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) or dataset.endswith(".parquet"):
         raise invalid("dataset", dataset, "exist", USE)
-    from flwr_datasets import FederatedDataset  # takes seconds, and is needed for the Hub only
+    # takes seconds, and is needed for the Hub only
+    from flwr_datasets import FederatedDataset
 
     federated = FederatedDataset(dataset=dataset, partitioners={}, shuffle=False)
     try:

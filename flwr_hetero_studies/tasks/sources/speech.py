@@ -53,6 +53,7 @@ def spoken(
         turns = factor[:, None].astype(np.float32) * (start + share * (end - start)) / RATE
         waves += level * np.sin(2 * np.pi * np.cumsum(turns, axis=1))
     waves *= np.cos(np.pi * pitch[:, None].astype(np.float32) * time) ** 2 / waves.std()
+    # a word begins somewhere, and is silent before and after
     waves *= loudness * ((time >= begin) & (time < begin + length))
     waves += NOISE * rng.standard_normal(waves.shape, dtype=np.float32)
     return waves
@@ -60,6 +61,7 @@ def spoken(
 
 def log_mel(waves: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn waveforms (count, samples) into the logarithm of their power by bands and frames."""
+    # views: frames overlap by half
     frames = np.lib.stride_tricks.sliding_window_view(waves, FRAME, axis=1)[:, ::HOP]
     power = np.abs(np.fft.rfft(frames * np.hanning(FRAME), axis=2)) ** 2
     bands = np.einsum("nfk,bk->nbf", power, mel_bands())
