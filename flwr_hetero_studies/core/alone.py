@@ -37,10 +37,7 @@ def split(examples: Examples, num_workers: int, seed: int) -> list[Examples]:
 
 
 def weighted_backward(
-    model: nn.Module,
-    examples: Examples,
-    indices: NDArray[np.int64],
-    weights: NDArray[np.float64],
+    model: nn.Module, examples: Examples, indices: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> Tensor:
     """Take the gradient of the mean of weight times loss."""
     inputs, targets = examples.take(indices)

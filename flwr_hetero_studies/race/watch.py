@@ -107,12 +107,7 @@ class Looks:
     watch: Watch
 
     def __init__(
-        self,
-        grid: MeteredGrid,
-        learning: Learning,
-        slow: list[int],
-        split: str,
-        limits: Limits,
+        self, grid: MeteredGrid, learning: Learning, slow: list[int], split: str, limits: Limits
     ) -> None:
         self.slow = slow
         self.grid, self.learning, self.split, self.limits = grid, learning, split, limits

@@ -99,10 +99,7 @@ def class_parts(
 
 
 def by_speed_parts(
-    labels: NDArray[np.int64],
-    num_partitions: int,
-    slow_classes: int,
-    rng: np.random.Generator,
+    labels: NDArray[np.int64], num_partitions: int, slow_classes: int, rng: np.random.Generator
 ) -> list[Rows]:
     """Give the last classes to the last nodes alone, which are the slowest of a named fleet."""
     classes = np.unique(labels)

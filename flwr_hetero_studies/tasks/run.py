@@ -1,4 +1,4 @@
-"""What the server of our apps needs besides a strategy: a first model and a test of it."""
+"""What the server of our apps needs: strategies of Flower, a first model, a test of it, a run."""
 
 import random
 from collections.abc import Callable
@@ -9,7 +9,15 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import (
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    Strategy,
+)
 
 from flwr_hetero._flwr import log
 from flwr_hetero.report import RunDirectory
@@ -19,6 +27,26 @@ from flwr_hetero_studies.tasks.data import load_test
 from flwr_hetero_studies.tasks.models import make_model, model_from
 from flwr_hetero_studies.tasks.settings import Settings
 from flwr_hetero_studies.tasks.training import evaluate
+
+INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
+    "fedavg": (FedAvg, {}),
+    "fedadam": (FedAdam, {}),
+    "fedavgm": (FedAvgM, {"server_momentum": 0.9}),
+    "fedprox": (FedProx, {"proximal_mu": 0.1}),
+    "fedmedian": (FedMedian, {}),
+    "fedtrimmedavg": (FedTrimmedAvg, {}),
+}
+"""Name to strategy, with what Flower leaves without a default."""
+
+
+def inner_strategy(name: str, settings: Settings, **more: Any) -> FedAvg:
+    """Make one; it evaluates on nodes only if ``more`` says so."""
+    kind, given = INNER[name]
+    # Flower leaves mu without a default
+    if kind is FedProx and settings.proximal_mu:
+        given = {"proximal_mu": settings.proximal_mu}
+    arguments: dict[str, Any] = {"fraction_evaluate": 0.0, **given, **more}
+    return kind(**arguments)
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:

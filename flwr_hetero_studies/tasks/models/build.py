@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero_studies.tasks.kinds import Outputs, imported, is_path
-from flwr_hetero_studies.tasks.models.images import LARGE, cnn, lenet, mlp, resnet18, softmax
+from flwr_hetero_studies.tasks.models.images import (
+    LARGE,
+    ar_mlp,
+    cnn,
+    lenet,
+    mlp,
+    resnet18,
+    softmax,
+    speech_cnn,
+)
 from flwr_hetero_studies.tasks.models.language import gpt, lstm_lm
-from flwr_hetero_studies.tasks.models.signals import ar_mlp, speech_cnn
 from flwr_hetero_studies.tasks.models.texts import bag, lstm, textcnn
 
 Shape = tuple[int, ...]

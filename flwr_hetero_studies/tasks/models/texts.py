@@ -9,7 +9,7 @@ from flwr_hetero_studies.tasks.texts import VOCABULARY
 class Bag(nn.Module):
     """Linear in the sum of the tokens' embeddings, over the square root of their number."""
 
-    def __init__(self, num_classes: int, width: int = 32) -> None:
+    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 32) -> None:
         super().__init__()
         self.embedding = embedding(width)
         self.output = nn.Linear(width, num_classes)
@@ -25,7 +25,7 @@ class Bag(nn.Module):
 class TextCNN(nn.Module):
     """Convolution over three tokens and its maximum over the text (Kim, 2014)."""
 
-    def __init__(self, num_classes: int, width: int = 64) -> None:
+    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
         super().__init__()
         self.embedding = embedding(width)
         self.convolution = nn.Conv1d(width, width, 3, padding=1)
@@ -41,7 +41,7 @@ class TextCNN(nn.Module):
 class TextLSTM(nn.Module):
     """Embeddings through an LSTM, and the mean of its states over the text."""
 
-    def __init__(self, num_classes: int, width: int = 64) -> None:
+    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
         super().__init__()
         self.embedding = embedding(width)
         self.lstm = nn.LSTM(width, width, batch_first=True)
@@ -64,16 +64,5 @@ def embedding(width: int) -> nn.Embedding:
     return layer
 
 
-def bag(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Bag of words: embeddings of 32 numbers and one linear layer."""
-    return Bag(num_classes)
-
-
-def lstm(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """One layer of LSTM: 64 embeddings, 64 units."""
-    return TextLSTM(num_classes)
-
-
-def textcnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """One convolution over the order of the words: 64 embeddings, 64 channels."""
-    return TextCNN(num_classes)
+bag, lstm, textcnn = Bag, TextLSTM, TextCNN
+"""32 numbers and a linear layer; 64 units; 64 channels."""

@@ -20,8 +20,12 @@ from flwr_hetero_studies.tasks.sources.columns import (
     TableColumns,
     inputs_and_labels,
 )
-from flwr_hetero_studies.tasks.sources.series import SERIES, generated_series
-from flwr_hetero_studies.tasks.sources.speech import SPEECH, generated_speech
+from flwr_hetero_studies.tasks.sources.generated import (
+    SERIES,
+    SPEECH,
+    generated_series,
+    generated_speech,
+)
 from flwr_hetero_studies.tasks.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
 
 DIGITS, BREAST_CANCER = "digits", "breast-cancer"
@@ -43,10 +47,7 @@ USE = (
     f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
     "or a name on the Hub"
 )
-PLAIN_NAMES = (
-    *EMBEDDED,
-    *("ag_news", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist"),
-)
+PLAIN_NAMES = (*EMBEDDED, *("ag_news", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist"))
 """Names without a slash: those here, and well-known ones of the Hub."""
 
 

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from flwr_hetero_studies.tasks import Settings, data_shape, load_partition, load_test, make_model
 from flwr_hetero_studies.tasks.kinds import CLASSIFICATION, TASKS
 from flwr_hetero_studies.tasks.sources import open_source
-from flwr_hetero_studies.tasks.sources.series import NUM_PER_KIND, SEASONS, TRENDS, generated_series
+from flwr_hetero_studies.tasks.sources.generated import (
+    NUM_PER_KIND,
+    SEASONS,
+    TRENDS,
+    generated_series,
+)
 from flwr_hetero_studies.tasks.texts import CHARACTERS, PACKAGES, character_windows, stdlib_windows
 
 LANGUAGE, FORECASTING = TASKS["language-model"], TASKS["forecasting"]

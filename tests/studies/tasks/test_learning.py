@@ -17,12 +17,7 @@ from flwr_hetero.sampler import (
     PriorityFeed,
     TopLossSampler,
 )
-from flwr_hetero_studies.tasks import (
-    evaluate,
-    load_partition,
-    make_model,
-    train,
-)
+from flwr_hetero_studies.tasks import evaluate, load_partition, make_model, train
 from flwr_hetero_studies.tasks.kinds import TASKS
 
 KINDS = {

@@ -7,7 +7,7 @@ from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import Wrapper
-from flwr_hetero_studies.tasks import inner
+from flwr_hetero_studies.tasks import run as inner
 from flwr_hetero_studies.tasks.node import train_node
 from flwr_hetero_studies.tasks.run import run_app
 from flwr_hetero_studies.tasks.settings import Settings

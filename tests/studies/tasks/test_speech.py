@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from flwr_hetero_studies.tasks.sources import open_source, speech
-from flwr_hetero_studies.tasks.sources.speech import BANDS, FRAME, HOP, RATE, SAMPLES, WORDS
+from flwr_hetero_studies.tasks.sources import generated as speech
+from flwr_hetero_studies.tasks.sources import open_source
+from flwr_hetero_studies.tasks.sources.generated import BANDS, FRAME, HOP, RATE, SAMPLES, WORDS
 
 
 @pytest.mark.parametrize("hertz", [300, 1000, 3000])
