@@ -109,6 +109,7 @@ def shown(line: Line) -> str:
     """Name a run with its first figures."""
     figures = [(k, v) for k, v in line["metrics"].items() if isinstance(v, int | float)]
     text = ", ".join(f"{name} {value:.5g}" for name, value in figures[:6])
+    text = line["metrics"].get("not_here", text)
     return f"{Trial(line['case']).label}, seed {line['seed']}: {text}"
 
 

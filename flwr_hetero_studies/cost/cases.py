@@ -24,7 +24,7 @@ from flwr_hetero.tifl.phase import Phase
 from flwr_hetero.tifl.tiers import Tiers
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.cost import memory, scale
+from flwr_hetero_studies.cost import apps, memory, scale
 from flwr_hetero_studies.cost.scale import fedavg, figures_of
 
 SETTINGS: dict[str, Any] = {"rounds": 100, "nodes": 1000, "megabytes": 1.0, "repeats": 7}
@@ -52,13 +52,15 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         yield Trial({"experiment": "mean", "name": name, **size}, alone=True)
     yield from scale.plan(set_to["rounds"])
     yield from memory.plan(options)
+    yield from apps.plan()
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Measure one case."""
     if case["experiment"] == "memory":
         return {"metrics": memory.run(case, data)}
-    own = {"selection": selection, "overhead": overhead, "mean": compare_means, "scale": scale.run}
+    own = {"selection": selection, "overhead": overhead, "mean": compare_means}
+    own |= {"scale": scale.run, "apps": apps.run}
     return {"metrics": own[case["experiment"]](case)}
 
 
