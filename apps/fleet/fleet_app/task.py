@@ -28,7 +28,7 @@ from flwr_hetero_studies.rivals import (
     Oort,
     PowerOfChoice,
 )
-from flwr_hetero_studies.tasks.inner import INNER, inner_strategy
+from flwr_hetero_studies.tasks.run import INNER, inner_strategy
 from flwr_hetero_studies.tasks.settings import Settings, key_of
 
 PARTS = {

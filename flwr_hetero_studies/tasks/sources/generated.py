@@ -1,7 +1,40 @@
-"""Generated words, each spoken by several voices: waveforms of formants and noise, as log-mel."""
+"""Data that need no download: series of several kinds, and words as log-mel."""
 
 import numpy as np
 from numpy.typing import NDArray
+
+SERIES = "series"
+SEASONS = (4, 7, 12, 24)
+"""Steps of a season."""
+TRENDS = (0.0, 0.5)
+"""Growth over a window, as a share of the level."""
+NUM_PER_KIND = 500
+SERIES_NOISE = 0.1
+"""Standard deviation of the noise, as a share of the level."""
+
+
+def generated_series(length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    r"""Generate windows of series; the label is the kind: season, growth, sine or saw-tooth.
+
+    .. math:: x_t = L \left(1 + G t / T + A\, w((t + s) / P) + 0.1\, \epsilon_t \right)
+    """
+    rng = np.random.default_rng(0)
+    kinds = [(p, g, jagged) for p in SEASONS for g in TRENDS for jagged in (False, True)]
+    steps, shape = np.arange(length), (NUM_PER_KIND, 1)
+    found = []
+    for season, growth, jagged in kinds:
+        # sizes differ by a factor of 100: forecasts have to scale
+        level = 10 ** rng.uniform(1, 3, shape)
+        amplitude, start = rng.uniform(0.2, 0.6, shape), rng.uniform(0, season, shape)
+        phase = (steps + start) / season
+        wave = 2 * (phase % 1) - 1 if jagged else np.sin(2 * np.pi * phase)
+        noise = SERIES_NOISE * rng.standard_normal((NUM_PER_KIND, length))
+        found.append(level * (1 + growth * steps / length + amplitude * wave + noise))
+    labels = np.repeat(np.arange(len(kinds)), NUM_PER_KIND)
+    return np.concatenate(found).astype(np.float32), labels
+
+
+# --- speech --------------------------------------------------------------------------------
 
 SPEECH = "speech"
 FORMANTS = {
@@ -21,15 +54,7 @@ NOISE = 0.4
 
 
 def generated_speech() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    r"""Generate words as (words, bands, frames) of log-mel; the label is the word.
-
-    A word begins after at most 0.15 s, lasts 0.15 to 0.25 s and glides half-way from one vowel to
-    another, with a loudness of 0.3 to 1. Each of its formants is a tone, its frequency multiplied
-    by a factor of the voice (0.85 to 1.2: the length of the vocal tract) and 3 % at random,
-    swelling with the voice's pitch :math:`p` (90 to 250 Hz):
-
-    .. math:: x(t) = \cos^2(\pi p t) \sum_k A_k \sin\Big(2\pi \int_0^t F_k\Big) + \mathrm{noise}
-    """
+    """Generate words as (words, bands, frames) of log-mel; the label is the word."""
     rng = np.random.default_rng(0)
     tract, pitch = rng.uniform(0.85, 1.2, VOICES), rng.uniform(90, 250, VOICES)
     frames = []
@@ -43,7 +68,11 @@ def generated_speech() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 def spoken(
     word: str, tract: NDArray[np.float64], pitch: NDArray[np.float64], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Generate waveforms (len(tract), SAMPLES) of a word by voices."""
+    r"""Generate waveforms (len(tract), SAMPLES) of a word by voices of some tract and pitch.
+
+    .. math:: x(t) = \cos^2(\pi p t) \sum_k A_k \sin\Big(2\pi \int_0^t F_k\Big) + \mathrm{noise}
+    """
+    # a word glides half-way from one vowel to another; a voice changes its formants' frequencies
     shape, time = (len(tract), 1), (np.arange(SAMPLES) / RATE).astype(np.float32)
 
     def drawn(low: float, high: float) -> NDArray[np.float32]:
@@ -57,6 +86,7 @@ def spoken(
         turns = factor[:, None].astype(np.float32) * (start + share * (end - start)) / RATE
         waves += level * np.sin(2 * np.pi * np.cumsum(turns, axis=1))
     waves *= np.cos(np.pi * pitch[:, None].astype(np.float32) * time) ** 2 / waves.std()
+    # a word begins somewhere, and is silent before and after
     waves *= loudness * ((time >= begin) & (time < begin + length))
     waves += NOISE * rng.standard_normal(waves.shape, dtype=np.float32)
     return waves
@@ -64,6 +94,7 @@ def spoken(
 
 def log_mel(waves: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn waveforms (count, samples) into the logarithm of their power by bands and frames."""
+    # views: frames overlap by half
     frames = np.lib.stride_tricks.sliding_window_view(waves, FRAME, axis=1)[:, ::HOP]
     power = np.abs(np.fft.rfft(frames * np.hanning(FRAME), axis=2)) ** 2
     bands = np.einsum("nfk,bk->nbf", power, mel_bands())
