@@ -33,6 +33,8 @@ class Task:
     metric: str = "accuracy"
     vectorised: bool = True
     """Whether the model's layers have vectorised gradients; torch's LSTM has none."""
+    penalty: float = 0.0
+    """Times half the square of the parameters, a part of the loss."""
 
     def __len__(self) -> int:
         """Return the number of units."""
@@ -40,7 +42,8 @@ class Task:
 
     def look(self, model: nn.Module) -> dict[str, float]:
         """Measure the loss on all training examples, and the metric on the test set."""
-        loss = evaluate(model, self.train)[0]
+        squares = sum(float(p.detach().square().sum()) for p in model.parameters())
+        loss = evaluate(model, self.train)[0] + self.penalty / 2 * squares
         found = evaluate(model, self.test)
         metrics = {"accuracy": found[1]} | self.test.task.metrics(*found)
         return {"loss": loss, "metric": metrics[self.metric]}
@@ -76,14 +79,15 @@ def given(
     per_unit: int = 1,
     metric: str = "accuracy",
     num_tests: int = 10_000,
+    seed: int = 0,
 ) -> Task:
     """Take the first examples of a data set; all, if there are fewer."""
-    whole, test = load_partition(dataset, 0, 1, task=task), load_test(dataset, task)
+    whole, test = load_partition(dataset, 0, 1, task=task, seed=seed), load_test(dataset, task)
     shape = data_shape(dataset, task)
     return Task(
         first(whole, min(len(whole), num_units * per_unit) // per_unit * per_unit),
         first(test, num_tests),
-        lambda seed: make_model(model, *shape, seed),
+        lambda own: make_model(model, *shape, own),
         per_unit=per_unit,
         metric=metric,
         vectorised=model != "lstm-lm",
@@ -93,3 +97,8 @@ def given(
 def first(examples: Examples, count: int) -> Examples:
     """Take the first examples; load_partition has shuffled them."""
     return replace(examples, inputs=examples.inputs[:count], targets=examples.targets[:count])
+
+
+def fits(model: str, data: str) -> bool:
+    """Return whether a model is large enough for its images: LeNet is not for digits' 8x8."""
+    return model != "lenet" or data != "digits"
