@@ -86,7 +86,7 @@ def on_post_build(config):
     """Write the API reference beside the pages."""
     folder = Path(config.site_dir) / "api"
     import_module("pdoc.render").configure(docformat="numpy", show_source=False, search=False)
-    import_module("pdoc").pdoc("flwr_hetero", output_directory=folder)
+    import_module("pdoc").pdoc("flwr_hetero", "flwr_hetero_studies.tasks", output_directory=folder)
     for path in folder.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"\$\$(.+?)\$\$", lambda m: mathml(m[1], block=True), text, flags=re.DOTALL)

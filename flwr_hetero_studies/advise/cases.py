@@ -14,8 +14,8 @@ from flwr_hetero_studies.advise.candidates import candidates
 from flwr_hetero_studies.advise.fleet import read_fleet
 from flwr_hetero_studies.advise.simulate import Point as Look
 from flwr_hetero_studies.advise.simulate import Work, target_of
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line, by_seed, of
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line, by_seed, of
 from flwr_hetero_studies.race.node import NUMPY, Task, client_app, first_model
 from flwr_hetero_studies.race.watch import Quality
 
@@ -53,19 +53,19 @@ def fleet_file(name: str) -> str:
     return str(Path(__file__).with_name(f"{name}.toml"))
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield the advice, FedAvg's runs, and then those of the other settings."""
     shared = {"data": options.data, **options.settings}
     for fleet in FLEETS:
-        yield Run({"experiment": fleet, "name": "advice", **options.settings})
+        yield Trial({"experiment": fleet, "name": "advice", **options.settings})
         for partition in PARTITIONS.values():
             where = {"experiment": fleet, "partition": partition, **shared}
             bases = by_seed(of(lines, name=BASE, **where))
             for seed in options.seeds_or(range(3)):
-                yield Run({"name": BASE, **where}, seed)
+                yield Trial({"name": BASE, **where}, seed)
                 for choice in candidates(NODES, PER_ROUND)[1:] if seed in bases else []:
                     target = target_of(looks(bases[seed]))
-                    yield Run({"name": choice.name, **where}, seed, {"target": target})
+                    yield Trial({"name": choice.name, **where}, seed, {"target": target})
 
 
 def looks(line: Line) -> list[Look]:

@@ -9,8 +9,8 @@ from flwr_hetero_studies.advise.advice import PARTITIONS
 from flwr_hetero_studies.advise.candidates import candidates
 from flwr_hetero_studies.advise.cases import BASE, NODES, PER_ROUND, looks
 from flwr_hetero_studies.advise.simulate import Row, judge, row
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line
+from flwr_hetero_studies.core import record, tables
+from flwr_hetero_studies.core.record import Line
 
 WANTED = 0.7
 HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nodes' data"]
@@ -18,24 +18,24 @@ HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nod
 
 def found_rows(lines: list[Line]) -> list[Row]:
     """Judge the runs of a fleet and a way that data lie, as the advice judges its own."""
-    bases = {line["seed"]: looks(line) for line in tables.of(lines, name=BASE)}
+    bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
     judged = {
         name: [judge(looks(line), bases[line["seed"]]) for line in own]
-        for name, own in tables.by(lines, "name").items()
+        for name, own in record.by(lines, "name").items()
     }
     return [row(choices[name], results) for name, results in judged.items()]
 
 
 def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
     """Write a fleet's tables; return rows of the summary as well, the last of both together."""
-    (advice,) = tables.of(lines, name="advice")
+    (advice,) = record.of(lines, name="advice")
     text, sums = f"### {fleet}\n", list[list[Any]]()
     both = [dict[str, float](), dict[str, float]()]
     for meaning, partition in PARTITIONS.items():
         own = advice["metrics"]["settings"][meaning]
         advised = {each["candidate"]: each["speedup"] for each in own}
-        rows = sorted(found_rows(tables.of(lines, partition=partition)), key=lambda r: -r.speedup)
+        rows = sorted(found_rows(record.of(lines, partition=partition)), key=lambda r: -r.speedup)
         found = {each.candidate.name: each.speedup for each in rows}
         for product, speeds in zip(both, (advised, found), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
@@ -70,14 +70,14 @@ def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page."""
     texts, sums = [], list[list[Any]]()
-    for fleet, own in tables.by(lines, "experiment").items():
+    for fleet, own in record.by(lines, "experiment").items():
         text, rows = section(fleet, own)
         texts.append(text)
         sums += rows
     head = ["fleet", "data", "Kendall's tau", "advised first", "it is", "best", "it is"]
     taus = [float(row[2]) for row in sums if row[1] == "both"]
     return {
-        "software": tables.software(lines),
+        "software": record.software(lines),
         "summary": tables.table(head, sums),
         "reached": f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}",
         "wanted": WANTED,

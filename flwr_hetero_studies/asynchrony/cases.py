@@ -16,9 +16,9 @@ from flwr_hetero.client.device import WIFI_SECONDS_PER_EXAMPLE
 from flwr_hetero.fleet import DeviceProfile, named_fleet
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import FedBuff, LocalSteps, ModelAverage, RandomSelection, Wrapper
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.emulate import Measure, emulate, with_last_classes
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.emulate import Measure, Moment, emulate, with_last_classes
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.tasks import Settings, train_node
 
 NODES, AT_WORK, SLOW_CLASSES, LINK_MBPS = 20, 3, 2, 10.0
@@ -121,8 +121,9 @@ def strategy(setting: Setting, fast_steps: int, seed: int) -> Wrapper:
     return FedBuff(steps, concurrency=setting.at_work, weighting=setting.merging, seed=seed)
 
 
-def figures(record: dict[str, Any]) -> dict[str, Any]:
+def figures(moment: Moment) -> dict[str, Any]:
     """Return what is known of the average beside its accuracy, and of the newest model."""
+    record = moment.record
     newest = record.get("newest", {})
     found = {"slow": record["global"].get("slow"), "newest": newest.get("accuracy")}
     return found | {"newest_slow": newest.get("slow")}
@@ -133,14 +134,14 @@ def length_s(setting: Setting, data: str) -> float:
     return setting.seconds * (1.0 if setting.merging == "rounds" else LONGER.get(data, 1.0))
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield every task's settings, seed by seed."""
     for seed in options.seeds_or(range(3)):
         for task, (_, settings) in TASKS.items():
             experiment = f"{options.data}, {task}"
             for name in settings:
                 case = {"experiment": experiment, "name": name, **options.settings}
-                yield Run(case, seed, {"task": task})
+                yield Trial(case, seed, {"task": task})
 
 
 def run(case: Case, seed: int, data: Data, task: str) -> dict[str, Any]:

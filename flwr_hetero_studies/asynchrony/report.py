@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, Vector
+from flwr_hetero_studies.core import curves, plots, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.record import Line
 
 BASE, AVERAGED = "FedAvg", ", averaged"
 MARGIN, LAST, WINDOW = 0.01, 10, 5
@@ -22,7 +23,7 @@ DRAWN = ("FedAvg", *(name + AVERAGED for name in ("FedAvg", "all, fair", "3, fai
 def views(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """Give each setting two rows: its newest model and the average of the last ones."""
     found = {}
-    for name, own in tables.by(lines, "name").items():
+    for name, own in record.by(lines, "name").items():
         found[name] = [line | {"curve": newest(line["curve"])} for line in own]
         found[name + AVERAGED] = own
     return found
@@ -34,7 +35,7 @@ def newest(curve: Mapping[str, Any]) -> dict[str, Any]:
 
 def smooth(line: Line, name: str) -> Vector:
     """Average each value with the four before it; the first four have no such mean."""
-    return tables.smooth(line["curve"][name], WINDOW)[WINDOW - 1 :]
+    return curves.smooth(line["curve"][name], WINDOW)[WINDOW - 1 :]
 
 
 def column(line: Line, name: str) -> Vector:
@@ -43,12 +44,12 @@ def column(line: Line, name: str) -> Vector:
 
 
 def end(line: Line, name: str = "accuracy") -> float:
-    return tables.last(line, name, LAST)
+    return curves.last(line, name, LAST)
 
 
 def reach(line: Line, target: float) -> dict[str, float] | None:
     """Return what the target took and what holds there; None if it was not reached."""
-    place = tables.reached(smooth(line, "accuracy"), target)
+    place = curves.reached(smooth(line, "accuracy"), target)
     if np.isnan(place):
         return None
     costs = {key: float(column(line, key)[int(place)]) for key in ("virtual_s", *COSTS)}
@@ -57,8 +58,8 @@ def reach(line: Line, target: float) -> dict[str, float] | None:
 
 def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) -> list[str]:
     """One setting against FedAvg in the same seeds."""
-    averaged, found = tables.by_seed(runs[BASE + AVERAGED]), []
-    for line, base in tables.pairs(lines, runs[BASE]):
+    averaged, found = record.by_seed(runs[BASE + AVERAGED]), []
+    for line, base in record.pairs(lines, runs[BASE]):
         target = end(base) - MARGIN
         own, theirs = reach(line, target), reach(base, target)
         if own is not None and theirs is not None:
@@ -101,18 +102,18 @@ def mean_curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
     """Return smoothed accuracy against virtual time, mean over seeds."""
     clocks = [column(line, "virtual_s") for line in lines]
     grid_s = np.geomspace(max(c[0] for c in clocks), min(c[-1] for c in clocks), 200)
-    curves = [np.interp(grid_s, c, smooth(x, name)) for c, x in zip(clocks, lines, strict=True)]
-    return grid_s, 100 * np.mean(curves, axis=0)
+    found = [np.interp(grid_s, c, smooth(x, name)) for c, x in zip(clocks, lines, strict=True)]
+    return grid_s, 100 * np.mean(found, axis=0)
 
 
 def section(name: str, lines: list[Line]) -> str:
     """Write one task's part of the page."""
     runs = views(lines)
-    counts = {each: len(own) for each, own in tables.by(lines, "name").items()}
+    counts = {each: len(own) for each, own in record.by(lines, "name").items()}
     seeds = ", ".join(f"{each}: {count}" for each, count in counts.items())
     times = [[each, *at_times(own)] for each, own in runs.items()]
     return (
-        f"## {name}\n\nSeeds: {seeds}; {tables.software(lines)}.\n\n"
+        f"## {name}\n\nSeeds: {seeds}; {record.software(lines)}.\n\n"
         f"{tables.table(HEAD, [row(each, own, runs) for each, own in runs.items()])}\n"
         "Accuracy in % on all classes / on the last two after so many seconds:\n\n"
         f"{tables.table(['setting', *(f'{s} s' for s in TIMES_S)], times)}\n"
@@ -121,7 +122,7 @@ def section(name: str, lines: list[Line]) -> str:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure of the first task."""
-    groups = tables.by(lines, "experiment")
+    groups = record.by(lines, "experiment")
     first = next(iter(groups.values()))
     runs = views(first)
     panels = {
@@ -129,6 +130,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         for title, key in (("all classes", "accuracy"), ("the slow nodes' classes", "slow"))
     }
     labels = ("virtual time in seconds", "test accuracy in %")
-    tables.draw(panels, folder / "curves.png", *labels, xscale="log")
+    plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = [section(name, own) for name, own in groups.items()]
     return first[0]["case"] | {"sections": "".join(sections)}

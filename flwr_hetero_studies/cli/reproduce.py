@@ -2,12 +2,15 @@
 
 import argparse
 import sys
-import time
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flwr_hetero_studies.core.experiment import Experiment, Options, Outcome
+    from flwr_hetero_studies.core.experiment import Experiment
+    from flwr_hetero_studies.core.plan import Options
+    from flwr_hetero_studies.core.record import Line
 
 WIDTH = 120
 """Columns of tables that go to a file."""
@@ -33,72 +36,86 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=_reproduce)
 
 
-def _reproduce(options: argparse.Namespace) -> None:
-    from flwr_hetero_studies.core import coverage, page
-    from flwr_hetero_studies.core.catalogue import find
-    from flwr_hetero_studies.core.experiment import Options
+def _reproduce(given: argparse.Namespace) -> None:
+    from flwr_hetero.errors import invalid
+    from flwr_hetero_studies.core import page, record
+    from flwr_hetero_studies.core.bench import page_of
+    from flwr_hetero_studies.core.plan import Options
+    from flwr_hetero_studies.papers.cases import find
 
-    if options.page:
-        return print(coverage.page(find(), coverage.read(options.page)), end="")
-    chosen = find(options.paper, options.figure)
-    if options.list:
-        width = max((len(f"{each.paper} {each.name}") for each in chosen), default=0)
-        for each in chosen:
-            name = f"{each.paper} {each.name}".ljust(width)
-            print(f"{name}  {each.title}{'' if each.run else ' (not run)'}")
-        return None
-    how = Options(options.fast, options.data, options.seed)
-    form, done = "fast" if how.fast else "full", []
+    if given.page:
+        if not any(path.exists() for path in record.files_of(given.page)):
+            raise invalid("results", str(given.page), "hold the lines that --results writes")
+        return print(page_of("papers", record.read(given.page), given.page.parent), end="")
+    chosen = find(given.paper, given.figure)
+    if given.list:
+        return _list(chosen)
+    options, done = Options({}, given.data, [given.seed], given.fast), []
     for each in chosen:
-        if (found := _run(each, how)) is None:
+        if (line := _run(each, options)) is None:
             continue
-        outcome, took_s = found
-        done.append((each, outcome))
-        if options.results:
-            line = coverage.line_of(each, outcome, form=form, took_s=took_s)
-            coverage.keep(options.results, line)
-        if options.html:
-            page.write(done, how.fast, options.html)
+        done.append((each, line))
+        if given.results:
+            _keep(given.results, line)
+        if given.html:
+            page.write(done, given.html)
     return None
 
 
-def _run(experiment: "Experiment", how: "Options") -> "tuple[Outcome, float] | None":
+def _list(chosen: "Sequence[Experiment]") -> None:
+    width = max((len(f"{each.paper} {each.name}") for each in chosen), default=0)
+    for each in chosen:
+        name = f"{each.paper} {each.name}".ljust(width)
+        print(f"{name}  {each.title}{'' if each.run else ' (not run)'}")
+
+
+def _keep(path: Path, line: "Line") -> None:
+    """Write a line in the place of an older one of the same experiment."""
+    from flwr_hetero_studies.core import record
+
+    names = {key: line["case"][key] for key in ("experiment", "name")}
+    lines = record.read(path)
+    older = record.of(lines, **names)
+    record.pack(path, [*(each for each in lines if each not in older), line])
+
+
+def _run(experiment: "Experiment", options: "Options") -> "Line | None":
     """Run one, and print it; None if it cannot be run."""
-    from flwr_hetero._flwr import only_errors
-    from flwr_hetero_studies.core.experiment import NOT_RUN, NotHereError
+    from flwr_hetero_studies.core.bench import execute
+    from flwr_hetero_studies.core.experiment import NOT_RUN
+    from flwr_hetero_studies.core.page import notes_of
+    from flwr_hetero_studies.core.plan import Data
+    from flwr_hetero_studies.papers.cases import trial_of
 
     print(f"{experiment.paper} {experiment.name}: {experiment.title}")
     if experiment.run is None:
         print(f"{NOT_RUN}: {experiment.why}\n")
         return None
-    start_s = time.perf_counter()
-    try:
-        with only_errors():
-            outcome = experiment.run(how)
-    except NotHereError as error:
-        print(f"{NOT_RUN}: {error}\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Data(options.data, scratch)
+        line = execute("papers", trial_of(experiment, options), data, threads=None)
+    found = line["metrics"]
+    if "not_here" in found:
+        print(f"{NOT_RUN}: {found['not_here']}\n")
         return None
-    took_s = time.perf_counter() - start_s
-    _print(outcome)
-    print(f"{outcome.verdict}, {took_s:.0f} s")
-    for name, text in experiment.notes(outcome.verdict, fast=how.fast).items():
-        print(f"{name}: {text}")
-    print()
-    return outcome, took_s
+    _print(found)
+    print(f"{found['verdict']}, {found['took_s']:.0f} s")
+    print("\n".join(notes_of(experiment, line)), end="\n\n")
+    return line
 
 
-def _print(outcome: "Outcome") -> None:
+def _print(found: "dict[str, Any]") -> None:
     """Print the table and the claims."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    from flwr_hetero_studies.core.experiment import CLAIMS
+    from flwr_hetero_studies.core.experiment import CLAIMS, Claim
 
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(highlight=False, markup=False, width=width)
-    claims = [claim.cells for claim in outcome.claims]
-    for head, rows in ((outcome.head, outcome.rows), (CLAIMS, claims)):
+    claims = [Claim(**claim).cells for claim in found["claims"]]
+    for head, rows in ((found["head"], found["rows"]), (CLAIMS, claims)):
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name in head:
             table.add_column(name, overflow="fold")

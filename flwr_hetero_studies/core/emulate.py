@@ -1,10 +1,10 @@
-"""Train on an emulated fleet in this process, and note a curve."""
+"""Train on an emulated fleet in this process, and note what happens on the way."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import Wrapper
+from flwr_hetero_studies.core.curves import Columns, columns, rounded
 from flwr_hetero_studies.tasks import (
     Settings,
     central_evaluate,
@@ -22,8 +23,8 @@ from flwr_hetero_studies.tasks import (
     model_from,
 )
 
-Point = dict[str, Any]
-Note = Callable[[dict[str, Any]], Point]
+ENDLESS = 1_000_000
+"""Rounds of a run that its notes end."""
 Measure = Callable[[int, ArrayRecord], MetricRecord]
 
 
@@ -31,27 +32,71 @@ class Enough(Exception):
     """Ends a run before its last round."""
 
 
-class Curve(Wrapper):
-    """Note a point after each round in which the global model was measured."""
+class Moment(NamedTuple):
+    """Where a run stands after a round or a server update."""
 
-    def __init__(self, strategy: Strategy, note: Note, budget_s: float, charged: bool) -> None:
+    round: int
+    arrays: ArrayRecord
+    """The newest model."""
+    virtual_s: float
+    record: Mapping[str, Any]
+    """The round's line of the history; empty after a server update within one."""
+    watch: "Watch"
+
+
+Note = Callable[[Moment], None]
+"""Looks at a run, and raises :class:`Enough` to end it."""
+
+
+class Watch(Wrapper):
+    """Show each round, or each server update, to a note; count what the history says of costs."""
+
+    def __init__(self, strategy: Strategy, note: Note, *, updates: bool = False) -> None:
         super().__init__(strategy)
-        self.note, self.budget_s, self.charged = note, budget_s, charged
-        self.points: list[Point] = []
+        self.note, self.updates = note, updates
         self.bytes, self.device_s = 0, 0.0
 
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        """Show an update, of which a round of some strategies has many."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if self.updates:
+            newest = arrays or self.session.arrays or ArrayRecord()
+            now_s = self.session.clock.virtual_s
+            self.note(Moment(server_round, newest, now_s, {}, self))
+        return arrays, metrics
+
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Add a point; end the run with the first round after the budget."""
-        self.bytes += record["bytes_down"] + record["bytes_up"]
-        self.device_s += record["device_s"]
-        more = self.note(record)
-        if record["global"]:
-            point = {"round": record["round"], "virtual_s": record["virtual_s"]}
-            point |= {"accuracy": record["global"]["accuracy"], "bytes": self.bytes}
-            self.points.append(point | {"device_s": self.device_s} | more)
-        free_s = 0.0 if self.charged else self.points[0]["virtual_s"]
-        if record["virtual_s"] - free_s > self.budget_s:
-            raise Enough
+        """Count what a round has cost, and show it."""
+        self._count(record)
+        if not self.updates:
+            self.note(Moment(record["round"], run.arrays, record["virtual_s"], record, self))
+
+    def count_until(self, now_s: float) -> None:
+        """Count what was spent in a round that still goes on."""
+        self._count(self.session.costs.until(now_s))
+
+    def _count(self, spent: Mapping[str, Any]) -> None:
+        self.bytes += spent["bytes_down"] + spent["bytes_up"]
+        self.device_s += spent["device_s"]
+
+
+def drive(
+    strategy: Strategy,
+    grid: LocalGrid,
+    arrays: ArrayRecord,
+    note: Note,
+    *,
+    seed: int,
+    rounds: int = ENDLESS,
+    updates: bool = False,
+    **how: Any,
+) -> Watch:
+    """Train on a grid until the note has enough; ``how`` is for ``Strategy.start``."""
+    random.seed(seed)  # Flower draws the nodes of a round from it
+    watch = Watch(strategy, note, updates=updates)
+    with suppress(Enough):
+        watch.start(grid, arrays, rounds, **how)
+    return watch
 
 
 def emulate(
@@ -61,36 +106,44 @@ def emulate(
     profiles: Sequence[DeviceProfile],
     run_config: dict[str, Any],
     *,
-    note: Note = lambda record: {},
+    note: Callable[[Moment], dict[str, Any]] = lambda moment: {},
     budget_s: float = inf,
     charged: bool = True,
     every: int = 1,
     arrays: ArrayRecord | None = None,
     train_config: dict[str, Any] | None = None,
     measure: Measure | None = None,
-) -> dict[str, list[Any]]:
-    """Train, and return the curve by columns.
+) -> Columns:
+    """Train what the apps train, and return the curve: a point where the model was measured.
 
-    The global model is measured every so many rounds or merges and after the last. The run ends
-    with the first round after ``budget_s`` of virtual time; profiling counts if it is ``charged``.
+    The global model is measured every so many rounds or merges and after the last; ``note`` adds
+    to a point. The run ends with the first round after ``budget_s`` of virtual time; profiling
+    counts if it is ``charged``.
     """
     measure, rounds = measure or central_evaluate(settings), settings.num_server_rounds
+    points: list[dict[str, Any]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         return measure(number, arrays) if number % every == 0 or number == rounds else None
 
-    random.seed(settings.seed)  # Flower draws the nodes of a round from it
-    curve = Curve(strategy, note, budget_s, charged)
+    def add(moment: Moment) -> None:
+        more, record, watch = note(moment), moment.record, moment.watch
+        if record["global"]:
+            point = {"round": moment.round, "virtual_s": moment.virtual_s}
+            point |= {"accuracy": record["global"]["accuracy"], "bytes": watch.bytes}
+            points.append(point | {"device_s": watch.device_s} | more)
+        free_s = 0.0 if charged else points[0]["virtual_s"]
+        if moment.virtual_s - free_s > budget_s:
+            raise Enough
+
     grid = LocalGrid(app, profiles, seed=settings.seed, run_config=run_config)
-    with suppress(Enough):
-        curve.start(
-            grid,
-            initial_arrays(settings) if arrays is None else arrays,
-            rounds,
-            train_config=ConfigRecord(train_config or {}),
-            evaluate_fn=evaluate,
-        )
-    return columns(curve.points)
+    first = initial_arrays(settings) if arrays is None else arrays
+    how: dict[str, Any] = {
+        "train_config": ConfigRecord(train_config or {}),
+        "evaluate_fn": evaluate,
+    }
+    drive(strategy, grid, first, add, seed=settings.seed, rounds=rounds, **how)
+    return rounded(columns(points))
 
 
 def with_last_classes(settings: Settings, count: int) -> Measure:
@@ -106,12 +159,3 @@ def with_last_classes(settings: Settings, count: int) -> Measure:
         return MetricRecord({"accuracy": float(right.mean()), "slow": float(right[slow].mean())})
 
     return evaluate
-
-
-def columns(points: list[Point]) -> dict[str, list[Any]]:
-    """Turn points into columns; figures with five places, None where a point has none."""
-    names = dict.fromkeys(name for point in points for name in point)
-    return {
-        name: [round(v, 5) if isinstance(v := p.get(name), float) else v for p in points]
-        for name in names
-    }

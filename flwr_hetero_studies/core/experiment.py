@@ -1,48 +1,18 @@
 """What an experiment of a paper is, what it claims and what we find."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_hetero.errors import check_count
+from flwr_hetero_studies.core.plan import Options
 
 PAPERS = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "pgd")
 CLAIMS = ("claim", "paper", "here", "")
 REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not run"
-EMBEDDED = {"images": "digits", "texts": "stdlib", "series": "series", "numbers": "breast-cancer"}
-"""Data that need no download, by their kind."""
 ENOUGH = 2 / 3
 """Share of a paper's factor from which ours counts as that factor."""
-
-T = TypeVar("T")
-
-
-class NotHereError(Exception):
-    """Raised by an experiment that this machine cannot run; the text says what is missing."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How an experiment is to be run."""
-
-    fast: bool = False
-    data: str = ""
-    seed: int = 0
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
-
-    def __post_init__(self) -> None:
-        check_count("seed", self.seed)
-
-    def pick(self, fast: T, full: T) -> T:
-        """Return the value of the form that was asked for."""
-        return fast if self.fast else full
-
-    def dataset(self, kind: str) -> str:
-        """Return the data that were given, else those of a kind that need no download."""
-        return self.data or EMBEDDED[kind]
 
 
 class Claim(NamedTuple):
@@ -77,7 +47,7 @@ class Curve(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Finding:
     """Our table beside the paper's numbers, and the claims that it decides."""
 
     head: Sequence[str]
@@ -92,6 +62,21 @@ class Outcome:
         held = sum(claim.holds for claim in self.claims)
         return REPRODUCED if held == len(self.claims) else PARTLY if held else NOT
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What the record keeps: metrics and curves."""
+        claims = [claim._asdict() | {"holds": bool(claim.holds)} for claim in self.claims]
+        metrics = {"verdict": self.verdict, "claims": claims, "head": [*self.head]}
+        metrics |= {"rows": [[plain(cell) for cell in row] for row in self.rows], "axes": self.axes}
+        curves = {name: {"x": [*map(float, c.x)], "y": [*map(float, c.y)]} for name, c in
+                  self.curves.items()}  # fmt: skip
+        return {"metrics": metrics, "curve": curves}
+
+
+def plain(cell: Any) -> Any:
+    """Return a cell as JSON knows it."""
+    return cell.item() if isinstance(cell, np.generic) else cell
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -100,7 +85,7 @@ class Experiment:
     paper: str
     name: str
     title: str
-    run: Callable[[Options], Outcome] | None = None
+    run: Callable[[Options], Finding] | None = None
     differs: str = ""
     """What is other than in the paper, also in the full form."""
     cut: str = ""

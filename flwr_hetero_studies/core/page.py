@@ -1,4 +1,4 @@
-"""A page of experiments: curves to look at, our tables beside the papers' numbers."""
+"""A page to open in a browser: curves to look at, our tables beside the papers' numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,51 +7,52 @@ from typing import Any
 from flwr_hetero.report.document import write_page
 from flwr_hetero.report.style import method_colours
 from flwr_hetero.report.tables import Table, text
-from flwr_hetero_studies.core.experiment import CLAIMS, Experiment, Outcome
+from flwr_hetero_studies.core.experiment import CLAIMS, Claim, Experiment
+from flwr_hetero_studies.core.record import Line
 
-Found = tuple[Experiment, Outcome]
+Found = tuple[Experiment, Line]
 
 
-def write(found: Sequence[Found], fast: bool, path: Path) -> Path:
+def write(found: Sequence[Found], path: Path) -> Path:
     """Write a page that needs no network; return its path."""
-    return write_page(page_data(found, fast), path)
-
-
-def page_data(found: Sequence[Found], fast: bool) -> dict[str, Any]:
-    """Return what the page shows, for JSON."""
     names = [f"{each.paper} {each.name}" for each, _ in found]
-    notes = [
-        f"{name}: {kind}: {note}"
-        for name, (each, outcome) in zip(names, found, strict=True)
-        for kind, note in each.notes(outcome.verdict, fast=fast).items()
-    ]
-    return {
+    named = list(zip(names, found, strict=True))
+    data = {
         "kind": "experiments",
         "title": names[0] if len(found) == 1 else f"{len(found)} experiments",
         "where": ", ".join(each.title for each, _ in found),
-        "sentences": [f"{n}: {o.verdict}." for n, (_, o) in zip(names, found, strict=True)],
-        "notes": notes,
-        "panels": [panel(each, outcome) for each, outcome in found if outcome.curves],
-        "tables": [table.data() for each, outcome in found for table in tables(each, outcome)],
+        "sentences": [f"{name}: {line['metrics']['verdict']}." for name, (_, line) in named],
+        "notes": [f"{name}: {note}" for name, one in named for note in notes_of(*one)],
+        "panels": [panel(each, line) for each, line in found if line["curve"]],
+        "tables": [table.data() for each, line in found for table in tables(each, line)],
     }
+    return write_page(data, path)
 
 
-def panel(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
+def notes_of(experiment: Experiment, line: Line) -> list[str]:
+    """Return what is to be said beside a verdict."""
+    fast = line["case"]["form"] == "fast"
+    notes = experiment.notes(line["metrics"]["verdict"], fast=fast)
+    return [f"{kind}: {note}" for kind, note in notes.items()]
+
+
+def panel(experiment: Experiment, line: Line) -> dict[str, Any]:
     """Return a chart of an experiment's curves."""
-    colours = method_colours(list(outcome.curves))
+    colours = method_colours(list(line["curve"]))
     traces = [
-        {"name": name, "x": [*curve.x], "y": [*curve.y], "mode": "lines", "line": {"color": colour}}
-        for (name, curve), colour in zip(outcome.curves.items(), colours, strict=True)
+        {"name": name, **curve, "mode": "lines", "line": {"color": colour}}
+        for (name, curve), colour in zip(line["curve"].items(), colours, strict=True)
     ]
-    x, y = outcome.axes
+    x, y = line["metrics"]["axes"]
     layout = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     title = f"{experiment.paper} {experiment.name}: {experiment.title}"
     return {"title": title, "traces": traces, "caption": "", "layout": layout}
 
 
-def tables(experiment: Experiment, outcome: Outcome) -> list[Table]:
+def tables(experiment: Experiment, line: Line) -> list[Table]:
     """Return what was measured, and what it says to the paper's claims."""
-    name = f"{experiment.paper} {experiment.name}"
-    measured = [[text(cell) for cell in row] for row in outcome.rows]
-    claims = [[text(cell) for cell in claim.cells] for claim in outcome.claims]
-    return [Table(name, outcome.head, measured), Table(f"{name}: claims", CLAIMS, claims)]
+    name, metrics = f"{experiment.paper} {experiment.name}", line["metrics"]
+    measured = [[text(cell) for cell in row] for row in metrics["rows"]]
+    claims = [[text(cell) for cell in Claim(**claim).cells] for claim in metrics["claims"]]
+    head, cells = metrics["head"], CLAIMS
+    return [Table(name, head, measured), Table(f"{name}: claims", cells, claims)]

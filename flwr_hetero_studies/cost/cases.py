@@ -22,8 +22,8 @@ from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import TierState, policy_probs, quantile_tiers
 from flwr_hetero.tifl.phase import Phase
 from flwr_hetero.tifl.tiers import Tiers
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.cost import memory, scale
 
 SETTINGS: dict[str, Any] = {"rounds": 100, "nodes": 1000, "megabytes": 1.0, "repeats": 7}
@@ -38,17 +38,17 @@ LAYOUTS = {
 """Parts of a model's size that each array takes."""
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs, each alone."""
     set_to = options.settings
     for nodes in (10**3, 10**4, 10**5, 10**6):
         case = {"experiment": "selection", "name": f"{nodes:,} nodes", "nodes": nodes}
-        yield Run(case | {"rounds": 2 * set_to["rounds"]}, alone=True)
+        yield Trial(case | {"rounds": 2 * set_to["rounds"]}, alone=True)
     case = {"experiment": "overhead", "name": "TiFL over FedAvg"}
-    yield Run(case | {key: set_to[key] for key in ("nodes", "megabytes", "repeats")}, alone=True)
+    yield Trial(case | {key: set_to[key] for key in ("nodes", "megabytes", "repeats")}, alone=True)
     for name in LAYOUTS:
         size = {"nodes": 50, "megabytes": 10 * set_to["megabytes"], "repeats": set_to["repeats"]}
-        yield Run({"experiment": "mean", "name": name, **size}, alone=True)
+        yield Trial({"experiment": "mean", "name": name, **size}, alone=True)
     yield from scale.plan(set_to["rounds"])
     yield from memory.plan(options)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from flwr_hetero.fleet import RealFleet, named_fleet
 from flwr_hetero.fleet.throttle import children
 from flwr_hetero_studies.core.apps import APPS
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.faults.experiment import Experiment
 
 IMAGES = (320, 80)
@@ -17,9 +17,9 @@ IMAGES = (320, 80)
 IDLE = ("SuperNode", "its executor", "SuperLink")
 
 
-def plan(options: Options) -> Iterator[Run]:
+def plan(options: Options) -> Iterator[Trial]:
     for name in (*IDLE, "ClientApp, cnn, batch 16", "ClientApp, resnet18, batch 16"):
-        yield Run({"experiment": "memory", "name": name, "data": options.data}, alone=True)
+        yield Trial({"experiment": "memory", "name": name, "data": options.data}, alone=True)
 
 
 def run(case: Case, data: Data) -> dict[str, float]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, metric
+from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core.record import Line, metric
 
 SELECTION = {"mean_ms": "{:.2f}", "median_ms": "{:.2f}", "most_ms": "{:.1f}"}
 MEAN = {
@@ -97,7 +97,7 @@ def scale(lines: list[Line], path: Path) -> dict[str, Any]:
     some = [line for line in lines if line not in every]
     text, panels, steepest = "", {}, 0.0
     for own, title in ((some, "{cohort} nodes train a round"), (every, "all nodes train a round")):
-        groups = tables.by(own, "strategy")
+        groups = record.by(own, "strategy")
         if not groups or min(map(len, groups.values())) < 2:
             continue
         title, curves = title.format(**own[0]["case"]), {}
@@ -112,15 +112,15 @@ def scale(lines: list[Line], path: Path) -> dict[str, Any]:
     if not panels:
         return {}
     labels = ("nodes in the fleet", "CPU seconds")
-    tables.draw(panels, path, *labels, xscale="log", yscale="log")
+    plots.draw(panels, path, *labels, xscale="log", yscale="log")
     verdict = "nothing is quadratic" if steepest < 1.5 else "SOMETHING GROWS TOO FAST"
     return {"scale": text, "steepest": steepest, "verdict": verdict}
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
-    groups = tables.by(lines, "experiment")
-    parts: dict[str, Any] = {f"{k}_versions": tables.software(own) for k, own in groups.items()}
+    groups = record.by(lines, "experiment")
+    parts: dict[str, Any] = {f"{k}_versions": record.software(own) for k, own in groups.items()}
     for name, section in (("selection", selection), ("overhead", overhead), ("mean", means)):
         if name in groups:
             parts |= {name: section(groups[name]), f"{name}_case": groups[name][0]["case"]}

@@ -21,8 +21,8 @@ from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, TiFL
-from flwr_hetero_studies.core.bench import Run
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Trial
+from flwr_hetero_studies.core.record import Case
 
 DIM, UNITS, COHORT, ALL_ROUNDS = 20, 4, 50, 3
 SIZES = (100, 1000, 10_000)
@@ -48,14 +48,14 @@ STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
 }
 
 
-def plan(rounds: int) -> Iterator[Run]:
+def plan(rounds: int) -> Iterator[Trial]:
     """Yield runs with some of the nodes a round, and with all."""
     for nodes in SIZES:
         for strategies, cohort, number in ((SELECTED, COHORT, rounds), (EVERYBODY, 0, ALL_ROUNDS)):
             for strategy in strategies:
                 name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
                 case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
-                yield Run(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
+                yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
 
 
 class Nodes:

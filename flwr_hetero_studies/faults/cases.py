@@ -23,8 +23,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, RealFleet
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.faults import costs, engines, influence, scenarios, soak
 from flwr_hetero_studies.faults.experiment import TOY_APP, Experiment, durations
 
@@ -43,14 +43,14 @@ EXAMPLES = 100
 """What a node of the toy app reports as its work."""
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs; real fleets are alone on the machine."""
     sizes = options.settings
     for name in (*costs.SCENARIOS, *costs.OUTAGES):
-        yield Run({"experiment": "process", "name": name}, alone=True)
+        yield Trial({"experiment": "process", "name": name}, alone=True)
     for name in soak.STRATEGIES:
         soaked = {"rounds": sizes[name], "nodes": sizes["nodes"]}
-        yield Run({"experiment": "soak", "name": name, **soaked}, alone=True)
+        yield Trial({"experiment": "soak", "name": name, **soaked}, alone=True)
     for wrapper in influence.WRAPPERS:
         for lie in influence.LIES:
             if lie == influence.LARGE_LOSS and wrapper not in influence.BY_LOSS:
@@ -58,11 +58,11 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             for seed in options.seeds_or(range(5 if lie == "honest" else 3)):
                 for liars in LIARS.get(lie, (1,)):
                     case = {"experiment": "influence", "name": f"{wrapper}: {lie}", "liars": liars}
-                    yield Run(case | {"rounds": sizes["lies"], "checks": sizes["checks"]}, seed)
+                    yield Trial(case | {"rounds": sizes["lies"], "checks": sizes["checks"]}, seed)
     case = {"experiment": "prediction", "name": "three CPU shares", "work": sizes["work"]}
-    yield Run(case | {"rounds": sizes["messages"]}, alone=True)
+    yield Trial(case | {"rounds": sizes["messages"]}, alone=True)
     case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
-    yield Run(case | {"rounds": sizes["updates"]}, alone=True)
+    yield Trial(case | {"rounds": sizes["updates"]}, alone=True)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line
+from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core.record import Line
 
 SETTLED = 0.2
 """Part of the soak after which memory is compared: before it, nodes are still met for the first
@@ -28,7 +28,7 @@ PREDICTION = ["CPU share", "emulated", "device's report", "constant", "predicted
 def process(lines: Sequence[Line]) -> dict[str, Any]:
     """Tabulate the faults of real processes."""
     faults = [fault for line in lines for fault in line["metrics"]["faults"]]
-    loads = tables.metric(lines, "load")
+    loads = record.metric(lines, "load")
     usual = sorted({fault["usual_round_s"] for fault in faults if "usual_round_s" in fault})
     rows = []
     for fault in faults:
@@ -60,7 +60,7 @@ def soak(lines: Sequence[Line], path: Path) -> dict[str, Any]:
         panels["memory"][name] = (done, curve["resident_mb"])
         panels["failures"][name] = (done[1:], failures)
     labels = ("part of the run", ("resident MB", "failures a round"))
-    tables.draw(panels, path, *labels, columns=1, size=(7, 2), ylim=(0, None))
+    plots.draw(panels, path, *labels, columns=1, size=(7, 2), ylim=(0, None))
     columns = [endured(line) for line in lines]
     rows = [[what, *(column[what] for column in columns)] for what in columns[0]]
     return {"soak": tables.table(["what", *(line["case"]["name"] for line in lines)], rows)}
@@ -117,19 +117,19 @@ def prediction(lines: Sequence[Line]) -> dict[str, Any]:
 def influence(lines: Sequence[Line]) -> dict[str, Any]:
     """Tabulate what lies gain without and with the checks, and what these cost honest runs."""
     shares, honest = [], []
-    for (name, liars), own in tables.by(lines, "name", "liars").items():
+    for (name, liars), own in record.by(lines, "name", "liars").items():
         wrapper, _, lie = name.partition(": ")
-        off, on = tables.of(own, checks="off"), tables.of(own, checks="on")
+        off, on = record.of(own, checks="off"), record.of(own, checks="on")
         if lie == "honest" and off:
-            off = tables.of(own, checks="before") or off
-            pairs = tables.pairs(on, off)
+            off = record.of(own, checks="before") or off
+            pairs = record.pairs(on, off)
             lost = [100 * (b["metrics"]["accuracy"] - a["metrics"]["accuracy"]) for a, b in pairs]
-            accuracy = [tables.percent(mean(tables.metric(x, "accuracy"))) for x in (off, on)]
+            accuracy = [tables.percent(mean(record.metric(x, "accuracy"))) for x in (off, on)]
             if lost:
                 honest.append([wrapper, len(lost), *accuracy, tables.extent(lost, "{:+.1f}")])
             continue
         cells = [cell for version in (off, on) for cell in cells_of(version, lie)]
-        seeds = len(tables.seeds(on)) if on else len(tables.seeds(off))
+        seeds = len(record.seeds(on)) if on else len(record.seeds(off))
         shares.append([lie if liars == 1 else f"{lie}, six nodes", wrapper, seeds, *cells])
     order = {row[0]: i for i, row in reversed(list(enumerate(shares)))}
     shares.sort(key=lambda row: order[row[0]])
@@ -143,10 +143,10 @@ def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
     """Write the liars' share or, of silent nodes, the time; the others' steps; the accuracy."""
     if not lines:
         return [""] * 3
-    means = {n: mean(tables.metric(lines, n)) for n in ("virtual_s", "share", "accuracy", "ended")}
+    means = {n: mean(record.metric(lines, n)) for n in ("virtual_s", "share", "accuracy", "ended")}
     share = f"{means['virtual_s']:.0f} s" if lie == "never answers" else f"{means['share']:.3f}"
     accuracy = tables.percent(means["accuracy"]) if means["ended"] == 1 else "**run lost**"
-    steps = [count for count in tables.metric(lines, "steps") if count is not None]
+    steps = [count for count in record.metric(lines, "steps") if count is not None]
     return [share, f"{mean(steps):.1f}" if steps else "", accuracy]
 
 
@@ -169,8 +169,8 @@ def engines(lines: Sequence[Line]) -> dict[str, Any]:
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
     parts: dict[str, Any] = {}
-    for name, own in tables.by(lines, "experiment").items():
-        parts[f"{name}_versions"] = tables.software(own, "flwr", "python")
+    for name, own in record.by(lines, "experiment").items():
+        parts[f"{name}_versions"] = record.software(own, "flwr", "python")
         parts[f"{name}_case"] = own[0]["case"]
         if name == "soak":
             parts |= soak(own, folder / "soak.png")

@@ -13,9 +13,9 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr_hetero.fleet import named_fleet
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import BiasedLocalSGD, RandomSelection, TiFL
-from flwr_hetero_studies.core.bench import Data, Options, Run
 from flwr_hetero_studies.core.emulate import emulate, with_last_classes
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.tasks import Settings, evaluate_node, train_node
 
 NODES, PER_ROUND, SLOW_CLASSES = 20, 3, 2
@@ -61,13 +61,13 @@ BUILD: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield every setting on both partitions, seed by seed."""
     for seed in options.seeds_or(range(5)):
         for partition in PARTITIONS:
             for name in BUILD:
                 case = {"experiment": f"{options.data}, {partition}", "name": name}
-                yield Run(case | dict(options.settings), seed, {"partition": partition})
+                yield Trial(case | dict(options.settings), seed, {"partition": partition})
 
 
 def run(case: Case, seed: int, data: Data, partition: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def run(case: Case, seed: int, data: Data, partition: str) -> dict[str, Any]:
         BUILD[case["name"]](case["fast-steps"], seed),
         named_fleet("paper-5", NODES),
         run_config,
-        note=lambda record: {"slow": record["global"].get("slow")},
+        note=lambda moment: {"slow": moment.record["global"].get("slow")},
         measure=with_last_classes(settings, SLOW_CLASSES),
     )
     return {"metrics": {"accuracy": curve["accuracy"][-1]}, "curve": curve}

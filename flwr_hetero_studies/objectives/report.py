@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, Vector
+from flwr_hetero_studies.core import curves, plots, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.record import Line
 
 BASE, LAST, MARGIN = "FedAvg", 10, 0.02
 HEAD = ["setting", "all classes", "last two", "last two, to FedAvg", "device-seconds",
@@ -17,12 +18,12 @@ HEAD = ["setting", "all classes", "last two", "last two, to FedAvg", "device-sec
 
 def ends(lines: Sequence[Line], name: str) -> list[float]:
     """Return the mean of the last rounds of each run, in %."""
-    return [100 * tables.last(line, name, LAST) for line in lines]
+    return [100 * curves.last(line, name, LAST) for line in lines]
 
 
 def row(name: str, lines: Sequence[Line], base: Sequence[Line]) -> list[str]:
     """One setting, seed by seed beside FedAvg."""
-    pairs = tables.pairs(lines, base)
+    pairs = record.pairs(lines, base)
     differences = [ends([own], "slow")[0] - ends([its], "slow")[0] for own, its in pairs]
     cells = [tables.extent(ends(lines, key), "{:.1f}") for key in ("accuracy", "slow")]
     costs = [f"{mean(x['curve'][key][-1] for x in lines):.0f}" for key in ("device_s", "virtual_s")]
@@ -36,7 +37,7 @@ def losers(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _mean_gap(lines: Sequence[Line], base: Sequence[Line]) -> float:
-    pairs = tables.pairs(lines, base)
+    pairs = record.pairs(lines, base)
     return mean(ends([own], "slow")[0] - ends([its], "slow")[0] for own, its in pairs)
 
 
@@ -44,33 +45,33 @@ def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
     """Return accuracy against virtual time, smoothed over five rounds, mean over seeds."""
     clocks = [np.asarray(line["curve"]["virtual_s"], float) for line in lines]
     grid_s = np.geomspace(1.0, min(clock[-1] for clock in clocks), 200)
-    smoothed = [tables.smooth(line["curve"][name], 5) for line in lines]
+    smoothed = [curves.smooth(line["curve"][name], 5) for line in lines]
     values = [np.interp(grid_s, x, y) for x, y in zip(clocks, smoothed, strict=True)]
     return grid_s, 100 * np.mean(values, axis=0)
 
 
 def section(name: str, lines: list[Line]) -> str:
     """Write one task's part of the page."""
-    runs = tables.by(lines, "name")
+    runs = record.by(lines, "name")
     rows = [row(each, own, runs[BASE]) for each, own in runs.items()]
     lost = losers([(each, own, runs[BASE]) for each, own in runs.items()])
-    seeds = ", ".join(map(str, tables.seeds(lines)))
+    seeds = ", ".join(map(str, record.seeds(lines)))
     return (
-        f"## {name}\n\nSeeds {seeds}; {tables.software(lines)}.\n\n{tables.table(HEAD, rows)}\n"
+        f"## {name}\n\nSeeds {seeds}; {record.software(lines)}.\n\n{tables.table(HEAD, rows)}\n"
         f"More than 2 points below FedAvg on the last two classes: {lost}.\n\n"
     )
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure of the first two tasks."""
-    groups = tables.by(lines, "experiment")
+    groups = record.by(lines, "experiment")
     panels = {
         f"{name}: the last two classes": {
-            each: curve(own, "slow") for each, own in tables.by(own_lines, "name").items()
+            each: curve(own, "slow") for each, own in record.by(own_lines, "name").items()
         }
         for name, own_lines in list(groups.items())[:2]
     }
     labels = ("virtual time in seconds", "test accuracy in %")
-    tables.draw(panels, folder / "curves.png", *labels, xscale="log")
+    plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = "".join(section(name, own) for name, own in groups.items())
     return lines[0]["case"] | {"sections": sections}

@@ -13,10 +13,10 @@ import numpy as np
 
 from flwr_hetero.fleet import DeviceProfile, named_fleet
 from flwr_hetero.strategy import SamplerFacts
-from flwr_hetero_studies.core import tables
+from flwr_hetero_studies.core import curves, record
 from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line, of
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line, of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN, Method, best_of, trials_of
 from flwr_hetero_studies.race.node import IN_TORCH, NUMPY, Task
 from flwr_hetero_studies.race.watch import WINDOWS, Limits, race
@@ -130,13 +130,13 @@ TUNED = {"stdlib": "texts", "cifar10": "CIFAR-10"}
 OTHER_RATES = {"stdlib": (1.0, 0.5, 2.0), "cifar10": (0.05, 0.025, 0.1)}
 """Learning rates tried there: a bag of words wants larger ones, four times as many inputs less."""
 TUNED_AT = (5, 20)
-Trial = tuple[float, Any, Any]
+Choice = tuple[float, Any, Any]
 
 
 # --- plan ----------------------------------------------------------------------------------
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield the yardsticks, then what is tuned, then the race, as far as is known what to run."""
     for cell_name, cell in CELLS.items():
         if cell.data != options.data and options.data != "digits":
@@ -163,20 +163,20 @@ def yardsticks(
 ) -> dict[int, Line]:
     """Return FedAvg's long runs by seed, as far as they are there."""
     case = yardstick_case(kind, cell, options, rate)
-    return tables.by_seed(of(lines, **case))
+    return record.by_seed(of(lines, **case))
 
 
 def yardstick_case(kind: str, cell: str, options: Options, rate: float) -> Case:
     return case_of(kind, cell, YARDSTICK_AT_WORK, "yardstick", options, rate=rate)
 
 
-def tuning(cell: str, options: Options, lines: list[Line]) -> Iterator[Run]:
+def tuning(cell: str, options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield the next trials on the validation split."""
     rate = METHODS[BASE].rates[0] if cell == MAIN else OTHER_RATES[CELLS[cell].data][0]
     seeds = development(cell, options)
     known = yardsticks("tuning: ", cell, options, lines, rate)
     for seed in seeds:
-        yield Run(yardstick_case("tuning: ", cell, options, rate), seed, {"split": "valid"})
+        yield Trial(yardstick_case("tuning: ", cell, options, rate), seed, {"split": "valid"})
     if not all(seed in known for seed in seeds):
         return
     nodes = CELLS[cell].nodes
@@ -190,7 +190,7 @@ def tuning(cell: str, options: Options, lines: list[Line]) -> Iterator[Run]:
                 case = case_of("tuning: ", cell, at_work, name, options, trial=list(trial))
                 for seed in development(cell, options):
                     limits = known[seed]["metrics"]["limits"]
-                    yield Run(case, seed, {"split": "valid", "limits": limits})
+                    yield Trial(case, seed, {"split": "valid", "limits": limits})
 
 
 def method_in(
@@ -214,7 +214,7 @@ def development(cell: str, options: Options) -> list[int]:
 
 def scores(
     cell: str, at_work: int, name: str, options: Options, lines: list[Line]
-) -> dict[Trial, float]:
+) -> dict[Choice, float]:
     """Return the score of each trial of which all seeds are there: its best window's."""
     return {trial: min(by.values()) for trial, by in window_scores(
         cell, at_work, name, options, lines).items()}  # fmt: skip
@@ -222,17 +222,17 @@ def scores(
 
 def window_scores(
     cell: str, at_work: int, name: str, options: Options, lines: list[Line]
-) -> dict[Trial, dict[int, float]]:
+) -> dict[Choice, dict[int, float]]:
     """Return each trial's mean score by the window of averaging, less is better."""
     seeds = development(cell, options)
     wanted = {"experiment": f"tuning: {cell}, {at_work} at work", "name": name, **options.settings}
-    found: dict[Trial, list[Line]] = {}
+    found: dict[Choice, list[Line]] = {}
     for line in of(lines, **wanted):
         found.setdefault(tuple(line["case"]["trial"]), []).append(line)
     return {
         trial: {w: float(np.mean([score_of(x, str(w)) for x in own])) for w in windows_of(name)}
         for trial, own in found.items()
-        if tables.seeds(own) == seeds
+        if record.seeds(own) == seeds
     }
 
 
@@ -250,7 +250,7 @@ def score_of(line: Line, window: str) -> float:
 
 def choice(
     cell: str, at_work: int, name: str, options: Options, lines: list[Line]
-) -> tuple[Trial, int] | None:
+) -> tuple[Choice, int] | None:
     """Return what was tuned for a method: a trial and a window; None while trials are left."""
     source = TUNED.get(CELLS[cell].data, MAIN)
     nearest = min(TUNED_AT, key=lambda count: abs(log(count / at_work)))
@@ -263,7 +263,7 @@ def choice(
     return best, min(by, key=lambda window: by[window])
 
 
-def racing(name: str, cell: Cell, options: Options, lines: list[Line]) -> Iterator[Run]:
+def racing(name: str, cell: Cell, options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield the runs of a cell whose settings are tuned."""
     base = choice(name, 5, BASE, options, lines)
     if base is None:
@@ -273,7 +273,7 @@ def racing(name: str, cell: Cell, options: Options, lines: list[Line]) -> Iterat
     known = yardsticks("", name, options, lines, rate)
     for seed in seeds:
         given = {"split": "test", "window": window}
-        yield Run(yardstick_case("", name, options, rate), seed, given)
+        yield Trial(yardstick_case("", name, options, rate), seed, given)
     for at_work in cell.at_work:
         for method in cell.methods or METHODS:
             chosen = None
@@ -286,10 +286,10 @@ def racing(name: str, cell: Cell, options: Options, lines: list[Line]) -> Iterat
             case = case_of("", name, at_work, method, options, **more)
             for seed in (seed for seed in seeds if seed in known):
                 limits = known[seed]["metrics"]["limits"]
-                yield Run(case, seed, {"split": "test", "limits": limits})
+                yield Trial(case, seed, {"split": "test", "limits": limits})
 
 
-def parts(options: Options, lines: list[Line]) -> Iterator[Run]:
+def parts(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield our setting with the samplers and orders of other papers."""
     chosen = choice(MAIN, PARTS_AT, OURS, options, lines)
     if chosen is None:
@@ -301,7 +301,7 @@ def parts(options: Options, lines: list[Line]) -> Iterator[Run]:
         for yard in (x for x in yards if not x["case"]["experiment"].startswith("tuning")):
             if yard["seed"] < PARTS_SEEDS:
                 given = {"split": "test", "limits": yard["metrics"]["limits"]}
-                yield Run(case, yard["seed"], given)
+                yield Trial(case, yard["seed"], given)
 
 
 # --- run -----------------------------------------------------------------------------------
@@ -366,10 +366,10 @@ def scores_of(curve: dict[str, list[float]], limits: dict[str, float]) -> dict[s
     """Return the mean logarithm of the times to the levels, by window; never: twice all time."""
     result = {}
     for window in WINDOWS:
-        values = tables.smooth(curve[f"all/{window}"], SMOOTHED)[SMOOTHED - 1 :]
+        values = curves.smooth(curve[f"all/{window}"], SMOOTHED)[SMOOTHED - 1 :]
         times = []
         for level in LEVELS:
-            place = tables.reached(values, limits["end"] + level)
+            place = curves.reached(values, limits["end"] + level)
             never = 2 * limits["virtual_s"]
             at_s = never if np.isnan(place) else curve["virtual_s"][int(place) + SMOOTHED - 1]
             times.append(log(max(at_s, 1e-9)))

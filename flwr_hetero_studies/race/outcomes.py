@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, Vector
+from flwr_hetero_studies.core import curves, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race import cases
 from flwr_hetero_studies.race.methods import OURS, OWN
 
@@ -33,7 +34,7 @@ NEVER = Outcome(inf, inf, inf, inf)
 
 def smooth(line: Line, name: str = "all") -> Vector:
     """Average each value with those just before it; the first few have no such mean."""
-    return tables.smooth(line["curve"][name], cases.SMOOTHED)[cases.SMOOTHED - 1 :]
+    return curves.smooth(line["curve"][name], cases.SMOOTHED)[cases.SMOOTHED - 1 :]
 
 
 def column(line: Line, name: str) -> Vector:
@@ -42,7 +43,7 @@ def column(line: Line, name: str) -> Vector:
 
 def reach(line: Line, target: float) -> Outcome:
     """Return what a target took: the first look at which the mean is there."""
-    place = tables.reached(smooth(line), target)
+    place = curves.reached(smooth(line), target)
     if np.isnan(place):
         return NEVER
     names = ("virtual_s", "bytes", "device_s", "examples")
@@ -50,7 +51,7 @@ def reach(line: Line, target: float) -> Outcome:
 
 
 def end(line: Line, name: str = "all") -> float:
-    return tables.last(line, name, cases.SMOOTHED)
+    return curves.last(line, name, cases.SMOOTHED)
 
 
 def as_run(line: Line, window: int) -> Line:
@@ -157,7 +158,7 @@ def duel(runs: Mapping[str, Sequence[Line]], yard: Mapping[int, Line], shift: fl
     if OURS not in runs or not others:
         return None
     rival = min(others, key=lambda name: rank(others[name], yard, shift))
-    pairs = tables.pairs(runs[OURS], others[rival])
+    pairs = record.pairs(runs[OURS], others[rival])
     ratios = [
         at_least_s(theirs, yard[own["seed"]], shift) / time_s(own, yard[own["seed"]], shift)
         for own, theirs in pairs
@@ -170,7 +171,7 @@ def duel(runs: Mapping[str, Sequence[Line]], yard: Mapping[int, Line], shift: fl
 
 def against(base: Sequence[Line], runs: Sequence[Line], yard: Mapping[int, Line]) -> list[str]:
     """Compare runs with others of the same seeds: times sooner to the first target, and points."""
-    shift, pairs = cases.TARGETS[0], tables.pairs(runs, base)
+    shift, pairs = cases.TARGETS[0], record.pairs(runs, base)
     ratios = [
         at_least_s(theirs, yard[own["seed"]], shift) / time_s(own, yard[own["seed"]], shift)
         for own, theirs in pairs

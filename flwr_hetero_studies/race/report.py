@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.bench import Options
-from flwr_hetero_studies.core.tables import Line, Vector
+from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.plan import Options
+from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race import cases
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN
 from flwr_hetero_studies.race.outcomes import (
@@ -68,12 +69,12 @@ def settings_of(lines: Sequence[Line]) -> dict[str, Any]:
 def counted(lines: Sequence[Line]) -> str:
     """Compare what the history says of bytes and device-seconds with what the fleet has counted."""
     rows = []
-    for name, own in tables.by(lines, "name").items():
+    for name, own in record.by(lines, "name").items():
         ratios = [
             [x["metrics"][f"said_{key}"] / x["metrics"][key] for x in own]
             for key in ("bytes", "device_s")
         ]
-        above = tables.extent([100 * value for value in tables.metric(own, "above")], "{:.1f}")
+        above = tables.extent([100 * value for value in record.metric(own, "above")], "{:.1f}")
         rows.append([name, *(tables.extent(each, "{:.3f}") for each in ratios), above])
     return tables.table(["method", "bytes", "device-seconds", "time above in %"], rows)
 
@@ -96,14 +97,14 @@ def tables_of(lines: Sequence[Line]) -> list[Table]:
     """Group the race by cell and nodes at work, each with its yardsticks."""
     race = [line for line in lines if not line["case"]["experiment"].startswith(TUNING)]
     found, yards = [], {}
-    for cell, own in tables.by(tables.of(race, name=YARDSTICK), "cell").items():
+    for cell, own in record.by(record.of(race, name=YARDSTICK), "cell").items():
         window = next(
             line["case"]["window"] for line in race if "window" in line["case"]
             and line["case"]["cell"] == cell and line["case"]["name"] == BASE
         )  # fmt: skip
         yards[cell] = {line["seed"]: as_run(line, window) for line in own}
-    for (cell, at_work), own in tables.by(race, "cell", "at_work").items():
-        runs = {name: x for name, x in tables.by(own, "name").items() if name != YARDSTICK}
+    for (cell, at_work), own in record.by(race, "cell", "at_work").items():
+        runs = {name: x for name, x in record.by(own, "name").items() if name != YARDSTICK}
         if runs:
             found.append(Table(cell, at_work, runs, yards[cell]))
     order = list(cases.CELLS)
@@ -218,7 +219,7 @@ def picture(found: Sequence[Table], path: Path) -> None:
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         drawn = [chosen_lines(each) for each in panels]
         names = dict.fromkeys([YARDSTICK, *(name for lines in drawn for name in lines)])
-        look = dict(tables.looks(names))
+        look = dict(plots.looks(names))
         for each, lines, ax in zip(panels, drawn, axes, strict=True):
             for name, own in {YARDSTICK: list(each.yard.values()), **lines}.items():
                 grid_s, middle, low, high = band(own)
@@ -265,7 +266,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         "num_tuning": len(lines) - len(race),
         "num_runs": len(race),
         "core_s": round(sum(line["metrics"]["took_s"] for line in lines)),
-        "software": tables.software(lines),
+        "software": record.software(lines),
     }
     picture(found, folder / "race.png")
     cells = dict.fromkeys(each.cell for each in found)
@@ -273,7 +274,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     parts |= duels(found) | {"decisions": decisions(found)}
     parts |= {"cells": "".join(sections), "counted": counted(race), "tuned": tuned(lines)}
     if shared := [line for line in race if line["case"]["experiment"].startswith(PARTS)]:
-        yard, runs = found[0].yard, tables.by(shared, "name")
+        yard, runs = found[0].yard, record.by(shared, "name")
         parts["parts"] = tables.table(HEAD, [row(name, own, yard) for name, own in runs.items()])
         base, *others = runs
         rows = [[name, *against(runs[base], runs[name], yard)] for name in others]

@@ -19,7 +19,8 @@ from flwr_hetero.client.emulation import work
 from flwr_hetero.fleet import Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.strategy import FedSlice, Wrapper
-from flwr_hetero_studies.core.emulate import Enough, columns
+from flwr_hetero_studies.core.curves import columns, rounded
+from flwr_hetero_studies.core.emulate import Enough
 from flwr_hetero_studies.race.methods import OWN_AVERAGE
 from flwr_hetero_studies.race.node import Task, client_app, first_model, parts, predict, splits
 
@@ -226,4 +227,4 @@ def race(
     counted = {"bytes": grid.bytes, "device_s": round(grid.device_s, 3)}
     counted |= {"examples": round(grid.examples, 1), "messages": grid.messages}
     counted["above"] = round(grid.share_above(at_work, watch.points[-1]["virtual_s"]), 5)
-    return {"metrics": counted | said | {"failed": failed}, "curve": columns(watch.points)}
+    return {"metrics": counted | said | {"failed": failed}, "curve": rounded(columns(watch.points))}

@@ -22,8 +22,8 @@ from flwr_hetero.sampler import (
     SampledLoss,
     UniformSampler,
 )
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line, of
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line, of
 from flwr_hetero_studies.samplers.bounds import BOUNDS
 from flwr_hetero_studies.samplers.tasks import TASKS, Task, make_data, split
 from flwr_hetero_studies.tasks import make_model
@@ -58,22 +58,22 @@ ORDERS = ("d-rr", "id-grab", "id-grab-mean", "shuffle-once")
 """Orders of one node without a server; ``d-rr`` is random reshuffling."""
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield prices first, then the grid, then the race with what the grid found best."""
     for name, task in TASKS.get(options.data, {}).items():
         case = {"experiment": "price", "name": name}
-        yield Run(case | {"model": task.model, "batch-size": task.size}, alone=True)
+        yield Trial(case | {"model": task.model, "batch-size": task.size}, alone=True)
         if task.rates and (found := of(lines, **case)):
             yield from plan_task(name, task, options, lines, found[0])
     if options.data == "digits":
         for name in ORDERS:
             for seed in options.seeds_or(range(3)):
-                yield Run({"experiment": "order", "name": name, "epochs": 30}, seed)
+                yield Trial({"experiment": "order", "name": name, "epochs": 30}, seed)
 
 
 def plan_task(
     name: str, task: Task, options: Options, lines: list[Line], price: Line
-) -> Iterator[Run]:
+) -> Iterator[Trial]:
     """Yield a task's grid, unless there is nothing to choose, and its race."""
     own, known = settings_of(name, options), settings_of(task.tuned_on or name, options)
     for method in [*METHODS, *BOUNDS]:
@@ -83,7 +83,7 @@ def plan_task(
         rates = task.rates if method in METHODS else (*task.rates, 2 * task.rates[-1])
         for rate in rates if own == known and len(task.rates) > 1 else ():
             case = {"experiment": "grid", "name": method, "rate": rate}
-            yield Run(case | own, DEVELOPMENT, given)
+            yield Trial(case | own, DEVELOPMENT, given)
         if len(tried) < len(rates) and len(task.rates) > 1:
             continue
         best = {method: best_rate(tried, "averaged") or task.rates[0]}
@@ -93,7 +93,7 @@ def plan_task(
             if each != LAST or rate != best[BASE]:  # else it is the base
                 for seed in options.seeds_or(range(task.seeds)):
                     case = {"experiment": "race", "name": each, "rate": rate}
-                    yield Run(case | own, seed, given)
+                    yield Trial(case | own, seed, given)
 
 
 def best_rate(tried: list[Line], readout: str) -> float:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, Vector
+from flwr_hetero_studies.core import curves, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.samplers.bounds import BOUNDS, DOUBLE, NORMS
 from flwr_hetero_studies.samplers.cases import AGAIN, BASE, LAST, final, fixed_share, own_share
 
@@ -35,14 +36,14 @@ PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "
 
 def smooth(line: Line, readout: str) -> Vector:
     """Average each evaluation with the two before it."""
-    return tables.smooth(line["curve"][readout], WINDOW)
+    return curves.smooth(line["curve"][readout], WINDOW)
 
 
 def time_to(line: Line, target: float, readout: str) -> float:
     """Return when a run reached a target; at its end if it never did."""
-    place = tables.reached(smooth(line, readout), target, between=True)
+    place = curves.reached(smooth(line, readout), target, between=True)
     times = line["curve"]["cost"]
-    return tables.at(times, place) if np.isfinite(place) else float(times[-1])
+    return curves.at(times, place) if np.isfinite(place) else float(times[-1])
 
 
 def gains(own: list[Line], base: list[Line], readout: str, of_base: str = "") -> list[float]:
@@ -56,15 +57,15 @@ def gains(own: list[Line], base: list[Line], readout: str, of_base: str = "") ->
     goals = [end - less for less in GOALS]
     return [
         geometric_mean(time_to(its, g, of_base) / time_to(line, g, readout) for g in goals)
-        for line, its in tables.pairs(own, base)
+        for line, its in record.pairs(own, base)
     ]
 
 
 def rows(lines: list[Line]) -> list[list[Any]]:
     """Write a row per task and sampler."""
     found = []
-    for task, runs in tables.by(lines, "task").items():
-        methods = tables.by(runs, "name")
+    for task, runs in record.by(lines, "task").items():
+        methods = record.by(runs, "name")
         for name, own in methods.items():
             cells: list[Any] = [task, f"{name} (gone)" if name == GONE else name]
             cells.append(own[0]["case"]["rate"])
@@ -72,7 +73,7 @@ def rows(lines: list[Line]) -> list[list[Any]]:
                 ends = [100 * final(line, readout) for line in own]
                 cells += [tables.extent(gains(own, methods[BASE], readout), "{:.2f}")]
                 cells += [tables.extent(ends, "{:.1f}")]
-            found.append([*cells, f"{mean(tables.metric(own, 'examples_a_step')):.1f}"])
+            found.append([*cells, f"{mean(record.metric(own, 'examples_a_step')):.1f}"])
     return found
 
 
@@ -87,8 +88,8 @@ class Outcome(NamedTuple):
 def outcomes(lines: list[Line]) -> dict[str, dict[str, Outcome]]:
     """Return task by task what each method gains."""
     found: dict[str, dict[str, Outcome]] = {}
-    for task, runs in tables.by(lines, "task").items():
-        methods = tables.by(runs, "name")
+    for task, runs in record.by(lines, "task").items():
+        methods = record.by(runs, "name")
         ends = {n: mean(100 * final(x, "averaged") for x in own) for n, own in methods.items()}
         found[task] = {
             name: Outcome(
@@ -143,8 +144,8 @@ def half_bound(line: Line) -> float:
 def averaging(lines: list[Line]) -> dict[str, Any]:
     """Hold uniform sampling's averaged model against its last one, each at the rate it likes."""
     found, cells = [], []
-    for task, runs in tables.by(lines, "task").items():
-        methods = tables.by(runs, "name")
+    for task, runs in record.by(lines, "task").items():
+        methods = record.by(runs, "name")
         own, base = methods[BASE], methods.get(LAST, methods[BASE])
         gained = gains(own, base, "averaged", "accuracy")
         found.append(geometric_mean(gained))
@@ -162,8 +163,8 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
 def last_models(lines: list[Line]) -> dict[str, str]:
     """Return what Mercury gains by the last model, and on which tasks that ends a point lower."""
     gained, lower = [], []
-    for task, runs in tables.by(lines, "task").items():
-        methods = tables.by(runs, "name")
+    for task, runs in record.by(lines, "task").items():
+        methods = record.by(runs, "name")
         gained.append(geometric_mean(gains(methods["mercury"], methods[BASE], "accuracy")))
         ends = [100 * mean(final(x, "accuracy") for x in methods[n]) for n in (BASE, "mercury")]
         if ends[0] - ends[1] >= 1.0:
@@ -190,28 +191,28 @@ def prices(lines: list[Line]) -> str:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page."""
-    groups = tables.by(lines, "experiment")
-    parts: dict[str, Any] = {"versions": tables.software(lines)}
+    groups = record.by(lines, "experiment")
+    parts: dict[str, Any] = {"versions": record.software(lines)}
     if own := groups.get("price"):
         parts["prices"] = prices(own)
     if own := groups.get("race"):
-        raced = tables.by(tables.of(own, name="mercury"), "task")  # others are in the table only
+        raced = record.by(record.of(own, name="mercury"), "task")  # others are in the table only
         parts |= summary([x for x in own if x["case"]["task"] in raced]) | {
             "race": tables.table(HEAD, rows([x for x in own if x["case"]["name"] not in BOUNDS]))
         }
-        parts |= {"seeds": len(tables.seeds(own)), "epochs": own[0]["case"]["epochs"]}
-        if alike := tables.by(groups.get("grid", []), "task"):  # rates of other tasks are not fair
+        parts |= {"seeds": len(record.seeds(own)), "epochs": own[0]["case"]["epochs"]}
+        if alike := record.by(groups.get("grid", []), "task"):  # rates of other tasks are not fair
             parts["averaging"] = averaging([x for x in own if x["case"]["task"] in alike])
         parts["bounds"] = bounds(own, groups.get("price", []))
     if own := groups.get("order"):
-        methods = tables.by(own, "name")
-        base = mean(tables.metric(methods["d-rr"], "excess"))
+        methods = record.by(own, "name")
+        base = mean(record.metric(methods["d-rr"], "excess"))
         parts["order"] = tables.table(
             ["order", "excess loss", "over random reshuffling's"],
             [
                 [name, tables.extent(e, "{:.2e}"), f"{mean(e) / base:.2f}"]
                 for name, runs in methods.items()
-                for e in [tables.metric(runs, "excess")]
+                for e in [record.metric(runs, "excess")]
             ],
         )
     return parts

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flwr_hetero_studies.core.bench import Data
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Data
+from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.tasks import load_partition, load_test
 from flwr_hetero_studies.tasks.data import Examples
 

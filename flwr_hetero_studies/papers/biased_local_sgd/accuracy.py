@@ -6,7 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from flwr_hetero_studies.core.experiment import Claim, Options, Outcome, times
+from flwr_hetero_studies.core.experiment import Claim, Finding, times
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.biased_local_sgd.runs import GAPS, TAU_F, Case, Trained, compare
 
 SYNCHRONOUS, BALANCED, BIASED = "synchronous SGD", "balanced local SGD", "biased local SGD"
@@ -32,7 +33,7 @@ NEARLY = 1.75
 """Points between synchronous and biased SGD on CIFAR-10, in Table 1: a slight decline."""
 
 
-def outcome(found: Mapping[str, Trained], claims: list[Claim], paper: Mapping[str, str]) -> Outcome:
+def outcome(found: Mapping[str, Trained], claims: list[Claim], paper: Mapping[str, str]) -> Finding:
     """Make a table of the cases, with accuracy over time as curves."""
     rows = [
         (
@@ -47,7 +48,7 @@ def outcome(found: Mapping[str, Trained], claims: list[Claim], paper: Mapping[st
     ]
     head = "algorithm", "rounds", "rounds per epoch", "virtual s", "accuracy %", "paper"
     curves = {name: one.by_time for name, one in found.items()}
-    return Outcome(head, rows, claims, curves, ("virtual seconds", "accuracy, %"))
+    return Finding(head, rows, claims, curves, ("virtual seconds", "accuracy, %"))
 
 
 def above(text: str, published: str, low: Trained, high: Trained) -> Claim:
@@ -58,7 +59,7 @@ def above(text: str, published: str, low: Trained, high: Trained) -> Claim:
     return Claim(text, published, here, high.accuracy > low.accuracy)
 
 
-def table_1(options: Options) -> Outcome:
+def table_1(options: Options) -> Finding:
     """Compare the algorithms at equal epochs, and with extra epochs."""
     found = compare(options, CASES)
     plain = found[SYNCHRONOUS]
@@ -77,7 +78,7 @@ def table_1(options: Options) -> Outcome:
     return outcome(found, claims, TABLE_1)
 
 
-def figure_3(options: Options) -> Outcome:
+def figure_3(options: Options) -> Finding:
     """Compare the curves at the time at which biased local SGD ends."""
     found = compare(options, {name: CASES[name] for name in (SYNCHRONOUS, BALANCED)})
     found |= compare(options, {BIASED: Case()})
@@ -94,7 +95,7 @@ def figure_3(options: Options) -> Outcome:
     return outcome(found, claims, {})
 
 
-def table_2(options: Options) -> Outcome:
+def table_2(options: Options) -> Finding:
     """Compare the fast nodes alone with all nodes in as many rounds."""
     biased = Case()
     alone = Case(slow=0, balanced=True, sampling=False, as_long_as=biased)
@@ -104,7 +105,7 @@ def table_2(options: Options) -> Outcome:
     return outcome(found, [claim], paper)
 
 
-def bias(options: Options, nodes: Case, printed: Mapping[int, tuple[float, float]]) -> Outcome:
+def bias(options: Options, nodes: Case, printed: Mapping[int, tuple[float, float]]) -> Finding:
     """Compare unbiased and biased local SGD by the gap, in as many rounds."""
     cases, paper = {}, {}
     for slow_steps in GAPS:
@@ -139,7 +140,7 @@ table_3 = partial(bias, nodes=Case(), printed=TABLE_3)
 table_7 = partial(bias, nodes=Case(fast=1, slow=1), printed=TABLE_7)
 
 
-def table_6(options: Options) -> Outcome:
+def table_6(options: Options) -> Finding:
     """Compare the ways to divide the samples."""
     cases = {"unbiased": Case(sampling=False, weights=False)}
     for unified, name in ((True, "unified"), (False, "separate")):
@@ -171,7 +172,7 @@ def table_6(options: Options) -> Outcome:
     return outcome(found, claims, paper)
 
 
-def figure_4(options: Options) -> Outcome:
+def figure_4(options: Options) -> Finding:
     """Compare none, each and both of the biases by the gap, in as many rounds."""
     names = {
         "unbiased": (False, False),

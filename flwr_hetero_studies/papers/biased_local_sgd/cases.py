@@ -14,8 +14,8 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import Wrapper
 from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.tasks import Settings, central_evaluate, initial_arrays
 
 TAU_F, SLOW_STEPS = 32, (16, 4, 1)
@@ -89,11 +89,11 @@ def described() -> Iterator[Case]:
         yield case("links", name, algorithm, **more, model="cnn")
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs, seed by seed."""
     for seed in options.seeds_or(range(3)):
         for one in described():
-            yield Run({"data": options.data, **options.settings} | one, seed)
+            yield Trial({"data": options.data, **options.settings} | one, seed)
 
 
 def fleet(case: Case) -> list[DeviceProfile]:

@@ -10,7 +10,8 @@ from torch import nn
 
 from flwr_hetero.biased_local_sgd.algorithm import gradient_bound, largest_learning_rate
 from flwr_hetero.client.batch_sampler import UniformSampler
-from flwr_hetero_studies.core.experiment import Claim, NotHereError, Options, Outcome, times
+from flwr_hetero_studies.core.experiment import Claim, Finding, times
+from flwr_hetero_studies.core.plan import NotHereError, Options
 from flwr_hetero_studies.papers.biased_local_sgd.runs import DECAYS, EPOCHS, PAPER, RESNET20
 from flwr_hetero_studies.tasks import Examples, data_shape, load_partition, make_model, train
 
@@ -31,7 +32,7 @@ TABLE_5 = {
 """Batch size, epochs, learning rate, epochs at which it falls, weight decay."""
 
 
-def figure_1(options: Options) -> Outcome:
+def figure_1(options: Options) -> Finding:
     """Time a step on the CPU and on the GPU."""
     if not torch.cuda.is_available():
         raise NotHereError("needs a GPU beside the CPU")
@@ -41,7 +42,7 @@ def figure_1(options: Options) -> Outcome:
     seconds = {device: step_s(model, examples, device) for device in ("cpu", "cuda")}
     claim = times("a step takes longer on the CPU", 10, seconds["cpu"] / seconds["cuda"])
     rows = [(device, f"{1000 * each:.2f}") for device, each in seconds.items()]
-    return Outcome(("device", "ms per step of 128 examples"), rows, [claim])
+    return Finding(("device", "ms per step of 128 examples"), rows, [claim])
 
 
 def step_s(model: nn.Module, examples: Examples, device: str, num_steps: int = 20) -> float:
@@ -57,7 +58,7 @@ def step_s(model: nn.Module, examples: Examples, device: str, num_steps: int = 2
 
 def settings(
     options: Options, printed: Mapping[str, tuple[object, ...]], num_nodes: int
-) -> Outcome:
+) -> Finding:
     """Put the full form's settings beside a table."""
     given, decays = PAPER[num_nodes], tuple(round(EPOCHS * part) for part in DECAYS)
     ours = given["batch-size"], EPOCHS, given["learning-rate"], decays, given["weight-decay"]
@@ -69,14 +70,14 @@ def settings(
     text = f"the full form has the settings of {first}"
     claim = Claim(text, str(printed[first]), str(ours), printed[first] == ours)
     head = "data", "batch size", "epochs", "learning rate", "decay after", "weight decay", "here"
-    return Outcome(head, rows, [claim])
+    return Finding(head, rows, [claim])
 
 
 table_4 = partial(settings, printed=TABLE_4, num_nodes=2)
 table_5 = partial(settings, printed=TABLE_5, num_nodes=10)
 
 
-def theorem_1(options: Options) -> Outcome:
+def theorem_1(options: Options) -> Finding:
     """Compare the bound (6) with local SGD on two parabolas, of which one is drawn more often."""
     num_steps, rounds = 8, options.pick(200, 2000)
     rate = largest_learning_rate(smoothness=1.0, num_steps=num_steps)
@@ -96,7 +97,7 @@ def theorem_1(options: Options) -> Outcome:
         )
     ]
     head = "chance of the second", "mean squared gradient", "bound (6)"
-    return Outcome(head, rows, claims)
+    return Finding(head, rows, claims)
 
 
 def parabolas(

@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, metric
+from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core.record import Line, metric
 
 BIASES = ("unbalanced", "sampling-bias", "weights-bias", "biased")
 PAPER_TABLE1 = {
@@ -48,7 +48,7 @@ def means(lines: Sequence[Line]) -> list[float]:
 
 def table1(lines: list[Line]) -> str:
     """Equal epochs: synchronous and balanced against biased."""
-    groups, rows, base_s = tables.by(lines, "name"), [], float("nan")
+    groups, rows, base_s = record.by(lines, "name"), [], float("nan")
     if "synchronous SGD" in groups:
         epochs, _, virtual_s = means(groups["synchronous SGD"])
         base_s = virtual_s / epochs
@@ -63,7 +63,7 @@ def tables_3_7(lines: list[Line]) -> str:
     """Each bias alone, at equal virtual time."""
     rows = []
     for (fleet, slow), paper in PAPER_TABLES_3_7.items():
-        groups = tables.by(tables.of(lines, fleet=fleet, slow_steps=slow), "name")
+        groups = record.by(record.of(lines, fleet=fleet, slow_steps=slow), "name")
         if set(groups) >= set(BIASES):
             base, *others = (groups[name] for name in BIASES)
             cells = [f"{accuracy(one)} ({gain(one, base)})" for one in others]
@@ -85,7 +85,7 @@ def gain(lines: Sequence[Line], base: Sequence[Line]) -> str:
 
 def plain(lines: list[Line]) -> str:
     rows = []
-    for name, group in tables.by(lines, "name").items():
+    for name, group in record.by(lines, "name").items():
         epochs, rounds, virtual_s = means(group)
         rows.append([name, f"{epochs:.1f}", f"{rounds:.0f}", f"{virtual_s:.1f}", accuracy(group)])
     return tables.table(["case", "epochs", "rounds", "virtual s", "accuracy %"], rows)
@@ -94,7 +94,7 @@ def plain(lines: list[Line]) -> str:
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw accuracy against virtual time for Table 1."""
     lines = sorted(lines, key=lambda line: line["seed"])  # differences pair like with like
-    groups = tables.by(lines, "experiment")
+    groups = record.by(lines, "experiment")
     special = {"table1": table1, "tables3+7": tables_3_7}
     parts = {
         name.replace("3+", "_3_"): special.get(name, plain)(own) for name, own in groups.items()
@@ -104,7 +104,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         curves = {name: (c["virtual_s"][1:], c["accuracy"][1:]) for name, c in first.items()}
         labels = ("virtual time (s)", "test accuracy")
         path = folder / "curves.png"
-        tables.draw({"equal epochs": curves}, path, *labels, size=(7.5, 4), xscale="log")
-    versions = tables.software(lines, "flwr", "torch", "numpy")
-    about = {"case": lines[0]["case"], "seeds": len(tables.seeds(lines)), "versions": versions}
+        plots.draw({"equal epochs": curves}, path, *labels, size=(7.5, 4), xscale="log")
+    versions = record.software(lines, "flwr", "torch", "numpy")
+    about = {"case": lines[0]["case"], "seeds": len(record.seeds(lines)), "versions": versions}
     return parts | about

@@ -18,7 +18,8 @@ from flwr_hetero.fleet.local_grid import FIRST_NODE_ID
 from flwr_hetero.sampler import TopLossSampler
 from flwr_hetero.strategy import BiasedLocalSGD
 from flwr_hetero_studies.core.emulate import emulate
-from flwr_hetero_studies.core.experiment import Curve, Options
+from flwr_hetero_studies.core.experiment import Curve
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.tasks import Examples, Settings, load_partition, open_node
 
 TAU_F, GAPS = 32, (16, 4, 1)

@@ -13,8 +13,8 @@ import torch
 
 from flwr_hetero.cd_grab.algorithm import Vectors, relative_herding
 from flwr_hetero.cd_grab.gradients import sketch_gradients
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.papers.cd_grab import fixed
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, ONCE, PAIR_BAL, Served
 from flwr_hetero_studies.papers.cd_grab.tasks import Task, fits, given
@@ -43,7 +43,7 @@ TRAINING: dict[str, tuple[Case, tuple[str, ...]]] = {
 }
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs; ``epochs`` of the settings is the most."""
     yield from fixed.plan(options)
     for seed in options.seeds_or(range(3)):
@@ -51,11 +51,11 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             epochs = min(settings["epochs"], options.settings["epochs"])
             case = {"experiment": experiment, "data": options.data} | settings
             for name in methods if fits(settings["model"], options.data) else ():
-                yield Run(case | {"name": name, "epochs": epochs}, seed)
+                yield Trial(case | {"name": name, "epochs": epochs}, seed)
         for count in (4096, 1024):
             case = {"experiment": "optimum", "name": f"softmax, {count} examples"}
             case |= {"data": options.data, "num_examples": count, "l2": SOFTMAX["l2"]}
-            yield Run(case, seed)
+            yield Trial(case, seed)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from flwr_hetero_studies.core.alone import Columns, mean
-from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.curves import Columns, mean
+from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.papers.cd_grab import tasks
 from flwr_hetero_studies.papers.cd_grab.orders import BAL, CD_GRAB, D_RR, ONCE, PAIR_BAL
@@ -88,7 +89,7 @@ class Published(NamedTuple):
 
 def against_reshuffling(
     options: Options, task: Task, settings: Settings, seeds: int, published: Published
-) -> Outcome:
+) -> Finding:
     """Train with CD-GraB and with D-RR, and decide what the paper says of Figure 3."""
     runs = race(options, task, settings, (CD_GRAB, D_RR), seeds)
     digits, more_is_better = METRICS[task.metric]
@@ -113,10 +114,10 @@ def against_reshuffling(
               f"{ratio:.2f} times", ratio <= SMOOTHER),
     ]  # fmt: skip
     head = ["order", "training loss", "paper", task.metric, "paper", "jumps, 1/1000"]
-    return Outcome(head, rows, claims, curves_of(runs), AXES)
+    return Finding(head, rows, claims, curves_of(runs), AXES)
 
 
-def figure_3a(options: Options) -> Outcome:
+def figure_3a(options: Options) -> Finding:
     """Logistic regression on a table."""
     task = tasks.table(*options.pick((6400, 10_000), (195_285, 48_822)))
     settings = Settings(4, 16, options.pick(12, 50), 5e-3)
@@ -124,7 +125,7 @@ def figure_3a(options: Options) -> Outcome:
     return against_reshuffling(options, task, settings, options.pick(3, 5), published)
 
 
-def figure_3b(options: Options) -> Outcome:
+def figure_3b(options: Options) -> Finding:
     """LSTM language model; a worker's unit are four windows."""
     task = tasks.given(
         options.dataset("texts"), "lstm-lm", options.pick(160, 10**6), task="language-model",
@@ -136,7 +137,7 @@ def figure_3b(options: Options) -> Outcome:
     return against_reshuffling(options, task, settings, options.pick(2, 5), published)
 
 
-def figure_3c(options: Options) -> Outcome:
+def figure_3c(options: Options) -> Finding:
     """Autoregressive MLP on series."""
     task = tasks.given(
         options.dataset("series"), "ar-mlp", options.pick(2048, 10**6), task="forecasting",
@@ -147,7 +148,7 @@ def figure_3c(options: Options) -> Outcome:
     return against_reshuffling(options, task, settings, options.pick(3, 5), published)
 
 
-def figure_11(options: Options) -> Outcome:
+def figure_11(options: Options) -> Finding:
     """Pre-train a tiny GPT-2."""
     workers, epochs, lr = options.pick((16, 8, 1e-3), (64, 30, 5e-4))
     task = tasks.given(
@@ -175,7 +176,7 @@ def on_images(
     return race(options, task, replace(settings, **changes), methods, seeds)
 
 
-def figure_4(options: Options) -> Outcome:
+def figure_4(options: Options) -> Finding:
     """Ablation: what coordination is worth with few and many workers."""
     fleets = options.pick((4, 64), (4, 8, 16, 32, 64))
     runs = {m: on_images(options, m, ALL, options.pick(2, 3)) for m in fleets}
@@ -203,10 +204,10 @@ def figure_4(options: Options) -> Outcome:
               alone[0] > 0 and abs(alone[1]) <= alone[0] / 2),
     ]  # fmt: skip
     head = ["workers", "order", "training loss", "accuracy", "paper"]
-    return Outcome(head, rows, claims, curves_of(runs[many], label=f"{{}}, {many} workers"), AXES)
+    return Finding(head, rows, claims, curves_of(runs[many], label=f"{{}}, {many} workers"), AXES)
 
 
-def appendix_b4(options: Options) -> Outcome:
+def appendix_b4(options: Options) -> Finding:
     """Order all data in one place, by Balance and by PairBalance."""
     names = {PAIR_BAL: "GraB by PairBalance", BAL: "GraB by Balance", D_RR: "random reshuffling"}
     found = on_images(options, 1, tuple(names), options.pick(2, 3))
@@ -220,10 +221,10 @@ def appendix_b4(options: Options) -> Outcome:
               f"{pairs / mean_of - 1:+.1%}", abs(pairs / mean_of - 1) <= 0.05),
     ]  # fmt: skip
     rows = [[name, *cells(curves)] for name, curves in runs.items()]
-    return Outcome(["order", "training loss", "accuracy"], rows, claims, curves_of(runs), AXES)
+    return Finding(["order", "training loss", "accuracy"], rows, claims, curves_of(runs), AXES)
 
 
-def figure_9(options: Options) -> Outcome:
+def figure_9(options: Options) -> Finding:
     """Herding bound of the gradients in training."""
     fleets = options.pick((4, 16, 64), (4, 8, 16, 32, 64))
     changes = {"epochs": options.pick(12, 100)}
@@ -246,10 +247,10 @@ def figure_9(options: Options) -> Outcome:
     ]  # fmt: skip
     head = ["order", *(f"{m} workers" for m in fleets), "paper"]
     axes = ("epoch", "parallel herding bound")
-    return Outcome(head, rows, claims, curves_of(runs[fleets[-1]], "herding"), axes)
+    return Finding(head, rows, claims, curves_of(runs[fleets[-1]], "herding"), axes)
 
 
-def figure_12(options: Options) -> Outcome:
+def figure_12(options: Options) -> Finding:
     """Learning rates of 1e-3 and 1e-2 with 64 workers."""
     low, high = 1e-3, 1e-2
     published = {(low, CD_GRAB): "0.65, 67.9 %", (low, D_RR): "0.70, 66.0 %",
@@ -274,4 +275,4 @@ def figure_12(options: Options) -> Outcome:
     ]  # fmt: skip
     curves = {k: c for lr in runs for k, c in curves_of(runs[lr], label=f"{{}}, {lr:g}").items()}
     head = ["learning rate", "order", "training loss", "accuracy", "paper"]
-    return Outcome(head, rows, claims, curves, AXES)
+    return Finding(head, rows, claims, curves, AXES)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from flwr_hetero.cd_grab import order_server
 from flwr_hetero.cd_grab.algorithm import relative_herding
-from flwr_hetero_studies.core.bench import Options, Run
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Options, Trial
+from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, PAIR_BAL, SKETCHES, Served
 from flwr_hetero_studies.papers.cd_grab.tasks import fits, given
 from flwr_hetero_studies.papers.cd_grab.train import Gradients, fill_gradients
@@ -44,18 +44,18 @@ FLEETS = (
 NODES, UNITS, BATCH = 16, 64, 4
 
 
-def plan(options: Options) -> Iterator[Run]:
+def plan(options: Options) -> Iterator[Trial]:
     """Yield all runs."""
     rounds = options.settings["rounds"]
     for seed in options.seeds_or(range(3)):
         for model in (model for model in MODELS if fits(model, options.data)):
             for method in METHODS:
                 case = {"experiment": "sketch", "name": f"{model}, {method}", "method": method}
-                yield Run(case | {"model": model, "rounds": 14, "data": options.data}, seed)
+                yield Trial(case | {"model": model, "rounds": 14, "data": options.data}, seed)
         for fleet in FLEETS:
             for method in (D_RR, PAIR_BAL, PAPER, OURS):
                 case = {"experiment": "fleet", "name": f"{fleet}, {method}", "method": method}
-                yield Run(case | {"fleet": fleet, "rounds": rounds, "data": options.data}, seed)
+                yield Trial(case | {"fleet": fleet, "rounds": rounds, "data": options.data}, seed)
 
 
 def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:

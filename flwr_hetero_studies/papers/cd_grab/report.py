@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, by, last, metric, spread
+from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core.curves import last
+from flwr_hetero_studies.core.record import Line, by, metric
+from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.papers.cd_grab.fixed import OURS
 from flwr_hetero_studies.papers.cd_grab.orders import CD_GRAB, D_RR, EXACT, PAIR_BAL
 from flwr_hetero_studies.papers.cd_grab.vectors import FLEETS, PUBLISHED, beside
@@ -31,7 +33,7 @@ def ratio(ours: Mapping[int, float], base: Mapping[int, float]) -> str:
 def summary(groups: Groups, least: Least) -> str:
     """Tabulate what was wanted and what is measured."""
     rows = []
-    if million := tables.of(groups.get("fig10", []), method=CD_GRAB):
+    if million := record.of(groups.get("fig10", []), method=CD_GRAB):
         ours = settled(million)
         found = f"{min(ours):.2f} to {max(ours):.2f}, {len(ours)} numbers of nodes"
         rows.append(["Fig. 10: the bound does not grow with the number of nodes", "2.3 to 2.6",
@@ -116,7 +118,7 @@ def fleet_ratios(lines: list[Line]) -> dict[str, float]:
     result = {}
     for name, runs in by(lines, "fleet").items():
         methods = by(runs, "method")
-        if both := tables.pairs(methods.get(OURS, []), methods.get(PAIR_BAL, [])):
+        if both := record.pairs(methods.get(OURS, []), methods.get(PAIR_BAL, [])):
             ours, alone = (sum(metric(each, "bound")) for each in zip(*both, strict=True))
             result[name] = ours / alone
     return result
@@ -173,7 +175,7 @@ def training(lines: list[Line], least: Least, path: Path) -> str:
         text += tables.table(["order", "seeds", what, *TRAINING], rows) + "\n"
         losses = {n: [line["curve"]["loss"] for line in own] for n, own in methods.items()}
         panels[name] = {n: (range(len(x[0])), np.mean(x, axis=0)) for n, x in losses.items()}
-    tables.draw(panels, path, "epoch", "objective", size=(4.0, 2.6), yscale="log")
+    plots.draw(panels, path, "epoch", "objective", size=(4.0, 2.6), yscale="log")
     return text
 
 
@@ -182,7 +184,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = by(lines, "experiment")
     known = [(line, line["case"]) for line in groups.get("optimum", [])]
     least = {(c["num_examples"], c["l2"], x["seed"]): x["metrics"]["value"] for x, c in known}
-    parts: dict[str, Any] = {"versions": tables.software(lines, "flwr", "torch", "numpy")}
+    parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     parts |= {"summary": summary(groups, least), "traffic": traffic()}
     sections = {"fig10": fig10, "sketch": sketch, "fleet": fleet}
     for name, section in sections.items():

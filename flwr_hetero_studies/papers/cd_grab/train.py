@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.errors import invalid
-from flwr_hetero_studies.core.alone import Columns, columns
+from flwr_hetero_studies.core.curves import Columns, columns
 from flwr_hetero_studies.papers.cd_grab.orders import Orders, Units, make_orders
 from flwr_hetero_studies.papers.cd_grab.tasks import Task
 

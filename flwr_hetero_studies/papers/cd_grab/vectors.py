@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from flwr_hetero.cd_grab.algorithm import Vectors, herding_bound
-from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.cd_grab.orders import (
     BAL,
     CD_GRAB,
@@ -49,7 +50,7 @@ def beside(published: float) -> str:
     return f"({published:g})" if published else ""
 
 
-def figure_10(options: Options) -> Outcome:
+def figure_10(options: Options) -> Finding:
     """Parallel herding bound of random vectors over the number of workers."""
     num_vectors, passes = options.pick((32_768, 12), (1_000_000, 15))
     bounds: dict[str, list[list[float]]] = {method: [] for method in PUBLISHED}
@@ -87,7 +88,7 @@ def figure_10(options: Options) -> Outcome:
     ]  # fmt: skip
     head = ["order", *(f"{m} workers" for m in FLEETS)]
     curves = {x: Curve(list(range(passes)), found[-1]) for x, found in bounds.items()}
-    return Outcome(head, rows, claims, curves, ("pass", "parallel herding bound"))
+    return Finding(head, rows, claims, curves, ("pass", "parallel herding bound"))
 
 
 # --- Theorem 3 ------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> 
     return float((CURVATURES * np.square(w - best)).sum() / 2)
 
 
-def theorem_3(options: Options) -> Outcome:
+def theorem_3(options: Options) -> Finding:
     """Loss after the same number of epochs, over the number of workers."""
     fleets, units, epochs = [1, 2, 4, 8, 16], 64, options.pick(32, 64)
     seeds = range(options.seed, options.seed + options.pick(3, 10))
@@ -150,7 +151,7 @@ def theorem_3(options: Options) -> Outcome:
     ]  # fmt: skip
     head = ["workers", "CD-GraB", "of 1 worker's", "theorem", "D-RR", "of 1 worker's"]
     curves = {method: Curve([float(m) for m in fleets], y) for method, y in losses.items()}
-    return Outcome(head, rows, claims, curves, ("workers", "loss over its least"))
+    return Finding(head, rows, claims, curves, ("workers", "loss over its least"))
 
 
 # --- Figure 8 -------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
     return found[-2], found[-1]
 
 
-def figure_8(options: Options) -> Outcome:
+def figure_8(options: Options) -> Finding:
     """Memory of the order server, beside the gradients that it is sent."""
     (after, within), (longer, _) = (held(CD_GRAB, WORKERS, units) for units in (4, 12))
     (pairs, _), (mean, _) = (held(method, 1, 4) for method in (PAIR_BAL, BAL))
@@ -202,4 +203,4 @@ def figure_8(options: Options) -> Outcome:
         Claim("it needs that accumulator only, also between the steps of a pair: at most 1.1", "1",
               f"{within:.2f}", within <= 1.1),
     ]  # fmt: skip
-    return Outcome(["held", "MiB here", "models here", "MiB in the paper"], rows, claims)
+    return Finding(["held", "MiB here", "models here", "MiB in the paper"], rows, claims)

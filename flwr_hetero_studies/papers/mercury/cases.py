@@ -12,9 +12,9 @@ from typing import Any
 from flwr_hetero import keys
 from flwr_hetero.fleet import named_fleet
 from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.emulate import emulate
-from flwr_hetero_studies.core.tables import Case, Line
+from flwr_hetero_studies.core.emulate import Moment, emulate
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.papers.mercury import costs
 from flwr_hetero_studies.tasks import initial_arrays
 
@@ -69,7 +69,7 @@ def described() -> Iterator[Case]:
         yield case(name, 100, 1.0, nodes=12)
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs; those of uniform sampling train once for all links."""
     known = {training(line["case"], line["seed"]): line["curve"] for line in lines}
     first: set[str] = set()
@@ -78,12 +78,12 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
             full = {"data": options.data, **options.settings} | one
             key = training(full, seed)
             if one["name"] != UNIFORM:
-                yield Run(full, seed)
+                yield Trial(full, seed)
             elif key in known:
-                yield Run(full, seed, {"curve": known[key]})
+                yield Trial(full, seed, {"curve": known[key]})
             elif key not in first:
                 first.add(key)
-                yield Run(full, seed)
+                yield Trial(full, seed)
     yield from costs.plan(options)
 
 
@@ -119,7 +119,8 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
     ]
     is_open = []
 
-    def note(record: dict[str, Any]) -> dict[str, float]:
+    def note(moment: Moment) -> dict[str, float]:
+        record = moment.record
         stats = record.get("sampler", {})
         is_open.append(stats.get("importance-open", 0.0))
         kept = {key: round(stats[key], 4) for key in KEPT if key in stats}

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from math import inf
 
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Options, Outcome, times
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding, times
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.race import (
     Cell,
     cell,
@@ -20,7 +21,7 @@ def compare(
     options: Options,
     methods: dict[str, Method],
     published: tuple[float, float],
-) -> Outcome:
+) -> Finding:
     """Compare the second method with the first: more iterations, and less time."""
     task = cell(options, "images")
     runs = {name: task.train(method) for name, method in methods.items()}
@@ -44,17 +45,17 @@ def compare(
     ]
     head = ("method", "iterations, relative", "speedup", "paper", "seconds a step", "end accuracy")
     curves = {each: curve(run, "seconds") for each, run in runs.items()}
-    return Outcome(head, rows, claims, curves, ("seconds", "test accuracy, %"))
+    return Finding(head, rows, claims, curves, ("seconds", "test accuracy, %"))
 
 
-def figure_13(options: Options) -> Outcome:
+def figure_13(options: Options) -> Finding:
     """Score a group per step, or all local data."""
     ours = Method("paper", share=GROUP, is_hidden=False)
     methods = {"all-inclusive": replace(ours, share=1.0), "group-wise": ours}
     return compare(options, methods, (1.2, 4.2))
 
 
-def figure_15(options: Options) -> Outcome:
+def figure_15(options: Options) -> Finding:
     """Score during the exchange of gradients, or before each batch."""
     methods = {"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY}
     return compare(options, methods, (1.05, 2.2))
@@ -68,7 +69,7 @@ RESHARDING = {
 }
 
 
-def figure_14(options: Options) -> Outcome:
+def figure_14(options: Options) -> Finding:
     """Move samples between devices at random, or important ones only and half as many."""
     small = cell(options, "images")
     splits = {"IID": small.task, "Dirichlet 0.5": replace(small.task, alpha=0.5)}
@@ -99,6 +100,6 @@ def figure_14(options: Options) -> Outcome:
             kept >= -0.25,
         ),
     ]
-    return Outcome(
+    return Finding(
         ("resharding", "samples moved", *(f"{s}: end" for s in splits), "paper"), rows, claims
     )

@@ -16,8 +16,8 @@ from flwr_hetero.fleet import RealFleet, named_fleet
 from flwr_hetero.mercury.background import SCORES, collect_scores, start_scoring
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero_studies.core.apps import APPS
-from flwr_hetero_studies.core.bench import Options, Run
-from flwr_hetero_studies.core.tables import Case
+from flwr_hetero_studies.core.plan import Options, Trial
+from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.faults.experiment import Experiment, durations
 from flwr_hetero_studies.tasks import make_model
 
@@ -32,16 +32,16 @@ SAMPLERS: dict[str, Callable[[], BatchSampler]] = {
 EXPERIMENTS = ("sampler", "handover", "overlap")
 
 
-def plan(options: Options) -> Iterator[Run]:
+def plan(options: Options) -> Iterator[Trial]:
     """Yield all runs; each is alone, for it measures time."""
     repeats = 1 if options.fast else 7
     for name in SAMPLERS:
-        yield Run({"experiment": "sampler", "name": name, "repeats": repeats}, alone=True)
+        yield Trial({"experiment": "sampler", "name": name, "repeats": repeats}, alone=True)
     for samples in (500, 2000):
         case = {"experiment": "handover", "name": f"{samples} samples", "samples": samples}
-        yield Run(case | {"repeats": 1 if options.fast else 5}, alone=True)
+        yield Trial(case | {"repeats": 1 if options.fast else 5}, alone=True)
     case = {"experiment": "overlap", "name": "two SuperNodes", "mbps": 4.0, "rounds": 12}
-    yield Run(case | {"repeats": 2}, alone=True)
+    yield Trial(case | {"repeats": 2}, alone=True)
 
 
 def run(case: Case) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from flwr_hetero.mercury.algorithm import (
     mixed_probs,
     step_size,
 )
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import cell
 from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
@@ -32,7 +33,7 @@ FEW = 0.15
 """Part of the samples that counts as a small portion."""
 
 
-def figure_2(options: Options) -> Outcome:
+def figure_2(options: Options) -> Finding:
     """Overlap computing and exchanging, layer by layer, on links of every speed."""
     rows, cut = [], {}
     for mbps in (*MBPS, *FAST_LINKS):
@@ -58,7 +59,7 @@ def figure_2(options: Options) -> Outcome:
         ),
     ]
     head = ("Mbit/s", "computing, s", "exchange, s", "overlapped, s", "saved", "paper")
-    return Outcome(head, rows, claims)
+    return Finding(head, rows, claims)
 
 
 def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
@@ -70,7 +71,7 @@ def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
     return training, np.arange(len(training.examples))
 
 
-def figure_3(options: Options) -> Outcome:
+def figure_3(options: Options) -> Finding:
     """Look at how unequal importance is as random training goes on."""
     training, rows = trained(options, 0)
     table, curves, halves = [], {}, []
@@ -103,10 +104,10 @@ def figure_3(options: Options) -> Outcome:
     ]
     head = ("iteration", "mean importance", "samples with half of it", "with 90 %")
     axes = ("samples, % (most important first)", "importance, %")
-    return Outcome(head, table, claims, curves, axes)
+    return Finding(head, table, claims, curves, axes)
 
 
-def figure_4(options: Options) -> Outcome:
+def figure_4(options: Options) -> Finding:
     """Draw batches at random and by importance, and compare what they hold."""
     training, rows = trained(options, MOMENTS[-1])
     rows = rows[:MOST]
@@ -157,7 +158,7 @@ def figure_4(options: Options) -> Outcome:
         ),
     ]
     head = ("batches", "importance, mean 1", "draws of the top tenth", "second moment smaller")
-    return Outcome(head, table, claims)
+    return Finding(head, table, claims)
 
 
 def gradient_norms(training: Training, rows: NDArray[np.int64]) -> Vector:
@@ -184,7 +185,7 @@ CHANGES = ((1, 0.05, 0.5), (1, 0.1, 0.7), (10, 0.1, 0.65))
 """Iterations, change of rank, and the part of the samples that the paper has below it."""
 
 
-def figure_6(options: Options) -> Outcome:
+def figure_6(options: Options) -> Finding:
     """See how far samples' ranks of importance move within 1 and 10 iterations."""
     training, rows = trained(options, MOMENTS[1])
     moves: dict[int, list[Vector]] = {1: [], 10: []}
@@ -223,7 +224,7 @@ def figure_6(options: Options) -> Outcome:
         for step, found in moves.items()
     }
     head = ("iterations", "change of rank below", "samples", "paper")
-    return Outcome(head, table, claims, curves, ("change of rank, %", "samples, %"))
+    return Finding(head, table, claims, curves, ("change of rank, %", "samples, %"))
 
 
 SIZES, LEVELS, BATCH = (4, 10, 6, 20, 8), (1.0, 8.0, 0.5, 2.5, 4.0), 8
@@ -250,7 +251,7 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
     return float(np.mean(found)) / truth - 1, float(np.std(found)) / np.sqrt(batches) / truth
 
 
-def section_4_4(options: Options) -> Outcome:
+def section_4_4(options: Options) -> Finding:
     """Check the two parts of the proof: no bias, and the rate with steps of 1 / sqrt(T)."""
     batches = options.pick(5000, 50_000)
     estimators = {name: bias(name, batches, options.seed) for name in ("paper", "package")}
@@ -285,7 +286,7 @@ def section_4_4(options: Options) -> Outcome:
             growth <= 1.1,
         ),
     ]
-    return Outcome(("figure", "here", "paper"), table, claims)
+    return Finding(("figure", "here", "paper"), table, claims)
 
 
 def least_gradient(options: Options, length: int) -> float:

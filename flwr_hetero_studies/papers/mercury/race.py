@@ -7,8 +7,9 @@ from math import exp, log
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero_studies.core.alone import first_below
-from flwr_hetero_studies.core.experiment import Curve, Options
+from flwr_hetero_studies.core.curves import time_to
+from flwr_hetero_studies.core.experiment import Curve
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import Costs, costs
 from flwr_hetero_studies.papers.mercury.training import Method, Run, Setting, train
 from flwr_hetero_studies.tasks import data_shape
@@ -99,7 +100,7 @@ def spent(run: Run, target: float, what: str = "seconds") -> float:
     inf
     """
     wrong = (1.0 - smooth(run.accuracy)).tolist()
-    return first_below(getattr(run, what), wrong, 1.0 - target)
+    return time_to(getattr(run, what), wrong, 1.0 - target, below=True)
 
 
 def gain(base: Run, run: Run, what: str = "seconds") -> float:

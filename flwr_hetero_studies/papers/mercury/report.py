@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, Vector, spread
+from flwr_hetero_studies.core import curves, plots, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.core.tables import spread
 
 UNIFORM, DEFAULT = "uniform", "bacc"
 SMOOTHING = 9
@@ -44,16 +46,16 @@ Pairs = list[tuple[Line, Line]]
 
 def end_accuracy(line: Line) -> float:
     """Return what a run holds at its end: the mean of its last measurements."""
-    return tables.last(line, "accuracy", SMOOTHING)
+    return curves.last(line, "accuracy", SMOOTHING)
 
 
 def smooth(line: Line) -> Vector:
-    return tables.smooth(line["curve"]["accuracy"], SMOOTHING, centred=True)
+    return curves.smooth(line["curve"]["accuracy"], SMOOTHING, centred=True)
 
 
 def time_to(line: Line, target: float, clock: str) -> float:
     """Return when a run reached a target, between two measurements; NaN if never."""
-    return tables.at(line["curve"][clock], tables.reached(smooth(line), target, between=True))
+    return curves.at(line["curve"][clock], curves.reached(smooth(line), target, between=True))
 
 
 def gain(line: Line, base: Line, drop: float) -> float:
@@ -70,7 +72,7 @@ def pooled_gain(line: Line, base: Line) -> float:
 
 
 def mean_gain(methods: Methods, name: str) -> str:
-    both = tables.pairs(methods[name], methods[UNIFORM])
+    both = record.pairs(methods[name], methods[UNIFORM])
     return f"{mean(pooled_gain(*pair) for pair in both):.2f}x"
 
 
@@ -82,8 +84,8 @@ def cells_of(lines: Sequence[Line]) -> list[Methods]:
         task, alpha = (case["data"], case["model"]), case.get("alpha", float("inf"))
         return (*task, case["nodes"], int(case["fleet"][5:]), -alpha)
 
-    groups = tables.by(sorted(lines, key=lambda line: line["seed"]), *CELL).values()
-    methods = [tables.by(group, "name") for group in sorted(groups, key=place)]
+    groups = record.by(sorted(lines, key=lambda line: line["seed"]), *CELL).values()
+    methods = [record.by(group, "name") for group in sorted(groups, key=place)]
     return [each for each in methods if UNIFORM in each]
 
 
@@ -108,15 +110,15 @@ def default(cells: list[Methods]) -> dict[str, Any]:
     rows, kept, every = [], 0, []
     for methods in (methods for methods in cells if DEFAULT in methods):
         uniform, runs = methods[UNIFORM], methods[DEFAULT]
-        gains = [pooled_gain(*pair) for pair in tables.pairs(runs, uniform)]
+        gains = [pooled_gain(*pair) for pair in record.pairs(runs, uniform)]
         is_kept = bool(np.mean(gains) >= SLOWER)
         kept, every = kept + is_kept, every + [value for value in gains if np.isfinite(value)]
-        case, base = runs[0]["case"], columns(tables.pairs(uniform, uniform))
+        case, base = runs[0]["case"], columns(record.pairs(uniform, uniform))
         alpha = case.get("alpha")
         rows.append(
             [f"{case['data']}, {case['model']}, {case['learning-rate']:g}", case["fleet"][5:],
              "IID" if alpha is None else f"Dirichlet {alpha:g}", case["nodes"], base[0], base[-1],
-             *columns(tables.pairs(runs, uniform)), share(tables.metric(runs, "open")),
+             *columns(record.pairs(runs, uniform)), share(record.metric(runs, "open")),
              "yes" if is_kept else "**no**", PAPER[alpha or case["fleet"]]]
         )  # fmt: skip
     if not every:
@@ -133,8 +135,8 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
         rows = []
         for name, runs in methods.items():
             hidden = [s for r in runs for s in r["curve"].get("hidden-share", []) if s is not None]
-            both = tables.pairs(runs, methods[UNIFORM])
-            end = [share(tables.metric(runs, "open")), share(hidden), PAPER_RIVALS.get(name, "")]
+            both = record.pairs(runs, methods[UNIFORM])
+            end = [share(record.metric(runs, "open")), share(hidden), PAPER_RIVALS.get(name, "")]
             rows.append([name, *columns(both), *end])
         case = methods[UNIFORM][0]["case"]
         title = f"All methods: {case['data']}, {case['experiment']}"
@@ -191,19 +193,19 @@ def draw_cells(cells: list[Methods], path: Path) -> None:
             }
     if panels:
         labels = ("virtual time, s", "test accuracy in %")
-        tables.draw(panels, path, *labels, columns=4, size=(3.4, 2.5), ylim=(60, None))
+        plots.draw(panels, path, *labels, columns=4, size=(3.4, 2.5), ylim=(60, None))
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
     parts: dict[str, Any] = {}
     if runs := [line for line in lines if "sampling" in line["case"]]:
-        cells, seeds = cells_of(runs), tables.seeds(runs)
+        cells, seeds = cells_of(runs), record.seeds(runs)
         draw_cells(cells, folder / "curves.png")
         parts |= {"runs": len(runs), "case": runs[0]["case"], "first_seed": seeds[0]}
         parts |= {"last_seed": seeds[-1], **default(cells), **rivals(cells)}
-        parts["versions"] = tables.software(runs, "flwr", "torch", "numpy")
-    groups = tables.by(lines, "experiment")
+        parts["versions"] = record.software(runs, "flwr", "torch", "numpy")
+    groups = record.by(lines, "experiment")
     if own := groups.get("sampler"):
         forms = {"median": "{percent_of_step} %", "range": "{lowest} to {highest}"}
         parts["sampler"] = tables.table(["case", *forms], tables.rows(own, forms))

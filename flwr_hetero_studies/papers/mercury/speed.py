@@ -4,7 +4,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Options, Outcome, times
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding, times
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import (
     KINDS,
@@ -52,7 +53,7 @@ def on_link(run: Run, mbps: float, workers: int = 4) -> Run:
     return replace(run, seconds=times)
 
 
-def figure_11(options: Options) -> Outcome:
+def figure_11(options: Options) -> Finding:
     """Race Mercury, TicTac and AdaComm against SGD on every link."""
     kinds = list(KINDS) if options.fast or not options.data else ["images"]
     rows, found = [], dict[tuple[str, int], tuple[float, float, float]]()
@@ -104,7 +105,7 @@ def figure_11(options: Options) -> Outcome:
         ),
     ]
     head = ("data", "Mbit/s", "Mercury", "package", "TicTac", "AdaComm", "paper: Mercury")
-    return Outcome(head, rows, claims)
+    return Finding(head, rows, claims)
 
 
 def uncompromised(base: Run, run: Run) -> Claim:
@@ -114,7 +115,7 @@ def uncompromised(base: Run, run: Run) -> Claim:
     return Claim(text, "same", f"{100 * more:+.2f} points", more >= -0.005)
 
 
-def figure_12(options: Options) -> Outcome:
+def figure_12(options: Options) -> Finding:
     """Compare the curves of Mercury, TicTac and AdaComm over exchanges and over time."""
     task, cost = cell(options, "images"), costs(100)
     runs = {"TicTac": task.train(RANDOM), "AdaComm": task.train(ADACOMM)}
@@ -164,10 +165,10 @@ def figure_12(options: Options) -> Outcome:
         "end accuracy",
         "paper",
     )
-    return Outcome(head, rows, claims, curves, ("communication rounds", "test accuracy, %"))
+    return Finding(head, rows, claims, curves, ("communication rounds", "test accuracy, %"))
 
 
-def figure_16(options: Options) -> Outcome:
+def figure_16(options: Options) -> Finding:
     """Let bandwidth vary, with and without adaptation to it."""
     task = cell(options, "images")
     base, rows, drops = task.train(RANDOM), [], []
@@ -192,10 +193,10 @@ def figure_16(options: Options) -> Outcome:
         )
     ]
     head = ("Mbit/s", "seconds a step", "speedup: adaptive, fixed", "change", "paper")
-    return Outcome(head, rows, claims)
+    return Finding(head, rows, claims)
 
 
-def figure_17(options: Options) -> Outcome:
+def figure_17(options: Options) -> Finding:
     """Use 4, 8 and 12 devices."""
     rows, found = [], dict[tuple[int, int], float]()
     links = options.pick((MBPS[0], MBPS[-1]), MBPS)
@@ -220,10 +221,10 @@ def figure_17(options: Options) -> Outcome:
         times("The speedup, at its least", BY_LINK[MBPS[-1]], min(found.values())),
     ]
     head = ("devices", *(f"{mbps} Mbit/s" for mbps in links), "paper")
-    return Outcome(head, rows, claims)
+    return Finding(head, rows, claims)
 
 
-def figure_18(options: Options) -> Outcome:
+def figure_18(options: Options) -> Finding:
     """Train on non-IID data that stays where it is, without BACC."""
     small, rows = cell(options, "images"), []
     curves: dict[str, Curve] = {}
@@ -267,7 +268,7 @@ def figure_18(options: Options) -> Outcome:
         ),
     ]
     head = ("alpha", "Non-IS: end", "Groupwise-IS: end", "gain in iterations", "paper")
-    return Outcome(head, rows, claims, curves, ("iterations", "test accuracy, %"))
+    return Finding(head, rows, claims, curves, ("iterations", "test accuracy, %"))
 
 
 Change = dict[str, Any]
@@ -291,7 +292,7 @@ CONDITIONS: dict[str, tuple[Change, Change, Change]] = {
 """What is other than in the paper: of the task, of standard SGD, of Mercury."""
 
 
-def section_6_2(options: Options) -> Outcome:
+def section_6_2(options: Options) -> Finding:
     """Change one condition of the paper's setting at a time."""
     small, cost = cell(options, "images"), costs(10)
     rows: list[tuple[str, ...]] = []
@@ -314,4 +315,4 @@ def section_6_2(options: Options) -> Outcome:
         more,
     ]
     head = ("changed", "iterations", "time", "SGD", "Mercury", "paper: iterations")
-    return Outcome(head, rows, claims)
+    return Finding(head, rows, claims)

@@ -7,8 +7,8 @@ with the others; the unbiased rules run at SGD's.
 from collections.abc import Iterator
 from typing import Any
 
-from flwr_hetero_studies.core.bench import Data, Options, Run
-from flwr_hetero_studies.core.tables import Case, Line, of
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line, of
 from flwr_hetero_studies.papers.pgd import costs, scaling, training
 from flwr_hetero_studies.papers.pgd.curves import best_rate, is_unbiased
 
@@ -62,13 +62,13 @@ def trainings() -> Iterator[Case]:
             yield described("fig7", "lr-synthetic", "PGD-A", top=top, renewal=renewal, **usual)
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs that the lines so far allow."""
     every = list(named(options))
     for seed in options.seeds_or(range(3)):
         for case in every:
             if is_wanted(case, seed, every, lines):
-                yield Run(case, seed)
+                yield Trial(case, seed)
     for experiment, ratio in RACES.items():
         for task in dict.fromkeys(c["task"] for c in every if c["experiment"] == experiment):
             own = [c for c in every if (c["experiment"], c["task"]) == (experiment, task)]
@@ -81,19 +81,19 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
                 )
                 methods = tuple(dict.fromkeys(c["method"] for c in own))
                 given = {"lr": best_rate(done), "methods": methods, "turns": turns}
-                yield Run(case, 0, given, alone=True)
+                yield Trial(case, 0, given, alone=True)
     for name in costs.MODELS:
         given = {"repeats": options.settings["repeats"], "memory": not options.fast}
-        yield Run({"experiment": "cost", "name": name, "batch": costs.MODELS[name][2]}, 0, given,
+        yield Trial({"experiment": "cost", "name": name, "batch": costs.MODELS[name][2]}, 0, given,
                   alone=True)  # fmt: skip
     for kind in ("mlp-synthetic", "mlp-images"):
         task = kind.replace("images", options.data)
         given = {"most": round(max(training.ITERATIONS) * options.settings["part"])}
-        yield Run({"experiment": "share", "name": task, "samples": 3000, "lr": 0.1}, 0, given)
+        yield Trial({"experiment": "share", "name": task, "samples": 3000, "lr": 0.1}, 0, given)
     for seed in options.seeds_or([0, 1]):
         for model in ("mlp", "cnn"):
             case = {"experiment": "scaling", "name": model, "data": options.data, "samples": 3000}
-            yield Run(case | {"rounds": options.settings["rounds"]}, seed)
+            yield Trial(case | {"rounds": options.settings["rounds"]}, seed)
 
 
 def named(options: Options) -> Iterator[Case]:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero_studies.core.tables import Line, Vector, at, by, reached, seeds
+from flwr_hetero_studies.core.curves import Vector, at, reached
+from flwr_hetero_studies.core.record import Line, by, seeds
 
 DEFAULT = "stochastic"
 """The package's default among the methods."""

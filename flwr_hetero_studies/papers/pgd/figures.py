@@ -12,8 +12,9 @@ from math import inf, isfinite
 
 import numpy as np
 
-from flwr_hetero_studies.core.alone import Columns, first_below
-from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome, times
+from flwr_hetero_studies.core.curves import Columns, time_to
+from flwr_hetero_studies.core.experiment import Claim, Curve, Finding, times
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import images, points
 from flwr_hetero_studies.papers.pgd.workers import (
     METHODS,
@@ -50,7 +51,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def work_to(curve: Columns, goal: float, unit: str = "work") -> float:
     """Return the gradients, or steps, that it took to get to a loss; infinite if it never did."""
-    return first_below(curve[unit], smooth(curve["loss"]), goal)
+    return time_to(curve[unit], smooth(curve["loss"]), goal, below=True)
 
 
 def gain(
@@ -102,7 +103,7 @@ def ratio_curves(found: Mapping[tuple[float, float], Columns]) -> dict[str, Curv
     return {f"k={percent(k)}, r={percent(r)}": curve_of(c) for (k, r), c in found.items()}
 
 
-def figure_6(options: Options) -> Outcome:
+def figure_6(options: Options) -> Finding:
     """Vary the top ratio k, with a small and a large renewal ratio."""
     small, large = 0.001, 0.1
     found = ratios(options, points(options), [(k, r) for r in (small, large) for k in RATIOS])
@@ -119,10 +120,10 @@ def figure_6(options: Options) -> Outcome:
         Claim("with r = 10% a too small k bumps: k = 0.1% rises more than k = 30%", "big bumps",
               f"{rough[0]:.4f} against {rough[1]:.4f}", rough[0] > rough[1]),
     ]  # fmt: skip
-    return Outcome(RATIO_HEAD, ratio_rows(found), claims, ratio_curves(found), (WORK, "loss"))
+    return Finding(RATIO_HEAD, ratio_rows(found), claims, ratio_curves(found), (WORK, "loss"))
 
 
-def figure_7(options: Options) -> Outcome:
+def figure_7(options: Options) -> Finding:
     """Vary the renewal ratio r, with a small and a large top ratio."""
     small, large = 0.01, 0.1
     found = ratios(options, points(options), [(k, r) for k in (small, large) for r in RATIOS])
@@ -139,7 +140,7 @@ def figure_7(options: Options) -> Outcome:
               "are within a factor of 1.25", "slightly",
               ", ".join(f"{end:.4f}" for end in middle), max(middle) <= 1.25 * min(middle)),
     ]  # fmt: skip
-    return Outcome(RATIO_HEAD, ratio_rows(found), claims, ratio_curves(found), (WORK, "loss"))
+    return Finding(RATIO_HEAD, ratio_rows(found), claims, ratio_curves(found), (WORK, "loss"))
 
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -147,7 +148,7 @@ BOTH = 0.02
 """k + r."""
 
 
-def figure_8(options: Options) -> Outcome:
+def figure_8(options: Options) -> Finding:
     """Vary k and r, together fixed."""
     settings = Settings(0.0, 0.0, LR, options.pick(200, 10_000))
     rows, curves, leads, rough = [], {}, [], []
@@ -174,10 +175,10 @@ def figure_8(options: Options) -> Outcome:
               f"{rough[0][1]:.4f} against {rough[0][0]:.4f}", rough[0][1] > rough[0][0])
     )  # fmt: skip
     head = ["model", "k", "r", "loss at the end", "rises / first loss"]
-    return Outcome(head, rows, claims, curves, (WORK, "loss"))
+    return Finding(head, rows, claims, curves, (WORK, "loss"))
 
 
-def figure_9(options: Options) -> Outcome:
+def figure_9(options: Options) -> Finding:
     """With aggressive updates and without."""
     task, renewals = images(options, "cnn"), (0.005, 0.01, 0.02)
     settings = Settings(0.01, 0.0, LR, options.pick(200, 5000))
@@ -210,10 +211,10 @@ def figure_9(options: Options) -> Outcome:
     ]  # fmt: skip
     curves = {f"{method}, r={percent(r)}": curve_of(c) for (method, r), c in found.items()}
     head = ["method", "r", "loss at the end", "rises / first loss"]
-    return Outcome(head, rows, claims, curves, (WORK, "loss"))
+    return Finding(head, rows, claims, curves, (WORK, "loss"))
 
 
-def convergence(options: Options, model: str) -> Outcome:
+def convergence(options: Options, model: str) -> Finding:
     """Compare PGD with SGD at its best learning rate, each method at its own best."""
     task = images(options, model)
     settings = Settings(0.01, 0.01, LR, options.pick(300, 5000))
@@ -246,7 +247,7 @@ def convergence(options: Options, model: str) -> Outcome:
     goals = (f"to SGD's at {part:.0%} (in steps)" for part in parts)
     head = ["method", "lr", "loss at the end", *goals, "paper"]
     curves = {method: curve_of(curves[0]) for method, curves in found.items()}
-    return Outcome(head, rows, claims, curves, (WORK, "training loss"))
+    return Finding(head, rows, claims, curves, (WORK, "training loss"))
 
 
 figure_10a = partial(convergence, model="mlp")
@@ -270,7 +271,7 @@ def round_s(model: str, workers: int, link_mbps: float) -> float:
     return seconds * PER_STEP / workers + 2 * 32 * parameters / (1e6 * link_mbps)
 
 
-def figure_11(options: Options) -> Outcome:
+def figure_11(options: Options) -> Finding:
     """Time to one loss on 1 to 8 workers."""
     rows, best, curves = [], {}, {}
     for model in COSTS:
@@ -283,7 +284,7 @@ def figure_11(options: Options) -> Outcome:
             curve = run(task, PGD_A, settings, options.seed)
             losses = smooth(curve["loss"])
             goal = losses[round(0.6 * (len(losses) - 1))] if workers == 1 else goal
-            steps.append(first_below(curve["step"], losses, goal))
+            steps.append(time_to(curve["step"], losses, goal, below=True))
             for link, found in speedups.items():
                 alone = steps[0] * round_s(model, 1, link)
                 found.append(alone / (steps[-1] * round_s(model, workers, link)))
@@ -301,4 +302,4 @@ def figure_11(options: Options) -> Outcome:
               f"{best['cnn']:.1f}x, {best['mlp']:.1f}x", best["cnn"] > best["mlp"]),
     ]  # fmt: skip
     head = ["model", "link", *(f"{n} workers" for n in FLEETS)]
-    return Outcome(head, rows, claims, curves, ("workers", "speed-up"))
+    return Finding(head, rows, claims, curves, ("workers", "speed-up"))

@@ -12,7 +12,8 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero_studies.core.alone import train
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import images
 from flwr_hetero_studies.papers.pgd.workers import AT_A_TIME, Task, each_loss
 from flwr_hetero_studies.tasks import Examples, evaluate
@@ -40,7 +41,7 @@ def while_training(
         step += every
         return {"loss": 0.0}
 
-    train(model, [task.examples], [sampler], optimizer, steps=steps, every=every, look=take)
+    train(model, [task.examples], [sampler], optimizer, num_steps=steps, every=every, look=take)
 
 
 def priorities_of(
@@ -86,7 +87,7 @@ def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) 
     return before - after
 
 
-def figure_1(options: Options) -> Outcome:
+def figure_1(options: Options) -> Finding:
     """Distribution of priorities, and the part of the loss decrease that the top accounts for."""
     task = images(options, "mlp-100")
     looks: dict[int, Look] = {}
@@ -134,7 +135,7 @@ def figure_1(options: Options) -> Outcome:
     }
     head = ["iteration", "negative", *(f"top {top:.1%}" for top in TOPS)]
     axes = ("share of the examples", "priority over the mean size")
-    return Outcome(head, rows, claims, curves, axes)
+    return Finding(head, rows, claims, curves, axes)
 
 
 # --- Figure 5 -------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ FALLING = slice(5, None)
 """Looks from iteration 10 on, where the paper's priorities fall in straight lines."""
 
 
-def figure_5(options: Options) -> Outcome:
+def figure_5(options: Options) -> Finding:
     """Priorities of examples over the iterations."""
     found: dict[str, NDArray[np.float64]] = {}
     for model in ("mlp", "cnn"):
@@ -175,7 +176,7 @@ def figure_5(options: Options) -> Outcome:
         for number, i in enumerate(chosen, 1)
     }
     head = ["model", "change of ln |p| an iteration, to 10", "after", "positive", "line explains"]
-    return Outcome(head, rows, claims, curves, ("iteration", "priority"))
+    return Finding(head, rows, claims, curves, ("iteration", "priority"))
 
 
 def priorities_over_time(task: Task, seed: int) -> NDArray[np.float64]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, Vector, by, seeds
+from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.record import Line, by, seeds
 from flwr_hetero_studies.papers.pgd.curves import (
     DEFAULT,
     PARTS,
@@ -135,7 +136,7 @@ def draw_races(races: Races, prices: Prices, path: Path) -> None:
                 x = price["start"] + price["price"] * x if clock == "time" else x
                 curves[method] = (x, mean_curve(own, "loss"))
     labels = (("steps", "time, in steps of SGD"), "training loss")
-    tables.draw(panels, path, *labels, columns=2, size=(4.5, 2.4), yscale="log")
+    plots.draw(panels, path, *labels, columns=2, size=(4.5, 2.4), yscale="log")
 
 
 def final_loss(runs: Sequence[Line]) -> str:
@@ -192,7 +193,7 @@ def share(lines: list[Line], path: Path) -> str:
         panels[f"{task}: distribution of priorities"] = left
         panels[f"{task}: loss decrease by the top k alone"] = right
     labels = (("priority / mean of |priority|", "k"), ("share of examples", "of that by all"))
-    tables.draw(panels, path, *labels, columns=2, size=(4.5, 3))
+    plots.draw(panels, path, *labels, columns=2, size=(4.5, 3))
     rows.append(["paper, MNIST", "50", "", "", *(f"{v:.0%}" for v in FIGURE_1.values())])
     head = ["task", "iteration", "loss", "negative", *(f"top {k:.1%}" for k in FIGURE_1)]
     return tables.table(head, rows)
@@ -235,9 +236,9 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         (experiment, task): chosen(own)
         for experiment in RACES
         for task, own in by(groups.get(experiment, []), "task").items()
-        if tables.of(own, method="SGD")
+        if record.of(own, method="SGD")
     }
-    parts: dict[str, Any] = {"versions": tables.software(lines, "torch")}
+    parts: dict[str, Any] = {"versions": record.software(lines, "torch")}
     if races:
         draw_races(races, prices, folder / "races.png")
         parts["short"] = in_short(gains_of(races, prices))

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from flwr_hetero_studies.core.experiment import Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.workers import Task
 from flwr_hetero_studies.tasks import Examples, data_shape, load_partition, make_model
 

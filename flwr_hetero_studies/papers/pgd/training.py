@@ -15,7 +15,7 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
-from flwr_hetero_studies.core.bench import Data
+from flwr_hetero_studies.core.plan import Data
 from flwr_hetero_studies.tasks import load_partition, make_model
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -15,7 +15,8 @@ from flwr_hetero.pgd.aggregated_gradient import AggregatedGradient
 from flwr_hetero.pgd.algorithm import choose_batch, estimate, learn, pick_top, start_trend
 from flwr_hetero.pgd.priorities import all_priorities, sample_priorities
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
-from flwr_hetero_studies.core.alone import Columns, split, train
+from flwr_hetero_studies.core.alone import split, train
+from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.tasks import Examples, evaluate
 
 SGD, PGD_A, PGD_S = "SGD", "PGD-A", "PGD-S"
@@ -125,7 +126,7 @@ def run(task: Task, method: str, settings: Settings, seed: int) -> Columns:
 
     curve = train(
         model, shares, samplers, torch.optim.SGD(model.parameters(), settings.lr),
-        steps=settings.steps, every=max(1, settings.steps // POINTS), observe=observe,
+        num_steps=settings.steps, every=max(1, settings.steps // POINTS), observe=observe,
         look=lambda model: {"loss": evaluate(model, task.examples, AT_A_TIME)[0]},
     )  # fmt: skip
     for sampler in samplers:

@@ -19,9 +19,9 @@ from flwr_hetero.tifl import pacing
 from flwr_hetero.tifl.algorithm import policy_probs
 from flwr_hetero.tifl.time_estimate import Forecast, expected_slowest, mape
 from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.bench import Data, Options, Run
 from flwr_hetero_studies.core.emulate import emulate, with_last_classes
-from flwr_hetero_studies.core.tables import Case, Line, by_seed, of
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line, by_seed, of
 from flwr_hetero_studies.tasks import Settings
 
 NODES, PER_ROUND, JITTER = 50, 5, 0.03
@@ -44,30 +44,30 @@ PREDICTED = ("paced", "uniform", "random")
 STATIC = (VANILLA, "slow", "uniform", "fast", "fast1", "fast2", "fast3", "random")
 
 
-def plan(options: Options, lines: list[Line]) -> Iterator[Run]:
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs; those on digits once vanilla's time is known."""
     shared = {**MIX_SETTINGS, "data": options.data, "budget-s": 20.0 if options.fast else 400.0}
     for partition in PARTITIONS:
         for seed in options.seeds_or(range(3)):
             for name, setting in MIXES.items():
                 case = {"experiment": f"mix, {partition}", "name": name, **shared, **setting}
-                yield Run(case | {"partition": partition}, seed)
+                yield Trial(case | {"partition": partition}, seed)
     digits = {"experiment": "digits", "rounds": options.settings["rounds"]}
     base = by_seed(of(lines, name=VANILLA, **digits))
     for seed in options.seeds_or(range(3)):
         for name in ON_DIGITS:
             if name == VANILLA:
-                yield Run({**digits, "name": name}, seed)
+                yield Trial({**digits, "name": name}, seed)
             elif seed in base:
                 budget_s = SHARE * base[seed]["curve"]["clock_s"][-1]
-                yield Run({**digits, "name": name}, seed, {"budget_s": budget_s})
+                yield Trial({**digits, "name": name}, seed, {"budget_s": budget_s})
     for policy, unequal in product(PREDICTED, (False, True)):
         name = f"{policy}, {'20 to 180' if unequal else '100'} examples a node"
         case = {"experiment": "forecast", "name": name, "policy": policy, "unequal": unequal}
-        yield Run(case | {"rounds": 60, "seeds": 4 if options.fast else 40})
+        yield Trial(case | {"rounds": 60, "seeds": 4 if options.fast else 40})
     for policy in STATIC:
         error = 0.1 if options.fast else 0.01
-        yield Run({"experiment": "order statistics", "name": policy, "error": error})
+        yield Trial({"experiment": "order statistics", "name": policy, "error": error})
 
 
 def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
         TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=policy, seed=seed, **phase),
         named_fleet("paper-5", 20),
         run_config,
-        note=lambda record: {"tier": record["tifl"]["tier"]},
+        note=lambda moment: {"tier": moment.record["tifl"]["tier"]},
         budget_s=budget_s,
         charged=False,
     )
@@ -131,9 +131,9 @@ def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
             strategy,
             named_fleet("paper-5", 20),
             run_config,
-            note=lambda record: {
-                "slow": record["global"].get("slow"),
-                "tier": record["tifl"]["tier"],
+            note=lambda moment: {
+                "slow": moment.record["global"].get("slow"),
+                "tier": moment.record["tifl"]["tier"],
             },
             budget_s=case["budget-s"],
             measure=with_last_classes(settings, SLOW_CLASSES),

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from flwr_hetero.tifl.algorithm import VANILLA
-from flwr_hetero_studies.core.experiment import Claim, Options, Outcome, times
+from flwr_hetero_studies.core.experiment import Claim, Finding, times
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import (
     ADAPTIVE,
     ALIKE,
@@ -40,7 +41,7 @@ def same_time(text: str, published: str, ratios: Sequence[float]) -> Claim:
     return Claim(f"{text} (each policy within 10 %)", published, here, holds)
 
 
-def figure_1b(options: Options) -> Outcome:
+def figure_1b(options: Options) -> Finding:
     """Train vanilla FL with 2, 5, 10 and all classes per client."""
     plans = {f"non-IID({count})": Plan(partition=classes(count), nodes=20) for count in LEVELS}
     found = compare(options, plans | {"IID": Plan(nodes=20)}, [VANILLA])
@@ -66,7 +67,7 @@ def figure_1b(options: Options) -> Outcome:
     return outcome(found, claims, paper, by_time=False)
 
 
-def figure_3a(options: Options) -> Outcome:
+def figure_3a(options: Options) -> Finding:
     """Compare the policies on devices of five speeds with IID data."""
     found = compare(options, {"resource": Plan(cpus=CIFAR_CPUS)}, STATIC)
     ours = found["resource"]
@@ -91,7 +92,7 @@ def figure_3a(options: Options) -> Outcome:
     return outcome(found, claims, paper)
 
 
-def figure_3b(options: Options) -> Outcome:
+def figure_3b(options: Options) -> Finding:
     """Compare the policies on equal devices with 10 to 30 % of the data in each group."""
     found = compare(options, {"quantity": Plan(partition=QUANTITY)}, STATIC)
     ours = found["quantity"]
@@ -105,7 +106,7 @@ def figure_3b(options: Options) -> Outcome:
     return outcome(found, claims, {"quantity, fast": "up to 3x"})
 
 
-def figure_4(options: Options) -> Outcome:
+def figure_4(options: Options) -> Finding:
     """Compare the policies on equal devices by the number of classes per client."""
     plans = {f"non-IID({n})": Plan(partition=classes(n), fast_seeds=1) for n in LEVELS}
     found = compare(options, plans | {"IID": Plan(fast_seeds=1)}, STATIC)
@@ -139,7 +140,7 @@ def figure_4(options: Options) -> Outcome:
     return outcome(found, claims, by_time=False)
 
 
-def figure_5(options: Options) -> Outcome:
+def figure_5(options: Options) -> Finding:
     """Compare policies that avoid the slowest tier more and more."""
     plan = Plan(MNIST_CPUS, classes(2), "mnist_cnn")
     policies = (VANILLA, UNIFORM, "fast1", "fast2", "fast3")
@@ -159,7 +160,7 @@ def figure_5(options: Options) -> Outcome:
     return outcome(found, claims)
 
 
-def figure_6a(options: Options) -> Outcome:
+def figure_6a(options: Options) -> Finding:
     """Compare the policies on devices of five speeds with 5 classes per client."""
     even, skewed = "resource", "resource + non-IID(5)"
     plans = {even: Plan(CIFAR_CPUS), skewed: Plan(CIFAR_CPUS, classes(5))}
@@ -178,7 +179,7 @@ def figure_6a(options: Options) -> Outcome:
     return outcome(found, claims)
 
 
-def figure_6b(options: Options) -> Outcome:
+def figure_6b(options: Options) -> Finding:
     """Compare the policies where speed, amount and classes of data are all unequal."""
     found = compare(options, {"combined": Plan(CIFAR_CPUS, COMBINED)}, STATIC)
     ours = found["combined"]
@@ -212,7 +213,7 @@ def said(points: Mapping[str, float]) -> str:
     return ", ".join(f"{value:+.2f} to {name}" for name, value in points.items())
 
 
-def figure_7(options: Options) -> Outcome:
+def figure_7(options: Options) -> Finding:
     """Compare the adaptive policy where amounts, classes or everything is unequal."""
     plans = {
         "amount": Plan(partition=QUANTITY),
@@ -242,7 +243,7 @@ def figure_7(options: Options) -> Outcome:
     return outcome(found, claims)
 
 
-def figure_8(options: Options) -> Outcome:
+def figure_8(options: Options) -> Finding:
     """Compare the adaptive policy on equal devices by the number of classes per client."""
     plans = {f"non-IID({n})": Plan(partition=classes(n)) for n in LEVELS}
     found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
@@ -259,7 +260,7 @@ def figure_8(options: Options) -> Outcome:
     return outcome(found, claims, by_time=False)
 
 
-def figure_9(options: Options) -> Outcome:
+def figure_9(options: Options) -> Finding:
     """Compare all policies on many small clients of unequal amounts and classes."""
     config = PAPER | {"optimizer": "sgd", "learning-rate": 0.004, "lr-decay": 1.0}
     partition = {"partition": "dirichlet", "alpha": 0.5}

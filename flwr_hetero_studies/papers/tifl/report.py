@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core import tables
-from flwr_hetero_studies.core.tables import Line, Vector, percent
+from flwr_hetero_studies.core import curves, plots, record, tables
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.core.tables import percent
 
 VANILLA, PARTITIONS = "vanilla", ("classes-by-speed", "dirichlet")
 SMOOTH, WINDOW_S, FINAL, TOLERANCE, STEPS = 5, 40, 10, 0.01, 4001
@@ -23,7 +25,7 @@ STATIC = ["policy", "mean round", "expected", "error", "standard error", "faster
 
 
 def final_accuracy(lines: Sequence[Line]) -> float:
-    return float(np.mean([tables.last(line, "accuracy", FINAL) for line in lines]))
+    return float(np.mean([curves.last(line, "accuracy", FINAL) for line in lines]))
 
 
 def mean_curve(
@@ -34,20 +36,20 @@ def mean_curve(
     Between two rounds the figure of the first holds. The curve is NaN where not every seed has
     a figure: before its first round or after its last.
     """
-    time, curves = np.linspace(0, 1, STEPS), []
+    time, found = np.linspace(0, 1, STEPS), []
     for line in lines:
         shift_s = line["metrics"]["profiling_s"] if profiling else 0.0
         clock = (np.asarray(line["curve"]["clock_s"]) + shift_s) / unit_s[line["seed"]]
         latest = np.searchsorted(clock, time, side="right") - 1
         known = (latest >= 0) & (time <= clock[-1])
-        accuracy = tables.smooth(line["curve"]["accuracy"], SMOOTH)
-        curves.append(np.where(known, accuracy[latest], np.nan))
-    return time, np.mean(curves, axis=0)
+        accuracy = curves.smooth(line["curve"]["accuracy"], SMOOTH)
+        found.append(np.where(known, accuracy[latest], np.nan))
+    return time, np.mean(found, axis=0)
 
 
 def time_to(target: float, time: Vector, curve: Vector) -> str:
     """Return the first time at which the curve is at the target."""
-    place = tables.reached(curve, target)
+    place = curves.reached(curve, target)
     return "never" if np.isnan(place) else f"{time[int(place)]:.2f}"
 
 
@@ -58,9 +60,9 @@ def lengths(lines: Sequence[Line]) -> dict[int, float]:
 
 def race(lines: Sequence[Line]) -> str:
     """Compare runs with vanilla's: length, final accuracy and time to target."""
-    vanilla, rows = tables.of(lines, name=VANILLA), []
+    vanilla, rows = record.of(lines, name=VANILLA), []
     target, unit_s = final_accuracy(vanilla) - TOLERANCE, lengths(vanilla)
-    for name, mine in tables.by(lines, "name").items():
+    for name, mine in record.by(lines, "name").items():
         took = lengths(mine)
         faster = np.mean([unit_s[seed] / took[seed] for seed in took])
         rounds = np.mean([len(line["curve"]["accuracy"]) - 1 for line in mine])
@@ -72,15 +74,15 @@ def race(lines: Sequence[Line]) -> str:
 
 def draw_races(panels: Mapping[str, Sequence[Line]], path: Path) -> None:
     """Draw accuracy against virtual time, a panel per case."""
-    vanilla = {title: tables.of(lines, name=VANILLA) for title, lines in panels.items()}
+    vanilla = {title: record.of(lines, name=VANILLA) for title, lines in panels.items()}
     drawn: dict[str, dict[str, tuple[Vector, Vector]]] = {}
     for title, lines in panels.items():
-        for name, mine in tables.by(lines, "name").items():
+        for name, mine in record.by(lines, "name").items():
             time, curve = mean_curve(mine, lengths(vanilla[title]))
             drawn.setdefault(title, {})[name] = (time, 100 * curve)
     low = {title: 100 * max(0.0, final_accuracy(own) - 0.4) for title, own in vanilla.items()}
     labels = ("virtual time / vanilla's whole run", "test accuracy in %")
-    tables.draw(drawn, path, *labels, xlim=(0, 1), ylim=lambda title: (low[title], None))
+    plots.draw(drawn, path, *labels, xlim=(0, 1), ylim=lambda title: (low[title], None))
 
 
 def held(line: Line, name: str) -> Vector:
@@ -102,22 +104,22 @@ def target_s(line: Line, base: Line, *, by_time: bool) -> float:
     """
     target = quarter(base, "accuracy", 4) - TOLERANCE
     if by_time:
-        place = tables.reached(tables.smooth(held(line, "accuracy"), WINDOW_S), target)
+        place = curves.reached(curves.smooth(held(line, "accuracy"), WINDOW_S), target)
         return inf if np.isnan(place) else place
-    place = tables.reached(tables.smooth(line["curve"]["accuracy"], SMOOTH), target)
+    place = curves.reached(curves.smooth(line["curve"]["accuracy"], SMOOTH), target)
     return inf if np.isnan(place) else float(line["curve"]["virtual_s"][int(place)])
 
 
 def mixes(lines: Sequence[Line]) -> str:
     """Compare the rounds of each tier and what they are worth, at the same virtual time."""
-    base, rows = tables.of(lines, name="paced"), []
-    for name, mine in tables.by(lines, "name").items():
+    base, rows = record.of(lines, name="paced"), []
+    for name, mine in record.by(lines, "name").items():
         tiers = np.mean([line["metrics"]["rounds"] for line in mine], axis=0)
         cells = [" / ".join(f"{count:.0f}" for count in tiers)]
         for by_time in (True, False):
             found = [
                 target_s(line, its, by_time=by_time) / target_s(its, its, by_time=by_time)
-                for line, its in tables.pairs(mine, base)
+                for line, its in record.pairs(mine, base)
             ]
             missed = sum(share == inf for share in found)
             known = [share for share in found if share < inf]
@@ -147,17 +149,17 @@ def static(lines: Sequence[Line]) -> str:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figures."""
-    groups = tables.by(lines, "experiment")
-    parts: dict[str, Any] = {"versions": tables.software(lines, "flwr", "torch", "numpy")}
+    groups = record.by(lines, "experiment")
+    parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     if digits := groups.get("digits"):
         draw_races({"digits": digits}, folder / "digits.png")
         parts |= {"digits": race(digits), "digits_case": digits[0]["case"]}
-        parts["digits_seeds"] = len(tables.seeds(digits))
+        parts["digits_seeds"] = len(record.seeds(digits))
     found = {p: groups[f"mix, {p}"] for p in PARTITIONS if f"mix, {p}" in groups}
     if found:
         parts["mixes"] = "".join(f"### {name}\n\n{mixes(mine)}\n" for name, mine in found.items())
         first = next(iter(found.values()))
-        parts |= {"mix_case": first[0]["case"], "mix_seeds": len(tables.seeds(first))}
+        parts |= {"mix_case": first[0]["case"], "mix_seeds": len(record.seeds(first))}
     if mine := groups.get("forecast"):
         parts |= {"forecast": forecasts(mine), "forecast_case": mine[0]["case"]}
     if mine := groups.get("order statistics"):

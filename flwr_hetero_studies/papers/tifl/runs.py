@@ -12,7 +12,8 @@ from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import ALGORITHM_2, VANILLA
 from flwr_hetero_studies.core.emulate import emulate
-from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, train_node
 
 CIFAR_CPUS, MNIST_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1), (2.0, 1.0, 0.75, 0.5, 0.25)
@@ -137,7 +138,7 @@ def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[f
         strategy,
         plan.fleet,
         config,
-        note=lambda record: {"training_s": record["tifl"]["actual_s"]},
+        note=lambda moment: {"training_s": moment.record["tifl"]["actual_s"]},
     )
     percent = [100 * accuracy for accuracy in found["accuracy"]]
     return found["training_s"], found["virtual_s"], percent
@@ -171,7 +172,7 @@ def outcome(
     paper: Mapping[str, str] | None = None,
     *,
     by_time: bool = True,
-) -> Outcome:
+) -> Finding:
     """Make a table of settings and policies; ``paper`` says of "setting, policy" what it prints."""
     rows, curves = [], {}
     for setting, policies in found.items():
@@ -188,7 +189,7 @@ def outcome(
             curves[name] = one.by_time if by_time else one.by_round
     head = ("setting", "policy", "training s", "faster", "in all s")
     axes = "virtual seconds" if by_time else "round", "accuracy, %"
-    return Outcome((*head, "accuracy %", "paper"), rows, claims, curves, axes)
+    return Finding((*head, "accuracy %", "paper"), rows, claims, curves, axes)
 
 
 def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:

@@ -15,7 +15,8 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
 from flwr_hetero.tifl.time_estimate import mape, paper_estimate, straggler_bound, straggler_chance
-from flwr_hetero_studies.core.experiment import Claim, Curve, Options, Outcome
+from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
 from flwr_hetero_studies.tasks import train as train_steps
@@ -42,7 +43,7 @@ STUDY_CPUS = (4.0, 2.0, 1.0, 1 / 3, 1 / 5)
 """CPU shares of the paper's case study (section 3.3)."""
 
 
-def figure_1a(options: Options) -> Outcome:
+def figure_1a(options: Options) -> Finding:
     """Time an epoch on this machine's CPU by the amount of data."""
     amounts = options.pick((100, 200, 500, 1000), (500, 1000, 2000, 5000))
     dataset = options.dataset("images")
@@ -71,10 +72,10 @@ def figure_1a(options: Options) -> Outcome:
         f"{share:.2g} CPU": Curve(amounts, [one_s / share for one_s in taken[1:]])
         for share in STUDY_CPUS
     }
-    return Outcome(head, rows, [claim], curves, ("examples", "seconds per round"))
+    return Finding(head, rows, [claim], curves, ("examples", "seconds per round"))
 
 
-def table_1(options: Options) -> Outcome:
+def table_1(options: Options) -> Finding:
     """Compare the policies' probabilities with those printed."""
     ours = {policy: tuple(policy_probs(policy, 5).tolist()) for policy in TABLE_1}
     rows = [
@@ -84,10 +85,10 @@ def table_1(options: Options) -> Outcome:
     equal = sum(ours[policy] == printed for policy, printed in TABLE_1.items())
     text = "every policy has the probabilities of the table"
     claim = Claim(text, "7 policies", f"{equal} equal", equal == len(TABLE_1))
-    return Outcome(("policy", *(f"tier {j}" for j in range(1, 6)), "paper"), rows, [claim])
+    return Finding(("policy", *(f"tier {j}" for j in range(1, 6)), "paper"), rows, [claim])
 
 
-def table_2(options: Options) -> Outcome:
+def table_2(options: Options) -> Finding:
     """Compare Eq. 6 with the time that rounds take, on nodes that do not train."""
     rounds, seeds = 500, range(options.seed, options.seed + 5)
     rows, errors = [], {}
@@ -111,10 +112,10 @@ def table_2(options: Options) -> Outcome:
         errors[worst] <= 6,
     )
     head = ("policy", "Eq. 6, s", "actual, s", "MAPE, %", "MAPE of the expected slowest, %")
-    return Outcome((*head, "paper: Eq. 6, actual, MAPE"), rows, [claim])
+    return Finding((*head, "paper: Eq. 6, actual, MAPE"), rows, [claim])
 
 
-def equation_3(options: Options) -> Outcome:
+def equation_3(options: Options) -> Finding:
     """Count how often a round of random selection holds a node of the slowest level."""
     rounds = options.pick(500, 5000)
     found, rows = [], []
@@ -148,7 +149,7 @@ def equation_3(options: Options) -> Outcome:
             found[-1][1] > 0.99,
         ),
     ]
-    return Outcome(("clients a round", "share of rounds", "Eq. 3", "Eq. 5"), rows, claims)
+    return Finding(("clients a round", "share of rounds", "Eq. 3", "Eq. 5"), rows, claims)
 
 
 class RoundTimes(Wrapper):

@@ -1,6 +1,5 @@
 """The runner: a line per run, resumed where it stopped; data sets cut to their first rows."""
 
-import json
 import sys
 from types import ModuleType
 
@@ -9,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flwr_hetero_studies.core import bench
-from flwr_hetero_studies.core.tables import RESULTS, by_seed, of, read
+from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.record import append, by_seed, of, pack, read
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def claim(monkeypatch):
         shared = {"experiment": options.data, **options.settings}
         base = by_seed(of(lines, name="base", **shared))
         for seed in options.seeds_or([0, 1]):
-            yield bench.Run({**shared, "name": "base"}, seed)
+            yield Trial({**shared, "name": "base"}, seed)
             if seed in base:
                 limit = base[seed]["metrics"]["value"]
-                yield bench.Run({**shared, "name": "rival"}, seed, {"limit": limit})
+                yield Trial({**shared, "name": "rival"}, seed, {"limit": limit})
 
     def run(case, seed, data, limit=0.0):
         cases.calls.append((case["name"], seed))
@@ -38,8 +38,8 @@ def claim(monkeypatch):
 
 
 def run_toy(tmp_path, patterns=("*",), **options):
-    data = bench.Data("digits", str(tmp_path / "scratch"))
-    options = bench.Options({"size": 3}, data.name, **options)
+    data = Data("digits", str(tmp_path / "scratch"))
+    options = Options({"size": 3}, data.name, **options)
     bench.run_claim("toy", options, data, tmp_path, patterns, jobs=0)
 
 
@@ -54,15 +54,17 @@ def test_a_plan_is_followed_until_it_has_nothing_new(claim, tmp_path):
 
 def test_a_broken_off_run_makes_only_what_is_missing(claim, tmp_path):
     run_toy(tmp_path)
-    lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)
-    (tmp_path / RESULTS).write_text("".join(lines[:2]))
+    lines = read(tmp_path)
+    pack(tmp_path, lines[:1])
+    append(tmp_path, lines[1])  # a line that was not packed yet
     claim.calls.clear()
     run_toy(tmp_path)
     assert claim.calls == [("rival", 0), ("rival", 1)]
-    again = [json.loads(line) for line in (tmp_path / RESULTS).read_text().splitlines()]
-    assert [(line["case"], line["metrics"]["value"]) for line in again] == [
-        (line["case"], line["metrics"]["value"]) for line in map(json.loads, lines)
+    values = [
+        [(x["case"], x["metrics"]["value"]) for x in each] for each in (lines, read(tmp_path))
     ]
+    assert values[0] == values[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl.xz"]
 
 
 @pytest.mark.parametrize(
@@ -86,16 +88,16 @@ def test_the_first_rows_of_a_folder_are_taken_once(tmp_path):
     scratch.mkdir()
     for split in ("train", "test"):
         pq.write_table(pa.table({"x": list(range(10))}), source / f"{split}-0.parquet")
-    data = bench.Data(str(source), str(scratch))
+    data = Data(str(source), str(scratch))
     part = data.first(4, 2)
     assert data.first(4, 2) == part
     for split, rows in (("train", [0, 1, 2, 3]), ("test", [0, 1])):
         assert pq.read_table(f"{part}/{split}.parquet")["x"].to_pylist() == rows
-    assert bench.Data("digits", str(scratch)).first(4, 2) == "digits"
+    assert Data("digits", str(scratch)).first(4, 2) == "digits"
 
 
 def test_all_claims_have_the_faces_of_one():
     assert set(bench.CLAIMS) == {
         *("advise", "asynchrony", "biased_local_sgd", "cd_grab", "cost", "faults"),
-        *("mercury", "objectives", "pgd", "race", "samplers", "tifl"),
+        *("mercury", "objectives", "papers", "pgd", "race", "samplers", "tifl"),
     }  # fmt: skip

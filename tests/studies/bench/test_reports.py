@@ -1,6 +1,5 @@
 """Pages from the results: how costs, gains and misses are read; the committed pages stand."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from matplotlib.figure import Figure
 
 from flwr_hetero_studies.asynchrony import report as asynchrony
 from flwr_hetero_studies.core import bench
+from flwr_hetero_studies.core.record import read
 from flwr_hetero_studies.objectives import report as objectives
 from flwr_hetero_studies.papers.mercury import report as mercury
 from flwr_hetero_studies.papers.pgd import curves as pgd
@@ -20,8 +20,7 @@ def test_committed_page_is_what_its_results_say(claim, tmp_path, monkeypatch):
     if claim != "tifl":  # one is enough to see that figures can be written: it takes seconds
         monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: Path(path).touch())
     folder = bench.CLAIMS[claim]
-    shutil.copy(folder / "results.jsonl", tmp_path)
-    text = bench.make_report(claim, tmp_path)
+    text = bench.page_of(claim, read(folder), tmp_path)
     assert text == (folder / "report.md").read_text(encoding="utf-8")
     drawn = {path.name for path in tmp_path.glob("*.png")}
     assert drawn == {path.name for path in folder.glob("*.png")}

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import SGD
 
 from flwr_hetero.sampler import UniformSampler
-from flwr_hetero_studies.core.bench import Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.samplers import bounds, cases, report
 from flwr_hetero_studies.tasks.data import Examples
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from flwr_hetero_studies.core import tables
+from flwr_hetero_studies.core import curves, plots, record, tables
 
 
 def test_lines_are_grouped_paired_and_selected(tmp_path):
@@ -14,31 +14,31 @@ def test_lines_are_grouped_paired_and_selected(tmp_path):
         for name in ("base", "ours")
         for seed in (0, 1)
     ]
-    (tmp_path / tables.RESULTS).write_text("\n".join(map(json.dumps, lines)))
-    assert tables.read(tmp_path) == lines
-    groups = tables.by(lines, "name")
+    (tmp_path / record.RESULTS).write_text("\n".join(map(json.dumps, lines)))
+    assert record.read(tmp_path) == lines
+    groups = record.by(lines, "name")
     assert list(groups) == ["base", "ours"]
-    assert tables.by(lines, "experiment", "name")["e", "ours"] == groups["ours"]
-    assert tables.of(lines, name="ours") == groups["ours"]
-    assert tables.pairs(groups["ours"], groups["base"][:1]) == [(lines[2], lines[0])]
-    assert tables.seeds(lines) == [0, 1]
+    assert record.by(lines, "experiment", "name")["e", "ours"] == groups["ours"]
+    assert record.of(lines, name="ours") == groups["ours"]
+    assert record.pairs(groups["ours"], groups["base"][:1]) == [(lines[2], lines[0])]
+    assert record.seeds(lines) == [0, 1]
 
 
 def test_smoothing_is_trailing_or_centred():
     values = [0.0, 1.0, 2.0, 6.0]
-    assert tables.smooth(values, 3).tolist() == [0.0, 0.5, 1.0, 3.0]
-    assert tables.smooth(values, 3, centred=True) == pytest.approx([1 / 3, 1.0, 3.0, 14 / 3])
+    assert curves.smooth(values, 3).tolist() == [0.0, 0.5, 1.0, 3.0]
+    assert curves.smooth(values, 3, centred=True) == pytest.approx([1 / 3, 1.0, 3.0, 14 / 3])
 
 
 def test_a_target_is_reached_at_a_row_or_between_two():
     values = [0.0, 0.2, 0.6, 0.5]
-    assert tables.reached(values, 0.4) == 2
-    assert tables.reached(values, 0.4, between=True) == pytest.approx(1.5)
-    assert tables.reached([np.inf, 1.0], 0.5, between=True) == 0
-    assert tables.reached([-np.inf, 1.0], 0.5, between=True) == 1
-    assert np.isnan(tables.reached(values, 0.7))
-    assert tables.at([10.0, 20.0, 40.0, 50.0], 1.5) == 30.0
-    assert np.isnan(tables.at([10.0, 20.0], float("nan")))
+    assert curves.reached(values, 0.4) == 2
+    assert curves.reached(values, 0.4, between=True) == pytest.approx(1.5)
+    assert curves.reached([np.inf, 1.0], 0.5, between=True) == 0
+    assert curves.reached([-np.inf, 1.0], 0.5, between=True) == 1
+    assert np.isnan(curves.reached(values, 0.7))
+    assert curves.at([10.0, 20.0, 40.0, 50.0], 1.5) == 30.0
+    assert np.isnan(curves.at([10.0, 20.0], float("nan")))
 
 
 def test_figures_are_written_with_their_spread():
@@ -52,5 +52,5 @@ def test_figures_are_written_with_their_spread():
 
 def test_curves_are_drawn_with_a_panel_each(tmp_path):
     panels = {"one": {"a": ([0, 1], [1, 2])}, "two": {"a": ([0, 1], [2, 1]), "b": ([0], [1])}}
-    tables.draw(panels, tmp_path / "x.png", "x", ("left", "right"), ylim=lambda title: (0, 3))
+    plots.draw(panels, tmp_path / "x.png", "x", ("left", "right"), ylim=lambda title: (0, 3))
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

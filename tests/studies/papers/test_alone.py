@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flwr_hetero.client.batch_sampler import UniformSampler
-from flwr_hetero_studies.core import alone
+from flwr_hetero_studies.core import alone, curves
 from flwr_hetero_studies.tasks import Examples, evaluate
 
 
@@ -19,13 +19,17 @@ def examples():
     return Examples(inputs, (inputs[:, 0] > 0).long())
 
 
-def run(examples, num_workers, *, steps=4, every=2, lr=0.5, **more):
+def run(examples, num_workers, *, num_steps=4, every=2, lr=0.5, **more):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     shares = alone.split(examples, num_workers, seed=0)
     samplers = [UniformSampler(len(share), len(share), seed=0) for share in shares]
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    given = {"steps": steps, "every": every, "look": lambda m: {"loss": evaluate(m, examples)[0]}}
+    given = {
+        "num_steps": num_steps,
+        "every": every,
+        "look": lambda m: {"loss": evaluate(m, examples)[0]},
+    }
     given |= more
     return alone.train(model, shares, samplers, optimizer, **given)
 
@@ -53,7 +57,7 @@ def test_each_worker_is_observed_with_its_own_gradient(examples):
     run(
         examples,
         2,
-        steps=1,
+        num_steps=1,
         observe=lambda worker, indices, losses: seen.append((worker, *losses.shape)),
     )
     assert seen == [(0, 6), (1, 6)]
@@ -66,10 +70,10 @@ def test_a_run_that_diverges_ends_with_an_infinite_loss(examples):
 
 
 def test_a_goal_is_reached_between_points():
-    assert alone.first_below([0, 10, 20], [3.0, 2.0, 0.0], 1.0) == 15
-    assert alone.first_below([0, 10], [3.0, 2.0], 1.0) == inf
-    assert alone.first_below([0, 10], [1.0, 2.0], 1.0) == 0
+    assert curves.time_to([0, 10, 20], [3.0, 2.0, 0.0], 1.0, below=True) == 15
+    assert curves.time_to([0, 10], [3.0, 2.0], 1.0, below=True) == inf
+    assert curves.time_to([0, 10], [1.0, 2.0], 1.0, below=True) == 0
 
 
 def test_means_go_as_far_as_all_curves():
-    assert alone.mean([{"loss": [3.0, 1.0]}, {"loss": [1.0]}], "loss") == [2.0]
+    assert curves.mean([{"loss": [3.0, 1.0]}, {"loss": [1.0]}], "loss") == [2.0]

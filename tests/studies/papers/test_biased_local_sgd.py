@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_hetero_studies.core.experiment import Curve, NotHereError, Options
+from flwr_hetero_studies.core.experiment import Curve
+from flwr_hetero_studies.core.plan import NotHereError, Options
 from flwr_hetero_studies.papers.biased_local_sgd import accuracy, other, runs
 from flwr_hetero_studies.papers.biased_local_sgd.model import resnet20
 from flwr_hetero_studies.papers.biased_local_sgd.runs import Case, HighLossToSlow, Trained
 from flwr_hetero_studies.tasks import load_partition, make_model
 
-QUIET = Options(fast=True, say=lambda text: None)
+QUIET = Options(fast=True)
 
 
 def trained(seconds, percent):

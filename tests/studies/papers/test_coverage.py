@@ -1,20 +1,12 @@
-"""The committed page of verdicts: what its lines say, of every experiment there is."""
+"""The committed record of the papers' figures: of every experiment there is."""
 
-from pathlib import Path
-
-from flwr_hetero_studies.core import coverage
-from flwr_hetero_studies.core.catalogue import find
-
-DOCS = Path(__file__).parents[3] / "docs"
-LINES = coverage.read(DOCS / "coverage.jsonl")
-
-
-def test_page_is_what_its_lines_say():
-    assert coverage.page(find(), LINES) == (DOCS / "coverage.md").read_text(encoding="utf-8")
+from flwr_hetero_studies.core.bench import CLAIMS
+from flwr_hetero_studies.core.record import read
+from flwr_hetero_studies.papers.cases import find
 
 
 def test_every_experiment_that_can_be_run_was_run():
-    known = {(line["paper"], line["name"]) for line in LINES}
+    known = {(x["case"]["experiment"], x["case"]["name"]) for x in read(CLAIMS["papers"])}
     every = {(each.paper, each.name): each for each in find()}
     assert known <= every.keys()
     missing = every.keys() - known

@@ -4,17 +4,17 @@ import math
 
 import pytest
 
-from flwr_hetero_studies.core import catalogue
-from flwr_hetero_studies.core.experiment import NotHereError, Options
+from flwr_hetero_studies.core.plan import NotHereError, Options
+from flwr_hetero_studies.papers.cases import find
 
-RUN = [each for each in catalogue.find() if each.run]
+RUN = [each for each in find() if each.run]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("experiment", RUN, ids=lambda each: f"{each.paper}-{each.name}")
 def test_fast_form_has_rows_claims_and_curves(experiment):
     try:
-        found = experiment.run(Options(fast=True, say=lambda text: None))
+        found = experiment.run(Options(fast=True))
     except NotHereError as reason:
         pytest.skip(str(reason))
     assert found.rows

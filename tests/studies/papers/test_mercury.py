@@ -6,7 +6,7 @@ from math import inf, isinf
 import numpy as np
 import pytest
 
-from flwr_hetero_studies.core.experiment import Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury import components, importance, race, speed
 from flwr_hetero_studies.papers.mercury.clock import Costs, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import Cell, gain, mean_of, spent
@@ -30,7 +30,7 @@ TINY = Setting("digits", "softmax", 8, 12, 6, rows=120)
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(race, "FAST", dict.fromkeys(race.FAST, (TINY, 1)))
-    return Options(fast=True, say=lambda text: None)
+    return Options(fast=True)
 
 
 def run_of(accuracy, second=1.0):
@@ -185,7 +185,7 @@ def test_without_overlapping_nothing_is_saved(monkeypatch):
 
 
 def test_cells_have_seeds_of_their_own():
-    one, other = (race.cell(Options(fast=True, seed=seed), "images") for seed in (0, 1))
+    one, other = (race.cell(Options(fast=True, seeds=[seed]), "images") for seed in (0, 1))
     assert isinstance(one, Cell)
     assert not set(one.seeds) & set(other.seeds)
     assert one.task.alpha == inf

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_hetero_studies.core.experiment import Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd import figures, priorities, tasks, workers
 from flwr_hetero_studies.papers.pgd.workers import METHODS, PGD_A, PGD_S, SGD
 from flwr_hetero_studies.tasks import Examples
 
-QUIET = Options(fast=True, say=lambda text: None)
+QUIET = Options(fast=True)
 
 
 @pytest.fixture

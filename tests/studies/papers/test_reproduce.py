@@ -7,24 +7,17 @@ import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
-from flwr_hetero_studies.core import catalogue, coverage
-from flwr_hetero_studies.core.experiment import (
-    PAPERS,
-    Claim,
-    Curve,
-    Experiment,
-    NotHereError,
-    Options,
-    Outcome,
-    times,
-)
+from flwr_hetero_studies.core.experiment import PAPERS, Claim, Curve, Experiment, Finding, times
+from flwr_hetero_studies.core.plan import NotHereError, Options
+from flwr_hetero_studies.core.record import read
+from flwr_hetero_studies.papers import cases as catalogue
 
 
 def outcome(*held):
     claims = [
         Claim(f"claim {i}", "2.0x", "1.9x", np.bool_(is_held)) for i, is_held in enumerate(held)
     ]
-    return Outcome(["policy", "seconds"], [["fast", 1.0]], claims)
+    return Finding(["policy", "seconds"], [["fast", 1.0]], claims)
 
 
 def toy(options):
@@ -72,7 +65,7 @@ def test_what_this_machine_cannot_run_is_said_and_not_kept(monkeypatch, tmp_path
     path = tmp_path / "lines.jsonl"
     assert main(["reproduce", "--results", str(path)]) == 0
     assert "not run: needs a GPU" in capsys.readouterr().out
-    assert not path.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_list_has_a_line_for_each_that_begins_with_the_paper(experiments, capsys):
@@ -102,8 +95,8 @@ def test_results_replace_older_ones_and_fill_the_page(experiments, tmp_path, cap
     path = tmp_path / "lines.jsonl"
     main(["reproduce", "all", "--results", str(path)])
     main(["reproduce", "all", "--fast", "--results", str(path)])
-    (line,) = coverage.read(path)
-    assert (line["form"], line["verdict"]) == ("fast", "reproduced")
+    (line,) = read(path)
+    assert (line["case"]["form"], line["metrics"]["verdict"]) == ("fast", "reproduced")
     capsys.readouterr()
     main(["reproduce", "--page", str(path)])
     page = capsys.readouterr().out

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from flwr_hetero.tifl.time_estimate import straggler_bound, straggler_chance
-from flwr_hetero_studies.core.experiment import Curve, Options
+from flwr_hetero_studies.core.experiment import Curve
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl import figures, models, runs, times
 from flwr_hetero_studies.papers.tifl.runs import ADAPTIVE, CAPPED, CIFAR_CPUS, Plan, Trained
 
-QUIET = Options(fast=True, say=lambda text: None)
+QUIET = Options(fast=True)
 TINY = Plan(CIFAR_CPUS, nodes=10, per_round=2, fast_rounds=3, fast_seeds=2)
 
 

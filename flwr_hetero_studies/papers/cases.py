@@ -1,10 +1,15 @@
-"""All experiments, and one by its name."""
+"""Every figure and table of the five papers that one machine can hold, as a case."""
+
+from collections.abc import Iterator
+from typing import Any
 
 from flwr_hetero.errors import check_choice
 from flwr_hetero_studies.core.experiment import PAPERS, Experiment
+from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.papers import biased_local_sgd, cd_grab, mercury, pgd, tifl
 
-ALL = "all"
+ALL, FORM = "all", ("full", "fast")
 EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "tifl": tifl.EXPERIMENTS,
     "biased-local-sgd": biased_local_sgd.EXPERIMENTS,
@@ -13,6 +18,9 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "pgd": pgd.EXPERIMENTS,
 }
 """By paper, in the order of its figures and tables."""
+SETTINGS: dict[str, Any] = {}
+FAST = SETTINGS
+FAST_CASES = ["tifl/table-1"]
 
 
 def find(paper: str = ALL, name: str = ALL) -> list[Experiment]:
@@ -30,3 +38,22 @@ def find(paper: str = ALL, name: str = ALL) -> list[Experiment]:
     if not parts:
         check_choice("figure", name, [experiment.name for experiment in found])
     return parts
+
+
+def trial_of(experiment: Experiment, options: Options) -> Trial:
+    """Name the run of a figure in the form that was asked for."""
+    case = {"experiment": experiment.paper, "name": experiment.name, "form": FORM[options.fast]}
+    return Trial(case, options.seed)
+
+
+def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
+    """Yield all that can be run."""
+    yield from (trial_of(each, options) for each in find() if each.run)
+
+
+def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
+    """Make a figure, and hold it against the paper's."""
+    (experiment,) = (e for e in EXPERIMENTS[case["experiment"]] if e.name == case["name"])
+    source = "" if data.source == DIGITS else data.source
+    assert experiment.run
+    return experiment.run(Options({}, source, [seed], case["form"] == "fast")).parts

@@ -1,0 +1,112 @@
+"""What plans are made of: trials to run, the options they are made for, and their data."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow.parquet as pq
+
+from flwr_hetero.errors import check_count
+from flwr_hetero_studies.core.record import Case, key_of
+
+DIGITS = "digits"
+EMBEDDED = {"images": DIGITS, "texts": "stdlib", "series": "series", "numbers": "breast-cancer"}
+"""Data that need no download, by their kind."""
+T = TypeVar("T")
+
+
+class NotHereError(Exception):
+    """Raised by a run that this machine cannot make; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study: its case names it in the record, with a seed.
+
+    ``given`` follows from other runs (a time budget) and names nothing. A run that measures time
+    or memory is ``alone``: no other one goes on beside it.
+    """
+
+    case: Case
+    seed: int = 0
+    given: Mapping[str, Any] = field(default_factory=dict)
+    alone: bool = False
+
+    @property
+    def key(self) -> str:
+        """What tells it from other runs."""
+        return key_of({"case": self.case, "seed": self.seed})
+
+    @property
+    def label(self) -> str:
+        """What ``--cases`` is matched with."""
+        return f"{self.case['experiment']}/{self.case['name']}"
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set as for ``dataset`` of the apps, and a folder for parts of it."""
+
+    source: str
+    scratch: str
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return Path(self.source).name
+
+    def first(self, train: int, test: int) -> str:
+        """Write the first rows of a Parquet folder to a folder; anything else stays whole."""
+        folder = Path(self.source).expanduser()
+        if not folder.is_dir():
+            return self.source
+        part = Path(self.scratch) / f"{self.name}-{train}-{test}"
+        if not part.exists():
+            new = Path(tempfile.mkdtemp(dir=self.scratch))
+            for split, rows in (("train", train), ("test", test)):
+                (file,) = folder.glob(f"{split}*.parquet")
+                pq.write_table(pq.read_table(file).slice(0, rows), new / f"{split}.parquet")
+            try:
+                new.rename(part)
+            except OSError:  # another process was faster
+                shutil.rmtree(new)
+        return str(part)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan or a paper's figure is made for."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: str = ""
+    seeds: Sequence[int] | None = None
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        for seed in self.seeds or ():
+            check_count("seed", seed)
+
+    @property
+    def seed(self) -> int:
+        """The first of the seeds asked for."""
+        return self.seeds_or([0])[0]
+
+    def seeds_or(self, usual: Iterable[int]) -> list[int]:
+        """Return the seeds asked for, else the usual ones; one in a fast run."""
+        return list(self.seeds or ([0] if self.fast else usual))
+
+    def pick(self, fast: T, full: T) -> T:
+        """Return the value of the form that was asked for."""
+        return fast if self.fast else full
+
+    def dataset(self, kind: str) -> str:
+        """Return the data that were given, else those of a kind that need no download."""
+        return self.data or EMBEDDED[kind]
+
+    def say(self, text: str) -> None:
+        """Tell whoever waits what goes on."""
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,68 @@
+"""Pictures of pages: a panel for each task, a line for each method."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from flwr_hetero.report.style import METHOD_COLOURS, method_colours
+
+Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
+DASHES = ("-", "--", ":", "-.")
+
+
+def looks(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give each name a colour, its method's if that is free, then a dash."""
+    every = list(names)
+    words = [name.lower().replace(" ", "-") for name in every]
+    methods = [next((m for m in METHOD_COLOURS if word.startswith(m)), word) for word in words]
+    used: Counter[str] = Counter()
+    for name, colour in zip(every, method_colours(methods), strict=True):
+        yield name, {"color": colour, "linestyle": DASHES[used[colour] % len(DASHES)]}
+        used[colour] += 1
+
+
+def draw(
+    panels: Mapping[str, Curves],
+    path: Path,
+    xlabel: str | Sequence[str],
+    ylabel: str | Sequence[str],
+    *,
+    columns: int = 3,
+    size: tuple[float, float] = (4.2, 3.0),
+    **axes_settings: Any,
+) -> None:
+    """Draw a panel per entry and a line per name, with one legend, and write a PNG.
+
+    ``axes_settings`` are those of matplotlib's axes; a function gets the panel's title.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    names = dict.fromkeys(name for curves in panels.values() for name in curves)
+    look = dict(looks(names))
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    with rc_context(style | {"axes.grid": True, "grid.alpha": 0.25, "axes.titlesize": 9}):
+        height = size[1] * rows + 0.6
+        figure = Figure(figsize=(size[0] * columns, height), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False).flat
+        for number, (title, curves) in enumerate(panels.items()):
+            axes = grid[number]
+            for name, (x, y) in curves.items():
+                axes.plot(x, y, **look[name], lw=1.5)
+            axes.set(title=title, xlabel=_each(xlabel, number), ylabel=_each(ylabel, number))
+            axes.set(**{k: v(title) if callable(v) else v for k, v in axes_settings.items()})
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        if len(names) > 1:
+            handles = [grid[0].plot([], [], label=name, **look[name])[0] for name in names]
+            figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+        figure.savefig(path, dpi=80)
+
+
+def _each(labels: str | Sequence[str], number: int) -> str:
+    return labels if isinstance(labels, str) else labels[number % len(labels)]

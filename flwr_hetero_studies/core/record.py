@@ -1,0 +1,101 @@
+"""The record of a study: a line of JSON for each run, packed; reading, writing, grouping."""
+
+import json
+import lzma
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr_hetero.errors import invalid
+
+RESULTS = "results.jsonl"
+PACKED = ".xz"
+Case = dict[str, Any]
+"""Names a run: ``experiment``, ``name``, and all settings that matter."""
+Line = dict[str, Any]
+"""``case``, ``seed``, ``metrics``, ``curve`` and ``versions``."""
+
+
+def files_of(where: Path) -> tuple[Path, Path]:
+    """Return the packed file of a record and the plain one, of a folder or of either file."""
+    plain = where.with_name(where.name.removesuffix(PACKED)) if where.suffix else where / RESULTS
+    return plain.with_name(plain.name + PACKED), plain
+
+
+def read(where: Path) -> list[Line]:
+    """Read a folder's results, or those of a file; none if there are none."""
+    packed, plain = files_of(where)
+    try:
+        text = lzma.decompress(packed.read_bytes()).decode() if packed.exists() else ""
+        text += plain.read_text(encoding="utf-8") if plain.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+    except (OSError, ValueError, lzma.LZMAError) as error:
+        raise invalid("results", str(where), f"hold the lines of runs ({error})") from error
+
+
+def append(where: Path, line: Line) -> Line:
+    """Add a line to the plain file, and return it as it will be read."""
+    _, plain = files_of(where)
+    plain.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(line)
+    with plain.open("a", encoding="utf-8") as file:
+        file.write(text + "\n")
+    read_again: Line = json.loads(text)
+    return read_again
+
+
+def pack(where: Path, lines: Iterable[Line] | None = None) -> None:
+    """Pack a record, or what is to take its place, into one file."""
+    packed, plain = files_of(where)
+    every = read(where) if lines is None else lines
+    text = "".join(json.dumps(line) + "\n" for line in every)
+    packed.write_bytes(lzma.compress(text.encode(), preset=6 | lzma.PRESET_EXTREME))
+    plain.unlink(missing_ok=True)
+
+
+def key_of(line: Mapping[str, Any]) -> str:
+    """Return what tells runs apart."""
+    return json.dumps([line["case"], line["seed"]], sort_keys=True)
+
+
+def of(lines: Iterable[Line], **wanted: Any) -> list[Line]:
+    """Take the lines whose case has these values."""
+    items = wanted.items()
+    return [line for line in lines if all(line["case"].get(key) == v for key, v in items)]
+
+
+def by(lines: Iterable[Line], *keys: str) -> dict[Any, list[Line]]:
+    """Group lines by values of their cases, in order of appearance."""
+    groups: dict[Any, list[Line]] = {}
+    for line in lines:
+        values = tuple(line["case"].get(key) for key in keys)
+        groups.setdefault(values if len(keys) > 1 else values[0], []).append(line)
+    return groups
+
+
+def metric(lines: Iterable[Line], name: str) -> list[float]:
+    """Return a figure of each line."""
+    return [line["metrics"][name] for line in lines]
+
+
+def by_seed(lines: Iterable[Line]) -> dict[int, Line]:
+    """Name lines by their seeds."""
+    return {line["seed"]: line for line in lines}
+
+
+def pairs(lines: Iterable[Line], base: Iterable[Line]) -> list[tuple[Line, Line]]:
+    """Pair lines with the base of the same seed."""
+    known = by_seed(base)
+    return [(line, known[line["seed"]]) for line in lines if line["seed"] in known]
+
+
+def seeds(lines: Iterable[Line]) -> list[int]:
+    """Return the seeds of lines."""
+    return sorted({line["seed"] for line in lines})
+
+
+def software(lines: Iterable[Line], *names: str) -> str:
+    """Name the versions that the lines were made with."""
+    found = [{k: v for k, v in x["versions"].items() if k in names or not names} for x in lines]
+    texts = dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in found)
+    return "; ".join(text for text in texts if text)
