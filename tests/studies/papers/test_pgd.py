@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd import figures, priorities, tasks, workers
-from flwr_hetero_studies.papers.pgd.workers import METHODS, PGD_A, PGD_S, SGD
+from flwr_hetero_studies.core.plan import Data, Options
+from flwr_hetero_studies.papers.pgd import cases, costs, figures, gains, priorities, tasks, workers
+from flwr_hetero_studies.papers.pgd.workers import METHODS, PAPER, PGD_A, PGD_S, SGD
 from flwr_hetero_studies.tasks import Examples
 
 QUIET = Options(fast=True)
@@ -20,7 +20,7 @@ def task():
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(80, 4, 1, 1, generator=generator)
     examples = Examples(inputs, (inputs[:, 0, 0, 0] > 0).long())
-    return workers.Task(examples, lambda seed: tasks.make_model("softmax", (4, 1, 1), 2, seed))
+    return tasks.Problem(examples, lambda seed: tasks.make_model("softmax", (4, 1, 1), 2, seed))
 
 
 def test_pgd_s_steps_on_the_top_alone(task):
@@ -43,20 +43,70 @@ def test_pgd_s_adds_the_gradients_of_its_step(task):
         torch.testing.assert_close(part, 0.9 * before[name] + 8 * 0.5)
 
 
-@pytest.mark.parametrize(("method", "first"), [(SGD, 0), (PGD_A, 80), (PGD_S, 80)])
-def test_work_counts_gradients_and_the_first_pass(task, method, first):
-    settings = workers.Settings(0.1, 0.1, 0.1, steps=4, workers=4)
-    curve = workers.run(task, method, settings, seed=1)
-    assert curve["work"] == [first + 16 * step for step in range(5)]
+@pytest.mark.parametrize("method", METHODS)
+def test_work_counts_gradients_and_the_first_pass(task, method):
+    settings = workers.Ratios(0.1, 0.1, 0.1, steps=8, workers=4)
+    curve = workers.train(task, method, settings, seed=1)
+    first = 80 if method in (PGD_A, PGD_S) else 0
+    assert curve["work"] == [first + 16 * step for step in range(9)]
     assert curve["loss"][-1] < curve["loss"][0]
-    assert workers.run(task, method, settings, seed=1) == curve
+    assert workers.train(task, method, settings, seed=1) == curve
 
 
 def test_the_best_rate_is_that_of_the_least_loss(task):
-    settings = workers.Settings(0.1, 0.1, 0.0, steps=8)
+    settings = workers.Ratios(0.1, 0.1, 0.0, steps=8)
     rate, curves = workers.at_best_rate(task, SGD, settings, (1e-4, 0.5), seeds=(0, 1))
     assert rate == 0.5
     assert len(curves) == 2
+
+
+def test_prices_are_in_steps_of_sgd(task):
+    methods = (SGD, PGD_A)
+    found = cases.prices(task, workers.Ratios(0.1, 0.1, 0.1, 0, workers=0), methods, turns=2)
+    assert found[SGD]["price"] == 1.0
+    assert found[PGD_A]["start"] > found[SGD]["start"] == 0.0
+
+
+def test_ways_to_priorities_agree():
+    found = costs.ways("cnn", 4)
+    exact = found[costs.PER_SAMPLE]()
+    for way in ("forward mode", "step with priorities, all"):
+        torch.testing.assert_close(found[way](), exact, rtol=1e-4, atol=1e-6)
+    assert all(found[way]() is None for way in ("forward", costs.BASE))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lr-synthetic", (30, 1000, 1, 1)),
+                                             ("mlp-synthetic", (30, 100, 1, 1)),
+                                             ("cnn-digits", (30, 1, 8, 8))])  # fmt: skip
+def test_data_of_races(name, shape, tmp_path):
+    task = tasks.of_race(name, 30, Data("digits", str(tmp_path)))
+    assert task.examples.inputs.shape == shape
+    assert task.make_model(0)(task.examples.inputs).shape[0] == 30
+
+
+def test_a_plan_takes_the_best_rate_of_the_first_seed():
+    lines = []
+    for _ in range(3):
+        known = {str((line["case"], line["seed"])) for line in lines}
+        for trial in cases.plan(Options(cases.SETTINGS, "fashion"), lines):
+            if (
+                trial.case["experiment"] in cases.RACES
+                and str((trial.case, trial.seed)) not in known
+            ):
+                loss = abs(trial.case["lr"] - 0.3)
+                curve = {"iteration": [trial.case["iterations"]], "loss": [loss]}
+                lines.append({"case": trial.case, "seed": trial.seed, "curve": curve})
+    others = [line["case"] for line in lines if line["seed"]]
+    assert {case["lr"] for case in others if case["task"] == "mlp-fashion"} == {0.3}
+    drawn = [line for line in lines if line["case"]["method"] == workers.DRAWN]
+    assert len({(x["case"]["experiment"], x["case"]["task"], x["seed"]) for x in drawn}) == len(
+        drawn
+    )
+
+
+def test_fit_never_rises_and_treats_jumps_alike():
+    assert gains.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5]
+    assert gains.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]
 
 
 def test_rises_count_in_the_later_half_only():
@@ -132,14 +182,14 @@ def test_convergence_is_decided_by_work(monkeypatch, speed, verdict):
         return rates[0], [{"work": spent, "step": spent, "loss": loss.tolist()}]
 
     monkeypatch.setattr(figures, "at_best_rate", found)
-    outcome = figures.convergence(QUIET, "mlp")
-    assert outcome.verdict == verdict
-    assert [row[0] for row in outcome.rows] == list(METHODS)
+    finding = figures.convergence(QUIET, "mlp")
+    assert finding.verdict == verdict
+    assert [row[0] for row in finding.rows] == list(PAPER)
 
 
 def test_figure_1_of_a_tiny_task(monkeypatch, task):
-    small = workers.Task(task.examples, lambda seed: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-    monkeypatch.setattr(priorities, "images", lambda options, model: small)
-    outcome = priorities.figure_1(QUIET)
-    assert len(outcome.rows) == len(priorities.LOOKS) + 1
-    assert outcome.claims[2].holds
+    small = tasks.Problem(task.examples, lambda seed: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+    monkeypatch.setattr(priorities, "of_figure", lambda options, model: small)
+    finding = priorities.figure_1(QUIET)
+    assert len(finding.rows) == len(priorities.LOOKS) + 1
+    assert finding.claims[2].holds
