@@ -24,6 +24,15 @@ def payload_bytes(content: RecordDict) -> int:
     return total
 
 
+def own_records(content: RecordDict) -> RecordDict:
+    """Copy records, arrays left out: Flower's strategies share one record among all messages."""
+    own = RecordDict()
+    for name, record in content.items():
+        kind: Any = type(record)
+        own[name] = record if kind is ArrayRecord else kind(dict(record.items()))
+    return own
+
+
 def config_of(message: Message) -> ConfigRecord:
     """Return the first ConfigRecord of an instruction; one is made where there is none."""
     for record in message.content.config_records.values():

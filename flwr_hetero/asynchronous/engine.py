@@ -12,7 +12,8 @@ from flwr_hetero.asynchronous.evaluation import Evaluations
 from flwr_hetero.asynchronous.mail import Mail, Sent, on_clock
 from flwr_hetero.asynchronous.rule import Arrival, Rule
 from flwr_hetero.records import config_of
-from flwr_hetero.server.exchange import QUORUM, Exchange
+from flwr_hetero.server.checks import check_progress, is_good
+from flwr_hetero.server.context import QUORUM, Exchange, RoundInfo
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 from flwr_hetero.server.reply_checks import Expected
 from flwr_hetero.server.rounds import (
@@ -27,7 +28,6 @@ from flwr_hetero.server.rounds import (
     opened,
     record_start,
 )
-from flwr_hetero.server.session import RoundInfo
 
 REST_S = 10.0
 """Seconds that a node is left alone after a failure, doubled with each one in a row."""
@@ -56,7 +56,7 @@ def run_asynchronously(run: Run, rule: Rule) -> Result:
         if run.round < 0:
             record_start(run)
         work = paused.work.take_up(run) if paused else Work(run, rule)
-        while run.round < run.num_rounds and run.strategy.session.stop_reason is None:
+        while run.round < run.num_rounds and run.fleet.stop_reason is None:
             record = work.train_round()
             finish_round(run, record)
         newest = run.arrays
@@ -78,8 +78,8 @@ class Work:
     """Nodes at work, replies that wait to be merged, and an evaluation beside them."""
 
     def __init__(self, run: Run, rule: Rule) -> None:
-        self.run, self.rule, self.session = run, rule, run.strategy.session
-        self.mail = Mail(run.grid, self.session.clock, self.session.costs, run.timeout_s)
+        self.run, self.rule, self.fleet = run, rule, run.fleet
+        self.mail = Mail(run.grid, self.fleet.clock, self.fleet.costs, run.timeout_s)
         self.version = 0  # merges made
         self.busy: dict[int, int] = {}  # node at work: version that it started from
         self.team = 0  # nodes at work once all that are to start have started
@@ -102,7 +102,7 @@ class Work:
     @property
     def now_s(self) -> float:
         """Seconds on the fleet's clock."""
-        return self.session.clock.virtual_s
+        return self.fleet.clock.virtual_s
 
     # --- nodes start and answer ------------------------------------------------------------
 
@@ -141,12 +141,10 @@ class Work:
         return sorted(idle)  # by id: what is known of identities differs after a resume
 
     def _instructions(self) -> list[Message]:
-        run, info = self.run, self.session.info
-        messages = run.strategy.configure_train(
-            run.round + 1, run.arrays, run.train_config, run.grid
-        )
-        self.session.info = info  # a round would begin with this
-        sort_key = self.session.registry.sort_key  # Flower's samples come in any order
+        run, number = self.run, self.run.round + 1
+        how = number, run.arrays, run.train_config, run.grid
+        messages = run.strategy.configure_train(*how, run.exchange(number))
+        sort_key = self.fleet.nodes.sort_key  # Flower's samples come in any order
         messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
         for message in messages:
             self._count_repeat(message)
@@ -175,17 +173,17 @@ class Work:
         """Check a reply when it arrives: a bad one fills no place in the buffer."""
         node_id = sent.node_id
         version = self.busy.pop(node_id)
-        self.session.exchange = now = self.exchange
+        now = self.exchange
         if self.evaluation.receive(sent, reply):
             return None
         if reply is None:
-            self.session.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
+            now.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
             self.lost.append(sent.instruction)
             return self._rest(node_id, self.run.timeout_s)
         message_id = sent.instruction.metadata.message_id
-        if self.mail.is_local or not self.session.clock.emulated:
+        if self.mail.is_local or not self.fleet.clock.emulated:
             now.round_trip_s[message_id] = self.now_s - sent.sent_s
-        if not self.session.is_good(reply, node_id, self._expected()):
+        if not is_good(now, reply, node_id, self._expected()):
             self.bad += [] if reply.has_error() else [node_id]
             self.lost.append(sent.instruction)
             return self._rest(node_id, is_away=reply.has_error())
@@ -215,19 +213,19 @@ class Work:
         self.rests_until_s[node_id] = on_clock(self.now_s + rest_s)
         at_least = max(self.team, self.exchange.quorum)
         enough = len(self.bad) >= FRUITLESS * at_least and len(set(self.bad)) >= at_least
-        if enough and self.session.begun:
+        if enough and self.fleet.begun:
             raise RuntimeError(f"{len(self.bad)} bad replies in a row: {self._reasons()}.")
         if self.busy:
             return
-        begun, refused = self.session.begun or bool(self.buffer), self.exchange.refused
+        begun, refused = self.fleet.begun or bool(self.buffer), self.exchange.refused
         if not begun and len(refused) == len(self.failures):
-            self.session.check_progress()
+            check_progress(self.exchange)
         tries, online = MAX_FAILURES if begun else 2, online_nodes(self.run.grid)
         if all(self.failures.get(node, 0) >= tries for node in online):
             raise RuntimeError(f"every node has failed {tries} times in a row: {self._reasons()}.")
 
     def _reasons(self) -> str:
-        return "; ".join(sorted({failure.reason for failure in self.session.info.failures})[:3])
+        return "; ".join(sorted({failure.reason for failure in self.fleet.info.failures})[:3])
 
     # --- merging -------------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class Work:
 
     def _merge(self, due: list[Arrival]) -> Record:
         """Make the next version of the model; return what there is of the history's line."""
-        run, session, number = self.run, self.session, self.run.round + 1
+        run, number = self.run, self.run.round + 1
         due.sort(key=lambda arrival: arrival.arrived_s)
         messages = [arrival.sent.instruction for arrival in due]
         merged = {message.metadata.message_id for message in messages}
@@ -251,11 +249,11 @@ class Work:
         self.exchange = self._new_exchange([a.sent.instruction for a in rest])
         self.exchange.latency, self.exchange.checked = now.latency, now.checked - merged
         now.latency = {i: latency for i, latency in now.latency.items() if i in merged}
-        session.exchange, session.arrays = now, run.arrays
-        self.rule.merging(due, self.version)
+        now.round, now.arrays = number, run.arrays
+        self.rule.merging(now, due, self.version)
         before = set(now.refused)
         asked, self.lost = [*messages, *self.lost], []
-        record = aggregate(run, number, asked, [arrival.reply for arrival in due])
+        record = aggregate(run, now, asked, [arrival.reply for arrival in due])
         self.version += 1
         for node_id in now.refused.keys() - before:  # or it would fill the buffer again
             self._rest(node_id)
@@ -264,18 +262,19 @@ class Work:
 
     def _evaluate(self, record: Record) -> Record:
         """Evaluate the model of a round, and complete its line."""
-        session, number = self.session, record["round"]
+        number = record["round"]
         record["global"] = evaluate_centrally(self.run, number)
         record["evaluate"] = self._evaluated(number)
-        record |= fairness(session)
-        record["virtual_s"] = session.clock.virtual_s
-        record["failures"] = [failure._asdict() for failure in session.info.failures]
+        record |= fairness(self.fleet)
+        record["virtual_s"] = self.fleet.clock.virtual_s
+        record["failures"] = [failure._asdict() for failure in self.fleet.info.failures]
         self.merged_s = self.now_s
-        session.info = RoundInfo()
+        self.fleet.info = RoundInfo()
         return record
 
     def _new_exchange(self, messages: list[Message]) -> Exchange:
-        exchange = Exchange(messages, self.mail.is_simulated, self.run.timeout_s)
+        exchange = self.run.exchange(self.run.round + 1)
+        exchange.messages, exchange.simulated = messages, self.mail.is_simulated
         exchange.same_clock = self.mail.is_local or not self.mail.is_simulated
         exchange.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
         return exchange

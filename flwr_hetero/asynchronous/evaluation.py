@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from flwr_hetero.asynchronous.mail import Sent
-from flwr_hetero.server.exchange import Exchange
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.rounds import Run
 
 EVALUATION_SHARE = 0.1
@@ -17,8 +17,8 @@ EVALUATION_SHARE = 0.1
 class Evaluation:
     """Nodes evaluate a version of the model when they are idle next, while training goes on."""
 
-    def __init__(self, run: Run, number: int, messages: Sequence[Message]) -> None:
-        self.session, self.number = run.strategy.session, number
+    def __init__(self, context: Exchange, messages: Sequence[Message]) -> None:
+        self.context = context
         self.waiting = {message.metadata.dst_node_id: message for message in messages}
         self.sent: list[Message] = []
         self.num_open = 0
@@ -35,15 +35,13 @@ class Evaluation:
 
     def result(self, run: Run) -> dict[str, Any]:
         """Return the figures of an evaluation that is over."""
-        exchange = self.session.exchange
-        now = Exchange(self.sent, exchange.simulated, exchange.timeout_s, quorum=exchange.quorum)
-        self.session.exchange = now
-        metrics = run.strategy.aggregate_evaluate(self.number, self.replies)
-        self.session.exchange = exchange
+        context, number = self.context, self.context.round
+        context.messages = self.sent
+        metrics = run.strategy.aggregate_evaluate(number, self.replies, context)
         if metrics is None:
             return {}
-        run.result.evaluate_metrics_clientapp[self.number] = metrics
-        return {**metrics, "evaluated-round": self.number}
+        run.result.evaluate_metrics_clientapp[number] = metrics
+        return {**metrics, "evaluated-round": number}
 
 
 class Evaluations:
@@ -56,7 +54,7 @@ class Evaluations:
     def __init__(self, run: Run, of_each_round: bool) -> None:
         self.run, self.of_each_round = run, of_each_round
         self.under_way: list[Evaluation] = []
-        self.began_s = self.ended_s = self.zero_s = run.strategy.session.clock.virtual_s
+        self.began_s = self.ended_s = self.zero_s = run.fleet.clock.virtual_s
         self.took_s: dict[int, float] = defaultdict(float)
 
     @property
@@ -77,16 +75,13 @@ class Evaluations:
 
     @property
     def _now_s(self) -> float:
-        return self.run.strategy.session.clock.virtual_s
+        return self.run.fleet.clock.virtual_s
 
     def begin(self, number: int, *, is_last: bool = False) -> None:
         """Ask the strategy which nodes evaluate the model of a round."""
-        run, session = self.run, self.run.strategy.session
-        exchange = session.exchange
-        messages = run.strategy.configure_evaluate(
-            number, run.arrays, run.evaluate_config, run.grid
-        )
-        session.exchange = exchange
+        run, context = self.run, self.run.exchange(number)
+        how = number, run.arrays, run.evaluate_config, run.grid
+        messages = run.strategy.configure_evaluate(*how, context)
         self.began_s = self._now_s
         if self.of_each_round:
             for older in self.under_way:
@@ -95,7 +90,7 @@ class Evaluations:
             self.under_way.clear()
         if self.of_each_round and not is_last:
             messages = self._rested(messages)
-        self.under_way.append(Evaluation(run, number, messages))
+        self.under_way.append(Evaluation(context, messages))
 
     def _rested(self, messages: list[Message]) -> list[Message]:
         """Return the messages to nodes that have evaluated little so far, or least of all."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_hetero.server.exchange import POLL_S, Clock, Costs
+from flwr_hetero.server.context import POLL_S, Clock, Costs
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.reply_checks import reported_latency
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 from flwr.app import Message
 
 from flwr_hetero.asynchronous.mail import Sent
+from flwr_hetero.server.context import Exchange
 
 
 class Arrival(NamedTuple):
@@ -40,7 +41,7 @@ class Rule(Protocol):
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""
 
-    def merging(self, arrivals: list[Arrival], version: int) -> None:
+    def merging(self, context: Exchange, arrivals: list[Arrival], version: int) -> None:
         """Learn what is about to be merged, and into which version of the model."""
 
     def ends_round(self, team: int) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.asynchronous.algorithm import (
+    Floats,
     Usual,
     Weights,
     default_buffer,
@@ -27,6 +28,7 @@ from flwr_hetero.asynchronous.engine import Paused, run_asynchronously
 from flwr_hetero.asynchronous.rule import Arrival
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Loop
@@ -187,8 +189,7 @@ class FedBuff(Selection):
 
     def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
         """Return the first K updates when there are as many (Alg. 1, l. 6)."""
-        at_work = min(self.concurrency or team, team)  # others evaluate
-        self._size = self.buffer_size or self._usual_size(at_work)
+        self._size = self.buffer_size or self._usual_size(min(self.concurrency or team, team))
         return buffer[: self._size] if len(buffer) >= self._size else []
 
     def _usual_size(self, in_flight: int) -> int:
@@ -202,7 +203,7 @@ class FedBuff(Selection):
         """Count merges as rounds."""
         return True
 
-    def merging(self, arrivals: list[Arrival], version: int) -> None:
+    def merging(self, context: Exchange, arrivals: list[Arrival], version: int) -> None:
         """Note each update's staleness (l. 3), and how long its node worked and was idle."""
         self._arrivals = {a.sent.instruction.metadata.message_id: a for a in arrivals}
         self._staleness, self._times_s, self._info = {}, {}, {}
@@ -216,38 +217,39 @@ class FedBuff(Selection):
 
     # --- hooks ----------------------------------------------------------------------------
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Return the nodes that were drawn."""
         return [node for node in self._starting if node in online]
 
-    def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
+    def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
         """Show all nodes: they evaluate when they are idle next."""
         return sorted(online_nodes(grid)) if self._inner_evaluates else []
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Add each update to the present model, scaled by its staleness and the merge's step."""
         if not replies:
             return replies
         stale = [self._staleness[reply.metadata.reply_to_message_id] for reply in replies]
         discounts = staleness_weights(stale, self.exponent)
-        found = self._weigh(replies, discounts)
+        found = self._weigh(context, replies, discounts)
         scales = found.step * self._even(replies, discounts)
-        moved = [self._rebased(*pair) for pair in zip(replies, scales.tolist(), strict=True)]
+        pairs = zip(replies, scales.tolist(), strict=True)
+        moved = [self._rebased(context, reply, scale) for reply, scale in pairs]
         self._note(replies, step=found.step, clipped_share=found.clipped_share)
-        return super().on_replies(server_round, moved)
+        return super().on_replies(context, moved)
 
-    def weights(self, replies: list[Message]) -> list[float]:
+    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
         """Weigh the updates, by default so that no node counts by its speed."""
         if self.powers == (0.0, 0.0):  # the paper's rule
             return [1.0] * len(replies)
         factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
-        return [w * f for w, f in zip(super().weights(replies), factors, strict=True)]
+        return [w * f for w, f in zip(super().weights(context, replies), factors, strict=True)]
 
-    def _weigh(self, replies: list[Message], discounts: NDArray[np.float64]) -> Weights:
+    def _weigh(self, context: Exchange, replies: list[Message], discounts: Floats) -> Weights:
         """Learn what is usual of these nodes, and set the factors of this merge's weights."""
         if self.powers == (0.0, 0.0):  # the paper's rule
             return Weights(np.ones(len(replies)), 1.0, 0.0)
-        weights, nodes = super().weights(replies), []
+        weights, nodes = super().weights(context, replies), []
         for reply, weight, discount in zip(replies, weights, discounts.tolist(), strict=True):
             node = self.identity(reply.metadata.src_node_id)
             times_s = self._times_s[reply.metadata.reply_to_message_id]
@@ -259,8 +261,8 @@ class FedBuff(Selection):
         every = np.array([usual.weight for usual in self.usual.values()])
         a, b = self.powers
         usual = every**a * all_s**b
-        limit = self._limit(usual, 1 / all_s) if self._undoes_pace else inf
-        found = merge_weights(np.power(weights, a) * np.power(mine, b), usual, 1 / all_s, limit)
+        most = self._limit(usual, 1 / all_s) if self._undoes_pace else inf
+        found = merge_weights(np.power(weights, a) * np.power(mine, b), usual, 1 / all_s, most)
         factors = found.weights / np.where(weights, weights, 1.0)
         ids = [reply.metadata.reply_to_message_id for reply in replies]
         self._factors = dict(zip(ids, factors.tolist(), strict=True))
@@ -283,7 +285,7 @@ class FedBuff(Selection):
         idle_s = sum(u.starts * u.idle_s for u in self.usual.values()) / max(1, starts)
         return {node: usual.interval_s(idle_s) for node, usual in self.usual.items()}
 
-    def _even(self, replies: list[Message], discounts: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _even(self, replies: list[Message], discounts: Floats) -> NDArray[np.float64]:
         """Weigh down only what is staler than is usual for its node, or slow ones count less."""
         if not self._undoes_pace:
             return discounts
@@ -298,11 +300,11 @@ class FedBuff(Selection):
         replies_per_s = [1 / interval_s for interval_s in self._intervals_s().values()]
         return float(np.average(every, weights=replies_per_s))
 
-    def _rebased(self, reply: Message, scale: float) -> Message:
+    def _rebased(self, context: Exchange, reply: Message, scale: float) -> Message:
         """Add a node's update to the present model (Alg. 1, l. 7)."""
-        message_id, now = reply.metadata.reply_to_message_id, self.session.arrays
-        start = next(iter(self.session.instruction_of(reply).content.array_records.values()))
-        if now is None or (scale == 1.0 and not self._staleness[message_id]):
+        message_id, now = reply.metadata.reply_to_message_id, context.arrays
+        start = next(iter(context.instruction_of(reply).content.array_records.values()))
+        if scale == 1.0 and not self._staleness[message_id]:
             return reply
         return with_update(reply, start, now, scale)
 

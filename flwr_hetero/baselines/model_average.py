@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flwr_hetero._flwr import trains_trees
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.aggregate import keep_dtypes
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
@@ -71,13 +72,12 @@ class ModelAverage(Wrapper):
         self.count = 0
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the new global model to the average."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
         if arrays is not None:
-            like = self.session.arrays
-            whole = arrays if like is None else keep_dtypes(arrays, like)
+            whole = keep_dtypes(arrays, self.current(context).arrays)
             self._add({name: array.numpy() for name, array in whole.items()})
         return arrays, metrics
 
@@ -105,10 +105,17 @@ class ModelAverage(Wrapper):
         )
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]:
         """Send the average to the nodes that evaluate."""
-        return super().configure_evaluate(server_round, self.averaged(arrays), config, grid)
+        return super().configure_evaluate(
+            server_round, self.averaged(arrays), config, grid, context
+        )
 
     def on_start(self, run: Run) -> None:
         """Let the server evaluate the average; a run that begins has none yet."""

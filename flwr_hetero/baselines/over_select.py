@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.server.context import POLL_S, Exchange
 from flwr_hetero.server.contract import check_enough_updates
-from flwr_hetero.server.exchange import POLL_S
 from flwr_hetero.server.nodes import MINIMA, GridView, whole_grid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -88,18 +88,28 @@ class OverSelect(Wrapper):
             run.timeout_s = self.timeout_s
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]:
         """Configure a round of training; afterwards the strategy's minima are as before."""
         with self._same_minima():
-            return super().configure_train(server_round, arrays, config, grid)
+            return super().configure_train(server_round, arrays, config, grid, context)
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]:
         """Configure a round of evaluation; afterwards the strategy's minima are as before."""
         with self._same_minima():
-            return super().configure_evaluate(server_round, arrays, config, grid)
+            return super().configure_evaluate(server_round, arrays, config, grid, context)
 
     @contextmanager
     def _same_minima(self) -> Iterator[None]:
@@ -110,7 +120,7 @@ class OverSelect(Wrapper):
             for name, minimum in before.items():
                 setattr(self.leaf, name, minimum)
 
-    def before_train(self, server_round: int, grid: Grid) -> Grid:
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Hide nodes still at work on an earlier round; wait for one if there is no other."""
         if self._at_work:
             self._finish(grid.pull_messages(list(self._at_work)))
@@ -120,19 +130,19 @@ class OverSelect(Wrapper):
             view = self._free(grid)
         return view
 
-    def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
+    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Hide nodes that are still at work on this round or an earlier one."""
         return self._free(grid)
 
     def _finish(self, replies: Iterable[Message]) -> None:
         for reply in replies:
-            self.session.costs.answered([reply], self.session.clock.virtual_s)
+            self.fleet.costs.answered([reply], self.fleet.clock.virtual_s)
             self._at_work.pop(reply.metadata.reply_to_message_id, None)
 
     def _wait(self, grid: Grid) -> None:
         """Let time pass until a node has answered, or its time-out is over."""
         fleet: Any = whole_grid(grid)
-        clock, message_ids = self.session.clock, list(self._at_work)
+        clock, message_ids = self.fleet.clock, list(self._at_work)
         if hasattr(fleet, "virtual_time_s"):
             began_s = fleet.virtual_time_s
             left_s = min(until_s for _, until_s in self._at_work.values()) - clock.virtual_s
@@ -145,7 +155,7 @@ class OverSelect(Wrapper):
         self._finish(replies)
 
     def _free(self, grid: Grid) -> Grid:
-        now_s = self.session.clock.virtual_s
+        now_s = self.fleet.clock.virtual_s
         self._at_work = {i: job for i, job in self._at_work.items() if job[1] > now_s}
         busy = {node_id for node_id, _ in self._at_work.values()}
         if not busy:
@@ -157,24 +167,23 @@ class OverSelect(Wrapper):
         return GridView(grid, free)
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Set how many replies are enough."""
-        self.session.enough = self.take
+        context.enough = self.take
         if 0 < len(messages) <= self.take and not (self._at_work or self._told):
             self._told = True
             text = "OverSelect: take=%d of %d nodes asked: every node is waited for"
             log(WARNING, text, self.take, len(messages))
         return messages
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Note which nodes are still at work; evaluation waits for all that are asked."""
-        done, self.session.enough = self.session.exchange, None
-        until_s = self.session.clock.virtual_s - done.virtual_s + done.timeout_s
-        for message in done.surplus:
+        until_s = self.fleet.clock.virtual_s - context.virtual_s + context.timeout_s
+        for message in context.surplus:
             at_work = (message.metadata.dst_node_id, until_s)
             self._at_work[message.metadata.message_id] = at_work
-        self._left_out = [self.identity(m.metadata.dst_node_id) for m in done.surplus]
+        self._left_out = [self.identity(m.metadata.dst_node_id) for m in context.surplus]
         if self._left_out:
             log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
         return replies

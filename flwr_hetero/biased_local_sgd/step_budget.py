@@ -25,6 +25,7 @@ from flwr_hetero.biased_local_sgd.node_speeds import Job, NodeSpeeds, divided
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import STEPS, check_on_missing, check_unscaled
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.reply_checks import BUFFERS
@@ -200,7 +201,7 @@ class LocalSteps(Wrapper):
     # --- instructions --------------------------------------------------------------------
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Write each node's steps into its own config."""
         self._say_what_is_optimised()
@@ -230,52 +231,55 @@ class LocalSteps(Wrapper):
 
     # --- replies -------------------------------------------------------------------------
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Check the reported steps, learn the nodes' speeds and weigh the updates."""
         good, self._assigned = [], {}
         for reply in replies:
             (metrics,) = reply.content.metric_records.values()
-            claim, assigned = metrics.get(keys.NUM_STEPS), self._assigned_to(reply)
-            steps = self.steps_of(reply)
+            claim, assigned = metrics.get(keys.NUM_STEPS), self._assigned_to(context, reply)
+            steps = self.steps_of(context, reply)
             if claim is not None and not steps:
-                self.session.drop(reply, f"claims {claim!r} steps instead of 1 to {assigned}")
+                context.drop(reply, f"claims {claim!r} steps instead of 1 to {assigned}")
                 continue
             if read_number(metrics, keys.NUM_STEPS, 0.0) > assigned:
                 claimed = f"claims {claim:g} steps, was assigned {assigned}"
-                self.session.note(reply.metadata.src_node_id, claimed)
+                context.note(reply.metadata.src_node_id, claimed)
             self._assigned[self.identity(reply.metadata.src_node_id)] = assigned
             if steps:
                 metrics[keys.NUM_STEPS] = steps
-                self._measure(reply, steps)
+                self._measure(context, reply, steps)
             good.append(reply)
-        return self._normalised(good) if self.correction else good
+        return self._normalised(context, good) if self.correction else good
 
-    def steps_of(self, reply: Message) -> int:
+    def steps_of(self, context: Exchange, reply: Message) -> int:
         """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
         (metrics,) = reply.content.metric_records.values()
-        return max(0, int(min(read_number(metrics, keys.NUM_STEPS, 0.0), self._assigned_to(reply))))
+        return max(
+            0,
+            int(min(read_number(metrics, keys.NUM_STEPS, 0.0), self._assigned_to(context, reply))),
+        )
 
-    def _assigned_to(self, reply: Message) -> int:
-        return assigned_steps(self.session.instruction_of(reply))
+    def _assigned_to(self, context: Exchange, reply: Message) -> int:
+        return assigned_steps(context.instruction_of(reply))
 
-    def counted_steps(self, replies: Sequence[Message]) -> list[int]:
+    def counted_steps(self, context: Exchange, replies: Sequence[Message]) -> list[int]:
         """Return the steps of each reply; those that report none have the fewest of the others."""
-        steps = [self.steps_of(reply) for reply in replies]
+        steps = [self.steps_of(context, reply) for reply in replies]
         fewest = min((count for count in steps if count), default=1)
         return [count or fewest for count in steps]
 
-    def weights(self, replies: list[Message]) -> list[float]:
+    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
         """Weight models by their steps (Alg. 1, l. 15, Eq. 4), if asked for."""
         if self.weighting != "steps":
-            return super().weights(replies)
-        return [float(count) for count in self.counted_steps(replies)]
+            return super().weights(context, replies)
+        return [float(count) for count in self.counted_steps(context, replies)]
 
-    def _normalised(self, replies: list[Message]) -> list[Message]:
+    def _normalised(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Scale each update to the mean number of steps, so that no data count by their speed."""
-        start, weights = self.session.arrays, self.top.weights(replies)
-        if start is None or not any(weights):
+        start, weights = context.arrays, self.top.weights(context, replies)
+        if not any(weights):
             return replies
-        steps = np.array([self.steps_of(reply) for reply in replies])
+        steps = np.array([self.steps_of(context, reply) for reply in replies])
         steps[steps == 0] = steps.max(initial=1)  # not reported: the smallest scale
         scales = self._scales(replies, steps, weights).tolist()
         return [
@@ -293,21 +297,21 @@ class LocalSteps(Wrapper):
         mean_steps = float(np.average(known, weights=weight_of))
         return normalised_scales(steps, mean_steps, self.correction)
 
-    def on_profile_replies(self, replies: list[Message]) -> None:
+    def on_profile_replies(self, context: Exchange, replies: list[Message]) -> None:
         """Learn from another wrapper's profiling how fast nodes are that report their steps."""
         for reply in replies:
             for metrics in reply.content.metric_records.values():
                 steps = int(read_number(metrics, keys.NUM_STEPS, 0.0))
                 if steps >= 1:
-                    self._measure(reply, steps)
+                    self._measure(context, reply, steps)
 
-    def _measure(self, reply: Message, steps: int) -> None:
+    def _measure(self, context: Exchange, reply: Message, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message."""
-        identity, now = self.identity(reply.metadata.src_node_id), self.session.exchange
+        identity = self.identity(reply.metadata.src_node_id)
         self.speeds.note_job(identity, reply, steps)
-        if (latency := self.session.latency_of(reply)) is not None:
-            seen_s = now.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
-            times = divided(reply, latency, steps, seen_s if now.same_clock else 0.0)
+        if (latency := context.latency_of(reply)) is not None:
+            seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
+            times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
             self.speeds.observe(identity, steps, *times)
 
     # --- the run -------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class LocalSteps(Wrapper):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the measured times belong to."""
         if self.speeds.step_s and not run.continues:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the steps assigned to each node and the measured gamma."""

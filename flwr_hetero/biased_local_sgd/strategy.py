@@ -12,6 +12,7 @@ from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.biased_local_sgd.step_budget import LocalSteps, assigned_steps
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.state_dict import StateDict, entries_below
 
 
@@ -103,12 +104,12 @@ class BiasedLocalSGD(LocalSteps):
             )
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Write each node's steps, and what it needs to choose its samples."""
-        messages = super().on_instructions(server_round, messages, grid)
+        messages = super().on_instructions(context, messages, grid)
         message_of = {message.metadata.dst_node_id: message for message in messages}
-        node_ids = sorted(message_of, key=self.session.registry.sort_key)
+        node_ids = sorted(message_of, key=self.fleet.nodes.sort_key)
         if self.shared is not None:  # a node that was never measured chooses its first samples
             node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
         fast_nodes = self.fast_nodes()
@@ -124,9 +125,9 @@ class BiasedLocalSGD(LocalSteps):
                 config[keys.HIGH_LOSS_FRACTION] = self.high_loss_fraction
         return messages
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Check steps, learn the nodes' speeds and, with shared data, the losses."""
-        good = super().on_replies(server_round, replies)
+        good = super().on_replies(context, replies)
         if self.shared is None:
             return good
         kept = []
@@ -134,7 +135,7 @@ class BiasedLocalSGD(LocalSteps):
             try:
                 self.shared.record(reply)
             except ValueError as error:
-                self.session.drop(reply, str(error))
+                context.drop(reply, str(error))
             else:
                 kept.append(reply)
         return kept

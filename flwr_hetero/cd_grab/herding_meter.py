@@ -12,6 +12,7 @@ from flwr_hetero.cd_grab.algorithm import Vectors, relative_herding
 from flwr_hetero.cd_grab.contract import SKETCHES
 from flwr_hetero.cd_grab.wire import read_vectors, usual_length
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import Contract, check_on_missing
 from flwr_hetero.server.wrapper import Wrapper
 
@@ -73,7 +74,7 @@ class HerdingMeter(Wrapper):
         self._bound: float | None = None
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Ask for the sketches."""
         for message in messages:
@@ -82,7 +83,7 @@ class HerdingMeter(Wrapper):
             )
         return messages
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the sketches out of the replies; drop replies with bad ones."""
         records = [reply.content.config_records.get(keys.HERDING) for reply in replies]
         lengths = [record.get(keys.SKETCH_SIZE) for record in records if record is not None]
@@ -96,7 +97,7 @@ class HerdingMeter(Wrapper):
                 try:
                     passes.append(self._add(self.identity(reply.metadata.src_node_id), record))
                 except ValueError as error:
-                    self.session.drop(reply, f"herding record: {error}")
+                    context.drop(reply, f"herding record: {error}")
                     continue
             good.append(reply)
         self._bound, whole = None, [each for each in passes if each is not None]
@@ -105,7 +106,7 @@ class HerdingMeter(Wrapper):
             self._seen.clear()
         return good
 
-    def helps(self, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a node sends sketches; unclear if it has trained none of its units yet."""
         record = reply.content.config_records.get(keys.HERDING)
         return record is not None and (None if self._is_empty(record) else True)

@@ -23,6 +23,7 @@ from flwr_hetero.cd_grab.wire import (
 )
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import STEPS, Contract, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -122,10 +123,10 @@ class CDGraB(Wrapper):
         self._balanced, self._bytes = Balanced(), {"bytes-down": 0, "bytes-up": 0}
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Tell each node which order it should be at (Alg. 4, l. 15)."""
-        self.terms = self.terms._replace(server_round=server_round)
+        self.terms = self.terms._replace(server_round=context.round)
         self._names = {}
         self._bytes = {"bytes-down": 0, "bytes-up": 0}
         for message in messages:
@@ -141,7 +142,7 @@ class CDGraB(Wrapper):
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the pairs out of the replies and balance them; drop replies with bad ones."""
         reports: dict[int, Report] = {}
         bad: dict[int, str] = {}
@@ -165,10 +166,10 @@ class CDGraB(Wrapper):
         good = []
         for reply in replies:
             if reason := bad.get(reply.metadata.src_node_id):
-                self.session.drop(reply, f"order record: {reason}")
+                context.drop(reply, f"order record: {reason}")
             else:
                 good.append(reply)
-        self._balanced = self.server.receive(self._weighted(good, reports))
+        self._balanced = self.server.receive(self._weighted(context, good, reports))
         if self.server.is_of_no_use:
             self._switch_off()
         return good
@@ -199,10 +200,12 @@ class CDGraB(Wrapper):
             if length != self._dim
         }
 
-    def _weighted(self, replies: list[Message], reports: dict[int, Report]) -> dict[str, Report]:
+    def _weighted(
+        self, context: Exchange, replies: list[Message], reports: dict[int, Report]
+    ) -> dict[str, Report]:
         """Scale each node's pairs as its model counts in the mean; name the nodes."""
         ordered = [reply for reply in replies if reply.metadata.src_node_id in reports]
-        weights = self.top.weights(ordered)
+        weights = self.top.weights(context, ordered)
         usual = sum(weights) / len(weights) if any(weights) else 1.0
         result = {}
         for reply, weight in zip(ordered, weights, strict=True):
@@ -215,7 +218,7 @@ class CDGraB(Wrapper):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
         if self.server.states:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return what was balanced this round, and the bytes that it took."""

@@ -16,6 +16,7 @@ from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.mercury.resharding import MAX_SLOTS, bytes_in, ints_in
 from flwr_hetero.mercury.swap_table import SwapTable
 from flwr_hetero.records import read_number
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import Contract, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -117,23 +118,23 @@ class Resharding(Wrapper):
 
     def on_start(self, run: Run) -> None:
         """After a resume, identify the nodes that the samples belong to."""
-        self._identify(run.grid, run.timeout_s, run.round + 1)
+        self._identify(run.exchange(run.round + 1), run.grid)
 
-    def before_train(self, server_round: int, grid: Grid) -> Grid:
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Identify newcomers: one that was here before may have swapped samples."""
-        self._identify(grid, self.session.exchange.timeout_s, server_round)
+        self._identify(context, grid)
         return grid
 
-    def _identify(self, grid: Grid, timeout_s: float, server_round: int) -> None:
-        registry = self.session.registry
+    def _identify(self, context: Exchange, grid: Grid) -> None:
+        registry = self.fleet.nodes
         nodes = set(grid.get_node_ids()) - registry.busy - self._asked
         unknown = {node for node in nodes if not registry.knows(node)}
         if unknown and any(slot.exchanged for slot in self.table):
             self._asked |= unknown
-            identify_nodes(self, grid, timeout_s, server_round)
+            identify_nodes(self, context, grid, context.timeout_s)
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Tell each node what it holds and what it may offer."""
         delivered = 0
@@ -153,7 +154,7 @@ class Resharding(Wrapper):
         self._info = {"delivered_bytes": delivered, "offered_bytes": 0}
         return messages
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Store what nodes offer, and swap."""
         records = {}
         for reply in replies:

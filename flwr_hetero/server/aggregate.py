@@ -15,6 +15,7 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, attributes_of, log
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import read_number
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.reply_checks import (
     BUFFERS,
     drop_partial_metrics,
@@ -34,10 +35,9 @@ WEIGHT = keys.PREFIX + "weight"
 def aggregate(
     inner: Strategy,
     leaf: Strategy,
-    server_round: int,
+    context: Exchange,
     replies: list[Message],
     weights: list[float],
-    like: ArrayRecord | None,
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
     """Let a strategy aggregate models by these weights, and metrics by its own.
 
@@ -46,7 +46,8 @@ def aggregate(
     needs each reply, and its mean of the chosen ones is then by these weights.
     """
     drop_partial_metrics(replies)
-    if like is None or not replies or not isinstance(leaf, FedAvg):
+    server_round, like = context.round, context.arrays
+    if not like or not replies or not isinstance(leaf, FedAvg):
         return inner.aggregate_train(server_round, replies)
     weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
     if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:

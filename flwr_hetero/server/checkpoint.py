@@ -37,7 +37,7 @@ Settings = dict[str, Any]
 
 def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> None:
     """Write the state of a run; ``initial`` is what :func:`plain_settings` found before it."""
-    session = run.strategy.session
+    fleet = run.fleet
     arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
     strategies = []
     for number, strategy in enumerate(run.strategy.chain()):
@@ -51,9 +51,9 @@ def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> 
     meta = {
         "round": run.round,
         "wall_s": run.wall_s,
-        "virtual_s": session.clock.virtual_s,
-        "accepted": session.accepted,
-        "examples": session.examples,
+        "virtual_s": fleet.clock.virtual_s,
+        "accepted": fleet.accepted,
+        "examples": fleet.examples,
         "results": {
             kind: {number: dict(metrics) for number, metrics in getattr(run.result, kind).items()}
             for kind in RESULTS
@@ -131,12 +131,11 @@ def _check_fit(found: Checkpoint, run: Run) -> None:
 
 
 def _restore(found: Checkpoint, run: Run) -> None:
-    meta, arrays, session = found.meta, found.arrays, run.strategy.session
+    meta, arrays, fleet = found.meta, found.arrays, run.fleet
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
-    session.arrays = run.arrays
-    session.clock.virtual_s, session.accepted = float(meta["virtual_s"]), meta["accepted"]
-    session.examples = meta.get("examples", {})
+    fleet.clock.virtual_s, fleet.accepted = float(meta["virtual_s"]), meta["accepted"]
+    fleet.examples = meta.get("examples", {})
     for kind in RESULTS:
         metrics = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
         setattr(run.result, kind, metrics)

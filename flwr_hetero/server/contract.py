@@ -23,7 +23,7 @@ from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import read_number
 from flwr_hetero.server.node_half.hints import MOD_LINES, step_lines
 
-Hook = Callable[[int, list[Message]], list[Message]]
+Hook = Callable[[Any, list[Message]], list[Message]]
 ON_MISSING = ("raise", "warn")
 MAX_NAMES = 10
 """Nodes that a warning names."""
@@ -148,6 +148,16 @@ class HelpCheck:
         log(WARNING, text)
 
 
+def check_help(wrapper: Any, context: Any, replies: Sequence[Message]) -> None:
+    """Check in the first round with enough replies that nodes do their part."""
+    for contract in wrapper.contracts:
+        check = wrapper._help.setdefault(contract.key, HelpCheck(wrapper, contract))
+        if not check.done:
+            found = {r.metadata.src_node_id: wrapper.helps(context, r, contract) for r in replies}
+            silent = {n: context.identity(n) for n, helps in found.items() if helps is False}
+            check.see(silent, sum(map(bool, found.values())), context.quorum, replies)
+
+
 # --- hooks that raise --------------------------------------------------------------------------
 
 
@@ -157,29 +167,27 @@ class HookGuard:
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
 
-    def heard(
-        self, hook: Hook, number: int, replies: list[Message], drop: Callable[[Message, str], None]
-    ) -> list[Message]:
+    def heard(self, hook: Hook, context: Any, replies: list[Message]) -> list[Message]:
         """Return what a hook makes of replies; those on which it raises are dropped.
 
         If it raises on each of them, or on none alone, it is no fault of theirs: what the hook
         would have learnt is lost, and they go further in as they are.
         """
         try:
-            return hook(number, replies)
+            return hook(context, replies)
         except MissingHelpError:
             raise
         except Exception as error:
             self._log(hook, error)
-        reasons = [_why_raises(hook, number, reply) for reply in replies]
+        reasons = [_why_raises(hook, context, reply) for reply in replies]
         if all(reasons) or not any(reasons):
             return replies
         for reply, reason in zip(replies, reasons, strict=True):
             if reason:
-                drop(reply, reason)
+                context.drop(reply, reason)
         good = [reply for reply, why in zip(replies, reasons, strict=True) if not why]
         try:
-            return hook(number, good)
+            return hook(context, good)
         except Exception as error:
             self._log(hook, error)
             return good
@@ -199,7 +207,7 @@ class HookGuard:
         self._told.add(told)
 
 
-def _why_raises(hook: Any, number: int, reply: Message) -> str | None:
+def _why_raises(hook: Any, context: Any, reply: Message) -> str | None:
     """Return what a copy of a hook's wrapper raises on a single reply, if it does."""
     wrapper = getattr(hook, "__self__", None)
     if wrapper is None:
@@ -210,7 +218,7 @@ def _why_raises(hook: Any, number: int, reply: Message) -> str | None:
         with suppress(Exception):  # a lock or a file cannot be copied
             setattr(twin, name, deepcopy(value, memo))
     try:
-        MethodType(hook.__func__, twin)(number, [deepcopy(reply)])
+        MethodType(hook.__func__, twin)(deepcopy(context), [deepcopy(reply)])
     except Exception as error:
         return f"{hook.__qualname__} raised {type(error).__name__}: {error}"[:200]
     return None
@@ -294,8 +302,9 @@ def check_run(run: Any) -> None:
 
 def check_start(wrapper: Any) -> None:
     """Say what a run lacks that a strategy of Flower's around a wrapper has started."""
-    if wrapper.session.arrays is not None:
+    if wrapper.fleet.started:
         return
+    wrapper.fleet.started = True
     name = type(wrapper).__name__
     if _has_loop(wrapper):
         text = "works without rounds, but a strategy of Flower's around it has started rounds"

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.records import read_number
+from flwr_hetero.server.checks import accept
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeRegistry
 from flwr_hetero.server.reply_checks import Expected, reported_partition
-from flwr_hetero.server.session import Session
 from flwr_hetero.server.wrapper import Wrapper
 
 EQUAL_S = 1.0
@@ -33,10 +34,10 @@ MAX_FACTS = 100
 
 def profile_nodes(
     strategy: Wrapper,
+    context: Exchange,
     grid: Grid,
     node_ids: Sequence[int],
     *,
-    server_round: int,
     sync_rounds: int,
     warmup_rounds: int,
     t_max: float,
@@ -50,112 +51,112 @@ def profile_nodes(
     """
     nodes = list(node_ids)
     column = {node_id: i for i, node_id in enumerate(nodes)}
-    kind = dict.fromkeys(nodes, profile_kind(strategy, grid, nodes, t_max, server_round))
+    kind = dict.fromkeys(nodes, profile_kind(strategy, context, grid, nodes, t_max))
     rounds = np.full((sync_rounds, len(nodes)), np.nan)
     log(INFO, "Profiling %d nodes: %d + %d rounds", len(nodes), warmup_rounds, sync_rounds)
     for number in range(warmup_rounds + sync_rounds):
-        good = _ask(strategy, grid, nodes, kind, t_max, server_round, number)
+        now = _beside(context, t_max)
+        good = _ask(strategy, now, grid, nodes, kind, number)
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
-                strategy.session.hooks.tell(wrapper.on_profile_replies, good)
+                strategy.fleet.hooks.tell(wrapper.on_profile_replies, now, good)
             for reply in good:
                 node_id, row = reply.metadata.src_node_id, number - warmup_rounds
-                rounds[row, column[node_id]] = comparable_s(strategy.session, reply)
+                rounds[row, column[node_id]] = comparable_s(now, reply)
     return nodes, rounds
 
 
 def time_nodes(
-    strategy: Wrapper, grid: Grid, node_ids: Sequence[int], server_round: int, t_max: float
+    strategy: Wrapper, context: Exchange, grid: Grid, node_ids: Sequence[int], t_max: float
 ) -> dict[str, float]:
     """Measure in one round of profiling how long nodes take, by identity; without the silent."""
-    how = {"server_round": server_round, "sync_rounds": 1, "warmup_rounds": 0}
-    strategy.session.registry.learn(grid)
-    nodes, (seconds,) = profile_nodes(strategy, grid, sorted(node_ids), t_max=t_max, **how)
+    how: dict[str, Any] = {"sync_rounds": 1, "warmup_rounds": 0, "t_max": t_max}
+    strategy.fleet.nodes.learn(grid)
+    nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **how)
     timed = zip(nodes, seconds.tolist(), strict=True)
     return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}
 
 
-def comparable_s(session: Session, reply: Message) -> float:
+def comparable_s(context: Exchange, reply: Message) -> float:
     """Return how long a node took, so that nodes can be compared by it.
 
     It is at least half of the round trip that the server saw. In a simulation that holds the wait
     for a free worker, and in a run that a strategy of Flower's started it is not seen: all nodes
     are equally fast, ``EQUAL_S``, that do not report their time.
     """
-    latency, now = session.latency_of(reply), session.exchange
+    latency, message_id = context.latency_of(reply), reply.metadata.reply_to_message_id
     if latency is None:
         return EQUAL_S
-    if latency.source == "observed" and now.simulated and not now.same_clock:
+    if latency.source == "observed" and context.simulated and not context.same_clock:
         return EQUAL_S
-    seen_s = now.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if now.same_clock else 0
+    seen_s = context.round_trip_s.get(message_id, 0.0) if context.same_clock else 0
     return max(latency.seconds, TRUSTED * seen_s)
 
 
-def identify_nodes(strategy: Wrapper, grid: Grid, t_max: float, server_round: int = 1) -> None:
+def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: float) -> None:
     """Find out the identities of unknown nodes after a resume.
 
     It takes no time of the fleet's clock and costs nothing: the run goes on as it would have.
     """
-    session = strategy.session
-    session.registry.learn(grid)
-    virtual_s, costs = session.clock.virtual_s, deepcopy(session.costs)
-    if unknown := _unknown(session.registry, grid):
+    fleet = context.fleet
+    fleet.nodes.learn(grid)
+    virtual_s, costs = fleet.clock.virtual_s, deepcopy(fleet.costs)
+    if unknown := _unknown(fleet.nodes, grid):
         log(INFO, "Asking %d nodes for their identity", len(unknown))
-        usual = profile_kind(strategy, grid, unknown, t_max, server_round)
-        unknown = _unknown(session.registry, grid)  # without the one asked first
+        usual = profile_kind(strategy, context, grid, unknown, t_max)
+        unknown = _unknown(fleet.nodes, grid)  # without the one asked first
         kind = dict.fromkeys(unknown, usual)
-        _ask(strategy, grid, unknown, kind, t_max, server_round)
+        _ask(strategy, _beside(context, t_max), grid, unknown, kind)
         if again := [node for node in unknown if kind[node] != usual]:
-            _ask(strategy, grid, again, kind, t_max, server_round)
-    session.clock.virtual_s, session.costs = virtual_s, costs
+            _ask(strategy, _beside(context, t_max), grid, again, kind)
+    fleet.clock.virtual_s, fleet.costs = virtual_s, costs
 
 
-def _unknown(registry: NodeRegistry, grid: Grid) -> list[int]:
-    free = set(grid.get_node_ids()) - registry.busy
-    return sorted(node for node in free if not registry.knows(node))
+def _unknown(nodes: NodeRegistry, grid: Grid) -> list[int]:
+    free = set(grid.get_node_ids()) - nodes.busy
+    return sorted(node for node in free if not nodes.knows(node))
 
 
 def profile_kind(
-    strategy: Wrapper, grid: Grid, node_ids: Sequence[int], t_max: float, server_round: int
+    strategy: Wrapper, context: Exchange, grid: Grid, node_ids: Sequence[int], t_max: float
 ) -> str:
     """Find out once, by asking one node, which message it takes to time a node.
 
     If it is away, the next is asked, three at most.
     """
-    session = strategy.session
-    registry = session.registry
-    for node_id in [] if registry.profile_kind else node_ids[:3]:
-        message = profile_message(strategy, node_id, keys.PROFILE_MESSAGE, server_round, 0)
-        session.ask([message], grid)
+    nodes = context.fleet.nodes
+    for node_id in [] if nodes.profile_kind else node_ids[:3]:
+        message = profile_message(strategy, context, node_id, keys.PROFILE_MESSAGE, 0)
+        now = _beside(context, t_max)
+        now.ask([message], grid)
         own = message.metadata
-        replies = session.send(grid, [message], t_max)
-        mine = [r for r in replies if r.metadata.reply_to_message_id == own.message_id]
+        mine = [r for r in now.send(grid) if r.metadata.reply_to_message_id == own.message_id]
         if not mine:
             break  # no second time-out for this
         reply = mine[0]
         if not (reply.has_content() or has_raised(reply)):
             continue
-        registry.profile_kind = keys.PROFILE_MESSAGE
+        nodes.profile_kind = keys.PROFILE_MESSAGE
         if reply.has_content() and (partition := reported_partition(reply)) is not None:
-            registry.set_partition_id(node_id, partition)
+            nodes.set_partition_id(node_id, partition)
         if has_raised(reply):
-            registry.profile_kind = MessageType.TRAIN
+            nodes.profile_kind = MessageType.TRAIN
             text = "The ClientApp has no handler for %s: ordinary training is timed instead"
             log(INFO, text, keys.PROFILE_MESSAGE)
         break
-    return registry.profile_kind or keys.PROFILE_MESSAGE
+    return nodes.profile_kind or keys.PROFILE_MESSAGE
 
 
 def profile_message(
-    strategy: Wrapper, node_id: int, kind: str, server_round: int, number: int
+    strategy: Wrapper, context: Exchange, node_id: int, kind: str, number: int
 ) -> Message:
     """Make the instruction that asks a node for its latency."""
-    session, leaf = strategy.session, strategy.leaf
-    config = ConfigRecord(dict(session.config or {}))
-    config[keys.SERVER_ROUND] = max(server_round, 1)  # the round that is about to begin
+    leaf = strategy.leaf
+    config = ConfigRecord(dict(context.config))
+    config[keys.SERVER_ROUND] = max(context.round, 1)  # the round that is about to begin
     config[keys.PROFILE_ROUND] = number
     content = RecordDict()
-    content[getattr(leaf, "arrayrecord_key", "arrays")] = session.arrays or ArrayRecord()
+    content[getattr(leaf, "arrayrecord_key", "arrays")] = context.arrays
     content[getattr(leaf, "configrecord_key", "config")] = config
     return Message(content, dst_node_id=node_id, message_type=kind)
 
@@ -165,25 +166,28 @@ def has_raised(reply: Message) -> bool:
     return reply.has_error() and reply.error.code == CLIENT_APP_RAISED
 
 
+def _beside(context: Exchange, timeout_s: float) -> Exchange:
+    """Begin another exchange in the same round."""
+    return Exchange(context.fleet, context.round, context.arrays, context.config, timeout_s)
+
+
 def _ask(
     strategy: Wrapper,
+    context: Exchange,
     grid: Grid,
     nodes: list[int],
     kind: dict[int, str],
-    t_max: float,
-    server_round: int,
     number: int = 0,
 ) -> list[Message]:
     """Return the good replies; a node whose ClientApp raised gets another kind next time."""
-    session = strategy.session
-    messages = [profile_message(strategy, n, kind[n], server_round, number) for n in nodes]
-    session.ask(messages, grid)
-    replies = session.send(grid, messages, t_max)
+    messages = [profile_message(strategy, context, n, kind[n], number) for n in nodes]
+    context.ask(messages, grid)
+    replies = context.send(grid)
     raised = {reply.metadata.reply_to_message_id for reply in replies if has_raised(reply)}
     for message in messages:
         if message.metadata.message_id in raised:
             kind[message.metadata.dst_node_id] = MessageType.TRAIN
-    good = session.accept(replies, Expected(metrics=False))
+    good = accept(context, replies, Expected(metrics=False))
     for reply in good:
         _note_device(strategy, reply)
     return good
@@ -201,7 +205,7 @@ def _note_device(strategy: Wrapper, reply: Message) -> None:
         elif isfinite(number := read_number(record, name)):
             device[str(name)[:MAX_TEXT]] = number
     identity = strategy.identity(reply.metadata.src_node_id)
-    strategy.session.registry.devices[identity] = device
+    strategy.fleet.nodes.devices[identity] = device
     log(DEBUG, "%s: %s", identity, ", ".join(f"{name} {value}" for name, value in device.items()))
 
 
@@ -230,7 +234,7 @@ class SamplerFacts(Wrapper):
         super().__init__(strategy)
         self._info: dict[str, Any] = {}
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the records out and average them over the nodes that sent one."""
         found: dict[str, list[float]] = {}
         for reply in replies:

@@ -19,9 +19,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.progress import Progress, bar
 from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
 from flwr_hetero.server.contract import check_enough_updates, check_run
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes
-from flwr_hetero.server.session import Session
 
 Record = dict[str, Any]
 """A round's line of the history."""
@@ -31,22 +31,33 @@ class _Wrapper(Protocol):
     """What a loop needs of a wrapper; all but the hooks, of the outermost one only."""
 
     name: ClassVar[str]
-    session: Session
+    fleet: Fleet
+    remembered: Exchange | None
 
     def chain(self) -> Sequence[Strategy]: ...
     def wrappers(self) -> Sequence["_Wrapper"]: ...
     def summary(self) -> None: ...
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]: ...
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]: ...
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]: ...
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> MetricRecord | None: ...
     def on_start(self, run: "Run") -> None: ...
     def round_info(self) -> dict[str, Any]: ...
@@ -84,12 +95,21 @@ class Run:
         """Seconds since the run began, pauses before a resume left out."""
         return self.wall_offset_s + time.monotonic() - self.started_s
 
-    def send(self, messages: Sequence[Message]) -> list[Message]:
+    @property
+    def fleet(self) -> Fleet:
+        """What lasts for the run."""
+        return self.strategy.fleet
+
+    def exchange(self, number: int) -> Exchange:
+        """Begin an exchange with nodes in a round."""
+        return Exchange(self.fleet, number, self.arrays, self.train_config, self.timeout_s)
+
+    def send(self, context: Exchange) -> list[Message]:
         """Send instructions and wait for the replies; wrappers inside Flower's learn the times."""
-        session = self.strategy.session
-        replies = session.send(self.grid, messages, self.timeout_s)
+        replies = context.send(self.grid)
         for wrapper in self.strategy.wrappers():
-            wrapper.session.exchange.timed_as(session.exchange)
+            if wrapper.remembered is not None:
+                wrapper.remembered.timed_as(context)
         return replies
 
 
@@ -102,7 +122,7 @@ def run_rounds(run: Run) -> Result:
     with opened(run):
         if run.round < 0:
             record_start(run)
-        while run.round < run.num_rounds and run.strategy.session.stop_reason is None:
+        while run.round < run.num_rounds and run.fleet.stop_reason is None:
             number = run.round + 1
             log(DEBUG, "[ROUND %s/%s]", number, run.num_rounds)
             record = train(run, number)
@@ -114,7 +134,7 @@ def run_rounds(run: Run) -> Result:
 
 def record_start(run: Run) -> None:
     """Record round 0: the initial model, evaluated on the server."""
-    record = new_record(run, 0, [])
+    record = new_record(run, run.exchange(0), [])
     record["global"] = evaluate_centrally(run, 0)
     finish_round(run, record)
 
@@ -122,22 +142,22 @@ def record_start(run: Run) -> None:
 @contextmanager
 def opened(run: Run, unit: str = "round") -> Iterator[None]:
     """Call the hooks at the start and, also after an error, at the end of a run."""
-    strategy, session = run.strategy, run.strategy.session
+    strategy, fleet = run.strategy, run.fleet
     names = [getattr(s, "called", "") or type(s).__name__ for s in strategy.chain()]
     log(INFO, "Starting %s", " > ".join(dict.fromkeys(names)))
-    session.begin_round(run.arrays, run.train_config)
+    fleet.info = RoundInfo()
     run.progress = Progress(run.num_rounds, unit)
     with quiet_strategies(), bar(run.num_rounds) as run.advance:
         strategy.summary()
         try:
             for wrapper in strategy.wrappers():
-                inside = wrapper.session  # of its own if in one of Flower's wrappers
-                inside.clock, inside.arrays = session.clock, session.arrays
+                inside = wrapper.fleet  # of its own if in one of Flower's wrappers
+                inside.clock, inside.started = fleet.clock, True
             for wrapper in strategy.wrappers():
                 wrapper.on_start(run)
             yield
-            if session.stop_reason:
-                log(WARNING, "Stopped after %s %d: %s", unit, run.round, session.stop_reason)
+            if fleet.stop_reason:
+                log(WARNING, "Stopped after %s %d: %s", unit, run.round, fleet.stop_reason)
         finally:
             for wrapper in reversed(strategy.wrappers()):
                 wrapper.on_finish(run)
@@ -149,8 +169,8 @@ def answering(run: Run) -> Iterator[Grid]:
 
     Flower's minima, for which it would wait, are at most the nodes shown meanwhile.
     """
-    session, leaf = run.strategy.session, run.strategy.chain()[-1]
-    silent = session.registry.left_alone(session.clock.virtual_s)
+    fleet, leaf = run.fleet, run.strategy.chain()[-1]
+    silent = fleet.nodes.left_alone(fleet.clock.virtual_s)
     shown = sorted(online_nodes(run.grid) - silent) if silent else []
     if not shown:
         yield run.grid
@@ -162,42 +182,49 @@ def answering(run: Run) -> Iterator[Grid]:
 
 def train(run: Run, number: int) -> Record:
     """Send training instructions, wait for the replies and aggregate them."""
+    run.fleet.info, context = RoundInfo(), run.exchange(number)
     with answering(run) as grid:
-        messages = run.strategy.configure_train(number, run.arrays, run.train_config, grid)
-    return aggregate(run, number, messages, run.send(messages))
+        how = number, run.arrays, run.train_config, grid
+        messages = run.strategy.configure_train(*how, context)
+    return aggregate(run, context, messages, run.send(context))
 
 
-def aggregate(run: Run, number: int, messages: Sequence[Message], replies: list[Message]) -> Record:
-    """Make the next global model of the replies to some instructions; return the record."""
-    session, leaf = run.strategy.session, run.strategy.chain()[-1]
-    if messages and not session.begun:
-        check_enough_updates(leaf, len(session.exchange.messages), "the number of nodes asked")
-    arrays, metrics = run.strategy.aggregate_train(number, replies)
+def aggregate(
+    run: Run, context: Exchange, messages: Sequence[Message], replies: list[Message]
+) -> Record:
+    """Make the next global model of the replies of an exchange; return the record.
+
+    ``messages`` are the instructions that the record tells of.
+    """
+    leaf, number = run.strategy.chain()[-1], context.round
+    if messages and not run.fleet.begun:
+        check_enough_updates(leaf, len(context.messages), "the number of nodes asked")
+    arrays, metrics = run.strategy.aggregate_train(number, replies, context)
     if arrays is not None:
         run.arrays = arrays
     if metrics is not None:
         run.result.train_metrics_clientapp[number] = metrics
-    return new_record(run, number, messages) | {"train": dict(metrics or {})}
+    return new_record(run, context, messages) | {"train": dict(metrics or {})}
 
 
 def evaluate(run: Run, record: Record) -> None:
     """Evaluate the global model on nodes and on the server, and complete the record."""
-    strategy, number = run.strategy, record["round"]
+    strategy, number, context = run.strategy, record["round"], run.exchange(record["round"])
     with answering(run) as grid:
-        messages = strategy.configure_evaluate(number, run.arrays, run.evaluate_config, grid)
-    metrics = strategy.aggregate_evaluate(number, run.send(messages))
+        strategy.configure_evaluate(number, run.arrays, run.evaluate_config, grid, context)
+    metrics = strategy.aggregate_evaluate(number, run.send(context), context)
     if metrics is not None:
         run.result.evaluate_metrics_clientapp[number] = metrics
     record["evaluate"] = dict(metrics or {})
-    record |= fairness(strategy.session)
+    record |= fairness(run.fleet)
     record["global"] = evaluate_centrally(run, number)
-    record["virtual_s"] = strategy.session.clock.virtual_s
-    record["failures"] = [failure._asdict() for failure in strategy.session.info.failures]
+    record["virtual_s"] = run.fleet.clock.virtual_s
+    record["failures"] = [failure._asdict() for failure in run.fleet.info.failures]
 
 
-def fairness(session: Session) -> Record:
+def fairness(fleet: Fleet) -> Record:
     """Return the record's table of how good the model is on each node, if nodes evaluated."""
-    return {"fairness": session.info.by_node} if session.info.by_node else {}
+    return {"fairness": fleet.info.by_node} if fleet.info.by_node else {}
 
 
 def evaluate_centrally(run: Run, number: int) -> Record:
@@ -209,20 +236,19 @@ def evaluate_centrally(run: Run, number: int) -> Record:
     return dict(metrics)
 
 
-def new_record(run: Run, number: int, messages: Sequence[Message]) -> Record:
+def new_record(run: Run, context: Exchange, messages: Sequence[Message]) -> Record:
     """Make a round's line for the history, as far as it is known after training."""
-    session, identity = run.strategy.session, run.strategy.session.registry.identity
-    total = sum(session.info.weights.values())
+    total = sum(context.weights.values())
     return {
-        "round": number,
-        "virtual_s": session.clock.virtual_s,
+        "round": context.round,
+        "virtual_s": run.fleet.clock.virtual_s,
         "simulated": is_simulated(run.grid),
         "train": {},
         "evaluate": {},
         "global": {},
-        "selected": [identity(message.metadata.dst_node_id) for message in messages],
-        "weights": {node: weight / total for node, weight in session.info.weights.items()},
-        "latency": session.seconds_by_node(),
+        "selected": [context.identity(message.metadata.dst_node_id) for message in messages],
+        "weights": {node: weight / total for node, weight in context.weights.items()},
+        "latency": context.seconds_by_node(),
         "failures": [],
     }
 
@@ -233,7 +259,7 @@ def new_record(run: Run, number: int, messages: Sequence[Message]) -> Record:
 def keep_infos(run: Run, record: Record) -> None:
     """Note what wrappers say of an update of the model that is not the last of its round."""
     for wrapper in run.strategy.wrappers():
-        if info := run.strategy.session.hooks.tell(wrapper.round_info):
+        if info := run.fleet.hooks.tell(wrapper.round_info):
             record[wrapper.name] = joined(record.get(wrapper.name), info)
 
 
@@ -266,10 +292,10 @@ def _mean(before: Record, after: Record, share: float) -> Record:
 
 def finish_round(run: Run, record: Record) -> None:
     """Let every wrapper add to the record and see it: here it is written, and the run saved."""
-    session, run.round = run.strategy.session, record["round"]
-    record |= {"wall_s": run.wall_s, **session.costs.until(session.clock.virtual_s)}
+    fleet, run.round = run.fleet, record["round"]
+    record |= {"wall_s": run.wall_s, **fleet.costs.until(fleet.clock.virtual_s)}
     for wrapper in run.strategy.wrappers():
-        if info := session.hooks.tell(wrapper.round_info):
+        if info := fleet.hooks.tell(wrapper.round_info):
             record[wrapper.name] = joined(record.get(wrapper.name), info)
     for wrapper in reversed(run.strategy.wrappers()):
         wrapper.on_round_end(run, record)

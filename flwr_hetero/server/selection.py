@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr_hetero._flwr import chooses_one_node, log, trains_trees
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled
 from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
 from flwr_hetero.server.profiling import comparable_s
@@ -108,15 +109,15 @@ class Selection(Wrapper):
 
     # --- override these ----------------------------------------------------------------
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Return the ids of the nodes that train; nodes may be sent messages before."""
         raise NotImplementedError
 
-    def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
+    def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
         """Return the ids of the nodes that evaluate: those that train, if any do."""
         return self.selected if self._inner_evaluates else []
 
-    def node_chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
+    def node_chances(self, context: Exchange, online: Set[int]) -> Mapping[int, float]:
         """Return the chance of each node that ``select`` might have returned, by id.
 
         Asked for after it, if ``unbiased``. Empty if they are not known: this round counts as
@@ -124,47 +125,47 @@ class Selection(Wrapper):
         """
         raise NotImplementedError
 
-    def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
+    def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         """Learn from a round of training; nodes are named by their identity."""
 
     # --- hooks of the wrapper ------------------------------------------------------------
 
-    def before_train(self, server_round: int, grid: Grid) -> Grid:
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Wait for a node and show the selected ones."""
         online = wait_for_nodes(grid, 1)
-        self.selected = self.select(server_round, grid, online)
-        self._chances = self.node_chances(server_round, online) if self.unbiased else {}
+        self.selected = self.select(context, grid, online)
+        self._chances = self.node_chances(context, online) if self.unbiased else {}
         return GridView(grid, self.selected)
 
-    def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
+    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Show the nodes that evaluate, of those that are shown to this wrapper."""
-        selected, online = self.select_for_evaluation(server_round, grid), online_nodes(grid)
+        selected, online = self.select_for_evaluation(context, grid), online_nodes(grid)
         return GridView(grid, [node_id for node_id in selected if node_id in online])
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Note latency and metrics; wrapped strategies may still drop replies."""
-        self._outcomes, session = {}, self.session
+        self._outcomes = {}
         for reply in replies:
-            name, seconds = self.identity(reply.metadata.src_node_id), comparable_s(session, reply)
+            name, seconds = self.identity(reply.metadata.src_node_id), comparable_s(context, reply)
             (metrics,) = reply.content.metric_records.values()
             self._outcomes[name] = Outcome(seconds, dict(metrics))
-        return self._as_sum(replies) if self._chances else replies
+        return self._as_sum(context, replies) if self._chances else replies
 
-    def weights(self, replies: list[Message]) -> list[float]:
+    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
         """Divide the weights by the nodes' chances, if unbiased."""
-        weights, chances = super().weights(replies), self._chances
+        weights, chances = super().weights(context, replies), self._chances
         if not chances:
             return weights
         pairs = zip(weights, replies, strict=True)
         return [weight / chances[reply.metadata.src_node_id] for weight, reply in pairs]
 
-    def _as_sum(self, replies: list[Message]) -> list[Message]:
+    def _as_sum(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Scale the updates so that their weighted mean is the sum over the selected nodes."""
-        start, weights = self.session.arrays, self.top.weights(replies)
+        start, weights = context.arrays, self.top.weights(context, replies)
         for reply, weight in zip(replies, weights, strict=True):
             node_id = reply.metadata.src_node_id
             self.usual_weights[self.identity(node_id)] = weight * self._chances[node_id]
-        if start is None or not any(weights):
+        if not any(weights):
             return replies
         step = sum(weights) / (len(self._chances) * fmean(self.usual_weights.values()))
         if step > LONG_STEP and not self._has_warned:
@@ -174,9 +175,9 @@ class Selection(Wrapper):
             log(WARNING, text, type(self).__name__, step, chance, advice)
         return [with_update(reply, start, start, step) for reply in replies]
 
-    def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+    def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Pass on what the nodes delivered whose replies counted."""
-        self.on_outcome(server_round, {node: self._outcomes[node] for node in good}, failed)
+        self.on_outcome(context, {node: self._outcomes[node] for node in good}, failed)
 
     def state_dict(self) -> StateDict:
         """Return the nodes' weights, if unbiased."""
@@ -266,12 +267,12 @@ class RandomSelection(Selection):
         self.rng = random.Random(check_count("seed", seed))  # as Flower draws
         super().__init__(strategy, clients_per_round, unbiased=unbiased)
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw the nodes of a round."""
         count = min(self.clients_per_round or len(online), len(online))
         return self.rng.sample(sorted(online), count)
 
-    def node_chances(self, server_round: int, online: Set[int]) -> Mapping[int, float]:
+    def node_chances(self, context: Exchange, online: Set[int]) -> Mapping[int, float]:
         """Give all nodes online the same chance."""
         return dict.fromkeys(online, len(self.selected) / len(online))
 

@@ -4,17 +4,26 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import attributes_of, check_strategy, format_of_trees, older_call_hint
 from flwr_hetero.errors import invalid
+from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, by_node, keep_dtypes
-from flwr_hetero.server.contract import Contract, HelpCheck, check_composition, check_start, holds
+from flwr_hetero.server.checks import accept, check_progress, count
+from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
+from flwr_hetero.server.contract import (
+    Contract,
+    HelpCheck,
+    check_composition,
+    check_help,
+    check_start,
+    holds,
+)
 from flwr_hetero.server.reply_checks import Expected, drop_partial_metrics, weight_of
 from flwr_hetero.server.rounds import Loop, Run, run_rounds
-from flwr_hetero.server.session import Session
 from flwr_hetero.state_dict import StateDict
 
 TIMEOUT_S = 600.0
@@ -41,21 +50,8 @@ class Wrapper(Strategy):
 
     Notes
     -----
-    What goes with what, checked at construction:
-
-    - No two wrappers decide the same thing. ``TiFL`` and ``RandomSelection`` decide the
-      selection; ``LocalSteps``, ``BiasedLocalSGD``, ``FedNova``, ``AdaComm`` and the exact mode
-      of ``CDGraB`` the steps; ``CDGraB`` the orders; ``Resharding`` the samples of a node; the
-      shared-data mode of ``BiasedLocalSGD`` samples and orders. So none occurs twice.
-    - ``OverSelect`` goes outside the selection and ``Resharding``: both send nodes messages of
-      their own, and a node that is still at work must not get any.
-    - ``FedBuff`` goes outside what decides the steps and strategies of Flower's; in its loop
-      ``CDGraB``, ``HerdingMeter`` and ``Resharding`` do not work.
-    - ``Recorded`` goes outside all others, which it restores before they begin, and
-      ``ModelAverage`` outside ``FedAT``, which makes the global model.
-    - A selection needs a strategy that derives from FedAvg and leaves the choice of nodes open;
-      steps and orders need gradients; ``OverSelect`` needs one that asks several nodes at once.
-    - All else goes, with a wrapper outermost: Flower's start has no hooks.
+    No two wrappers decide the same thing (``decides``), and some have their place outside others
+    (``outside_of``). All else goes, with a wrapper outermost: Flower's start has no hooks.
 
     Examples
     --------
@@ -93,55 +89,57 @@ class Wrapper(Strategy):
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
         check_composition(self)
-        self.session = Session()
+        self.fleet = Fleet()
+        self.remembered: Exchange | None = None  # where a strategy of Flower's calls this one
         if isinstance(self.inner, Wrapper):
-            self.inner.outer, self.session = self, self.inner.session
+            self.inner.outer, self.fleet = self, self.inner.fleet
 
     # --- hooks: override these -------------------------------------------------------
+    # The context of a hook is an exchange: its round, the global model, messages and replies.
 
-    def before_train(self, server_round: int, grid: Grid) -> Grid:
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Prepare a round of training; return the grid that the wrapped strategy sees."""
         return grid
 
-    def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
+    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Prepare a round of evaluation; return the grid that the wrapped strategy sees."""
         return grid
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Change the training instructions; each has records of its own."""
         return messages
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn from the good training replies; return those that go further in."""
         return replies
 
-    def weights(self, replies: list[Message]) -> list[float]:
+    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
         """Return by what the model of each reply is weighted; ask the :attr:`top` wrapper.
 
         Replies may come here before or after the hook ``on_replies`` of a wrapper further in.
         """
         if isinstance(self.inner, Wrapper):
-            return self.inner.weights(replies)
+            return self.inner.weights(context, replies)
         key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
-    def helps(self, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds what a contract asks for; None if it does not tell."""
         return holds(reply, contract.key)
 
-    def on_train_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+    def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' replies counted after all wrappers, and which nodes failed."""
 
-    def on_profile_replies(self, replies: list[Message]) -> None:
+    def on_profile_replies(self, context: Exchange, replies: list[Message]) -> None:
         """Learn from the good replies of a profiling round; they hold times and no models."""
 
-    def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn from the good evaluation replies; return those that go further in."""
         return replies
 
-    def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+    def on_evaluate_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' evaluation counted after all wrappers, and which nodes failed."""
 
     def on_start(self, run: Run) -> None:
@@ -183,7 +181,7 @@ class Wrapper(Strategy):
 
     def identity(self, node_id: int) -> str:
         """Return a node's stable identity: name, key, partition or id, in that order."""
-        return self.session.registry.identity(node_id)
+        return self.fleet.nodes.identity(node_id)
 
     @property
     def top(self) -> "Wrapper":
@@ -202,82 +200,110 @@ class Wrapper(Strategy):
     # --- Flower's Strategy -------------------------------------------------------------
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]:
         """Configure a round of training; see the hooks."""
-        if self.outer is None:
+        if context is None:
             check_start(self)
-            self.session.begin_round(arrays, config)
-        view = self.before_train(server_round, grid)
-        messages: Iterable[Message] = ()
-        if _has_nodes(view, grid):
-            messages = self.inner.configure_train(server_round, arrays, config, view)
-        own = self.on_instructions(server_round, self._with_own_records(messages), grid)
+            self.fleet.info = RoundInfo()
+            context = self._begin(server_round, arrays, config)
+        view = self.before_train(context, grid)
+        ask, given = self.inner.configure_train, (server_round, arrays, config, view)
+        messages = self._ask(ask, given, context) if _has_nodes(view, grid) else []
+        own = self.on_instructions(context, messages, grid)
         if self.outer is None:
-            self.session.ask(own, grid)
+            context.ask(own, grid)
         return own
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        session, like, good = self.session, self.session.arrays, list(replies)
+        context, good = self.current(context), list(replies)
         if self.outer is None:
-            trees = format_of_trees(self.leaf)
-            sent = None if trees else like
-            good = session.accept(good, Expected(sent, self._weight_key, trees=trees))
-        self._check_help(good)
-        good = session.hooks.heard(self.on_replies, server_round, good, session.drop)
+            sent = None if (trees := format_of_trees(self.leaf)) else context.arrays
+            good = accept(context, good, Expected(sent, self._weight_key, trees=trees))
+        check_help(self, context, good)
+        good = self.fleet.hooks.heard(self.on_replies, context, good)
         if isinstance(self.inner, Wrapper):
-            arrays, metrics = self.inner.aggregate_train(server_round, good)
+            arrays, metrics = self.inner.aggregate_train(server_round, good, context)
         else:
-            good = session.count(good, self._weight_key)
-            weights = self.top.weights(good)
-            session.info.weights = {}
-            for identity, weight in zip(session.exchange.counted, weights, strict=True):
-                session.info.weights[identity] = weight + session.info.weights.get(identity, 0.0)
-            arrays, metrics = aggregate(self.inner, self.leaf, server_round, good, weights, like)
+            good = count(context, good, self._weight_key)
+            weights = self.top.weights(context, good)
+            for identity, weight in zip(context.counted, weights, strict=True):
+                context.weights[identity] = weight + context.weights.get(identity, 0.0)
+            arrays, metrics = aggregate(self.inner, self.leaf, context, good, weights)
         if self.outer is None:
-            if arrays is not None and like is not None:
-                arrays = keep_dtypes(arrays, like)  # Flower's FedAdam and its like give float64
-            for wrapper in self._of_this_session():
-                done = session.exchange
-                session.hooks.tell(wrapper.on_train_end, server_round, done.counted, done.failed)
-            session.check_progress()
+            if arrays is not None and context.arrays:
+                arrays = keep_dtypes(arrays, context.arrays)  # Flower's FedAdam gives float64
+            names = context.counted, list(context.failed)
+            for wrapper in self._of_this_fleet():
+                self.fleet.hooks.tell(wrapper.on_train_end, context, *names)
+            check_progress(context)
         return arrays, metrics
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]:
         """Configure a round of evaluation; see the hooks."""
-        view = self.before_evaluate(server_round, grid)
-        messages: Iterable[Message] = ()
-        if _has_nodes(view, grid):
-            messages = self.inner.configure_evaluate(server_round, arrays, config, view)
-        own = self._with_own_records(messages)
+        if context is None:
+            context = self._begin(server_round, arrays, config)
+        view = self.before_evaluate(context, grid)
+        ask, given = self.inner.configure_evaluate, (server_round, arrays, config, view)
+        own = self._ask(ask, given, context) if _has_nodes(view, grid) else []
         if self.outer is None:
-            self.session.ask(own, grid)
+            context.ask(own, grid)
         return own
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> MetricRecord | None:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        session, good = self.session, list(replies)
+        context, good = self.current(context), list(replies)
         if self.outer is None:
-            good = session.accept(good, Expected(None, self._weight_key))
-            session.info.by_node = by_node(good, self.identity)
-        good = session.hooks.heard(self.on_evaluate_replies, server_round, good, session.drop)
-        if not isinstance(self.inner, Wrapper):
-            good = session.count(good, self._weight_key)
-            drop_partial_metrics(good)
-        metrics = self.inner.aggregate_evaluate(server_round, good)
+            good = accept(context, good, Expected(None, self._weight_key))
+            self.fleet.info.by_node = by_node(good, self.identity)
+        good = self.fleet.hooks.heard(self.on_evaluate_replies, context, good)
+        if isinstance(self.inner, Wrapper):
+            metrics = self.inner.aggregate_evaluate(server_round, good, context)
+        else:
+            drop_partial_metrics(good := count(context, good, self._weight_key))
+            metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
-            for wrapper in self._of_this_session():
-                done = session.exchange
-                session.hooks.tell(wrapper.on_evaluate_end, server_round, done.counted, done.failed)
-            session.check_progress("evaluation")
+            names = context.counted, list(context.failed)
+            for wrapper in self._of_this_fleet():
+                self.fleet.hooks.tell(wrapper.on_evaluate_end, context, *names)
+            check_progress(context, "evaluation")
         return metrics
+
+    def _ask(self, ask: Callable[..., Any], given: Any, context: Exchange) -> list[Message]:
+        """Let the wrapped strategy write instructions; each has records of its own."""
+        if isinstance(self.inner, Wrapper):
+            return list(ask(*given, context))
+        messages: list[Message] = list(ask(*given))
+        for message in messages:
+            message.content = own_records(message.content)
+        return messages
+
+    def _begin(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> Exchange:
+        """Begin an exchange for a strategy of Flower's around this wrapper."""
+        timeout_s = self.remembered.timeout_s if self.remembered else inf
+        self.remembered = Exchange(self.fleet, server_round, arrays, config, timeout_s)
+        return self.remembered
+
+    def current(self, context: Exchange | None) -> Exchange:
+        """Return the exchange: else that which a strategy of Flower's around has begun."""
+        return context or self.remembered or Exchange(self.fleet)
 
     def summary(self) -> None:
         """Log the wrapped strategy's settings; wrappers with settings add their own."""
@@ -295,8 +321,7 @@ class Wrapper(Strategy):
     ) -> Result:
         """Run federated learning; arguments and result as for any Flower strategy.
 
-        ``grid`` may also be a :class:`~flwr_hetero.fleet.LocalGrid`; ``timeout`` is in seconds
-        of the fleet's clock, ten minutes if left out; None for no limit.
+        ``grid`` may be a ``LocalGrid``; ``timeout`` is in seconds of the fleet's clock, or None.
         """
         timeout = inf if timeout is None else timeout
         train_config = ConfigRecord() if train_config is None else train_config
@@ -312,36 +337,12 @@ class Wrapper(Strategy):
             if hasattr(type(strategy), name) or name in attributes_of(strategy):
                 return getattr(strategy, name)
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
-        hint = older_call_hint(name)
-        raise AttributeError(f"{name!r} is no attribute of any strategy in {names}{hint}")
+        text = f"{name!r} is no attribute of any strategy in {names}"
+        raise AttributeError(text + older_call_hint(name))
 
-    def _check_help(self, replies: list[Message]) -> None:
-        """Check in the first round with enough replies that nodes do their part."""
-        for contract in self.contracts:
-            check = self._help.setdefault(contract.key, HelpCheck(self, contract))
-            if not check.done:
-                found = {r.metadata.src_node_id: self.helps(r, contract) for r in replies}
-                silent = {n: self.identity(n) for n, helps in found.items() if helps is False}
-                enough, helping = self.session.exchange.quorum, sum(map(bool, found.values()))
-                check.see(silent, helping, enough, replies)
-
-    def _of_this_session(self) -> list["Wrapper"]:
+    def _of_this_fleet(self) -> list["Wrapper"]:
         """Return the wrappers down to Flower's first strategy, which may wrap others."""
-        return [wrapper for wrapper in self.wrappers() if wrapper.session is self.session]
-
-    def _with_own_records(self, messages: Iterable[Message]) -> list[Message]:
-        """Give each message records of its own; Flower's strategies share one among all."""
-        if isinstance(self.inner, Wrapper):
-            return list(messages)
-        own = []
-        for message in messages:
-            content = RecordDict()
-            for name, record in message.content.items():
-                kind: Any = type(record)
-                content[name] = record if kind is ArrayRecord else kind(dict(record.items()))
-            message.content = content
-            own.append(message)
-        return own
+        return [wrapper for wrapper in self.wrappers() if wrapper.fleet is self.fleet]
 
 
 def _has_nodes(view: Grid, grid: Grid) -> bool:

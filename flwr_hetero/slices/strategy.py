@@ -20,6 +20,7 @@ from flwr_hetero.biased_local_sgd.node_speeds import Job
 from flwr_hetero.biased_local_sgd.step_budget import MAX_RATIO, LocalSteps
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, payload_bytes, read_number
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled, name_of
 from flwr_hetero.server.nodes import is_simulated, online_nodes
 from flwr_hetero.server.wrapper import Wrapper
@@ -174,20 +175,20 @@ class Slices(LocalSteps):
         )
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Ask nodes to go on with their optimizers, too."""
-        self._weigh_optimizers(grid)
-        for message in super().on_instructions(server_round, messages, grid):
+        self._weigh_optimizers(context, grid)
+        for message in super().on_instructions(context, messages, grid):
             config_of(message)[keys.KEEP_OPTIMIZER] = self.keeps
         return messages
 
-    def _weigh_optimizers(self, grid: Grid) -> None:
+    def _weigh_optimizers(self, context: Exchange, grid: Grid) -> None:
         """Warn once where a simulation holds large states of all nodes in this memory."""
-        if self._has_weighed or self.session.arrays is None:
+        if self._has_weighed:
             return
         self._has_weighed = True
-        kept = payload_bytes(RecordDict({"arrays": self.session.arrays})) * len(online_nodes(grid))
+        kept = payload_bytes(RecordDict({"arrays": context.arrays})) * len(online_nodes(grid))
         if is_simulated(grid) and kept > MUCH:
             text = (
                 "FedSlice: the optimizers' states of all nodes may take %.0f GB of memory in this "

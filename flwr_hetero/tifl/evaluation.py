@@ -5,12 +5,13 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
-from flwr_hetero.records import read_number
+from flwr_hetero.records import own_records, read_number
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import TIMES, Contract
 from flwr_hetero.server.nodes import GridView, online_nodes
 from flwr_hetero.server.selection import Selection
@@ -49,37 +50,42 @@ class TierEvaluation(Selection):
         self._panel: list[int] = []
         self._further: Set[int] = frozenset()
 
-    def helps(self, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a node of a simulation says how long it took; elsewhere it need not."""
-        now, latency = self.session.exchange, self.session.latency_of(reply)
-        if self.num_tiers == 1 or latency is None or not now.simulated or now.same_clock:
+        latency = context.latency_of(reply)
+        if self.num_tiers == 1 or latency is None or not context.simulated or context.same_clock:
             return None
         return latency.source != "observed"
 
-    def before_evaluate(self, server_round: int, grid: Grid) -> Grid:
+    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Let the wrapped strategy ask as many nodes as it would alone, if so many are free."""
-        view = GridView(grid, self.select_for_evaluation(server_round, grid))
+        view = GridView(grid, self.select_for_evaluation(context, grid))
         if self._inner_evaluates:
             leaf: Any = self.leaf
             leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(view.node_ids))
         return view
 
-    def select_for_evaluation(self, server_round: int, grid: Grid) -> list[int]:
+    def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
         """Return all free nodes; where only TiFL needs figures, the same of every tier."""
-        online, registry = online_nodes(grid), self.session.registry
+        online, registry = online_nodes(grid), self.fleet.nodes
         if self._inner_evaluates:
             blocked, identity = self.failures.blocked, registry.identity
             free = [node for node in online if node not in registry.busy]
             return [n for n in free if identity(n) not in blocked] if blocked else free
-        if not self._is_evaluation_due(server_round):
+        if not self._is_evaluation_due(context.round):
             return []
         return self.tiers.panel(self._available(online))
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        context: Exchange | None = None,
     ) -> list[Message]:
         """Ask further nodes, for TiFL alone, where the wrapped strategy leaves out some of them."""
-        messages = super().configure_evaluate(server_round, arrays, config, grid)
+        messages = super().configure_evaluate(server_round, arrays, config, grid, context)
         self._further = frozenset()
         if messages and self._is_evaluation_due(server_round):
             self._panel = self.tiers.panel(self._available(online_nodes(grid)))
@@ -88,11 +94,11 @@ class TierEvaluation(Selection):
             if self._further:
                 messages += [copy_for(node_id, messages[0]) for node_id in sorted(self._further)]
                 if self.outer is None:
-                    self.session.ask(messages, grid)
+                    self.current(context).ask(messages, grid)
         return messages
 
     def _available(self, online: Set[int]) -> Available:
-        blocked, registry = self.failures.blocked, self.session.registry
+        blocked, registry = self.failures.blocked, self.fleet.nodes
         busy, find = registry.busy, registry.find
 
         def available(identity: str) -> int | None:
@@ -108,9 +114,9 @@ class TierEvaluation(Selection):
         first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
         return first or server_round % self.interval == 0  # Alg. 2, l. 3
 
-    def on_evaluate_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the tiers' accuracies when they are due."""
-        if self._is_evaluation_due(server_round):
+        if self._is_evaluation_due(context.round):
             panel = set(self._panel)
             reported = {
                 self.identity(reply.metadata.src_node_id): metrics
@@ -126,7 +132,7 @@ class TierEvaluation(Selection):
                 self.state = update_probs(self.state, accuracy, self.draw.tier)
         return [reply for reply in replies if reply.metadata.src_node_id not in self._further]
 
-    def on_evaluate_end(self, server_round: int, good: list[str], failed: list[str]) -> None:
+    def on_evaluate_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Count failures of nodes that only evaluate."""
         if good:  # else it may be the ClientApp that cannot evaluate
             self.failures.record_evaluation(set(good), set(failed))
@@ -134,12 +140,7 @@ class TierEvaluation(Selection):
 
 def copy_for(node_id: int, message: Message) -> Message:
     """Return an instruction like this one for another node."""
-    like: Any = message
-    content = {
-        n: r if n in like.content.array_records else type(r)(dict(r))
-        for n, r in like.content.items()
-    }
-    return Message(RecordDict(content), node_id, like.metadata.message_type)
+    return Message(own_records(message.content), node_id, message.metadata.message_type)
 
 
 def accuracy_per_tier(

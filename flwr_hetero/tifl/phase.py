@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, with_cure
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import profile_message, profile_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.failures import FailureCounter
@@ -38,42 +39,43 @@ class Phase(TrainingTimes):
         warmup_rounds: int | None,
     ) -> None:
         super().__init__(strategy, rule, every, failures)
-        self.forming, self._round = False, 0
+        self.forming = False
         self.sync_rounds = 3 if sync_rounds is None else check_count("sync_rounds", sync_rounds, 1)
         self.warmup_rounds = 1
         if warmup_rounds is not None:
             self.warmup_rounds = check_count("warmup_rounds", warmup_rounds)
 
-    def start(self, grid: Grid, online: Set[int]) -> Found | None:
+    def start(self, context: Exchange, grid: Grid, online: Set[int]) -> Found | None:
         """Profile."""
-        return self._profile(grid, online, 0, first=True)
+        return self._profile(context, grid, online, first=True)
 
-    def update(self, server_round: int, grid: Grid, online: Set[int], tiers: Tiers) -> Found | None:
+    def update(self, context: Exchange, grid: Grid, online: Set[int], tiers: Tiers) -> Found | None:
         """Profile again if it is due, else place the joiners that have answered."""
-        self._round = server_round
-        if not tiers.latency or (self.every and server_round - self.last >= self.every):
-            return self._profile(grid, online, server_round, first=not tiers.latency)
-        self.failures.record_late(set(self._collect(grid, online)))
+        if not tiers.latency or (self.every and context.round - self.last >= self.every):
+            return self._profile(context, grid, online, first=not tiers.latency)
+        self.failures.record_late(set(self._collect(context, grid, online)))
         self._place(tiers)
         return None
 
-    def newcomers(self, grid: Grid, online: Set[int], rng: np.random.Generator) -> list[int]:
+    def newcomers(
+        self, context: Exchange, grid: Grid, online: Set[int], rng: np.random.Generator
+    ) -> list[int]:
         """Ask joiners for their latency; none takes part in the round for that."""
         kind = self._registry.profile_kind or keys.PROFILE_MESSAGE
-        joiners = super().newcomers(grid, online, rng)
-        messages = [profile_message(self.strategy, n, kind, self._round, 0) for n in joiners]
+        joiners = super().newcomers(context, grid, online, rng)
+        messages = [profile_message(self.strategy, context, n, kind, 0) for n in joiners]
         if joiners:
             log(INFO, "TiFL: %d new nodes are profiled alongside training", len(joiners))
             list(grid.push_messages(messages))
-            self.session.costs.sent(messages, self.session.clock.virtual_s, self.rule.t_max)
+            self.fleet.costs.sent(messages, self.fleet.clock.virtual_s, self.rule.t_max)
         for node_id, message in zip(joiners, messages, strict=True):
             if message.metadata.message_id:  # none if the node is gone
-                began_s = self.session.clock.virtual_s
+                began_s = self.fleet.clock.virtual_s
                 self._add(message, Job(node_id, began_s, time.monotonic()))
         return []
 
     def take(
-        self, replies: list[Message], enough: int | None, online: Set[int]
+        self, context: Exchange, replies: list[Message], enough: int | None, online: Set[int]
     ) -> Sequence[Message]:
         """Return all replies of a round."""
         return replies
@@ -89,16 +91,16 @@ class Phase(TrainingTimes):
         self._rounds_since, self._more = 0, False
 
     def _profile(
-        self, grid: Grid, online: Set[int], server_round: int, first: bool
+        self, context: Exchange, grid: Grid, online: Set[int], first: bool
     ) -> Found | None:
-        self.last = server_round
+        self.last = context.round
         t_max = self.rule.t_max
         self._registry.learn(grid)
         nodes, rounds = profile_nodes(
             self.strategy,
+            context,
             grid,
             sorted(online),
-            server_round=server_round,
             sync_rounds=self.sync_rounds,
             warmup_rounds=self.warmup_rounds,
             t_max=t_max,
@@ -107,7 +109,7 @@ class Phase(TrainingTimes):
         if found is None:
             what = f"TiFL: no node answered the profiling within t_max={t_max:g} s"
             if first:
-                failures = self.strategy.session.info.failures
+                failures = self.fleet.info.failures
                 why = f" ({failures[-1].reason})" if failures else ""
                 raise RuntimeError(
                     with_cure(f"{what}{why}: check the ClientApp's log, or raise t_max.")

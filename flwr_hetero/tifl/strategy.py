@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import WAIT_S, wait_for_nodes, whole_grid
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -187,7 +188,7 @@ class TiFL(TierEvaluation):
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
         self._num_rounds = run.num_rounds
         if run.round > 0 or self.tiers.latency:
-            self._find_again(run.grid, online, run.round + 1)
+            self._find_again(run, online)
             return
         if len(online) < self.num_tiers:
             rule = f"be at most the number of nodes, {len(online)}"
@@ -197,11 +198,11 @@ class TiFL(TierEvaluation):
             raise invalid("credits", self.credits, rule)
         if not self.borrow:
             say_small_tiers(len(online), self.num_tiers, self.num_selected)
-        self._set_tiers(self.timing.start(run.grid, online))
+        self._set_tiers(self.timing.start(run.exchange(0), run.grid, online))
 
-    def _find_again(self, grid: Grid, online: Set[int], server_round: int) -> None:
-        identify_nodes(self, grid, self.timing.rule.t_max, server_round)
-        find = self.session.registry.find
+    def _find_again(self, run: Run, online: Set[int]) -> None:
+        identify_nodes(self, run.exchange(run.round + 1), run.grid, self.timing.rule.t_max)
+        find = self.fleet.nodes.find
         if self.tiers.tier and not any(find(name) in online for name in self.tiers.tier):
             text = "TiFL: none of the %d nodes with a tier was found again among %d online"
             log(WARNING, text, len(self.tiers.tier), len(online))
@@ -223,17 +224,17 @@ class TiFL(TierEvaluation):
 
     # --- selection ---------------------------------------------------------------------
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
         self._online, timing = online, self.timing
-        self._set_tiers(timing.update(server_round, grid, online, self.tiers))
+        self._set_tiers(timing.update(context, grid, online, self.tiers))
         if not (self._is_predicted or timing.forming):
-            self._is_predicted, count = True, self._num_rounds - server_round + 1
+            self._is_predicted, count = True, self._num_rounds - context.round + 1
             self.estimate.log_forecast(count, self.state, self.named)
-        newcomers = timing.newcomers(grid, online, self.rng)
+        newcomers = timing.newcomers(context, grid, online, self.rng)
         self._draw()
-        while not self.draw.nodes + newcomers and timing.wait(grid, online):
-            self._set_tiers(timing.update(server_round, grid, online, self.tiers))
+        while not self.draw.nodes + newcomers and timing.wait(context, grid, online):
+            self._set_tiers(timing.update(context, grid, online, self.tiers))
             self._draw()
         count = len(self.draw.nodes)
         self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
@@ -255,32 +256,31 @@ class TiFL(TierEvaluation):
         """Return the probability with which each tier trains in this round: (num_tiers,)."""
         return schedule(self.state, self.named, self.draw.probs)
 
-    def node_chances(self, server_round: int, online: Set[int]) -> dict[int, float]:
+    def node_chances(self, context: Exchange, online: Set[int]) -> dict[int, float]:
         """Return the chance of each node; not known where the first to answer are taken."""
         known = self._enough is None and self.draw.tier is not None
         how = (self.tier_chances(), self.num_selected, self._available(online))
         return node_chances(self.tiers, *how) if known else {}
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Set how many replies are enough; Flower's simulation can only wait for all."""
-        if not is_simulation_grid(whole_grid(grid)):
-            self.session.enough = self._enough
+        context.enough = None if is_simulation_grid(whole_grid(grid)) else self._enough
         return messages
 
     # --- replies -----------------------------------------------------------------------
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the latencies; go on with the first replies where that is enough."""
-        counted = self.timing.take(replies, self._enough, self._online)
-        self.session.enough = self._enough = None
-        return super().on_replies(server_round, list(counted))
+        counted = self.timing.take(context, replies, self._enough, self._online)
+        self._enough = None
+        return super().on_replies(context, list(counted))
 
-    def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
+    def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         """Count failures in a row; a tier of which no reply counts gets its credit back."""
         if self.draw.tier is not None:
-            self.estimate.actual_s += self.session.exchange.virtual_s
+            self.estimate.actual_s += context.virtual_s
         self.failures.record_training(set(good), set(failed))
         self.timing.retry(failed)
         if not good and self.draw.tier is not None:
@@ -304,14 +304,14 @@ class TiFL(TierEvaluation):
             "tier_probs": self.state.probs.tolist(),
             "tier_chances": self.draw.probs.tolist(),
             "credits": _finite_or_none(self.state.credits),
-            "still_at_work": len(self.session.registry.busy),
+            "still_at_work": len(self.fleet.nodes.busy),
             "tier_accuracy": _finite_or_none(self.state.accuracy),
             **self.estimate.info(),
         }
         if self._new_tiers:
             info |= self.tiers.info()
-            if self.session.registry.devices:
-                info["devices"] = self.session.registry.devices
+            if self.fleet.nodes.devices:
+                info["devices"] = self.fleet.nodes.devices
             self._new_tiers = False
         return info
 

@@ -18,7 +18,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import log
-from flwr_hetero.server.exchange import POLL_S
+from flwr_hetero.server.context import POLL_S, Exchange
 from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
 from flwr_hetero.server.profiling import TRUSTED, comparable_s
 from flwr_hetero.server.reply_checks import judge_latency, reported_partition
@@ -69,7 +69,7 @@ class TrainingTimes:
     def __init__(
         self, strategy: Selection, rule: TierRule, every: int | None, failures: FailureCounter
     ) -> None:
-        self.strategy, self.session = strategy, strategy.session
+        self.strategy, self.fleet = strategy, strategy.fleet
         self.rule, self.every, self.failures = rule, every, failures
         self.last, self.forming = 0, True
         self.left_out: list[int] = []
@@ -79,27 +79,29 @@ class TrainingTimes:
         self._known: set[int] = set()
         self._more = True
         self._num_online = self._rounds_since = 0
-        self._registry = self.session.registry
+        self._registry = self.fleet.nodes
 
     # --- tiers -------------------------------------------------------------------------
 
-    def start(self, grid: Grid, online: Set[int]) -> Found | None:
+    def start(self, context: Exchange, grid: Grid, online: Set[int]) -> Found | None:
         """Begin a run without tiers."""
 
-    def update(self, server_round: int, grid: Grid, online: Set[int], tiers: Tiers) -> Found | None:
+    def update(self, context: Exchange, grid: Grid, online: Set[int], tiers: Tiers) -> Found | None:
         """Form tiers as first latencies come in, then every so many rounds of all latencies.
 
         While they form, a tenth more nodes make it worth while; one that has not answered is
         slower than those that have.
         """
-        self.failures.record_late(set(self._collect(grid, online)))
+        self.failures.record_late(set(self._collect(context, grid, online)))
         every = self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET)
-        due, known = server_round - self.last >= every, len(tiers.latency)
+        due, known = context.round - self.last >= every, len(tiers.latency)
         if due:
             self._begin_again(tiers) if self.every else self.failures.try_again()
         last = not (self._jobs or self._more)
         first = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
-        found = self._form(server_round, tiers, first) if self._seconds and (due or first) else None
+        found = (
+            self._form(context.round, tiers, first) if self._seconds and (due or first) else None
+        )
         self.forming &= not (last and self._seconds)
         if known and (found is None or found.tiers is tiers):
             self._place(tiers)
@@ -128,7 +130,7 @@ class TrainingTimes:
         names = sorted(self._seconds, key=identity_key)
         warm = [self._seconds[name][1:] or self._seconds[name] for name in names]
         rounds = np.array([(row + [math.nan] * MEMORY)[:MEMORY] for row in warm]).T
-        now_s = self.session.clock.virtual_s
+        now_s = self.fleet.clock.virtual_s
         latency = np.nanmedian(rounds, axis=0)
         at_work = [now_s - job.began_s for job in self._jobs.values()]
         found = group(names, latency, latency >= self.rule.t_max, rounds, self.rule, at_work)
@@ -150,7 +152,9 @@ class TrainingTimes:
 
     # --- nodes that have not been timed --------------------------------------------------
 
-    def newcomers(self, grid: Grid, online: Set[int], rng: np.random.Generator) -> list[int]:
+    def newcomers(
+        self, context: Exchange, grid: Grid, online: Set[int], rng: np.random.Generator
+    ) -> list[int]:
         """Return nodes that have no latency and are not at work."""
         size, self._rounds_since = 1 + len(online) // LARGE_FLEET, self._rounds_since + 1
         changed = len(online) != self._num_online
@@ -181,21 +185,20 @@ class TrainingTimes:
     # --- a round's replies -----------------------------------------------------------------
 
     def take(
-        self, replies: list[Message], enough: int | None, online: Set[int]
+        self, context: Exchange, replies: list[Message], enough: int | None, online: Set[int]
     ) -> Sequence[Message]:
         """Learn from the good replies of a round; return those that count: the first ``enough``.
 
         The others are at work until their time is over by the fleet's clock: Flower's simulation
         waits for all, and the clock is then set back to where the round could go on.
         """
-        session = self.session
-        now, clock, waited = session.exchange, session.clock, session.enough is None
+        now, clock, waited = context, self.fleet.clock, context.enough is None
         began_s, pushed_s = clock.virtual_s - now.virtual_s, time.monotonic() - now.virtual_s
         self.left_out = [message.metadata.dst_node_id for message in now.surplus]
         for message in now.surplus:
             job = Job(message.metadata.dst_node_id, began_s, pushed_s, missing_s=now.virtual_s)
             self._add(message, job)
-        seconds = {id(reply): self._latency_of(reply, online) for reply in replies}
+        seconds = {id(reply): self._latency_of(context, reply, online) for reply in replies}
         first = sorted(replies, key=lambda reply: seconds[id(reply)])[:enough]
         kept = {id(reply) for reply in first}
         end_s = max((seconds[i] for i in kept), default=0.0)
@@ -213,12 +216,12 @@ class TrainingTimes:
                 self._note(node_id, took_s)
         return [reply for reply in replies if id(reply) in kept]
 
-    def _latency_of(self, reply: Message, online: Set[int]) -> float:
+    def _latency_of(self, context: Exchange, reply: Message, online: Set[int]) -> float:
         """Return a reply's latency; a node that is back gets its old name."""
         node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
         if partition is not None and not self._registry.knows(node_id):
             self._registry.come_back(node_id, partition, online)
-        return comparable_s(self.session, reply)
+        return comparable_s(context, reply)
 
     def _add(self, message: Message, job: Job) -> None:
         self._jobs[message.metadata.message_id] = job
@@ -226,10 +229,10 @@ class TrainingTimes:
 
     # --- late replies ------------------------------------------------------------------
 
-    def _collect(self, grid: Grid, online: Set[int]) -> list[str]:
+    def _collect(self, context: Exchange, grid: Grid, online: Set[int]) -> list[str]:
         """Take in the first work that is over; return the nodes that have failed at it."""
-        self._pull(grid, online, enough=None)
-        failed, now_s = [], self.session.clock.virtual_s
+        self._pull(context, grid, online, enough=None)
+        failed, now_s = [], self.fleet.clock.virtual_s
         for message_id, job in list(self._jobs.items()):
             if min(job.over_s, job.began_s + self.rule.t_max) > now_s:
                 continue
@@ -242,19 +245,19 @@ class TrainingTimes:
         self.retry(failed)
         return failed
 
-    def wait(self, grid: Grid, online: Set[int]) -> bool:
+    def wait(self, context: Exchange, grid: Grid, online: Set[int]) -> bool:
         """Wait until some first work is over, for there is no other node to train.
 
         Without any such work nodes that kept failing are asked again: no round may go by idle.
         """
-        clock = self.session.clock
+        clock = self.fleet.clock
         if not self._jobs:
             if blocked := self.failures.blocked:
                 log(WARNING, "TiFL: no other node is left, %d that failed are back", len(blocked))
                 self.failures.clear()
                 self._more = True
             return bool(blocked)
-        self._pull(grid, online, enough=1)
+        self._pull(context, grid, online, enough=1)
         if self._jobs and not hasattr(whole_grid(grid), "virtual_time_s") and not clock.emulated:
             time.sleep(POLL_S)
             clock.virtual_s += POLL_S
@@ -265,7 +268,7 @@ class TrainingTimes:
             clock.virtual_s = max(clock.virtual_s, over_s)
         return True
 
-    def _pull(self, grid: Grid, online: Set[int], enough: int | None) -> None:
+    def _pull(self, context: Exchange, grid: Grid, online: Set[int], enough: int | None) -> None:
         """Look for replies; on an emulated fleet ``enough`` of them are waited for."""
         waiting = [i for i, job in self._jobs.items() if job.over_s == math.inf]
         fleet: Any = whole_grid(grid)
@@ -277,8 +280,8 @@ class TrainingTimes:
             )
         else:
             replies = list(grid.pull_messages(waiting))
-        clock, simulated = self.session.clock, is_simulated(grid)
-        self.session.costs.answered(replies, clock.virtual_s)
+        clock, simulated = self.fleet.clock, is_simulated(grid)
+        self.fleet.costs.answered(replies, clock.virtual_s)
         for reply in replies:
             if (job := self._jobs.get(reply.metadata.reply_to_message_id)) is None:
                 continue
@@ -298,9 +301,9 @@ class TrainingTimes:
             if latency and latency.emulated:
                 job.over_s = max(clock.virtual_s, job.began_s + job.seconds)
             if latency:
-                self.session.exchange.latency[reply.metadata.reply_to_message_id] = latency
+                context.latency[reply.metadata.reply_to_message_id] = latency
                 for wrapper in self.strategy.top.wrappers():
-                    self.session.hooks.tell(wrapper.on_profile_replies, [reply])
+                    self.fleet.hooks.tell(wrapper.on_profile_replies, context, [reply])
         for message_id in waiting:
             if (job := self._jobs[message_id]).over_s == math.inf:
                 job.missing_s = clock.virtual_s - job.began_s

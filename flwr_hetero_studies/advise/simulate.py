@@ -100,10 +100,10 @@ class Watch(Wrapper):
         self.run = run
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message], context: Any = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add a point if it is time."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
         asked = self.run.grid.traffic.asked
         if asked >= self.next_look or asked >= self.most:
             self.next_look = asked + self.work.clients_per_round
@@ -114,8 +114,8 @@ class Watch(Wrapper):
         return arrays, metrics
 
     def _look(self, arrays: ArrayRecord) -> None:
-        now_s = self.session.clock.virtual_s
-        spent = self.session.costs.until(now_s)
+        now_s = self.fleet.clock.virtual_s
+        spent = self.fleet.costs.until(now_s)
         self.bytes += spent["bytes_down"] + spent["bytes_up"]
         self.device_s += spent["device_s"]
         measured = self.work.learning.measure(self._evaluated(arrays), self.slow)

@@ -56,12 +56,11 @@ class Watch(Wrapper):
         self.note, self.updates = note, updates
         self.bytes, self.device_s = 0, 0.0
 
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+    def aggregate_train(self, server_round: int, replies: Any, context: Any = None) -> Any:
         """Show an update, of which a round of some strategies has many."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
         if self.updates:
-            newest = arrays or self.session.arrays or ArrayRecord()
-            now_s = self.session.clock.virtual_s
+            newest, now_s = arrays or context.arrays, self.fleet.clock.virtual_s
             self.note(Moment(server_round, newest, now_s, {}, self))
         return arrays, metrics
 
@@ -73,7 +72,7 @@ class Watch(Wrapper):
 
     def count_until(self, now_s: float) -> None:
         """Count what was spent in a round that still goes on."""
-        self._count(self.session.costs.until(now_s))
+        self._count(self.fleet.costs.until(now_s))
 
     def _count(self, spent: Mapping[str, Any]) -> None:
         self.bytes += spent["bytes_down"] + spent["bytes_up"]

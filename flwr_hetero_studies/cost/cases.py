@@ -82,7 +82,7 @@ def profiled(num_nodes: int) -> TiFL:
     strategy = TiFL(inner, PER_ROUND, policy="random", profiling="phase")
     assert isinstance(strategy.timing, Phase)
     for i in range(num_nodes):
-        strategy.session.registry.set_partition_id(i, i)
+        strategy.fleet.nodes.set_partition_id(i, i)
     latency = np.random.default_rng(0).lognormal(size=num_nodes)
     found, names = quantile_tiers(latency, 5), [f"node-{i}" for i in range(num_nodes)]
     by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]

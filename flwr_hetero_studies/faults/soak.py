@@ -163,9 +163,7 @@ class Trouble(Wrapper):
             **dict.fromkeys(lies, "false claim"),
         }
 
-    def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Any
-    ) -> list[Message]:
+    def on_instructions(self, context: Any, messages: list[Message], grid: Any) -> list[Message]:
         """Count who is asked, and who of them is in trouble."""
         partitions = [self.nodes.index(message.metadata.dst_node_id) for message in messages]
         self.struck.update(self.kind_of[i] for i in partitions if i in self.kind_of)

@@ -58,7 +58,7 @@ class Free(face.RandomSelection):
     over: face.OverSelect
     share: float
 
-    def select(self, server_round: int, grid: Any, online: Any) -> list[int]:
+    def select(self, context: Any, grid: Any, online: Any) -> list[int]:
         """Draw them, and set how many are waited for."""
         count = max(1, (self.clients_per_round or 1) - self.over.round_info()["still_at_work"])
         self.over.take = max(1, round(self.share * count))

@@ -140,11 +140,11 @@ class Watch(Wrapper):
         """Know the grid that counts."""
         self.run = run
 
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+    def aggregate_train(self, server_round: int, replies: Any, context: Any = None) -> Any:
         """Look at each server update of a strategy whose rounds have several."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
         if self._has_updates:
-            self._see(arrays or self.session.arrays, self.session.clock.virtual_s, is_new=True)
+            self._see(arrays or context.arrays, self.fleet.clock.virtual_s, is_new=True)
         return arrays, metrics
 
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import (
     STEPS,
     Contract,
@@ -92,10 +93,10 @@ class AdaComm(Wrapper):
         self.adapted_at_s = 0.0
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Adapt the steps if an interval has passed, and write them into every config."""
-        now_s = self.session.clock.virtual_s
+        now_s = self.fleet.clock.virtual_s
         if now_s >= self.adapted_at_s + self.interval_s and self.first_loss > 0:
             self.num_steps = adaptive_steps(
                 self.loss, self.first_loss, self.num_steps, self.first_steps
@@ -105,7 +106,7 @@ class AdaComm(Wrapper):
             config_of(message)[keys.NUM_STEPS] = self.num_steps
         return messages
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the median of the nodes' training losses: no single node can steer it."""
         known = [loss for reply in replies if isfinite(loss := self._loss_of(reply))]
         if known:
@@ -114,10 +115,10 @@ class AdaComm(Wrapper):
                 self.first_loss = self.loss
         return replies
 
-    def helps(self, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds the steps, or a loss."""
         if contract is STEPS:
-            return super().helps(reply, contract)
+            return super().helps(context, reply, contract)
         return isfinite(self._loss_of(reply))
 
     def _loss_of(self, reply: Message) -> float:

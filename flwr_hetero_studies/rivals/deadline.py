@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes, time_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
@@ -82,10 +83,10 @@ class DeadlineSelection(Selection):
         self.latency_s: dict[str, float] = {}
         self._timeout_s = inf
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw nodes among those that make the deadline."""
         if not self.latency_s:
-            self.latency_s = time_nodes(self, grid, list(online), server_round, self._timeout_s)
+            self.latency_s = time_nodes(self, context, grid, list(online), self._timeout_s)
         if self.deadline_s is None and self.latency_s:
             known_s = sorted(self.latency_s.values())
             self.deadline_s = known_s[-(-4 * len(known_s) // 5) - 1]
@@ -98,7 +99,7 @@ class DeadlineSelection(Selection):
         count = min(self.clients_per_round or len(fit), len(fit))
         return [fit[i] for i in sorted(self.rng.choice(len(fit), count, replace=False).tolist())]
 
-    def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
+    def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         """Learn how long the nodes took."""
         for node, (now_s, _) in good.items():
             if isfinite(now_s):
@@ -109,7 +110,7 @@ class DeadlineSelection(Selection):
         """After a resume, find out which nodes the latencies belong to."""
         self._timeout_s = run.timeout_s
         if self.latency_s:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the deadline, and which nodes do not make it."""

@@ -6,6 +6,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.errors import check_number
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.context import Exchange
 
 
 class FedAsync(FedBuff):
@@ -66,7 +67,7 @@ class FedAsync(FedBuff):
             seed=seed,
         )
 
-    def _rebased(self, reply: Message, scale: float) -> Message:
+    def _rebased(self, context: Exchange, reply: Message, scale: float) -> Message:
         """Mix a node's model with the present one."""
-        now = self.session.arrays
-        return reply if now is None else with_update(reply, now, now, self.mixing * scale, ())
+        now = context.arrays
+        return with_update(reply, now, now, self.mixing * scale, ())

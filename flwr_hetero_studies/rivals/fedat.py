@@ -15,6 +15,7 @@ from flwr_hetero.asynchronous.rule import Arrival
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.errors import check_count
 from flwr_hetero.server.aggregate import mean_arrays
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.reply_checks import why_no_model
 from flwr_hetero.server.rounds import Run
@@ -129,11 +130,11 @@ class FedAT(FedBuff):
         return len(self.tier) * self.num_tiers // max(1, self._num_first)
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Note who is at work."""
         self._at_work |= {message.metadata.dst_node_id for message in messages}
-        return super().on_instructions(server_round, messages, grid)
+        return super().on_instructions(context, messages, grid)
 
     def failed(self, node_id: int) -> None:
         """Wait no longer for a node."""
@@ -163,28 +164,28 @@ class FedAT(FedBuff):
 
     # --- models ---------------------------------------------------------------------------
 
-    def merging(self, arrivals: list[Arrival], version: int) -> None:
+    def merging(self, context: Exchange, arrivals: list[Arrival], version: int) -> None:
         """Go back to the model from which the tier started, for wrappers further in."""
-        super().merging(arrivals, version)
+        super().merging(context, arrivals, version)
         sent = arrivals[0].sent.instruction.content.array_records
-        self.session.arrays = next(iter(sent.values()))
+        context.arrays = next(iter(sent.values()))
 
-    def on_replies(self, server_round: int, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Pass the models on as they are."""
         self._note(replies, tier=self._due)
-        return Selection.on_replies(self, server_round, replies)
+        return Selection.on_replies(self, context, replies)
 
-    def weights(self, replies: list[Message]) -> list[float]:
+    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
         """Weigh a tier's models as the wrapped strategy does."""
-        return Selection.weights(self, replies)
+        return Selection.weights(self, context, replies)
 
     def aggregate_train(
-        self, server_round: int, replies: Any
+        self, server_round: int, replies: Any, context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Replace the tier's model, and return the mean of all tiers' models."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        like = self.session.arrays
-        if arrays is None or like is None or why_no_model(arrays):
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
+        like = self.current(context).arrays
+        if arrays is None or why_no_model(arrays):
             return arrays, metrics
         self.models[self._due] = arrays
         self.counts[self._due] += 1
@@ -199,7 +200,7 @@ class FedAT(FedBuff):
         if run.round < 0:
             self.models, self.counts = {}, [0] * self.num_tiers
         if self.tier:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the merge with its tier, and how often each has merged."""

@@ -19,6 +19,7 @@ from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.step_budget import assigned_steps
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import STEPS, check_on_missing
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -146,10 +147,10 @@ class FedCompass(FedBuff):
         return super().next_nodes([node for node in idle if node not in waiting], at_work, [])
 
     def on_instructions(
-        self, server_round: int, messages: list[Message], grid: Grid
+        self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Assign groups and steps, quick nodes first."""
-        now_s, bounds = self.session.clock.virtual_s, (self.min_steps, self.max_steps, self.slack)
+        now_s, bounds = self.fleet.clock.virtual_s, (self.min_steps, self.max_steps, self.slack)
         step_s = {id(m): self.step_s.get(self.identity(m.metadata.dst_node_id)) for m in messages}
         for message in sorted(messages, key=lambda m: step_s[id(m)] or inf):
             steps, group, own_s = self.min_steps, Group(), step_s[id(message)]
@@ -160,7 +161,7 @@ class FedCompass(FedBuff):
                 self._groups.append(group)
             group.at_work.add(message.metadata.dst_node_id)
             config_of(message)[keys.NUM_STEPS] = steps
-        return super().on_instructions(server_round, messages, grid)
+        return super().on_instructions(context, messages, grid)
 
     @property
     def wake_s(self) -> float:  # type: ignore[override]
@@ -178,7 +179,7 @@ class FedCompass(FedBuff):
             if _key(arrival) not in self._group_of:
                 self._group_of[_key(arrival)] = self._arrive(arrival)
         for group in list(self._groups):
-            if group.at_work and self.session.clock.virtual_s < group.latest_s:
+            if group.at_work and self.fleet.clock.virtual_s < group.latest_s:
                 continue
             self._groups.remove(group)
             if any(self._group_of[_key(arrival)] is group for arrival in buffer):
@@ -195,18 +196,18 @@ class FedCompass(FedBuff):
             group.at_work.remove(node_id)
         return group
 
-    def merging(self, arrivals: list[Arrival], version: int) -> None:
+    def merging(self, context: Exchange, arrivals: list[Arrival], version: int) -> None:
         """Forget the groups of what is merged."""
-        super().merging(arrivals, version)
+        super().merging(context, arrivals, version)
         self._assigned = {}
         for arrival in arrivals:
             del self._group_of[_key(arrival)]
             name = self.identity(arrival.sent.node_id)
             self._assigned[name] = assigned_steps(arrival.sent.instruction)
 
-    def _weigh(self, replies: list[Message], discounts: NDArray[Any]) -> Weights:
+    def _weigh(self, context: Exchange, replies: list[Message], discounts: NDArray[Any]) -> Weights:
         """Let each node's update count by its share of the examples of all that are at work."""
-        found = super()._weigh(replies, discounts)
+        found = super()._weigh(context, replies, discounts)
         known = [usual.weight for usual in self.usual.values()]
         at_work = min(self.concurrency or inf, max(self._num_nodes, len(known)))
         total = at_work * sum(known) / len(known)
@@ -215,7 +216,7 @@ class FedCompass(FedBuff):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the measured times belong to."""
         if self.step_s:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the merge with the steps of each node."""

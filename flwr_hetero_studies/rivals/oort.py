@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import _flwr
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import Contract, check_on_missing, loss_contract, loss_per_sample
 from flwr_hetero.server.profiling import identify_nodes, time_nodes
 from flwr_hetero.server.rounds import Run
@@ -147,17 +148,17 @@ class Oort(Selection):
         self._new: list[int] = []
         self._timeout_s = inf
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw new nodes by speed, and the others by their scores."""
         if self.profiling and not self.profile_s:
-            self.profile_s = time_nodes(self, grid, list(online), server_round, self._timeout_s)
+            self.profile_s = time_nodes(self, context, grid, list(online), self._timeout_s)
         new = [node for node in sorted(online) if self.identity(node) not in self.seen]
-        old = sorted(set(online) - set(new), key=self.session.registry.sort_key)
+        old = sorted(set(online) - set(new), key=self.fleet.nodes.sort_key)
         count = min(self.count, len(online))
         num_new = min(len(new), max(int(self.new_share * count), count - len(old)))
         self.new_share = max(LEAST_SHARE, self.new_share * DECAY)
         self._new = self._draw(new, self._speeds(new), num_new)
-        return self._new + self._exploit(old, count - num_new, server_round)
+        return self._new + self._exploit(old, count - num_new, context.round)
 
     def preferred_s(self) -> float:
         """Return the preferred duration T of a round; without limit while nothing is known."""
@@ -189,21 +190,21 @@ class Oort(Selection):
         drawn = self.rng.choice(len(nodes), count, replace=False, p=chances / chances.sum())
         return [nodes[i] for i in drawn.tolist()]
 
-    def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
+    def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         """Learn utilities and latencies, and let the pacer look at what was gained (l. 5-8)."""
         new, weight_key = {self.identity(node) for node in self._new}, self._weight_key or ""
         for node, (latency_s, metrics) in good.items():
             loss = loss_per_sample(metrics, self.loss_key)
             gain = read_number(metrics, weight_key, 1.0) * max(0.0, loss)
             utility = 0.0 if isnan(loss) else min(gain, MOST)
-            self.seen[node] = Seen(utility, latency_s, server_round)
+            self.seen[node] = Seen(utility, latency_s, context.round)
         gains = [self.seen[node].utility for node in good if node not in new]
         self.gains = [*self.gains[1 - 2 * WINDOW :], float(np.mean(gains)) if gains else 0.0]
-        is_due = server_round % WINDOW == 0 and len(self.gains) == 2 * WINDOW
+        is_due = context.round % WINDOW == 0 and len(self.gains) == 2 * WINDOW
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
             self.pace = min(1.0, self.pace + PACE_STEP)
 
-    def helps(self, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(loss_per_sample(metrics, self.loss_key))
@@ -212,7 +213,7 @@ class Oort(Selection):
         """After a resume, find out which nodes are known."""
         self._timeout_s = run.timeout_s
         if self.seen or self.profile_s:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return which nodes were new, their share in the next round, and the preferred time."""

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import Contract, check_on_missing, loss_contract, training_loss
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -86,7 +87,7 @@ class PowerOfChoice(Selection):
         self.loss: dict[str, float] = {}
         self.examples: dict[str, float] = {}
 
-    def select(self, server_round: int, grid: Grid, online: Set[int]) -> list[int]:
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw candidates and return those of the largest loss."""
         nodes = sorted(online)  # by id: what is known of identities differs after a resume
         names = [self.identity(node) for node in nodes]
@@ -97,14 +98,14 @@ class PowerOfChoice(Selection):
         largest = sorted(drawn.tolist(), key=lambda i: -self.loss.get(names[i], inf))
         return [nodes[i] for i in largest[: self.count]]
 
-    def on_outcome(self, server_round: int, good: dict[str, Outcome], failed: list[str]) -> None:
+    def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         """Learn the losses, and how many examples the nodes have."""
         for node, (_, metrics) in good.items():
             self.examples[node] = read_number(metrics, self._weight_key or "", 1.0)
             if not isnan(loss := training_loss(metrics, self.loss_key)):
                 self.loss[node] = loss
 
-    def helps(self, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(training_loss(metrics, self.loss_key))
@@ -112,7 +113,7 @@ class PowerOfChoice(Selection):
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the losses belong to."""
         if self.examples:
-            identify_nodes(self, run.grid, run.timeout_s, run.round + 1)
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return the last known losses of the nodes that trained."""

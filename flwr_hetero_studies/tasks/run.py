@@ -59,7 +59,7 @@ class StopEarly(Wrapper):
             why = f"{clock_s:.4g} s have used up time-budget-s {self.budget_s:g}"
         else:
             return
-        self.session.stop_reason = record["stopped"] = why
+        self.fleet.stop_reason = record["stopped"] = why
 
 
 def run_app(

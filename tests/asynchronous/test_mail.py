@@ -10,7 +10,7 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import unavailable
 from flwr_hetero.asynchronous import mail
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.exchange import Clock, Costs
+from flwr_hetero.server.context import Clock, Costs
 from flwr_hetero.strategy import FedBuff
 from flwr_hetero_studies.rivals import FedAsync, FedAT, FedCompass
 

@@ -94,8 +94,8 @@ def test_one_round_without_a_reply_stops_no_run():
 
 def test_a_bad_node_alone_in_its_rounds_stops_no_run():
     class One(ours.RandomSelection):
-        def select(self, server_round, grid, online):
-            return [1000 if 2 <= server_round <= 5 else 1001]
+        def select(self, context, grid, online):
+            return [1000 if 2 <= context.round <= 5 else 1001]
 
     records, _ = run(One(leaf()), [Fault(0, "errs")], 7)
     assert [bool(record["train"]) for record in records[1:]] == [True, *[False] * 4, True, True]
@@ -124,20 +124,20 @@ class Fragile(ours.Wrapper):
         if where == self.where and self.nodes.intersection(node_ids):
             raise KeyError("a bug")
 
-    def on_replies(self, server_round, replies):
+    def on_replies(self, context, replies):
         for reply in replies:
             self.fail("replies", [reply.metadata.src_node_id])
             self.seen.append(reply.metadata.src_node_id)
         return replies
 
-    def on_evaluate_replies(self, server_round, replies):
+    def on_evaluate_replies(self, context, replies):
         self.fail("evaluation", [reply.metadata.src_node_id for reply in replies])
         return replies
 
-    def on_train_end(self, server_round, good, failed):
+    def on_train_end(self, context, good, failed):
         self.fail("end", self.nodes)
 
-    def on_evaluate_end(self, server_round, good, failed):
+    def on_evaluate_end(self, context, good, failed):
         self.fail("evaluated", self.nodes)
 
     def round_info(self):

@@ -8,7 +8,7 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.session import Session
+from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.strategy import OverSelect, RandomSelection, TiFL
 
 
@@ -179,11 +179,11 @@ class SlowGrid(LocalGrid):
 def test_real_devices_are_not_waited_for_either():
     grid = SlowGrid()
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    session = Session(enough=2)
-    session.ask(messages, grid)
-    replies = session.send(grid, messages, 60.0)
+    context = Exchange(Fleet(), timeout_s=60.0, enough=2)
+    context.ask(messages, grid)
+    replies = context.send(grid)
     assert (len(replies), grid.polls) == (3, 3)  # an error and two
-    assert session.clock.virtual_s == session.exchange.virtual_s > 0
+    assert context.fleet.clock.virtual_s == context.virtual_s > 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from steps_toy import BATCH, local_model, steps_app, steps_arrays
 from flwr_hetero.biased_local_sgd import node_speeds
 from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.server.reply_checks import Latency
 from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
@@ -237,11 +238,11 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
     strategy = LocalSteps()
     asked = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
-    exchange = strategy.session.exchange
+    exchange = Exchange(strategy.fleet)
     exchange.same_clock = True
     exchange.latency[reply.metadata.reply_to_message_id] = Latency(3.0, False, source)
     exchange.round_trip_s[reply.metadata.reply_to_message_id] = 5.0
-    strategy.on_profile_replies([reply])
+    strategy.on_profile_replies(exchange, [reply])
     assert strategy.speeds.step_s == {"id-7": 3.0 / 10}
     assert strategy.speeds.link_s == {"id-7": link_s}
 

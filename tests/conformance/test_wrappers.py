@@ -149,7 +149,7 @@ def go(names, folder, grid, stop_after=None, **recorded):
     def watch(server_round, arrays):
         models.append(arrays["w"].numpy())
         if server_round == stop_after:
-            whole.session.stop_reason = "the test stops it here"
+            whole.fleet.stop_reason = "the test stops it here"
 
     random.seed(3)
     whole.start(grid, start(), 3, evaluate_fn=watch)

@@ -60,16 +60,16 @@ def test_biased_local_sgd_in_five_lines(quickstart, records, spied):  # noqa: F8
     assert node_lines((HERE / "biased.diff").read_text()) <= 5
     taken, models, starts = {}, {}, {}
 
-    def see_replies(self, result, server_round, replies):
+    def see_replies(self, result, context, replies):
         if result is None:
             for reply in replies:
                 node = reply.metadata.src_node_id
-                taken[server_round, node] = reply.content["metrics"]["num-steps"]
+                taken[context.round, node] = reply.content["metrics"]["num-steps"]
             return [model_of(reply) for reply in replies]
-        return models.update({server_round: [*zip(*result, strict=True)]})
+        return models.update({context.round: [*zip(*result, strict=True)]})
 
-    def see_instructions(self, result, server_round, messages, grid):
-        starts[server_round] = model_of(messages[0])
+    def see_instructions(self, result, context, messages, grid):
+        starts[context.round] = model_of(messages[0])
 
     spied(BiasedLocalSGD, "on_replies", see_replies)
     spied(BiasedLocalSGD, "on_instructions", see_instructions)

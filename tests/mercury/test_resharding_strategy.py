@@ -137,7 +137,7 @@ def test_after_a_resume_nodes_are_identified_in_time():
     grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES, faults=silent)
     second.start(grid, toy_arrays(), 0, timeout=60)
     assert grid.virtual_time_s == 2 * 60  # the node that is asked first, then all
-    names = sorted(second.session.registry.identity(node) for node in grid.get_node_ids())
+    names = sorted(second.fleet.nodes.identity(node) for node in grid.get_node_ids())
     assert names == ["id-1000", "node-1", "node-2", "node-3"]
 
 
@@ -215,7 +215,7 @@ def test_wrapped_strategy_sees_no_samples():
     class Inside(Wrapper):
         seen: ClassVar[list] = []
 
-        def on_replies(self, server_round, replies):
+        def on_replies(self, context, replies):
             self.seen += [name for reply in replies for name in reply.content]
             return replies
 

@@ -107,8 +107,8 @@ def test_two_nodes_never_end_a_run(kind, hostile, caplog):
     class First(Wrapper):
         """Ask the hostile nodes alone, then all."""
 
-        def on_instructions(self, server_round, messages, grid):
-            count = len(hostile) if server_round < 4 else 5
+        def on_instructions(self, context, messages, grid):
+            count = len(hostile) if context.round < 4 else 5
             return sorted(messages, key=lambda m: m.metadata.dst_node_id)[:count]
 
     records = run(First(kind()), [without(key, hostile)], num_rounds=4)
@@ -192,7 +192,7 @@ def test_two_nodes_that_do_not_evaluate_cost_their_replies():
 
 def test_two_hostile_nodes_asked_alone_do_not_end_a_run():
     class Two(Wrapper):
-        def on_instructions(self, server_round, messages, grid):
+        def on_instructions(self, context, messages, grid):
             return sorted(messages, key=lambda m: m.metadata.dst_node_id)[:2]
 
     records = run(Two(), [without("num-examples", {0, 1})], num_rounds=4)

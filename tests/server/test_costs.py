@@ -11,7 +11,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
-from flwr_hetero.server.exchange import Costs
+from flwr_hetero.server.context import Costs
 from flwr_hetero.strategy import FedBuff, LocalSteps, OverSelect, TiFL
 from flwr_hetero_studies.rivals import DeadlineSelection
 

@@ -27,7 +27,7 @@ class Inside(Wrapper):
         super().__init__(FedAvg(fraction_evaluate=0.0))
         self.records = []
 
-    def on_replies(self, server_round, replies):
+    def on_replies(self, context, replies):
         self.records += [set(reply.content) for reply in replies]
         return replies
 
@@ -90,7 +90,7 @@ def test_the_next_is_asked_where_the_first_is_away(app):
     tifl = make_tifl(sync_rounds=1, warmup_rounds=0)
     tifl.start(grid, toy_arrays(), 0)
     assert grid.asked[:2] == [(0, PROFILE), (1, PROFILE)]
-    assert tifl.session.registry.profile_kind == ("train" if app else PROFILE)
+    assert tifl.fleet.nodes.profile_kind == ("train" if app else PROFILE)
     assert len(tifl.tiers.tier) == 3
 
 
@@ -98,6 +98,6 @@ def test_a_silent_node_costs_one_time_out():
     grid = Answers(4, faults=[Fault(0, "dies")])
     tifl = make_tifl(sync_rounds=1, warmup_rounds=0, t_max=7.0)
     tifl.start(grid, toy_arrays(), 0)
-    assert tifl.session.clock.virtual_s == pytest.approx(7.0 + 7.0)
-    assert tifl.session.registry.profile_kind is None
+    assert tifl.fleet.clock.virtual_s == pytest.approx(7.0 + 7.0)
+    assert tifl.fleet.nodes.profile_kind is None
     assert len(tifl.tiers.tier) == 3

@@ -60,7 +60,7 @@ def test_stop_reason_ends_the_run():
     strategy = History(flower.FedAvg(fraction_evaluate=0.0))
 
     def stop(server_round, arrays):
-        strategy.session.stop_reason = "seen enough" if server_round == 2 else None
+        strategy.fleet.stop_reason = "seen enough" if server_round == 2 else None
 
     strategy.start(fleet(2), toy_arrays(), 9, evaluate_fn=stop)
     assert [record["round"] for record in strategy.records] == [0, 1, 2]
@@ -89,17 +89,16 @@ def test_another_loop_uses_the_pieces(tmp_path):
     folder, grid = Folder(tmp_path), fleet(4)
     strategy = Recorded(inner, run_dir=folder)
     run = run_of(strategy, grid)
-    session = strategy.session
     with rounds.opened(run):
-        rounds.finish_round(run, rounds.new_record(run, 0, []))
-        sent = strategy.configure_train(1, run.arrays, run.train_config, grid)
+        rounds.finish_round(run, rounds.new_record(run, run.exchange(0), []))
+        sent = strategy.configure_train(1, run.arrays, run.train_config, grid, run.exchange(1))
         waiting = dict(zip(grid.push_messages(sent), sent, strict=True))
         while waiting:
             replies = grid.wait_for(list(waiting), enough=2)
             arrived = [waiting.pop(reply.metadata.reply_to_message_id) for reply in replies]
-            session.begin_round(run.arrays, run.train_config)
-            session.ask(arrived, grid)
-            record = rounds.aggregate(run, run.round + 1, arrived, replies)
+            context = run.exchange(run.round + 1)
+            context.ask(arrived, grid)
+            record = rounds.aggregate(run, context, arrived, replies)
             record["global"] = rounds.evaluate_centrally(run, record["round"])
             rounds.finish_round(run, record)
     assert [sorted(record["weights"]) for record in folder.records] == [

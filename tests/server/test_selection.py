@@ -34,11 +34,11 @@ class Fastest(Selection):
         super().__init__(strategy, clients_per_round, **more)
         self.latency_s, self.losses, self.failed = {}, [], []
 
-    def select(self, server_round, grid, online):
+    def select(self, context, grid, online):
         by_latency = sorted(online, key=lambda n: (self.latency_s.get(self.identity(n), 0.0), n))
         return by_latency[: self.clients_per_round]
 
-    def on_outcome(self, server_round, good, failed):
+    def on_outcome(self, context, good, failed):
         self.latency_s |= {node: outcome.latency_s for node, outcome in good.items()}
         self.losses += [outcome.metrics["train-loss"] for outcome in good.values()]
         self.failed += failed
@@ -69,8 +69,8 @@ def test_rule_learns_from_outcomes():
 
 def test_dropped_replies_are_no_outcome():
     class Drops(Wrapper):
-        def on_replies(self, server_round, replies):
-            self.session.fail(replies[0].metadata.src_node_id, "dropped inside")
+        def on_replies(self, context, replies):
+            context.fail(replies[0].metadata.src_node_id, "dropped inside")
             return replies[1:]
 
     strategy = Fastest(Drops(flower.FedAvg(**NO_EVALUATION)))
@@ -85,12 +85,12 @@ def test_random_draws_as_flower_does(clients_per_round):
     expected = [random.sample(range(1000, 1005), count) for _ in range(3)]
     strategy = RandomSelection(flower.FedAvg(**NO_EVALUATION), clients_per_round, seed=7)
     online = set(range(1000, 1005))
-    assert [strategy.select(r, None, online) for r in (1, 2, 3)] == expected
+    assert [strategy.select(None, None, online) for r in (1, 2, 3)] == expected
 
 
 def test_trained_nodes_evaluate():
     class Asked(Wrapper):
-        def before_evaluate(self, server_round, grid):
+        def before_evaluate(self, context, grid):
             self.nodes = sorted(grid.get_node_ids())
             return grid
 
@@ -155,7 +155,7 @@ def test_silent_node_is_an_update_of_zero():
 
 def test_rule_may_not_know_its_chances():
     class Unknown(RandomSelection):
-        def node_chances(self, server_round, online):
+        def node_chances(self, context, online):
             return {}
 
     runs = []
@@ -170,7 +170,7 @@ def test_rule_may_not_know_its_chances():
 
 def test_long_step_is_said_once(caplog):
     class Rare(RandomSelection):
-        def node_chances(self, server_round, online):
+        def node_chances(self, context, online):
             return dict.fromkeys(online, 0.1)
 
     grid = Watched(np.eye(3), [1, 2, 3], lr=0.001)
@@ -198,10 +198,10 @@ def test_unbiased_is_refused(make, rule):
 def test_random_selection_continues():
     whole = RandomSelection(seed=1)
     online = set(range(20))
-    whole.select(1, None, online)
+    whole.select(None, None, online)
     other = RandomSelection(seed=2)
     other.load_state_dict(whole.state_dict())
-    assert np.array_equal(other.select(2, None, online), whole.select(2, None, online))
+    assert np.array_equal(other.select(None, None, online), whole.select(None, None, online))
     with pytest.raises(ValueError, match="RandomSelection must hold rng"):
         other.load_state_dict({})
     unbiased = RandomSelection(unbiased=True)

@@ -44,7 +44,7 @@ def test_bad_replies_leave_the_mean_of_the_others():
 
 def test_each_instruction_has_its_own_records():
     class PerNode(Wrapper):
-        def on_instructions(self, server_round, messages, grid):
+        def on_instructions(self, context, messages, grid):
             for message in messages:
                 message.content["config"]["me"] = message.metadata.dst_node_id
             self.seen = [(m.metadata.dst_node_id, m.content["config"]["me"]) for m in messages]
@@ -72,20 +72,20 @@ class Outcomes(Wrapper):
         super().__init__(strategy)
         self.drops, self.seen = drops, []
 
-    def on_replies(self, server_round, replies):
+    def on_replies(self, context, replies):
         return [r for r in replies if self.identity(r.metadata.src_node_id) not in self.drops]
 
-    def on_train_end(self, server_round, good, failed):
-        self.seen.append(("train", server_round, good, sorted(failed)))
+    def on_train_end(self, context, good, failed):
+        self.seen.append(("train", context.round, good, sorted(failed)))
 
-    def on_evaluate_end(self, server_round, good, failed):
-        self.seen.append(("evaluate", server_round, good, failed))
+    def on_evaluate_end(self, context, good, failed):
+        self.seen.append(("evaluate", context.round, good, failed))
 
 
 def test_outcome_counts_after_all_wrappers():
     class Strict(Wrapper):
-        def on_replies(self, server_round, replies):
-            self.session.fail(replies[-1].metadata.src_node_id, "out of principle")
+        def on_replies(self, context, replies):
+            context.fail(replies[-1].metadata.src_node_id, "out of principle")
             return replies[:-1]
 
     faults = [Fault(1, "errs", 1, 1, message_type="train"), Fault(2, "errs", 1, 1)]
@@ -101,7 +101,7 @@ def test_outcome_counts_after_all_wrappers():
 class ByNode(Wrapper):
     """Weight models by 1, 2, ..."""
 
-    def weights(self, replies):
+    def weights(self, context, replies):
         return [1.0 + i for i in range(len(replies))]
 
 
@@ -195,8 +195,8 @@ def test_copy_runs_by_itself():
     second = copy.deepcopy(first)
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 3)
     assert second.start(grid, toy_arrays(), num_rounds=1).arrays["w"].numpy().any()
-    assert (first.session.arrays, first.inner.session) == (None, first.session)
-    assert second.inner.session is second.session
+    assert (first.fleet.started, first.inner.fleet) == (False, first.fleet)
+    assert second.inner.fleet is second.fleet
 
 
 # --- a start of its own ----------------------------------------------------------------------

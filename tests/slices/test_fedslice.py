@@ -200,10 +200,10 @@ def test_one_node_in_flight_is_training_one_after_the_other():
     task, seen = Task(3, EXAMPLES, partition="iid"), []
 
     class Look(Wrapper):
-        def aggregate_train(self, server_round, replies):
+        def aggregate_train(self, server_round, replies, context=None):
             (reply,) = replies = list(replies)
-            start = self.session.instruction_of(reply).content["arrays"]
-            arrays, metrics = super().aggregate_train(server_round, replies)
+            start = context.instruction_of(reply).content["arrays"]
+            arrays, metrics = super().aggregate_train(server_round, replies, context)
             seen.append((start, reply.content["arrays"], arrays))
             return arrays, metrics
 

@@ -9,6 +9,7 @@ from tifl_toy import PROFILE, Answers, make_tifl, paper_grid, records_of
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.strategy import TiFL, Wrapper
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
@@ -124,7 +125,7 @@ def test_state_goes_on_after_a_new_profiling():
     assert before.full_credits.tolist() == [2, 1]
     for state, speed in zip(grid._nodes.values(), (4.0, 4.0, 3.9, 3.9), strict=True):
         state.profile = DeviceProfile(speed)
-    tifl.select(2, grid, set(grid.get_node_ids()))
+    tifl.select(Exchange(tifl.fleet, 2, toy_arrays()), grid, set(grid.get_node_ids()))
     assert tifl.state.full_credits.tolist() == [1, 1]
     assert sum(tifl.state.credits) == sum(before.credits) - 1
 

@@ -11,6 +11,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.strategy import BiasedLocalSGD, OverSelect, Recorded, TiFL, Wrapper
@@ -31,8 +32,8 @@ class Log(Wrapper):
         super().__init__(inner)
         self.sent = []
 
-    def on_instructions(self, server_round, messages, grid):
-        self.sent += [(server_round, m.metadata.dst_node_id) for m in messages]
+    def on_instructions(self, context, messages, grid):
+        self.sent += [(context.round, m.metadata.dst_node_id) for m in messages]
         return messages
 
 
@@ -75,14 +76,14 @@ def test_no_node_has_two_jobs():
 
     class Watch(Wrapper):
         def note(self, messages):
-            now_s = self.session.clock.virtual_s
+            now_s = self.fleet.clock.virtual_s
             for message in messages:
                 node = message.metadata.dst_node_id
                 twice.extend([node] * (busy_until.get(node, 0.0) > now_s + 1e-6))
                 if message.metadata.message_type == "train":
                     busy_until[node] = now_s + 1 / SPEEDS[(node - 1000) // 4]
 
-        def on_instructions(self, server_round, messages, grid):
+        def on_instructions(self, context, messages, grid):
             self.note(messages)
             return messages
 
@@ -226,12 +227,14 @@ def test_late_replies_teach_the_steps_too():
     seen = []
 
     class Learns(Wrapper):
-        def on_profile_replies(self, replies):
+        def on_profile_replies(self, context, replies):
             for reply in replies:
-                seen.append((self.identity(reply.metadata.src_node_id), self.seconds(reply)))
+                seen.append(
+                    (self.identity(reply.metadata.src_node_id), self.seconds(context, reply))
+                )
 
-        def seconds(self, reply):
-            return self.session.latency_of(reply).seconds
+        def seconds(self, context, reply):
+            return context.latency_of(reply).seconds
 
     make(Learns(flower.FedAvg(fraction_evaluate=0.0))).start(paper_grid(10), toy_arrays(), 40)
     assert len(seen) == 10 - 3 - 1  # but those that counted in round 1, and one as fast
@@ -274,8 +277,8 @@ def test_identities_are_not_asked_of_nodes_at_work():
     tifl, grid = make(clients_per_round=1, num_tiers=1), Answers(3)
     tifl.start(grid, toy_arrays(), 1)
     grid.asked.clear()
-    assert tifl.session.registry.busy == {1000, 1001}
-    identify_nodes(tifl, grid, 9.0)
+    assert tifl.fleet.nodes.busy == {1000, 1001}
+    identify_nodes(tifl, Exchange(tifl.fleet), grid, 9.0)
     assert grid.asked == []
 
 

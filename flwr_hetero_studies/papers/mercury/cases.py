@@ -1,7 +1,7 @@
 """Mercury against uniform sampling and its other rivals on emulated fleets, in virtual time.
 
 A cell is a link, a partition and a number of nodes. ``bacc`` is the default of ``apps/mercury``.
-What the sampler and its scoring cost is in ``costs.py``.
+What scoring in the background costs is in ``costs.py``.
 """
 
 import json
@@ -21,7 +21,7 @@ from flwr_hetero_studies.tasks import initial_arrays
 SETTINGS = {"rows": 12_000, "test-rows": 2000, "num-server-rounds": 60, "batch-size": 32,
             "learning-rate": 0.1, "model": "mlp"}  # fmt: skip
 FAST = {"rows": 1000, "test-rows": 200, "num-server-rounds": 3, "model": "auto", "batch-size": 16}
-FAST_CASES = ["100 Mbit/s, Dirichlet 1, 4 nodes/*", "sampler/*1,000 *"]
+FAST_CASES = ["100 Mbit/s, Dirichlet 1, 4 nodes/*"]
 
 UNIFORM, DEFAULT = "uniform", "bacc"
 METHODS: dict[str, dict[str, Any]] = {
@@ -29,8 +29,6 @@ METHODS: dict[str, dict[str, Any]] = {
     DEFAULT: {"sampling": "bacc"},
     "free": {"sampling": "free"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
-    "bacc, no gate": {"sampling": "bacc", "gate": 0.0},
-    "bacc, gate shut": {"sampling": "bacc", "gate": 1e9},
     "adacomm": {
         "sampling": "uniform",
         "communication": "adacomm",
@@ -100,7 +98,7 @@ def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) 
         return train(case, seed, data)
     times = train(case | {"num-server-rounds": 2}, seed, data)["curve"]["virtual_s"]
     clock = [round(number * (times[2] - times[1]), 5) for number in curve["round"]]
-    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1], "open": 0.0}
+    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1]}
     return {"metrics": metrics, "curve": curve | {"virtual_s": clock}}
 
 
@@ -117,12 +115,10 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
         replace(device, seconds_per_example=size * device.seconds_per_example)
         for device in named_fleet(settings.fleet, case["nodes"])
     ]
-    is_open = []
 
     def note(moment: Moment) -> dict[str, float]:
         record = moment.record
         stats = record.get("sampler", {})
-        is_open.append(stats.get("importance-open", 0.0))
         kept = {key: round(stats[key], 4) for key in KEPT if key in stats}
         return kept | ({"loss": record["global"]["loss"]} if record["global"] else {})
 
@@ -138,6 +134,4 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
         train_config={keys.NUM_STEPS: settings.local_steps} if settings.local_steps else {},
     )
     del curve["bytes"], curve["device_s"]
-    metrics = {key: curve[key][-1] for key in ("virtual_s", "accuracy")}
-    metrics["open"] = round(sum(is_open) / settings.num_server_rounds, 3)
-    return {"metrics": metrics, "curve": curve}
+    return {"metrics": {key: curve[key][-1] for key in ("virtual_s", "accuracy")}, "curve": curve}

@@ -1,4 +1,4 @@
-"""What Mercury costs: the sampler, handing samples to the background, whole real rounds."""
+"""What scoring in the background costs: handing samples over, whole real rounds."""
 
 import statistics
 import tempfile
@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.fleet import RealFleet, named_fleet
 from flwr_hetero.mercury.background import SCORES, collect_scores, start_scoring
-from flwr_hetero.sampler import MercurySampler
 from flwr_hetero_studies.core.apps import APPS
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
@@ -22,21 +19,11 @@ from flwr_hetero_studies.faults.experiment import Experiment, durations
 from flwr_hetero_studies.tasks import make_model
 
 BATCH = 32
-SAMPLERS: dict[str, Callable[[], BatchSampler]] = {
-    "uniform, 60,000 samples": lambda: UniformSampler(60_000, BATCH),
-    "flat, 1,000 samples": lambda: MercurySampler(1000, BATCH, gate=0.0),
-    "flat, 60,000 samples": lambda: MercurySampler(60_000, BATCH, gate=0.0),
-    "flat, 1,000,000 samples": lambda: MercurySampler(1_000_000, BATCH, gate=0.0),
-    "flat, gate closed, 60,000 samples": lambda: MercurySampler(60_000, BATCH, gate=1e9),
-}
-EXPERIMENTS = ("sampler", "handover", "overlap")
+EXPERIMENTS = ("handover", "overlap")
 
 
 def plan(options: Options) -> Iterator[Trial]:
     """Yield all runs; each is alone, for it measures time."""
-    repeats = 1 if options.fast else 7
-    for name in SAMPLERS:
-        yield Trial({"experiment": "sampler", "name": name, "repeats": repeats}, alone=True)
     for samples in (500, 2000):
         case = {"experiment": "handover", "name": f"{samples} samples", "samples": samples}
         yield Trial(case | {"repeats": 1 if options.fast else 5}, alone=True)
@@ -45,7 +32,7 @@ def plan(options: Options) -> Iterator[Trial]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    kind = {"sampler": sampler_cost, "handover": handover, "overlap": overlap}
+    kind = {"handover": handover, "overlap": overlap}
     return {"metrics": kind[case["experiment"]](case)}
 
 
@@ -64,35 +51,6 @@ def images(count: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     """Make the 28x28 CNN and random data for it."""
     model = make_model("cnn", (1, 28, 28), 10)
     return model, torch.randn(count, 1, 28, 28), torch.randint(0, 10, (count,))
-
-
-def sampler_cost(case: Case) -> dict[str, float]:
-    """Measure ``next_batch`` plus ``update`` in % of a training step, both in turns.
-
-    Training pushes the sampler's code and data out of the processor's caches: timed by itself,
-    the sampler would look several times as fast.
-    """
-    sampler, train = SAMPLERS[case["name"]](), training_step(*images(BATCH))
-    scores = np.random.default_rng(0).exponential(size=sampler.num_samples)
-    sampler.update(np.arange(sampler.num_samples), scores)
-
-    def percent() -> float:
-        own = training = 0.0
-        for _ in range(160):
-            start = time.process_time()
-            train()
-            between = time.process_time()
-            indices, _ = sampler.next_batch()
-            sampler.update(indices, scores[indices])
-            own += time.process_time() - between
-            training += between - start
-        return 100 * own / training
-
-    percent()
-    found = [percent() for _ in range(case["repeats"])]
-    figures = {"percent_of_step": statistics.median(found)}
-    figures |= {"lowest": min(found), "highest": max(found)}
-    return {name: round(value, 2) for name, value in figures.items()}
 
 
 def handover(case: Case) -> dict[str, float]:

@@ -24,17 +24,17 @@ PAPER = {"wifi-10": "3.74x", "wifi-50": "3.64x", "wifi-100": "3.62x", "wifi-200"
          10.0: "2.75x", 1.0: "2.5x", 0.5: "2.41x"}  # fmt: skip
 """CIFAR-10, ResNet-18, Adam. By link, Figure 16b: 4 devices, with resharding. By alpha, Figure 18:
 12 devices, groups without overlap or resharding."""
-PAPER_RIVALS = {"adacomm": "1.21x to 1.88x", "sequential": "Mercury / 2.2", "bacc": "2.4x to 3.7x"}
-"""Section 6.2 and Figure 15b."""
+PAPER_RIVALS = {"adacomm": "1.21x to 1.88x", "bacc": "2.4x to 3.7x"}
+"""Section 6.2."""
 FLOOR_S = 6.1
 """Seconds of the shortest round seen in a deployment of Flower 1.41 with an idle client."""
 CELL = ("data", "rows", "model", "batch-size", "learning-rate", "experiment")
 METHOD = ["rounds to target", "seconds to target", "gain at target", "gain over four targets",
           "end accuracy"]  # fmt: skip
 DEFAULT_HEAD = ["task, model, learning rate", "Mbit/s", "data", "nodes", "uniform: rounds",
-                "end accuracy", f"default: {METHOD[0]}", *METHOD[1:], "importance on",
-                "not slower", "paper"]  # fmt: skip
-RIVALS_HEAD = ["method", *METHOD, "importance on", "scoring hidden", "paper"]
+                "end accuracy", f"default: {METHOD[0]}", *METHOD[1:], "not slower",
+                "paper"]  # fmt: skip
+RIVALS_HEAD = ["method", *METHOD, "scoring hidden", "paper"]
 HANDOVER = ["samples of 28x28", "20 steps of training, s", "handing over, s", "collecting, s",
             "added, s", "of the shortest round"]  # fmt: skip
 OVERLAP = ["Mbit/s", "without scoring, mean s", "scoring in the background, mean s",
@@ -118,8 +118,8 @@ def default(cells: list[Methods]) -> dict[str, Any]:
         rows.append(
             [f"{case['data']}, {case['model']}, {case['learning-rate']:g}", case["fleet"][5:],
              "IID" if alpha is None else f"Dirichlet {alpha:g}", case["nodes"], base[0], base[-1],
-             *columns(record.pairs(runs, uniform)), share(record.metric(runs, "open")),
-             "yes" if is_kept else "**no**", PAPER[alpha or case["fleet"]]]
+             *columns(record.pairs(runs, uniform)), "yes" if is_kept else "**no**",
+             PAPER[alpha or case["fleet"]]]
         )  # fmt: skip
     if not every:
         return {}
@@ -136,7 +136,7 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
         for name, runs in methods.items():
             hidden = [s for r in runs for s in r["curve"].get("hidden-share", []) if s is not None]
             both = record.pairs(runs, methods[UNIFORM])
-            end = [share(record.metric(runs, "open")), share(hidden), PAPER_RIVALS.get(name, "")]
+            end = [share(hidden), PAPER_RIVALS.get(name, "")]
             rows.append([name, *columns(both), *end])
         case = methods[UNIFORM][0]["case"]
         title = f"All methods: {case['data']}, {case['experiment']}"
@@ -177,7 +177,7 @@ def overlap(lines: list[Line]) -> str:
 
 def draw_cells(cells: list[Methods], path: Path) -> None:
     """Draw accuracy against virtual time, a panel per cell, mean over seeds."""
-    shown = (UNIFORM, DEFAULT, "free", "sequential", "bacc, paper", "adacomm")
+    shown = (UNIFORM, DEFAULT, "free", "bacc, paper", "adacomm")
     data = cells[-1][UNIFORM][0]["case"]["data"]
     panels = {}
     for methods in cells:
@@ -206,8 +206,5 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         parts |= {"last_seed": seeds[-1], **default(cells), **rivals(cells)}
         parts["versions"] = record.software(runs, "flwr", "torch", "numpy")
     groups = record.by(lines, "experiment")
-    if own := groups.get("sampler"):
-        forms = {"median": "{percent_of_step} %", "range": "{lowest} to {highest}"}
-        parts["sampler"] = tables.table(["case", *forms], tables.rows(own, forms))
     sections = {"handover": handover, "overlap": overlap}
     return parts | {name: make(groups[name]) for name, make in sections.items() if name in groups}

@@ -1,9 +1,9 @@
-"""TiFL: which tiers train, settings on digits, predicted times, order statistics."""
+"""TiFL: which tiers train, settings on digits, predicted times."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from math import ceil, inf, sqrt
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -16,8 +16,7 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl import pacing
-from flwr_hetero.tifl.algorithm import policy_probs
-from flwr_hetero.tifl.time_estimate import Forecast, expected_slowest, mape
+from flwr_hetero.tifl.time_estimate import Forecast
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
@@ -29,7 +28,7 @@ VANILLA = "vanilla"
 SETTINGS = {"rounds": 60}
 MIX_SETTINGS = {"train-examples": 6000, "learning-rate": 0.05}
 FAST = {"rounds": 3}
-FAST_CASES = ["digits/vanilla", "digits/fast3", "mix, dirichlet/adaptive", "order statistics/fast1"]
+FAST_CASES = ["digits/vanilla", "digits/fast3", "mix, dirichlet/adaptive"]
 
 ON_DIGITS = (VANILLA, "uniform", "random", "fast", "fast3", "algorithm-2", "paced")
 """All but vanilla may use ``SHARE`` of its time, and ``MORE`` times its rounds in it."""
@@ -41,7 +40,6 @@ MIXES: dict[str, dict[str, Any]] = {
 }
 """Which tiers train, at the same virtual time; the default with and without its accuracies."""
 PREDICTED = ("paced", "uniform", "random")
-STATIC = (VANILLA, "slow", "uniform", "fast", "fast1", "fast2", "fast3", "random")
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -65,9 +63,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         name = f"{policy}, {'20 to 180' if unequal else '100'} examples a node"
         case = {"experiment": "forecast", "name": name, "policy": policy, "unequal": unequal}
         yield Trial(case | {"rounds": 60, "seeds": 4 if options.fast else 40})
-    for policy in STATIC:
-        error = 0.1 if options.fast else 0.01
-        yield Trial({"experiment": "order statistics", "name": policy, "error": error})
 
 
 def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
@@ -76,9 +71,7 @@ def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
         return on_digits(case, seed, **limit)
     if "budget-s" in case:
         return mix(case, seed, data)
-    if case["experiment"] == "forecast":
-        return {"metrics": predicted(case)}
-    return {"metrics": against_order_statistics(case["name"], case["error"], range(3))}
+    return {"metrics": predicted(case)}
 
 
 def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
@@ -193,33 +186,3 @@ def predicted(case: Case) -> dict[str, float]:
         widths.append((found.high - found.seconds) / found.seconds)
     means = [float(np.mean(each)) for each in (errors, inside, widths)]
     return dict(zip(("error", "inside", "half_width"), means, strict=True))
-
-
-def round_moments(policy: str) -> tuple[float, float]:
-    """Return mean and standard deviation of a round by order statistics, in seconds."""
-    latency = np.array([1 / device.compute_factor for device in named_fleet("paper-5", NODES)])
-    probs = [1.0] if policy == VANILLA else policy_probs(policy, 5)
-    tiers = np.array_split(latency, len(probs))
-    mean, square = (
-        float(np.dot(probs, [expected_slowest(tier**power, PER_ROUND) for tier in tiers]))
-        for power in (1, 2)
-    )
-    return mean, sqrt(max(square - mean**2, 0.0))
-
-
-def against_order_statistics(policy: str, error: float, seeds: Sequence[int]) -> dict[str, Any]:
-    """Run as many rounds as it takes for a standard error of the mean round of ``error``."""
-    exact, deviation = round_moments(policy)
-    rounds = max(100, ceil((deviation / exact / error) ** 2 / len(seeds)))
-    fleet = named_fleet("paper-5", NODES)
-    runs = [idle_run(fleet, rounds, seed, policy=policy)[0] for seed in seeds]
-    means = [strategy.estimate.actual_s / rounds for strategy in runs]
-    return {
-        "rounds": rounds,
-        "round_s": float(np.mean(means)),
-        "expected_s": exact,
-        "standard_error": deviation / exact / sqrt(rounds * len(seeds)),
-        "mape": mape(float(np.mean(means)), exact),
-        "times_faster": round_moments(VANILLA)[0] / exact,
-        "round_s_per_seed": means,
-    }

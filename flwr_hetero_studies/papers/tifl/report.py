@@ -21,7 +21,6 @@ QUARTERS = ["all, second quarter", "all, last quarter", "last two classes, secon
 MIX = ["policy", "rounds per tier, fastest first", "time to the target over paced's",
        "the same, by rounds", *QUARTERS]  # fmt: skip
 FORECAST = ["policy", "mean error", "interval (95 %)", "runs within it"]
-STATIC = ["policy", "mean round", "expected", "error", "standard error", "faster than vanilla"]
 
 
 def final_accuracy(lines: Sequence[Line]) -> float:
@@ -141,12 +140,6 @@ def forecasts(lines: Sequence[Line]) -> str:
     return tables.table(FORECAST, tables.rows(lines, forms))
 
 
-def static(lines: Sequence[Line]) -> str:
-    forms = {"round_s": "{:.3f} s", "expected_s": "{:.3f} s", "mape": "{:.2f} %",
-             "standard_error": "{:.2%}", "times_faster": "{:.2f}x"}  # fmt: skip
-    return tables.table(STATIC, tables.rows(lines, forms))
-
-
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figures."""
     groups = record.by(lines, "experiment")
@@ -162,6 +155,4 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         parts |= {"mix_case": first[0]["case"], "mix_seeds": len(record.seeds(first))}
     if mine := groups.get("forecast"):
         parts |= {"forecast": forecasts(mine), "forecast_case": mine[0]["case"]}
-    if mine := groups.get("order statistics"):
-        parts["order_statistics"] = static(mine)
     return parts

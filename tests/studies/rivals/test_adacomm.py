@@ -41,7 +41,7 @@ class Losses(History):
         super().__init__(strategy)
         self.losses = []
 
-    def on_replies(self, server_round, replies):
+    def on_replies(self, context, replies):
         losses = [r.content["metrics"].get("train-loss", np.nan) for r in replies]
         self.losses.append(float(np.median(losses)))
         return replies

@@ -9,6 +9,7 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import MissingHelpError, loss_per_sample
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
@@ -91,7 +92,7 @@ def test_pacer_relaxes_when_less_is_gained(last, pace):
     for number in range(1, 2 * WINDOW + 1):
         loss = 2.0 if number <= WINDOW else last
         outcome = Outcome(1.0, {"num-examples": 10, "train-loss": loss})
-        strategy.on_outcome(number, {"node-0": outcome}, [])
+        strategy.on_outcome(Exchange(strategy.fleet, number), {"node-0": outcome}, [])
         assert strategy.pace == (pace if number == 2 * WINDOW else 0.3)
     assert strategy.gains == [20.0] * WINDOW + [10.0 * last] * WINDOW
 
@@ -99,7 +100,11 @@ def test_pacer_relaxes_when_less_is_gained(last, pace):
 def test_utility_is_of_squared_losses_where_they_are_reported():
     strategy = Oort(fedavg())
     squares = {"num-examples": 8, "train-loss": 1.0, "loss-rms": 1.5}
-    strategy.on_outcome(3, {"a": Outcome(2.0, squares), "b": Outcome(2.0, {"num-examples": 8})}, [])
+    strategy.on_outcome(
+        Exchange(strategy.fleet, 3),
+        {"a": Outcome(2.0, squares), "b": Outcome(2.0, {"num-examples": 8})},
+        [],
+    )
     assert strategy.seen == {"a": Seen(12.0, 2.0, 3), "b": Seen(0.0, 2.0, 3)}
     assert loss_per_sample(squares, "train-loss") == 1.0
 
@@ -127,7 +132,7 @@ def test_nodes_must_report_a_loss():
 def test_fewer_nodes_than_asked_for():
     strategy = Oort(fedavg(), 5)
     assert [len(record["selected"]) for record in run(strategy, [1, 2], 3)] == [2, 2, 2]
-    assert strategy.select(4, None, set()) == []
+    assert strategy.select(Exchange(strategy.fleet, 4), None, set()) == []
 
 
 @pytest.mark.parametrize(
@@ -151,8 +156,8 @@ def test_resume_asks_who_is_known(monkeypatch):
         "flwr_hetero_studies.rivals.oort.identify_nodes", lambda *a: asked.append(a)
     )
     strategy = Oort(fedavg())
-    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=0))
+    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=0, exchange=int))
     assert not asked
     strategy.load_state_dict(strategy.state_dict() | {"known": '[{"a": [1, 2, 3]}, {}, []]'})
-    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=7))
-    assert asked == [(strategy, None, 9.0, 8)]
+    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=7, exchange=int))
+    assert asked == [(strategy, 8, None, 9.0)]

@@ -25,19 +25,19 @@ def knowing(losses, examples, **settings):
 
 def test_largest_losses_of_the_candidates_train():
     strategy = knowing({0: 0.5, 1: 2.0, 2: 1.0, 3: 0.1}, [9] * 4, clients_per_round=2, candidates=4)
-    assert strategy.select(1, None, ONLINE) == [1001, 1002]
+    assert strategy.select(None, None, ONLINE) == [1001, 1002]
 
 
 def test_node_that_never_trained_comes_first():
     strategy = knowing({0: 5.0, 1: 2.0, 3: 9.0}, [9] * 4, clients_per_round=2, candidates=4)
-    assert strategy.select(1, None, ONLINE) == [1002, 1003]
+    assert strategy.select(None, None, ONLINE) == [1002, 1003]
 
 
 def test_candidates_are_drawn_by_examples():
     """With d = m it is a draw by examples: no loss counts (section 4)."""
     losses, examples = dict.fromkeys(range(4), 1.0) | {0: 99.0}, [10, 20, 30, 40]
     strategy = knowing(losses, examples, clients_per_round=1, candidates=1)
-    counts = Counter(strategy.select(1, None, ONLINE)[0] for _ in range(4000))
+    counts = Counter(strategy.select(None, None, ONLINE)[0] for _ in range(4000))
     for i, share in enumerate((0.1, 0.2, 0.3, 0.4)):
         assert counts[1000 + i] / 4000 == pytest.approx(share, abs=0.03)
 
@@ -48,7 +48,7 @@ def test_more_candidates_select_larger_losses():
     for candidates in (1, 2, 4):
         losses = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
         strategy = knowing(losses, [9] * 4, clients_per_round=1, candidates=candidates)
-        chosen = [strategy.select(1, None, ONLINE)[0] - 1000 for _ in range(2000)]
+        chosen = [strategy.select(None, None, ONLINE)[0] - 1000 for _ in range(2000)]
         found[candidates] = sum(losses[i] for i in chosen) / 2000
     # mean of all; of the larger of two: (2 + 3*2 + 4*3) / 6; the largest
     assert found == {

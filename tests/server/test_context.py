@@ -7,7 +7,7 @@ from flwr.app import Error, Message, RecordDict
 
 from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.asynchronous import mail
-from flwr_hetero.server import exchange
+from flwr_hetero.server import context
 
 HELD_UP_S, TIMEOUT_S = 180.0, 120.0
 
@@ -42,7 +42,7 @@ def clock(monkeypatch):
         clock.now_s += seconds
 
     fake = SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep)
-    monkeypatch.setattr(exchange, "time", fake)
+    monkeypatch.setattr(context, "time", fake)
     monkeypatch.setattr(mail, "time", fake)
     return clock
 
@@ -53,7 +53,7 @@ def three():
 
 def test_reply_sent_while_a_poll_was_held_up_counts(clock):
     grid = HeldUp(clock)
-    replies, round_trip_s = exchange.wait(grid, three(), TIMEOUT_S, None)
+    replies, round_trip_s = context.wait(grid, three(), TIMEOUT_S, None)
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
     assert round_trip_s == {"0": HELD_UP_S, "1": HELD_UP_S}
     assert grid.num_polls == 2, "the third node's time is over"
@@ -61,7 +61,7 @@ def test_reply_sent_while_a_poll_was_held_up_counts(clock):
 
 def test_reply_sent_meanwhile_is_merged(clock, monkeypatch):
     monkeypatch.setattr(mail, "is_simulated", lambda grid: False)
-    post = mail.Mail(HeldUp(clock), exchange.Clock(), exchange.Costs(), TIMEOUT_S)
+    post = mail.Mail(HeldUp(clock), context.Clock(), context.Costs(), TIMEOUT_S)
     post.send(three())
     came = [post.next() for _ in range(2)]
     found = [[(sent.node_id, reply is not None) for sent, reply in each] for each in came]

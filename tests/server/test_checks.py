@@ -11,7 +11,7 @@ from flwr_hetero.strategy import Wrapper
 
 def test_replies_reach_the_hooks_sorted_by_identity():
     class Order(Wrapper):
-        def on_replies(self, server_round, replies):
+        def on_replies(self, context, replies):
             self.order = [self.identity(r.metadata.src_node_id) for r in replies]
             return replies
 
@@ -47,7 +47,7 @@ def test_duplicate_and_stale_replies_are_dropped():
     wrapper.on_replies = lambda r, replies: seen.extend(replies) or replies
     wrapper.aggregate_train(2, [*old, *new, *new])
     assert sorted(map(id, seen)) == sorted(map(id, new))
-    assert len(wrapper.session.info.failures) == 4
+    assert len(wrapper.fleet.info.failures) == 4
 
 
 def odd(when):
@@ -86,7 +86,7 @@ def test_node_once_alone_does_not_set_the_metrics():
 
 def test_replies_left_without_examples_are_dropped():
     class Drops(Wrapper):
-        def on_replies(self, server_round, replies):
+        def on_replies(self, context, replies):
             return replies[:1]
 
     def empty(message, context, call_next):
@@ -143,8 +143,8 @@ def test_late_emulated_replies_are_dropped():
 
 def test_failed_nodes_have_no_latency():
     class Drops(Wrapper):
-        def on_replies(self, server_round, replies):
-            self.session.drop(replies[0], "for the test")
+        def on_replies(self, context, replies):
+            context.drop(replies[0], "for the test")
             return replies[1:]
 
     history = History(Drops(flower.FedAvg(fraction_evaluate=0.0)))

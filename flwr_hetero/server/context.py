@@ -1,0 +1,338 @@
+"""The context of hooks: an exchange with the nodes, and what lasts for the run."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from flwr_hetero.records import payload_bytes
+from flwr_hetero.server.contract import HookGuard
+from flwr_hetero.server.nodes import NodeRegistry, is_simulated, online_nodes, whole_grid
+from flwr_hetero.server.reply_checks import Latency, Norms, reported_latency
+
+QUORUM = 3
+"""Nodes that must have the same fault for it to be the app's: two cannot end a run."""
+MOST_TEXT = 300  # characters of a reason, which may quote what the node wrote
+POLL_S = 0.1
+"""Pause between two polls for replies, in seconds."""
+
+
+# --- what it costs -----------------------------------------------------------------------
+
+
+@dataclass
+class Clock:
+    """Time of the run by the fleet's clock: that of the devices where they are emulated."""
+
+    virtual_s: float = 0.0
+    emulated: bool = False
+    """Whether a simulated node has reported an emulated time."""
+
+
+@dataclass
+class Job:
+    """An instruction under way: when it was sent and is given up, and for how long it counts."""
+
+    sent_s: float
+    until_s: float
+    counted_s: float = 0.0
+
+
+@dataclass
+class Costs:
+    """Bytes on the links, and seconds for which nodes were at work, whatever became of it.
+
+    A node is at work from the instruction to the reply for as long as it says, at most; without
+    a word of it all that time, and without a reply until the time-out.
+    """
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    device_s: float = 0.0
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    def sent(self, messages: Sequence[Message], now_s: float, timeout_s: float = inf) -> None:
+        """Count instructions that are sent now, in Flower's sense: they have an id."""
+        for message in messages:
+            self.bytes_down += payload_bytes(message.content)
+            self.jobs[message.metadata.message_id] = Job(now_s, now_s + timeout_s)
+
+    def answered(
+        self, replies: Sequence[Message], now_s: float, trips_s: Mapping[str, float] | None = None
+    ) -> None:
+        """Count replies that are here now; at ``inf`` none is late by the devices' own clock."""
+        for reply in replies:
+            message_id = reply.metadata.reply_to_message_id
+            if reply.has_content():
+                self.bytes_up += payload_bytes(reply.content)
+            if (job := self.jobs.pop(message_id, None)) is None:
+                continue
+            took_s = (trips_s or {}).get(message_id, now_s - job.sent_s)
+            if latency := reported_latency(reply) if reply.has_content() else None:
+                took_s = min(took_s, latency.seconds)
+            self.device_s += (took_s if took_s < inf else 0.0) - job.counted_s
+
+    def until(self, now_s: float) -> dict[str, float]:
+        """Return what was spent since this was last asked for; what is under way counts by now."""
+        for job in self.jobs.values():
+            worked_s = max(job.counted_s, min(now_s, job.until_s) - job.sent_s)
+            self.device_s += worked_s - job.counted_s
+            job.counted_s = worked_s
+        spent = {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
+        found = {**spent, "device_s": round(self.device_s, 9)}
+        self.bytes_down = self.bytes_up = 0
+        self.device_s = 0.0
+        return found
+
+
+# --- what lasts for the run --------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """A reply that was dropped or corrected, or that never came."""
+
+    node: str
+    reason: str
+
+
+@dataclass
+class RoundInfo:
+    """What the history gets of a round, beside the metrics."""
+
+    failures: list[Failure] = field(default_factory=list)
+    by_node: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Fleet:
+    """What all wrappers around one strategy share for a run: nodes, clock, costs, and claims.
+
+    ``stop_reason`` ends the run after the round, ``accepted`` counts the sets of metric names
+    seen, by message type. ``refused`` has, by "training" or "evaluation", why replies of nodes
+    have not counted since one last did, ``counting`` where one has. ``examples`` has, by message
+    type and node, of how many examples a node spoke first, and how many counted last.
+    """
+
+    nodes: NodeRegistry = field(default_factory=NodeRegistry)
+    clock: Clock = field(default_factory=Clock)
+    costs: Costs = field(default_factory=Costs)
+    info: RoundInfo = field(default_factory=RoundInfo)
+    started: bool = False
+    """Whether a run has begun, ours or one of a strategy of Flower's around the wrappers."""
+    stop_reason: str | None = None
+    accepted: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused: dict[str, dict[int, str]] = field(default_factory=dict)
+    counting: set[str] = field(default_factory=set)
+    examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    in_vain: list[dict[str, str]] = field(default_factory=list)
+    cut: set[str] = field(default_factory=set)
+    norms: dict[int, Norms] = field(default_factory=dict)
+    hooks: HookGuard = field(default_factory=HookGuard)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a reply to training has counted."""
+        return "training" in self.counting
+
+
+# --- an exchange -------------------------------------------------------------------------
+
+
+@dataclass
+class Exchange:
+    """Instructions to nodes and what came back: the ``context`` of every hook."""
+
+    fleet: Fleet
+    round: int = 0
+    arrays: ArrayRecord = field(default_factory=ArrayRecord)
+    """The global model."""
+    config: ConfigRecord = field(default_factory=ConfigRecord)
+    timeout_s: float = inf
+    enough: int | None = None
+    """Number of replies to wait for; None: all."""
+    messages: list[Message] = field(default_factory=list)
+    simulated: bool = False
+    virtual_s: float = 0.0
+    """How long it took by the fleet's clock."""
+    round_trip_s: dict[str, float] = field(default_factory=dict)
+    """By message id, as the server saw it."""
+    same_clock: bool = False
+    """Whether round trips are by the clock of the nodes' reports: not in Flower's simulation."""
+    latency: dict[str, Latency] = field(default_factory=dict)
+    """By message id."""
+    checked: set[str] = field(default_factory=set)
+    """Message ids whose replies were found good on arrival."""
+    surplus: list[Message] = field(default_factory=list)
+    """Instructions whose replies were not waited for."""
+    counted: list[str] = field(default_factory=list)
+    """Nodes whose replies went to the innermost strategy."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """By what the models of these nodes were weighted."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why nodes have no reply that counts."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Why the reply of a node, by id, does not count."""
+    quorum: int = QUORUM
+    """Nodes that must agree in a fault: fewer where there are no more."""
+
+    _by_id: dict[str, Message] = field(default_factory=dict)
+
+    # --- what hooks ask ----------------------------------------------------------------
+
+    def identity(self, node_id: int) -> str:
+        """Return a node's stable identity: name, key, partition or id, in that order."""
+        return self.fleet.nodes.identity(node_id)
+
+    @property
+    def instructions(self) -> dict[str, Message]:
+        """Instructions by message id; they have one once they are sent."""
+        if len(self._by_id) != len(self.messages):
+            self._by_id = {message.metadata.message_id: message for message in self.messages}
+        return self._by_id
+
+    def instruction_of(self, reply: Message) -> Message:
+        """Return the instruction that a reply answers: what the node was sent, model included."""
+        return self.instructions[reply.metadata.reply_to_message_id]
+
+    def latency_of(self, reply: Message) -> Latency | None:
+        """Return how long a node took for a good reply; None if that is unknown."""
+        return self.latency.get(reply.metadata.reply_to_message_id)
+
+    def seconds_by_node(self) -> dict[str, float]:
+        """Return how long each node took for a message of this exchange on average, by identity."""
+        seconds: dict[str, list[float]] = {}
+        for message_id, message in self.instructions.items():
+            if (latency := self.latency.get(message_id)) is not None:
+                identity = self.identity(message.metadata.dst_node_id)
+                seconds.setdefault(identity, []).append(latency.seconds)
+        return {identity: sum(own) / len(own) for identity, own in seconds.items()}
+
+    # --- what does not count -----------------------------------------------------------
+
+    def drop(self, reply: Message, reason: str) -> None:
+        """Record that a good reply does not count."""
+        self.fail(reply.metadata.src_node_id, reason, reply.metadata.reply_to_message_id)
+
+    def fail(self, node_id: int, reason: str, message_id: str | None = None) -> None:
+        """Record that a node has no reply that counts; ``message_id``: of what it did answer."""
+        reason = reason[:MOST_TEXT]
+        self.note(node_id, f"reply dropped: {reason}", recorded=reason)
+        if message_id is not None:
+            self.latency.pop(message_id, None)
+            self.refused[node_id] = reason
+        self.failed[self.identity(node_id)] = reason
+
+    def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
+        """Record a failure that costs no reply of a node that was asked."""
+        self.fleet.nodes.warn(node_id, reason)
+        self.fleet.info.failures.append(Failure(self.identity(node_id), recorded or reason))
+
+    # --- out and in --------------------------------------------------------------------
+
+    def ask(self, messages: Sequence[Message], grid: Grid) -> None:
+        """Begin: only replies to these instructions are accepted."""
+        self.messages, self.simulated = list(messages), is_simulated(grid)
+        self.fleet.nodes.learn_new(grid, [message.metadata.dst_node_id for message in messages])
+        if len(messages) < QUORUM:
+            self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
+
+    def send(self, grid: Grid) -> list[Message]:
+        """Send the instructions, wait for all or enough replies, and advance the clock."""
+        whole: Any = whole_grid(grid)
+        messages, clock, by_devices = self.messages, self.fleet.clock, False
+        if not messages:
+            return []
+        start_s = time.monotonic()
+        if hasattr(whole, "virtual_time_s"):
+            began_s = whole.virtual_time_s
+            ids = whole.push_messages(messages)
+            arrived: list[Message] = whole.wait_for(ids, self.timeout_s, self.enough)
+            replies = arrived
+            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
+            self.virtual_s = round(float(whole.virtual_time_s) - began_s, 9)
+            self.same_clock = True
+            self.round_trip_s = {i: round(at - began_s, 9) for i, at in whole.arrived_s.items()}
+        elif is_simulated(whole):  # the first replies are those first on the devices' clock
+            arrived, self.round_trip_s = wait(whole, messages, self.timeout_s, None)
+            num_missing = 0 if is_enough(arrived, self.enough) else len(messages) - len(arrived)
+            replies = first(arrived, self.enough)
+            took_s = emulated_s(replies, num_missing, self.timeout_s, known=clock.emulated)
+            by_devices = took_s is not None
+            self.virtual_s = time.monotonic() - start_s if took_s is None else took_s
+        else:
+            arrived, self.round_trip_s = wait(whole, messages, self.timeout_s, self.enough)
+            replies = arrived
+            self.virtual_s = time.monotonic() - start_s
+            self.same_clock = True
+        self.fleet.costs.sent(messages, clock.virtual_s, self.timeout_s)
+        clock.virtual_s += self.virtual_s
+        self.fleet.costs.answered(arrived, inf, {} if by_devices else self.round_trip_s)
+        return replies
+
+    def timed_as(self, sent: "Exchange") -> None:
+        """Take the times of the exchange that sent these instructions."""
+        self.timeout_s, self.virtual_s = sent.timeout_s, sent.virtual_s
+        self.round_trip_s, self.same_clock = sent.round_trip_s, sent.same_clock
+
+
+# --- waiting for replies -------------------------------------------------------------------
+
+
+def wait(
+    grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None
+) -> tuple[list[Message], dict[str, float]]:
+    """Poll for replies; return them and the round trip of each.
+
+    A node that goes while it sends its reply holds a poll up, for 180 s at most. What others have
+    sent meanwhile is fetched all the same: the last poll begins after the time-out.
+    """
+    start_s = time.monotonic()
+    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+    replies: list[Message] = []
+    round_trip_s: dict[str, float] = {}
+    in_time = True
+    while waiting and in_time and not is_enough(replies, enough):
+        in_time = time.monotonic() - start_s < timeout_s
+        arrived = list(grid.pull_messages(waiting))
+        for reply in arrived:
+            round_trip_s[reply.metadata.reply_to_message_id] = time.monotonic() - start_s
+        replies += arrived
+        waiting -= round_trip_s.keys()
+        if waiting and not arrived and in_time:
+            time.sleep(POLL_S)
+    return replies, round_trip_s
+
+
+def is_enough(replies: Sequence[Message], enough: int | None) -> bool:
+    """Return whether so many replies are here, errors not counted."""
+    return enough is not None and sum(reply.has_content() for reply in replies) >= enough
+
+
+def first(replies: list[Message], enough: int | None) -> list[Message]:
+    """Keep errors and the first ``enough`` replies on the devices' own clock."""
+    if enough is None:
+        return replies
+    timed = [(reported_latency(r), r) for r in replies if r.has_content()]
+    timed.sort(key=lambda pair: pair[0].seconds if pair[0] else inf)
+    first = {id(reply) for _, reply in timed[:enough]}
+    return [reply for reply in replies if reply.has_error() or id(reply) in first]
+
+
+def emulated_s(
+    replies: Sequence[Message], num_missing: int, timeout_s: float, *, known: bool
+) -> float | None:
+    """Length of an exchange on the devices' own clock (TiFL, Eq. 1); None if they have none.
+
+    An error takes no time, as in LocalGrid.
+    """
+    latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
+    seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
+    if not seconds and not known:
+        return None
+    if num_missing:
+        seconds.append(timeout_s)
+    return min(max(seconds, default=0.0), timeout_s)
