@@ -15,7 +15,7 @@ from flwr_hetero.mercury.background import SCORES, collect_scores, start_scoring
 from flwr_hetero_studies.core.apps import APPS
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
-from flwr_hetero_studies.faults.experiment import Experiment, durations
+from flwr_hetero_studies.faults.fleet_run import FleetRun, durations
 from flwr_hetero_studies.tasks import make_model
 
 BATCH = 32
@@ -113,7 +113,7 @@ def overlap(case: Case) -> dict[str, Any]:
 
 def real_run(fleet: RealFleet, out: Path, sampling: str, rounds: int) -> list[dict[str, Any]]:
     settings = {"sampling": sampling, "local_steps": 20, "partition": "iid"}
-    run = Experiment(fleet, out, APPS / "mercury", num_server_rounds=rounds, **settings)
+    run = FleetRun(fleet, out, APPS / "mercury", num_server_rounds=rounds, **settings)
     history = run.start().finish(timeout_s=120.0 * (rounds + 2))
     if not history or history[-1]["round"] != rounds:
         raise RuntimeError(run.tail())
