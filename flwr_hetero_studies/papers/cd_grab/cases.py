@@ -17,8 +17,8 @@ from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.papers.cd_grab import fixed
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, ONCE, PAIR_BAL, Served
-from flwr_hetero_studies.papers.cd_grab.tasks import Task, fits, given
-from flwr_hetero_studies.papers.cd_grab.train import Settings, train_by
+from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask, fits, given
+from flwr_hetero_studies.papers.cd_grab.train import Schedule, train_by
 
 SETTINGS = {"rounds": 40, "epochs": 24}
 """Rounds of the fleets, most epochs of training."""
@@ -70,33 +70,32 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     return synchronous(task, case, seed)
 
 
-def synchronous(task: Task, case: Case, seed: int) -> dict[str, Any]:
+def synchronous(task: OrderTask, case: Case, seed: int) -> dict[str, Any]:
     """Train one step of all nodes at a time, with the package's samplers and order server."""
-    workers, epochs = case["nodes"], case["epochs"]
-    steps, model = len(task) // workers, task.make_model(seed)
+    workers, epochs, steps = case["nodes"], case["epochs"], len(task) // case["nodes"]
     shares = np.arange(workers * steps * task.per_unit).reshape(workers, -1)
     orders = Served(case["name"], [shares.shape[1]] * workers, task.per_unit, seed)
-    settings = Settings(workers, workers, epochs, case["lr"], 0.0, case["l2"])
+    settings = Schedule(workers, workers, epochs, case["lr"], 0.0, case["l2"])
     seen: list[Vectors] = []
     bounds: list[float] = []
 
-    def watch(epoch: int, gradients: Vectors | None, mean: Vectors) -> None:
-        if epoch >= epochs - LAST and gradients is not None:
+    def watch(epoch: int, gradients: Vectors) -> None:
+        if epoch >= epochs - LAST:
             seen.append(sketch_gradients(torch.from_numpy(gradients[:, 0]), PROBE, 7))
             if len(seen) == steps:
                 bounds.append(float(f"{relative_herding([*np.array(seen).swapaxes(0, 1)]):.6g}"))
                 seen.clear()
 
-    found = train_by(orders, shares, task, model, settings, steps, watch)
+    found = train_by(orders, shares, task, settings, steps, seed, watch)
     curve = {key: [float(f"{value:.6g}") for value in found[own]]
              for key, own in (("loss", "loss"), ("accuracy", "metric"))}  # fmt: skip
-    dim = sum(p.numel() for p in model.parameters())
+    dim = sum(p.numel() for p in task.make_model(seed).parameters())
     metrics = {"dim": dim, "model_bytes": 8 * dim * workers * steps * epochs}
     metrics |= {"order_bytes": orders.num_bytes, "herding": float(np.mean(bounds))}
     return {"metrics": metrics | {"loss": curve["loss"][-1]}, "curve": curve}
 
 
-def optimum(task: Task) -> float:
+def optimum(task: OrderTask) -> float:
     """Find the least value of the objective for softmax regression."""
     model = task.make_model(0).double()
     inputs, params = task.train.inputs.double(), list(model.parameters())

@@ -15,8 +15,8 @@ from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.papers.cd_grab import tasks
 from flwr_hetero_studies.papers.cd_grab.orders import BAL, CD_GRAB, D_RR, ONCE, PAIR_BAL
-from flwr_hetero_studies.papers.cd_grab.tasks import Task
-from flwr_hetero_studies.papers.cd_grab.train import Settings, train
+from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask
+from flwr_hetero_studies.papers.cd_grab.train import Schedule, train
 
 Runs: TypeAlias = dict[str, list[Columns]]
 """Method to a curve per seed."""
@@ -32,7 +32,7 @@ AXES = ("epoch", "training loss")
 
 
 def race(
-    options: Options, task: Task, settings: Settings, methods: Sequence[str], seeds: int
+    options: Options, task: OrderTask, settings: Schedule, methods: Sequence[str], seeds: int
 ) -> Runs:
     """Train with each method and seed."""
     runs: Runs = {method: [] for method in methods}
@@ -88,7 +88,7 @@ class Published(NamedTuple):
 
 
 def against_reshuffling(
-    options: Options, task: Task, settings: Settings, seeds: int, published: Published
+    options: Options, task: OrderTask, settings: Schedule, seeds: int, published: Published
 ) -> Finding:
     """Train with CD-GraB and with D-RR, and decide what the paper says of Figure 3."""
     runs = race(options, task, settings, (CD_GRAB, D_RR), seeds)
@@ -120,7 +120,7 @@ def against_reshuffling(
 def figure_3a(options: Options) -> Finding:
     """Logistic regression on a table."""
     task = tasks.table(*options.pick((6400, 10_000), (195_285, 48_822)))
-    settings = Settings(4, 16, options.pick(12, 50), 5e-3)
+    settings = Schedule(4, 16, options.pick(12, 50), 5e-3)
     published = Published(("0.3355", "0.3372"), ("0.8237", "0.820 to 0.823"))
     return against_reshuffling(options, task, settings, options.pick(3, 5), published)
 
@@ -132,7 +132,7 @@ def figure_3b(options: Options) -> Finding:
         per_unit=4, metric="perplexity", num_tests=options.pick(400, 10_000),
     )  # fmt: skip
     epochs = options.pick(10, 50)
-    settings = Settings(4, 4, epochs, 0.5, decay_every=epochs // 5)
+    settings = Schedule(4, 4, epochs, 0.5, decay_every=epochs // 5)
     published = Published(("5.311", "5.361"), ("223.5", "232"))
     return against_reshuffling(options, task, settings, options.pick(2, 5), published)
 
@@ -143,7 +143,7 @@ def figure_3c(options: Options) -> Finding:
         options.dataset("series"), "ar-mlp", options.pick(2048, 10**6), task="forecasting",
         metric="smape",
     )  # fmt: skip
-    settings = Settings(32, 32, 30, options.pick(1e-2, 1e-3))
+    settings = Schedule(32, 32, 30, options.pick(1e-2, 1e-3))
     published = Published(("0.0905", "0.0920"), ("0.0851", "0.0886"))
     return against_reshuffling(options, task, settings, options.pick(3, 5), published)
 
@@ -155,7 +155,7 @@ def figure_11(options: Options) -> Finding:
         options.dataset("texts"), "gpt", options.pick(16 * 30, 10**6), task="language-model",
         metric="perplexity", num_tests=options.pick(400, 10_000),
     )  # fmt: skip
-    settings = Settings(workers, workers, epochs, lr, weight_decay=1e-4, adam=True)
+    settings = Schedule(workers, workers, epochs, lr, weight_decay=1e-4, adam=True)
     published = Published(("4.098", "4.105"), ("66.1", "66.5"))
     return against_reshuffling(options, task, settings, options.pick(2, 3), published)
 
@@ -172,7 +172,7 @@ def on_images(
     model = "lenet" if options.data else "cnn"
     task = tasks.given(options.dataset("images"), model, options.pick(1437, 50_000))
     epochs, lr = options.pick((20, 1e-2), (100, 1e-3))
-    settings = Settings(workers, 64, epochs, lr, weight_decay=1e-2)
+    settings = Schedule(workers, 64, epochs, lr, weight_decay=1e-2)
     return race(options, task, replace(settings, **changes), methods, seeds)
 
 

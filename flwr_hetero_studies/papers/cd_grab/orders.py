@@ -1,7 +1,11 @@
-"""Orders of all workers, pass by pass: the paper's methods, and the package's server and nodes."""
+"""Orders of all workers, pass by pass: the paper's methods, and the package's server and nodes.
+
+``visit`` takes each worker's next units of the pass, ``observe`` learns from their vectors, where
+an order ``learns`` at all, and ``start_pass`` finds the orders of the next pass.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,24 +25,8 @@ ONCE = "shuffle once"
 METHODS = {BAL: "id-grab-mean", PAIR_BAL: "id-grab", D_RR: "d-rr", ONCE: "shuffle-once"}
 """The paper's name of what each worker does alone, and ours."""
 EXACT = "CD-GraB, exact"
-SKETCHES = {EXACT: 0, **{f"CD-GraB, k = {size}": size for size in (16, 64, 256, 1024, 4096)}}
+SKETCHES = {**{f"CD-GraB, k = {size}": size for size in (16, 64, 256, 1024, 4096)}, EXACT: 0}
 """CD-GraB as the package serves it: numbers in a sketch; 0: whole gradients."""
-
-
-class Orders(Protocol):
-    """One order per worker."""
-
-    learns: bool
-    """Whether it needs vectors."""
-
-    def visit(self, step: int, count: int) -> Units:
-        """Take each worker's next units of the pass: (num_workers, count)."""
-
-    def observe(self, vectors: Vectors) -> None:
-        """Learn from the vectors just visited: (num_workers, count, dim)."""
-
-    def start_pass(self) -> None:
-        """Find the orders of the next pass."""
 
 
 class Coordinated:
@@ -53,28 +41,28 @@ class Coordinated:
         self.signs: list[Signs] = []
 
     def visit(self, step: int, count: int) -> Units:
-        """Take the units of a step."""
+        """Take the units of a step: (num_workers, count)."""
         return self.orders[:, step * count : (step + 1) * count]
 
     def observe(self, vectors: Vectors) -> None:
-        """Give signs to the pairs that are complete (Alg. 4, l. 8-13)."""
+        """Give signs to the pairs that are complete; vectors: (num_workers, count, dim)."""
         for step in vectors.swapaxes(0, 1):
             if self.half is None:
                 self.half = step.copy()
                 continue
             diffs = np.subtract(self.half, step, out=self.half)
             start = np.zeros_like(diffs[0]) if self.running_sum is None else self.running_sum
-            self.running_sum, signs = pair_balance(start, diffs)
+            self.running_sum, signs = pair_balance(start, diffs)  # Alg. 4, l. 8-13
             self.signs.append(signs)
             self.half = None
 
     def start_pass(self) -> None:
-        """Reorder (Alg. 4, l. 14); the sum starts from zero again (l. 3)."""
+        """Reorder; the sum starts from zero again."""
         columns, units = np.array(self.signs).T, self.orders.shape[1]
-        self.orders = np.array(
+        self.orders = np.array(  # Alg. 4, l. 14
             [reorder(o, unit_signs(s, units)) for o, s in zip(self.orders, columns, strict=True)]
         )
-        self.half, self.running_sum, self.signs = None, None, []
+        self.half, self.running_sum, self.signs = None, None, []  # Alg. 4, l. 3
 
 
 class Independent:
@@ -100,31 +88,12 @@ class Independent:
             node.start_pass()
 
 
-def make_orders(method: str, num_workers: int, num_units: int, seed: int) -> Orders:
-    """Make the orders of a method."""
-    check_choice("method", method, (CD_GRAB, *METHODS))
-    if method == CD_GRAB:
-        return Coordinated(num_workers, num_units)
-    return Independent(method, num_workers, num_units, seed)
-
-
-def visits(vectors: Vectors, method: str, seed: int) -> Iterator[Units]:
-    """Visit fixed vectors (num_workers, num_units, dim) again and again; yield the orders."""
-    num_workers, num_units, _ = vectors.shape
-    found = make_orders(method, num_workers, num_units, seed)
-    while True:
-        orders = found.visit(0, num_units)
-        yield orders
-        if found.learns:
-            found.observe(np.take_along_axis(vectors, orders[:, :, None], axis=1))
-        found.start_pass()
-
-
 class Served:
     """Samplers of all nodes, the records between, and the server that gives them orders.
 
     A unit is a batch of ``per_unit`` examples, of which node i has ``sizes[i]``; what is visited
-    are the numbers of these examples.
+    are the numbers of these examples. A whole pass is reported at once: orders do not depend on
+    when pairs are.
     """
 
     learns = True
@@ -157,6 +126,10 @@ class Served:
         for sampler, own in zip(self.samplers, torch.from_numpy(vectors), strict=True):
             sampler.observe(own)
 
+    def start_pass(self) -> None:
+        """Let every node report, and balance that."""
+        self.end_pass(self.reports(range(len(self.sizes))))
+
     def visit_all(self, i: int, vectors: Vectors) -> Units:
         """Let a node visit all its units of one example each; return their order."""
         order, tensor = [], torch.from_numpy(vectors)
@@ -165,10 +138,6 @@ class Served:
             self.samplers[i].observe(tensor[unit])
             order.append(int(unit[0]))
         return np.array(order)
-
-    def start_pass(self) -> None:
-        """Report on the whole pass: orders do not depend on when pairs are reported."""
-        self.end_pass(self.reports(range(len(self.sizes))))
 
     def send(self, nodes: Sequence[int]) -> None:
         """Send nodes their orders."""
@@ -192,6 +161,31 @@ class Served:
         self.passes += 1
 
 
+Orders = Coordinated | Independent | Served
+
+
 def num_bytes(record: Mapping[str, Any]) -> int:
     """Count what a record carries: bytes as they are, eight for each number."""
     return sum(len(v) if isinstance(v, bytes) else 8 for v in record.values())
+
+
+def make_orders(
+    method: str, num_workers: int, num_units: int, seed: int
+) -> Coordinated | Independent:
+    """Make the orders of a method of the paper."""
+    check_choice("method", method, (CD_GRAB, *METHODS))
+    if method == CD_GRAB:
+        return Coordinated(num_workers, num_units)
+    return Independent(method, num_workers, num_units, seed)
+
+
+def visits(vectors: Vectors, method: str, seed: int) -> Iterator[Units]:
+    """Visit fixed vectors (num_workers, num_units, dim) again and again; yield the orders."""
+    num_workers, num_units, _ = vectors.shape
+    found = make_orders(method, num_workers, num_units, seed)
+    while True:
+        orders = found.visit(0, num_units)
+        yield orders
+        if found.learns:
+            found.observe(np.take_along_axis(vectors, orders[:, :, None], axis=1))
+        found.start_pass()

@@ -10,7 +10,7 @@ from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.curves import last
 from flwr_hetero_studies.core.record import Line, by, metric
 from flwr_hetero_studies.core.tables import spread
-from flwr_hetero_studies.papers.cd_grab.fixed import OURS
+from flwr_hetero_studies.papers.cd_grab.fixed import METHODS, OURS, PAPER
 from flwr_hetero_studies.papers.cd_grab.orders import CD_GRAB, D_RR, EXACT, PAIR_BAL
 from flwr_hetero_studies.papers.cd_grab.vectors import FLEETS, PUBLISHED, beside
 
@@ -18,6 +18,8 @@ LAST = 5
 """Epochs at the end of a run that are averaged."""
 TRAINING = ["x D-RR", "test accuracy", "herding bound x D-RR", "order bytes"]
 Groups = Mapping[str, list[Line]]
+Bounds = Mapping[str, list[float]]
+"""By method, seed by seed."""
 Least = Mapping[tuple[int, float, int], float]
 """Least value of the objective by examples, l2 and seed."""
 
@@ -45,10 +47,10 @@ def summary(groups: Groups, least: Least) -> str:
     ):
         if name in loss:
             rows.append([what, wanted, ratio(loss[name], loss.get(D_RR, {}))])
-    if fleets := fleet_ratios(groups.get("fleet", [])):
-        worst = max(fleets, key=lambda name: fleets[name])
+    if fleets := relative_bounds(groups.get("fleet", []), "fleet", OURS):
+        worst = max(fleets, key=lambda name: over_alone(fleets[name]))
         what = "never worse than ID-GraB(PairBal): worst ratio of bounds"
-        rows.append([what, "at most 1", f"{fleets[worst]:.2f} ({worst})"])
+        rows.append([what, "at most 1", f"{over_alone(fleets[worst]):.2f} ({worst})"])
     return tables.table(["what", "wanted", "measured"], rows)
 
 
@@ -74,54 +76,49 @@ def fig10(lines: list[Line]) -> str:
     return tables.table(["nodes", *PUBLISHED], rows)
 
 
-def relative_bounds(lines: list[Line], final: str) -> dict[str, list[float]]:
-    """Return each method's bounds as multiples of random orders', seed by seed."""
-    found = {(line["case"]["method"], line["seed"]): line["metrics"]["bound"] for line in lines}
-    both = sorted(s for method, s in found if method == final and (D_RR, s) in found)
-    methods = [m for m in by(lines, "method") if all((m, s) in found for s in both)]
-    return {m: [found[m, s] / found[D_RR, s] for s in both] for m in methods} if both else {}
+def relative_bounds(lines: list[Line], key: str, final: str) -> dict[str, Bounds]:
+    """Return bounds as multiples of random orders', by a key's value, method and seed."""
+    found = {}
+    for value, own in by(lines, key).items():
+        bound = {(x["case"]["method"], x["seed"]): x["metrics"]["bound"] for x in own}
+        both = sorted(s for method, s in bound if method == final and (D_RR, s) in bound)
+        methods = [m for m in by(own, "method") if all((m, s) in bound for s in both)]
+        if both:
+            found[value] = {m: [bound[m, s] / bound[D_RR, s] for s in both] for m in methods}
+    return found
 
 
 def sketch(lines: list[Line]) -> str:
     """Say which sketch is worth its bytes."""
-    rows, names = [], [name for name in by(lines, "method") if name != D_RR]
-    for model, runs in by(lines, "model").items():
-        found = relative_bounds(runs, names[-1])
-        if PAIR_BAL not in found:
-            continue
-        alone = found[PAIR_BAL]
+    names, rows = [name.removeprefix("CD-GraB, ") for name in METHODS[1:]], []
+    dims = {line["case"]["model"]: line["metrics"]["dim"] for line in lines}
+    for model, found in relative_bounds(lines, "model", EXACT).items():
+        bounds, alone = [found[name] for name in METHODS[1:]], found[PAIR_BAL]
         worth = [
-            name.removeprefix("CD-GraB, ")
-            for name in names
-            if "k = " in name and all(a < b for a, b in zip(found[name], alone, strict=True))
+            name
+            for name, own in zip(names, bounds, strict=True)
+            if "k = " in name and all(a < b for a, b in zip(own, alone, strict=True))
         ]
-        cells = [spread(found[name], ".2g") for name in names]
-        dim = f"{runs[0]['metrics']['dim']:,}"
-        rows.append([model, dim, len(alone), *cells, worth[0] if worth else "none"])
-    head = [name.removeprefix("CD-GraB, ").replace("exact", "whole gradients") for name in names]
+        cells = [spread(own, ".2g") for own in bounds]
+        rows.append([model, f"{dims[model]:,}", len(alone), *cells, [*worth, "none"][0]])
+    head = [name.replace("exact", "whole gradients") for name in names]
     return tables.table(["model", "d", "seeds", *head, "smallest worth its bytes"], rows)
+
+
+def over_alone(found: Bounds) -> float:
+    """Divide the mean bound of ours by ID-GraB(PairBal)'s."""
+    return float(np.mean(found[OURS]) / np.mean(found[PAIR_BAL]))
 
 
 def fleet(lines: list[Line]) -> str:
     """Tabulate bounds in fleets that are not the paper's."""
-    rows, names = [], [name for name in by(lines, "method") if name != D_RR]
-    for name, runs in by(lines, "fleet").items():
-        if found := relative_bounds(runs, names[-1]):
-            cells = [spread(found[m], ".2g") if m in found else "" for m in names]
-            own = np.mean(found[names[-1]]) / np.mean(found.get(PAIR_BAL, [np.nan]))
-            rows.append([name, len(found[names[-1]]), *cells, f"{own:.2f}"])
-    return tables.table(["case", "seeds", *names, "ours / ID-GraB(PairBal)"], rows)
-
-
-def fleet_ratios(lines: list[Line]) -> dict[str, float]:
-    """Divide the bounds of ours by ID-GraB(PairBal)'s, by case, over the seeds that are there."""
-    result = {}
-    for name, runs in by(lines, "fleet").items():
-        methods = by(runs, "method")
-        if both := record.pairs(methods.get(OURS, []), methods.get(PAIR_BAL, [])):
-            ours, alone = (sum(metric(each, "bound")) for each in zip(*both, strict=True))
-            result[name] = ours / alone
-    return result
+    names = (PAIR_BAL, PAPER, OURS)
+    rows = [
+        [name, len(found[OURS]), *(spread(found[m], ".2g") for m in names),
+         f"{over_alone(found):.2f}"]
+        for name, found in relative_bounds(lines, "fleet", OURS).items()
+    ]  # fmt: skip
+    return tables.table(["case", "seeds", *names, f"ours / {PAIR_BAL}"], rows)
 
 
 def traffic() -> str:

@@ -22,7 +22,7 @@ TRAITS = 5
 
 
 @dataclass(frozen=True)
-class Task:
+class OrderTask:
     """What is trained: units of some examples each, and how a model is measured."""
 
     train: Examples
@@ -49,7 +49,7 @@ class Task:
         return {"loss": loss, "metric": metrics[self.metric]}
 
 
-def table(num_rows: int, num_tests: int) -> Task:
+def table(num_rows: int, num_tests: int) -> OrderTask:
     """Draw a table of applications, rows to train on and rows to test on.
 
     Six columns are amounts, twelve are codes; all follow five hidden traits of an applicant. The
@@ -65,7 +65,7 @@ def table(num_rows: int, num_tests: int) -> Task:
     inputs = torch.from_numpy(columns.astype(np.float32)).reshape(-1, *TABLE_SHAPE)
     every = Examples(inputs, torch.from_numpy(answers.astype(np.int64)))
     test = replace(every, inputs=inputs[num_rows:], targets=every.targets[num_rows:])
-    return Task(
+    return OrderTask(
         first(every, num_rows), test, lambda seed: make_model("softmax", TABLE_SHAPE, 2, seed)
     )
 
@@ -80,11 +80,11 @@ def given(
     metric: str = "accuracy",
     num_tests: int = 10_000,
     seed: int = 0,
-) -> Task:
+) -> OrderTask:
     """Take the first examples of a data set; all, if there are fewer."""
     whole, test = load_partition(dataset, 0, 1, task=task, seed=seed), load_test(dataset, task)
     shape = data_shape(dataset, task)
-    return Task(
+    return OrderTask(
         first(whole, min(len(whole), num_units * per_unit) // per_unit * per_unit),
         first(test, num_tests),
         lambda own: make_model(model, *shape, own),

@@ -15,11 +15,11 @@ from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.errors import invalid
 from flwr_hetero_studies.core.curves import Columns, columns
 from flwr_hetero_studies.papers.cd_grab.orders import Orders, Units, make_orders
-from flwr_hetero_studies.papers.cd_grab.tasks import Task
+from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask
 
 
 @dataclass(frozen=True)
-class Settings:
+class Schedule:
     """The paper's settings of an experiment."""
 
     workers: int
@@ -41,8 +41,8 @@ class Settings:
         return torch.optim.SGD(params, self.lr, self.momentum, weight_decay=decay)
 
 
-def train(task: Task, settings: Settings, method: str, seed: int) -> Columns:
-    """Train with the orders of a method; the curve has the herding bound (Eq. 8) of each pass.
+def train(task: OrderTask, settings: Schedule, method: str, seed: int) -> Columns:
+    """Train with the orders of a method.
 
     As many units are left out, at random, as do not fill an even number of steps.
     """
@@ -55,58 +55,50 @@ def train(task: Task, settings: Settings, method: str, seed: int) -> Columns:
     units = kept.reshape(settings.workers, steps * own, 1)
     shares = units * task.per_unit + np.arange(task.per_unit)
     orders = make_orders(method, settings.workers, steps * own, seed)
-    model, sums, bounds = task.make_model(seed), [], [inf]
-
-    def watch(epoch: int, gradients: Vectors | None, mean: Vectors) -> None:
-        sums.append(settings.batch * mean)
-        if len(sums) == steps:
-            bounds.append(furthest(np.array(sums)))
-            sums.clear()
-
-    curve = train_by(orders, shares, task, model, settings, steps, watch)
-    return curve | {"herding": bounds[: len(curve["epoch"])]}
-
-
-Watch = Callable[[int, Vectors | None, Vectors], None]
-"""Epoch, gradients of a step's units if they are needed one by one, and their mean."""
+    return train_by(orders, shares, task, settings, steps, seed)
 
 
 def train_by(
     orders: Orders,
     shares: Units,
-    task: Task,
-    model: nn.Module,
-    settings: Settings,
+    task: OrderTask,
+    settings: Schedule,
     steps: int,
-    watch: Watch,
+    seed: int,
+    watch: Callable[[int, Vectors], None] = lambda epoch, gradients: None,
 ) -> Columns:
-    """Take steps of all workers at a time; a point of the curve per epoch.
+    """Take steps of all workers at a time; a point of the curve per epoch, with Eq. 8's bound.
 
     shares: each worker's (num_units, per_unit) examples, or (num_examples,) where orders say which
-    examples are a unit.
+    examples are a unit. ``watch`` is shown the epoch and the gradients of a step's units.
     """
+    model = task.make_model(seed)
     optimizer, gradients_of = settings.optimizer(model), Gradients(task, model)
-    own, points = settings.batch // settings.workers, [{"epoch": 0.0} | task.look(model)]
+    own = settings.batch // settings.workers
+    points = [{"epoch": 0.0, "herding": inf} | task.look(model)]
     for epoch in range(settings.epochs):
         if settings.decay_every:
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * 0.1 ** (epoch // settings.decay_every)
+        sums = []
         for step in range(steps):
             visited = orders.visit(step, own)
             worker = np.arange(len(visited)).reshape(-1, *[1] * (visited.ndim - 1))
-            rows, each = shares[worker, visited].reshape(-1, task.per_unit), None
+            rows = shares[worker, visited].reshape(-1, task.per_unit)
             if orders.learns:
                 gradients = gradients_of.each(rows)
                 each = gradients.numpy().reshape(len(visited), own, -1)
                 orders.observe(each)
+                watch(epoch, each)
                 mean = gradients.mean(0)
             else:
                 mean = gradients_of.mean(rows)
-            watch(epoch, each, mean.numpy())
+            sums.append(settings.batch * mean.numpy())
             fill_gradients(model, mean)
             optimizer.step()
         orders.start_pass()
-        points.append({"epoch": epoch + 1.0} | task.look(model))
+        points.append({"epoch": epoch + 1.0, "herding": furthest(np.array(sums))})
+        points[-1] |= task.look(model)
         if not isfinite(points[-1]["loss"]):
             break
     return columns(points)
@@ -115,7 +107,7 @@ def train_by(
 class Gradients:
     """Gradients of units at the model's present parameters; a row of examples is a unit."""
 
-    def __init__(self, task: Task, model: nn.Module) -> None:
+    def __init__(self, task: OrderTask, model: nn.Module) -> None:
         self.task, self.model = task, model
         self._vectorised = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="error")
 

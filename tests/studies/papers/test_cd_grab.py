@@ -98,7 +98,7 @@ def test_an_lstm_has_gradients_one_by_one():
 
 
 def test_training_is_the_same_for_one_seed_and_herds_better_than_at_random(table):
-    settings = train.Settings(4, 8, 6, 0.01)
+    settings = train.Schedule(4, 8, 6, 0.01)
     once, again, at_random = (
         train.train(table, settings, method, 3) for method in (CD_GRAB, CD_GRAB, D_RR)
     )
@@ -121,7 +121,7 @@ def test_the_package_trains_with_orders_of_its_own(table, name):
 @pytest.mark.parametrize(("workers", "batch"), [(3, 8), (4, 64)])
 def test_a_batch_that_does_not_fit_is_refused(table, workers, batch):
     with pytest.raises(ValueError, match="batch must be a multiple"):
-        train.train(table, train.Settings(workers, batch, 1, 0.1), CD_GRAB, 0)
+        train.train(table, train.Schedule(workers, batch, 1, 0.1), CD_GRAB, 0)
 
 
 def test_bound_of_steps_is_that_of_equation_8(grains):
@@ -146,7 +146,7 @@ def curves_that_end_at(loss, metric, rough=0.0):
 def test_curves_decide_what_is_said_of_figure_3(monkeypatch, table, ours, theirs, verdict):
     found = {CD_GRAB: ours, D_RR: theirs}
     monkeypatch.setattr(figures, "train", lambda task, settings, method, seed: found[method])
-    settings = train.Settings(4, 8, 11, 0.1)
+    settings = train.Schedule(4, 8, 11, 0.1)
     finding = figures.against_reshuffling(QUIET, table, settings, 2, NOTHING)
     assert finding.verdict == verdict
     assert [row[0] for row in finding.rows] == [CD_GRAB, D_RR]
