@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flwr_hetero_studies.core.alone import steps
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
 from flwr_hetero_studies.papers.pgd import costs
@@ -23,7 +24,7 @@ from flwr_hetero_studies.papers.pgd.workers import (
     SGD,
     SPREAD,
     Ratios,
-    gather,
+    begin,
     train,
 )
 
@@ -77,8 +78,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
             given = {"lr": best_rate(done), "methods": methods, "turns": turns}
             yield Trial(case, 0, given, alone=True)
     for name, (*_, batch) in costs.MODELS.items():
-        given = {"repeats": options.settings["repeats"], "memory": not options.fast}
-        yield Trial({"experiment": "cost", "name": name, "batch": batch}, 0, given, alone=True)
+        case = {"experiment": "cost", "name": name, "batch": batch}
+        yield Trial(case, 0, {"repeats": options.settings["repeats"]}, alone=True)
 
 
 def is_wanted(case: Case, seed: int, every: list[Case], lines: list[Line]) -> bool:
@@ -121,13 +122,13 @@ def prices(
     for name in methods:
         for _ in range(2):  # the first loads kernels and rules
             start = time.process_time()
-            runs[name] = gather(task, name, settings, 0).steps()
+            runs[name] = steps(**begin(task, name, settings, 0))
             ready[name] = time.process_time() - start
     for _ in range(turns):
-        for name, steps in runs.items():
+        for name, taken in runs.items():
             start = time.process_time()
             for _ in range(TURN):
-                next(steps)
+                next(taken)
             seconds[name].append(time.process_time() - start)
     epoch = min(-(-round(0.5 / settings.top) // TURN), turns - 1)
     base, found = np.array(seconds[SGD]), {}

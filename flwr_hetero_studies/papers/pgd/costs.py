@@ -1,16 +1,7 @@
-"""What a batch of priorities costs beside a training step, in time and in memory.
+"""What a batch of priorities costs beside a training step; all ways are timed in turn."""
 
-Each way is timed in turn in one process; its memory is the growth of the resident peak in a child
-process that does nothing else.
-"""
-
-import ctypes
-import gc
-import multiprocessing
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -97,39 +88,7 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
     }
 
 
-def peak_mb(name: str, batch: int, way: str) -> float:
-    """Return the growth of the peak in a child that runs this way once, after a small one."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_report_peak, args=(sender, name, batch, way))
-    child.start()
-    sender.close()
-    try:
-        return float(receiver.recv())
-    except EOFError:
-        return float("nan")  # out of memory
-    finally:
-        child.join()
-
-
-def _report_peak(sender: Connection, name: str, batch: int, way: str) -> None:
-    torch.set_num_threads(1)
-    ways(name, 2)[way]()  # loads kernels and rules
-    call = ways(name, batch)[way]
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts at the present
-    before = _status_mb("VmRSS")
-    call()
-    sender.send(_status_mb("VmHWM") - before)
-
-
-def _status_mb(field: str) -> float:
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if field in x)
-    return int(line.split()[1]) / 1024
-
-
-def measure(name: str, repeats: int, memory: bool) -> dict[str, Any]:
+def measure(name: str, repeats: int) -> dict[str, Any]:
     """Measure all ways on a model, that per sample once."""
     batch = MODELS[name][2]
     for call in ways(name, 4).values():
@@ -142,9 +101,10 @@ def measure(name: str, repeats: int, memory: bool) -> dict[str, Any]:
                 start = time.process_time()
                 call()
                 times[way].append(1e3 * (time.process_time() - start))
-    rows = []
-    for way, own in times.items():
-        row = {"way": way, "ms": median(own), "ms_least": min(own), "ms_most": max(own)}
-        peak = peak_mb(name, batch, way) if memory else float("nan")
-        rows.append(row | {"ratio": median(own) / median(times[BASE]), "peak_mb": peak})
+    base = median(times[BASE])
+    rows = [
+        {"way": way, "ms": median(own), "ms_least": min(own), "ms_most": max(own),
+         "ratio": median(own) / base}
+        for way, own in times.items()
+    ]  # fmt: skip
     return {"ways": rows}

@@ -121,11 +121,10 @@ def cost(lines: list[Line]) -> str:
     """Tabulate time and memory of the ways to priorities."""
     rows = [
         [f"{line['case']['name']}, batch {line['case']['batch']}", way["way"],
-         f"{way['ms']:.1f} ({way['ms_least']:.1f} to {way['ms_most']:.1f})", f"{way['ratio']:.2f}x",
-         f"{way['peak_mb']:.0f}"]
+         f"{way['ms']:.1f} ({way['ms_least']:.1f} to {way['ms_most']:.1f})", f"{way['ratio']:.2f}x"]
         for line in lines for way in line["metrics"]["ways"]
     ]  # fmt: skip
-    head = ["model", "way", "CPU ms", "of forward + backward", "peak MB"]
+    head = ["model", "way", "CPU ms", "of forward + backward"]
     return tables.table(head, rows)
 
 

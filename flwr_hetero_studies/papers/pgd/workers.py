@@ -1,8 +1,8 @@
 """Workers that choose their batches as SGD, PGD-A or PGD-S do, on one model in this process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from flwr_hetero_studies.tasks import Examples, evaluate
 SGD, PGD_A, PGD_S = "SGD", "PGD-A, full first pass", "PGD-S"
 PAPER = (SGD, PGD_A, PGD_S)
 """The paper's; its pass over all data before the first step is in both of PGD."""
-SPREAD, LAST_LAYER, DRAWN = "PGD-A", "PGD-A, last layer", "stochastic, no gate"
+SPREAD, LAST_LAYER, DRAWN = "PGD-A", "PGD-A, last layer", "stochastic"
 METHODS = (*PAPER, SPREAD, LAST_LAYER, DRAWN)
 """And the package's: that pass spread over the first epoch, priorities of the last layer, draws by
 priority without bias."""
@@ -104,29 +104,8 @@ def make_sampler(
     return feed
 
 
-class Team(NamedTuple):
-    """A model, the workers that train it, and what runs their steps."""
-
-    model: nn.Module
-    shares: list[Examples]
-    samplers: list[UniformSampler | PriorityFeed | BasicPGD]
-    optimizer: torch.optim.Optimizer
-
-    def observe(self, worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
-        """Let a worker's sampler see the gradients of its batch."""
-        sampler = self.samplers[worker]
-        if not isinstance(sampler, UniformSampler):
-            sampler.on_batch(self.model, indices, losses)
-
-    def steps(self) -> Iterator[float]:
-        """Train for ever."""
-        return alone.steps(
-            self.model, self.shares, self.samplers, self.optimizer, observe=self.observe
-        )
-
-
-def gather(task: Problem, method: str, settings: Ratios, seed: int) -> Team:
-    """Divide the data among the workers, and begin."""
+def begin(task: Problem, method: str, settings: Ratios, seed: int) -> dict[str, Any]:
+    """Divide the data among the workers; return what :func:`alone.steps` takes."""
     model, shares, seeds = task.make_model(seed), [task.examples], [seed]
     if settings.workers:
         shares = alone.split(task.examples, settings.workers, seed)
@@ -135,24 +114,28 @@ def gather(task: Problem, method: str, settings: Ratios, seed: int) -> Team:
         make_sampler(method, model, share, settings, own)
         for share, own in zip(shares, seeds, strict=True)
     ]
-    return Team(model, shares, samplers, torch.optim.SGD(model.parameters(), settings.lr))
+
+    def observe(worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
+        if method != SGD:
+            samplers[worker].on_batch(model, indices, losses)
+
+    optimizer = torch.optim.SGD(model.parameters(), settings.lr)
+    found = {"model": model, "shares": shares, "samplers": samplers, "optimizer": optimizer}
+    return found | {"observe": observe}
 
 
 def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: int = 40) -> Columns:
     """Train; the column ``work`` counts gradients of examples, the first pass among them."""
-    team = gather(task, method, settings, seed)
+    started = begin(task, method, settings, seed)
 
     def look(model: nn.Module) -> dict[str, float]:
-        return dict(
-            zip(("loss", "accuracy"), evaluate(model, task.examples, AT_A_TIME), strict=True)
-        )
+        found = evaluate(model, task.examples, AT_A_TIME)
+        return dict(zip(("loss", "accuracy"), found, strict=True))
 
-    curve = alone.train(
-        team.model, team.shares, team.samplers, team.optimizer, num_steps=settings.steps,
-        every=max(1, settings.steps // num_points), observe=team.observe, look=look,
-    )  # fmt: skip
-    first = sum(map(len, team.shares)) if method in (PGD_A, PGD_S) else 0
-    a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in team.samplers)
+    every = max(1, settings.steps // num_points)
+    curve = alone.train(**started, num_steps=settings.steps, every=every, look=look)
+    first = sum(map(len, started["shares"])) if method in (PGD_A, PGD_S) else 0
+    a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in started["samplers"])
     return curve | {"work": [first + a_step * step for step in curve["step"]]}
 
 
