@@ -12,6 +12,12 @@ from typing import Any
 import numpy as np
 
 
+def last_line(text: str | None) -> str:
+    """Return the last line of a message that says anything, cut to 200 characters."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason given")[:200]
+
+
 def invalid(argument: str, value: Any, rule: str, hint: str = "") -> ValueError:
     """Make the error for a bad argument.
 

@@ -8,6 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flwr_hetero.keys import ORDER_AGAIN
 
+MAX_NUMBER = 1e18
+"""Largest number of a node that is believed: sums, products and squares of it are finite."""
+
 
 def payload_bytes(content: RecordDict) -> int:
     """Size of a message's payload, in bytes; without what a resume sends again."""
@@ -42,8 +45,8 @@ def config_of(message: Message) -> ConfigRecord:
 
 
 def read_number(record: Mapping[str, Any], key: str, default: float = nan) -> float:
-    """Return a finite number from a record of a node; ``default`` if it is none."""
+    """Return a finite number from a record of a node, cut to 1e18; ``default`` if it is none."""
     value = record.get(key)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
-        return float(value)
+        return max(-MAX_NUMBER, min(float(value), MAX_NUMBER))
     return default

@@ -12,10 +12,9 @@ from flwr_hetero.asynchronous.evaluation import Evaluations
 from flwr_hetero.asynchronous.mail import Mail, Sent, on_clock
 from flwr_hetero.asynchronous.rule import Arrival, Rule
 from flwr_hetero.records import config_of
-from flwr_hetero.server.checks import check_progress, is_good
+from flwr_hetero.server.checks import Expected, check_progress, is_good
 from flwr_hetero.server.context import QUORUM, Exchange, RoundInfo
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
-from flwr_hetero.server.reply_checks import Expected
 from flwr_hetero.server.rounds import (
     Record,
     Run,
@@ -143,7 +142,7 @@ class Work:
     def _instructions(self) -> list[Message]:
         run, number = self.run, self.run.round + 1
         how = number, run.arrays, run.train_config, run.grid
-        messages = run.strategy.configure_train(*how, run.exchange(number))
+        messages: list[Message] = run.strategy.configure_train(*how, run.exchange(number))
         sort_key = self.fleet.nodes.sort_key  # Flower's samples come in any order
         messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
         for message in messages:

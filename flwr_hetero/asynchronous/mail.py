@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_hetero.server.context import POLL_S, Clock, Costs
+from flwr_hetero.server.context import POLL_S, Clock, Costs, reported_latency
 from flwr_hetero.server.nodes import is_simulated, whole_grid
-from flwr_hetero.server.reply_checks import reported_latency
 
 REAL_POLL_S = 0.5
 """Pause between two polls of a real fleet: each costs a request."""

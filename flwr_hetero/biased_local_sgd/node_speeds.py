@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, class_gamma, fast_class
 from flwr_hetero.records import read_number
-from flwr_hetero.server.reply_checks import Latency
+from flwr_hetero.server.context import Latency
 
 SMOOTHING = 0.5
 """Weight of the past in a node's measured times."""

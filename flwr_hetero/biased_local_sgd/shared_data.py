@@ -108,18 +108,28 @@ class SharedSamples:
         taken = self._taken if self.unified and len(self._taken) < len(self.losses) else None
         return slow_allocation(len(self.losses), num_slow, self.rng, taken)
 
-    def record(self, reply: Message) -> None:
-        """Keep the losses of a reply (Alg. 1, l. 14); ValueError where they cannot be right."""
+    def why_bad(self, reply: Message) -> str | None:
+        """Return why the losses of a reply cannot be right."""
         record = reply.content.config_records.get(keys.SAMPLES)
         assigned = self._assigned.get(reply.metadata.src_node_id)
         if record is None or assigned is None:
-            return
-        indices, losses = read_samples(record)
+            return None
+        try:
+            indices, losses = read_samples(record)
+        except ValueError as error:
+            return str(error)
         if indices.shape != losses.shape or not np.isfinite(losses).all():
-            raise ValueError("losses are not finite, one per sample")
+            return "losses are not finite, one per sample"
         if not np.isin(indices, assigned).all():
-            raise ValueError("losses of samples that it was not assigned")
-        self.losses[indices] = losses
+            return "losses of samples that it was not assigned"
+        return None
+
+    def record(self, reply: Message) -> None:
+        """Keep the losses of a reply (Alg. 1, l. 14)."""
+        record = reply.content.config_records.get(keys.SAMPLES)
+        if record is not None and reply.metadata.src_node_id in self._assigned:
+            indices, losses = read_samples(record)
+            self.losses[indices] = losses
 
     def round_info(self) -> dict[str, Any]:
         """Return the epoch and how many samples have a loss."""

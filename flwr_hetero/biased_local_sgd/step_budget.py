@@ -24,11 +24,10 @@ from flwr_hetero.biased_local_sgd.algorithm import (
 from flwr_hetero.biased_local_sgd.node_speeds import Job, NodeSpeeds, divided
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, read_number
-from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.aggregate import BUFFERS, with_update
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import STEPS, check_on_missing, check_unscaled
 from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.reply_checks import BUFFERS
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
@@ -231,25 +230,27 @@ class LocalSteps(Wrapper):
 
     # --- replies -------------------------------------------------------------------------
 
+    def why_bad(self, context: Exchange, reply: Message) -> str | None:
+        """Return why the reported steps are none, if any are reported."""
+        (metrics,) = reply.content.metric_records.values()
+        if (claim := metrics.get(keys.NUM_STEPS)) is None or self.steps_of(context, reply):
+            return None
+        return f"claims {claim!r} steps instead of 1 to {self._assigned_to(context, reply)}"
+
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Check the reported steps, learn the nodes' speeds and weigh the updates."""
-        good, self._assigned = [], {}
+        """Clamp the reported steps, learn the nodes' speeds and weigh the updates."""
+        self._assigned = {}
         for reply in replies:
             (metrics,) = reply.content.metric_records.values()
-            claim, assigned = metrics.get(keys.NUM_STEPS), self._assigned_to(context, reply)
-            steps = self.steps_of(context, reply)
-            if claim is not None and not steps:
-                context.drop(reply, f"claims {claim!r} steps instead of 1 to {assigned}")
-                continue
-            if read_number(metrics, keys.NUM_STEPS, 0.0) > assigned:
-                claimed = f"claims {claim:g} steps, was assigned {assigned}"
-                context.note(reply.metadata.src_node_id, claimed)
-            self._assigned[self.identity(reply.metadata.src_node_id)] = assigned
+            assigned, steps = self._assigned_to(context, reply), self.steps_of(context, reply)
+            if (claim := read_number(metrics, keys.NUM_STEPS, 0.0)) > assigned:
+                text = f"claims {claim:g} steps, was assigned {assigned}"
+                context.note(reply.metadata.src_node_id, text)
+            self._assigned[context.identity(reply.metadata.src_node_id)] = assigned
             if steps:
                 metrics[keys.NUM_STEPS] = steps
                 self._measure(context, reply, steps)
-            good.append(reply)
-        return self._normalised(context, good) if self.correction else good
+        return self._normalised(context, replies) if self.correction else replies
 
     def steps_of(self, context: Exchange, reply: Message) -> int:
         """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
@@ -307,8 +308,7 @@ class LocalSteps(Wrapper):
 
     def _measure(self, context: Exchange, reply: Message, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message."""
-        identity = self.identity(reply.metadata.src_node_id)
-        self.speeds.note_job(identity, reply, steps)
+        self.speeds.note_job(identity := self.identity(reply.metadata.src_node_id), reply, steps)
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)

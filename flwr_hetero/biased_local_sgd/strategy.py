@@ -128,17 +128,15 @@ class BiasedLocalSGD(LocalSteps):
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Check steps, learn the nodes' speeds and, with shared data, the losses."""
         good = super().on_replies(context, replies)
-        if self.shared is None:
-            return good
-        kept = []
-        for reply in good:
-            try:
+        if self.shared is not None:
+            for reply in good:
                 self.shared.record(reply)
-            except ValueError as error:
-                context.drop(reply, str(error))
-            else:
-                kept.append(reply)
-        return kept
+        return good
+
+    def why_bad(self, context: Exchange, reply: Message) -> str | None:
+        """Return what is wrong with the steps or, with shared data, with the losses."""
+        reason = super().why_bad(context, reply)
+        return reason or (self.shared.why_bad(reply) if self.shared else None)
 
     def round_info(self) -> dict[str, Any]:
         """Return steps, gamma and, with shared data, epoch and samples of known loss."""

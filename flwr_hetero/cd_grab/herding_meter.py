@@ -83,6 +83,21 @@ class HerdingMeter(Wrapper):
             )
         return messages
 
+    def why_bad(self, context: Exchange, reply: Message) -> str | None:
+        """Return why the sketches in a reply cannot be read."""
+        record = reply.content.config_records.get(keys.HERDING)
+        if record is None or self._is_empty(record):
+            return None
+        try:
+            check_count(keys.NUM_UNITS, record.get(keys.NUM_UNITS), 1)
+            length = check_count(keys.SKETCH_SIZE, record.get(keys.SKETCH_SIZE), 1)
+            if length > self.sketch_size:
+                raise invalid(keys.SKETCH_SIZE, length, f"be at most {self.sketch_size}")
+            read_vectors(record, length)
+        except ValueError as error:
+            return f"herding record: {error}"
+        return None
+
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the sketches out of the replies; drop replies with bad ones."""
         records = [reply.content.config_records.get(keys.HERDING) for reply in replies]
@@ -94,11 +109,11 @@ class HerdingMeter(Wrapper):
         for reply, record in zip(replies, records, strict=True):
             if record is not None:
                 del reply.content[keys.HERDING]
-                try:
-                    passes.append(self._add(self.identity(reply.metadata.src_node_id), record))
-                except ValueError as error:
-                    context.drop(reply, f"herding record: {error}")
+                length = record[keys.SKETCH_SIZE]
+                if not self._is_empty(record) and length != usual:
+                    context.drop(reply, f"herding record: sketches of {length!r}, not {usual}")
                     continue
+                passes.append(self._add(self.identity(reply.metadata.src_node_id), record))
             good.append(reply)
         self._bound, whole = None, [each for each in passes if each is not None]
         if whole and len(whole) == len(passes):
@@ -118,11 +133,7 @@ class HerdingMeter(Wrapper):
         """Keep what a node saw; return its last whole pass, if there is one."""
         if self._is_empty(record):
             return None
-        num_units = check_count(keys.NUM_UNITS, record.get(keys.NUM_UNITS), 1)
-        length = check_count(keys.SKETCH_SIZE, record.get(keys.SKETCH_SIZE), 1)
-        if length != self._length or length > self.sketch_size:
-            raise invalid(keys.SKETCH_SIZE, length, f"be {self._length} as on other nodes")
-        vectors = read_vectors(record, length)
+        num_units, vectors = record[keys.NUM_UNITS], read_vectors(record, record[keys.SKETCH_SIZE])
         if node in self._seen:
             vectors = np.concatenate([self._seen[node], vectors])
         self._seen[node] = vectors[-num_units:]

@@ -117,6 +117,7 @@ class CDGraB(Wrapper):
         self.server = OrderServer(exact=self.exact)
         self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)
         self._names: dict[int, str] = {}
+        self._reports: dict[str, Report] = {}  # by message, from when it is judged
         self._dim = 0
         self.is_off = False
         """Whether nodes balance themselves, for a common sum is of no use."""
@@ -127,7 +128,7 @@ class CDGraB(Wrapper):
     ) -> list[Message]:
         """Tell each node which order it should be at (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=context.round)
-        self._names = {}
+        self._names, self._reports = {}, {}
         self._bytes = {"bytes-down": 0, "bytes-up": 0}
         for message in messages:
             node_id = message.metadata.dst_node_id
@@ -142,10 +143,20 @@ class CDGraB(Wrapper):
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
 
+    def why_bad(self, context: Exchange, reply: Message) -> str | None:
+        """Read the pairs in a reply; return why they cannot be balanced."""
+        record = reply.content.config_records.get(keys.ORDER)
+        if record is None or self.is_off:
+            return None
+        try:
+            self._reports[reply.metadata.reply_to_message_id] = read_report(record, self.terms)
+        except ValueError as error:
+            return f"order record: {error}"
+        return None
+
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the pairs out of the replies and balance them; drop replies with bad ones."""
         reports: dict[int, Report] = {}
-        bad: dict[int, str] = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
             record = reply.content.config_records.get(keys.ORDER)
@@ -158,11 +169,8 @@ class CDGraB(Wrapper):
             name, before = self.identity(node_id), self._names.get(node_id, "")
             if name != before:  # its identity became known by this reply
                 self.server.rename(before, name)
-            try:
-                reports[node_id] = read_report(record, self.terms)
-            except ValueError as error:
-                bad[node_id] = str(error)
-        bad |= self._of_other_lengths(reports)
+            reports[node_id] = self._reports.pop(reply.metadata.reply_to_message_id)
+        bad = self._of_other_lengths(reports)
         good = []
         for reply in replies:
             if reason := bad.get(reply.metadata.src_node_id):

@@ -127,7 +127,7 @@ class Resharding(Wrapper):
 
     def _identify(self, context: Exchange, grid: Grid) -> None:
         registry = self.fleet.nodes
-        nodes = set(grid.get_node_ids()) - registry.busy - self._asked
+        nodes = set(grid.get_node_ids()) - registry.in_flight.keys() - self._asked
         unknown = {node for node in nodes if not registry.knows(node)}
         if unknown and any(slot.exchanged for slot in self.table):
             self._asked |= unknown

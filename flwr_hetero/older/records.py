@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr_hetero import keys
 from flwr_hetero._flwr import OLDER_OK, OlderReply, is_older_reply, older_content, read_older
 from flwr_hetero.errors import invalid
-from flwr_hetero.server.reply_checks import view_array
+from flwr_hetero.server.aggregate import view_array
 
 METRICS, LOSS = "metrics", "loss"
 

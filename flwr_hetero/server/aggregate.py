@@ -1,10 +1,13 @@
-"""Weighted mean of the replies' models, in place and in their own precision."""
+"""Models of replies: read, checked and averaged in place and in their own precision."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from logging import ERROR
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -13,16 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, attributes_of, log
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import invalid, last_line
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.reply_checks import (
-    BUFFERS,
-    drop_partial_metrics,
-    view_array,
-    weight_of,
-    why_no_model,
-)
 
 CHUNK = 65_536
 """Elements per pass: small enough that the running sum stays in the processor's cache."""
@@ -30,6 +26,12 @@ LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
 WEIGHT = keys.PREFIX + "weight"
 """Metric by which a strategy weights models where that is not its own key."""
+MAX_VALUE = 1e15
+"""Values above this are nonsense, and a mean with them would spoil the next round of all."""
+MAX_COUNT_STEP = 2**31
+"""Most by which integers may differ from those sent: they are counters."""
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""How names end of arrays that are no parameters, in torch's batch normalisation."""
 
 
 def aggregate(
@@ -46,17 +48,17 @@ def aggregate(
     needs each reply, and its mean of the chosen ones is then by these weights.
     """
     drop_partial_metrics(replies)
-    server_round, like = context.round, context.arrays
+    number, like = context.round, context.arrays
     if not like or not replies or not isinstance(leaf, FedAvg):
-        return inner.aggregate_train(server_round, replies)
+        return inner.aggregate_train(number, replies)
     weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
     if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:
         contents = [reply.content for reply in replies]
         mean = mean_reply(replies, weights, like, own_key)
         with replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
-            return leaf.aggregate_train(server_round, [mean])
+            return leaf.aggregate_train(number, [mean])
     if weights == [weight_of(reply, own_key) for reply in replies]:
-        return inner.aggregate_train(server_round, replies)
+        return inner.aggregate_train(number, replies)
 
     def weigh_metrics(chosen: list[RecordDict], _key: str) -> MetricRecord:
         for content in chosen:
@@ -68,7 +70,33 @@ def aggregate(
         for metrics in reply.content.metric_records.values():
             metrics[WEIGHT] = weight
     with replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
-        return inner.aggregate_train(server_round, replies)
+        return inner.aggregate_train(number, replies)
+
+
+def weight_of(reply: Message, weight_key: str) -> float:
+    """Read the weight of a good reply."""
+    (metrics,) = reply.content.metric_records.values()
+    return float(metrics[weight_key])  # type: ignore[arg-type]
+
+
+def drop_partial_metrics(replies: Sequence[Message]) -> None:
+    """Take out metrics of the protocol that some reply lacks: Flower wants equal names."""
+    records = [record for reply in replies for record in reply.content.metric_records.values()]
+    for key in keys.PROTOCOL:
+        if not all(math.isfinite(read_number(record, key)) for record in records):
+            for record in records:
+                record.pop(key, None)
+
+
+@contextmanager
+def replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
+    """Give a strategy other attributes for a while."""
+    before = {name: getattr(strategy, name) for name in attributes}
+    try:
+        attributes_of(strategy).update(attributes)
+        yield
+    finally:
+        attributes_of(strategy).update(before)
 
 
 def with_update(
@@ -78,9 +106,7 @@ def with_update(
     scale: float,
     buffers: tuple[str, ...] = BUFFERS,
 ) -> Message:
-    r"""Return a reply whose model is a base plus the node's scaled update.
-
-    .. math:: x = x_{base} + s \, (x_i - x_{start})
+    r"""Return a reply whose model is :math:`x_{base} + s \, (x_i - x_{start})`.
 
     Integers and buffers are left as they are: they are averaged, not optimised.
     """
@@ -95,15 +121,7 @@ def with_update(
     return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
 
 
-@contextmanager
-def replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Give a strategy other attributes for a while."""
-    before = {name: getattr(strategy, name) for name in attributes}
-    try:
-        attributes_of(strategy).update(attributes)
-        yield
-    finally:
-        attributes_of(strategy).update(before)
+# --- means -------------------------------------------------------------------------------
 
 
 def mean_reply(
@@ -151,12 +169,8 @@ def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike) -> bytes:
 def weighted_mean(
     arrays: Sequence[NDArray[Any]], weights: ArrayLike, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    r"""Average arrays of one shape and type, into ``out`` (contiguous) if it is given.
+    """Average arrays of one shape and type, into ``out`` (contiguous) if it is given.
 
-    .. math:: x = \sum_i \frac{w_i}{\sum_k w_k} x_i
-
-    Notes
-    -----
     All nodes are added up chunk by chunk: every input is read once, and two buffers of ``CHUNK``
     elements are needed. Half precision is added up in single, integers in double.
     """
@@ -174,7 +188,10 @@ def weighted_mean(
         for array, factor in zip(flat[1:], factors[1:], strict=True):
             np.multiply(array[part], factor, out=term_chunk)
             np.add(chunk, term_chunk, out=chunk)
-        flat_mean[part] = _rounded(chunk, dtype)
+        if dtype.kind == "b":  # the majority
+            flat_mean[part] = chunk >= 0.5
+        else:
+            flat_mean[part] = np.rint(chunk) if dtype.kind in "iu" else chunk
     return mean
 
 
@@ -202,43 +219,123 @@ def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
     return arrays
 
 
-def _rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Round means of integers; a mean of truth values is the majority."""
-    if dtype.kind == "b":
-        return values >= 0.5
-    return np.rint(values) if dtype.kind in "iu" else values
+# --- reading and checking ----------------------------------------------------------------
 
 
-# --- evaluation ------------------------------------------------------------------------------
+def view_array(array: Array) -> NDArray[Any]:
+    """View an array of a reply without copying its payload and without pickle."""
+    if array.data[6:7] != b"\1":  # others are for structured types only
+        raise ValueError("not an npy file of version 1")
+    start = 10 + int.from_bytes(array.data[8:10], "little")
+    shape, fortran, dtype = _parse_header(array.data[:start])
+    if dtype.hasobject:
+        raise ValueError("the array holds Python objects")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
+    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
+    return flat.reshape(shape, order="F" if fortran else "C")
 
-MAX_NODES = 100
-"""Nodes in the table of an evaluation: those on which the model is worst."""
+
+@lru_cache(maxsize=1024)  # the same few headers come again and again
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    return np.lib.format.read_array_header_1_0(stream)
 
 
-def by_node(replies: Sequence[Message], identity: Callable[[int], str]) -> dict[str, Any]:
-    """Sum up how good a model is on each node: mean, mean of the worst tenth, and a table.
+def why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | None:
+    """Return why a model cannot be averaged with others of those sent."""
+    if arrays.keys() != sent.keys():
+        return f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown"
+    for name, array in arrays.items():
+        if reason := _why_bad_array(array, sent[name]):
+            return f"array {name!r} {reason}"
+    return None
 
-    By the first metric with "acc" in its name, else the first with "loss"; empty without one.
-    """
-    metrics = {
-        identity(reply.metadata.src_node_id): record
-        for reply in replies
-        for record in reply.content.metric_records.values()
-    }
-    names = [name for record in metrics.values() for name in record]
-    metric = next((n for part in ("acc", "loss") for n in names if part in n.lower()), "")
-    read = {node: read_number(record, metric) for node, record in metrics.items()}
-    values = {node: value for node, value in read.items() if not np.isnan(value)}
-    if not values:
-        return {}
-    worst_first = sorted(values, key=lambda node: values[node], reverse="acc" not in metric.lower())
-    ordered = [values[node] for node in worst_first]
-    with np.errstate(over="ignore"):
-        means = [float(np.mean(part)) for part in (ordered, ordered[: -(-len(ordered) // 10)])]
-    return {
-        "metric": metric,
-        "nodes": len(values),
-        "mean": means[0],
-        "worst-tenth": means[1],
-        "by-node": {node: values[node] for node in worst_first[:MAX_NODES]},
-    }
+
+def _why_bad_array(array: Array, sent: Array) -> str | None:
+    if array.stype != NUMPY:
+        return f"is written as {array.stype!r}, not as {NUMPY!r}"
+    try:
+        values = view_array(array)
+    except Exception as error:  # the parser of its header raises what it likes
+        return f"cannot be read ({last_line(str(error))})"
+    model = np.dtype(sent.dtype)
+    if values.shape != tuple(sent.shape):
+        return f"has shape {values.shape} instead of {sent.shape}"
+    if values.dtype.kind not in "fiub":  # averaging may have made floats of integers
+        return f"has type {values.dtype}, which cannot be averaged"
+    if reason := _why_bad_values(values):
+        return f"holds {reason}"
+    if values.dtype not in (model, bool) and _largest(values) > _limit_of(model):
+        return f"holds figures too large for {sent.dtype}"
+    if model.kind in "iu":
+        steps = values.astype(np.float64) - view_array(sent).astype(np.float64)
+        if _largest(steps) > MAX_COUNT_STEP:
+            return f"holds integers more than {MAX_COUNT_STEP} from those sent"
+    return None
+
+
+def _limit_of(model: np.dtype[Any]) -> float:
+    """Return the largest figure that a type holds; infinity for truth values."""
+    if model.kind in "iu":
+        return float(np.iinfo(model).max)
+    return float(np.finfo(model).max) if model.kind == "f" else math.inf
+
+
+def why_no_model(arrays: ArrayRecord) -> str | None:
+    """Return what makes arrays useless as a global model; None if nothing does."""
+    return next(filter(None, (_why_bad_values(array.numpy()) for array in arrays.values())), None)
+
+
+def _why_bad_values(values: NDArray[Any]) -> str | None:
+    flat = values.reshape(-1)
+    if values.dtype.kind != "f":
+        far = values.dtype.kind in "iu" and _largest(flat) > MAX_VALUE
+        return f"values above {MAX_VALUE:g}" if far else None
+    with np.errstate(all="ignore"):
+        if flat.dtype != np.float16 and np.dot(flat, flat) <= MAX_VALUE**2:
+            return None  # nothing bad can hide in a small sum of squares
+    if not np.isfinite(flat).all():
+        return "NaN or infinity"
+    return f"values above {MAX_VALUE:g}" if _largest(flat) > MAX_VALUE else None
+
+
+def _largest(values: NDArray[Any]) -> float:
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
+
+
+def holds_trees(arrays: ArrayRecord, form: str) -> bool:
+    """Return whether arrays are a model of XGBoost, as far as Flower looks into it."""
+    try:
+        if arrays.keys() != {"0"} or arrays["0"].stype != NUMPY:
+            return False
+        values = view_array(arrays["0"])
+        model = values.tobytes()
+        if values.dtype != np.uint8 or form == "any":
+            return values.dtype == np.uint8 and model[:1] == b"{"
+        booster = json.loads(model)["learner"]["gradient_booster"]["model"]
+        numbers, trees = booster["gbtree_model_param"], booster["trees"]
+        new, whole = int(numbers["num_parallel_tree"]), int(numbers["num_trees"])
+        good = 1 <= new <= len(trees) == whole and all(isinstance(tree, dict) for tree in trees)
+        return good and isinstance(booster["iteration_indptr"][-1] + booster["tree_info"][-1], int)
+    except Exception:  # whatever a node may send
+        return False
+
+
+class Norms(NamedTuple):
+    """Euclidean norms of a model's parameters and of its running statistics."""
+
+    parameters: float
+    statistics: float
+
+
+def norms_of(arrays: Mapping[str, Array]) -> Norms:
+    """Measure a model."""
+    squares = [0.0, 0.0]
+    for name, array in arrays.items():
+        flat = view_array(array).reshape(-1)
+        if flat.dtype.kind != "f" or flat.dtype == np.float16:
+            flat = flat.astype(np.float32)
+        squares[name.endswith(BUFFERS)] += float(np.dot(flat, flat))
+    return Norms(*map(math.sqrt, squares))

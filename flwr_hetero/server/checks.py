@@ -1,44 +1,68 @@
-"""Which replies count, and when a run ends because none does."""
+"""Which replies count, judged before any hook sees them; when a run ends because none does."""
 
+import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from reprlib import repr as shortened
+from typing import Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MessageType
 
+from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE
-from flwr_hetero.errors import cure_for, with_cure
-from flwr_hetero.server.context import Exchange, is_enough
-from flwr_hetero.server.node_half.work import settle_metrics
-from flwr_hetero.server.reply_checks import (
-    Expected,
-    judge_latency,
-    metric_names,
-    most_examples,
-    norms_of,
-    reported_partition,
-    usual_examples,
-    usual_metrics,
-    weight_of,
-    why_bad,
-    why_too_large,
-)
+from flwr_hetero.errors import cure_for, last_line, with_cure
+from flwr_hetero.records import read_number
+from flwr_hetero.server.aggregate import Norms, holds_trees, norms_of, weight_of, why_bad_arrays
+from flwr_hetero.server.context import Exchange, Latency, is_enough, reported_latency
 
+MAX_WEIGHT = 2.0**53
+"""Weights above this are nonsense, and sums of them could be infinite."""
+MAX_GROWTH = (100.0, 1e4)
+"""Largest norm of a reply's model, in norms of the model sent or usual: parameters, statistics.
+
+Honest nodes that learnt anything had at most 14 and 850; 61 where training diverged.
+"""
+SMALL = 1.0
+"""Norm up to which a model counts as this large: one of few numbers may be near zero."""
+MAX_SHARE = 10.0
+"""Most that a node's examples count, in medians of all nodes."""
+MAX_INCREASE = 2.0
+"""Most that a node's examples above the median count, in what the node said first."""
 AWAY = f"error {NODE_UNAVAILABLE}:"
 """How the failure of a node that was not there begins."""
 FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
 """Rounds and, once one has counted, replies in a row that do not count, which end a run."""
 
 
-def accept(context: Exchange, replies: Sequence[Message], expected: Expected) -> list[Message]:
+class Expected(NamedTuple):
+    """What the replies of an exchange must hold.
+
+    ``trees``: boosted trees instead of arrays like those sent; as "json", or in "any" format.
+    """
+
+    arrays: ArrayRecord | None = None
+    weight_key: str | None = None
+    metrics: bool = True
+    trees: str | None = None
+
+
+def accept(
+    context: Exchange,
+    replies: Sequence[Message],
+    expected: Expected,
+    wrappers: Iterable[Any] = (),
+) -> list[Message]:
     """Return the good replies, sorted by node identity; record the others as failures."""
-    good = []
+    good, book = [], context.fleet.nodes
     waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in context.messages}
     for reply in replies:
         node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
         if node_id is None:
             context.note(reply.metadata.src_node_id, "reply to a message that is not open")
             continue
-        context.fleet.nodes.heard_of(node_id)
+        if reply.metadata.reply_to_message_id not in context.checked:  # else it is old news
+            book.mark_alive(node_id)
         if is_good(context, reply, node_id, expected):
             good.append(reply)
     if context.enough is not None and is_enough(replies, context.enough):
@@ -47,14 +71,24 @@ def accept(context: Exchange, replies: Sequence[Message], expected: Expected) ->
     for node_id in waiting.values():
         context.fail(node_id, f"no reply within {context.timeout_s:g} s")
         if expected.metrics:  # a node that is away when it is to be timed is not asked again
-            context.fleet.nodes.kept_silent(
-                node_id, context.fleet.clock.virtual_s, context.timeout_s
-            )
-    good.sort(key=lambda reply: context.fleet.nodes.sort_key(reply.metadata.src_node_id))
+            book.keep_silent(node_id, context.fleet.clock.virtual_s, context.timeout_s)
+    good.sort(key=lambda reply: book.sort_key(reply.metadata.src_node_id))
     if expected.metrics and good:
         good = _same_metrics(context, good)
         _limit_examples(context, good, expected.weight_key)
-    return good if expected.arrays is None else _same_size(context, good, expected)
+    if expected.arrays is not None and good:
+        good = _same_size(context, good, expected.arrays)
+    for wrapper in wrappers:
+        good = kept(context, good, [wrapper.why_bad(context, reply) for reply in good])
+    return good
+
+
+def kept(context: Exchange, replies: list[Message], reasons: Sequence[str | None]) -> list[Message]:
+    """Drop the replies with a reason; return the others."""
+    for reply, reason in zip(replies, reasons, strict=True):
+        if reason:
+            context.drop(reply, reason)
+    return [reply for reply, reason in zip(replies, reasons, strict=True) if not reason]
 
 
 def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected) -> bool:
@@ -74,14 +108,205 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
     return True
 
 
+def why_bad(reply: Message, expected: Expected) -> str | None:
+    """Return what is wrong with the form of a reply; None if nothing is."""
+    if reply.has_error():
+        return f"error {reply.error.code}: {last_line(reply.error.reason)}"
+    content = reply.content
+    records = list(content.array_records.values())
+    if (expected.arrays is not None or expected.trees) and len(records) != 1:
+        return f"{len(records)} ArrayRecords instead of 1"
+    if expected.arrays is not None and (reason := why_bad_arrays(records[0], expected.arrays)):
+        return reason
+    if expected.trees and not holds_trees(records[0], expected.trees):
+        return "its arrays are no boosted trees as Flower reads them"
+    if not expected.metrics:
+        return None
+    metrics, key = list(content.metric_records.values()), expected.weight_key
+    if len(metrics) != 1:
+        return f"{len(metrics)} MetricRecords instead of 1"
+    weight = 0 if key is None else metrics[0].get(key)
+    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
+        return None
+    return f"metric {key!r} is {shortened(weight)} instead of a number of at least 0"
+
+
 def count(context: Exchange, replies: list[Message], weight_key: str | None) -> list[Message]:
     """Note whose replies go to the innermost strategy; none if their weights sum to 0."""
     if weight_key and not any(weight_of(reply, weight_key) for reply in replies):
         for reply in replies:  # Flower would divide by the sum
             context.drop(reply, f"{weight_key} is 0 in all replies")
         replies = []
-    context.counted = [context.identity(r.metadata.src_node_id) for r in replies]
+    context.counted = [context.identity(reply.metadata.src_node_id) for reply in replies]
     return replies
+
+
+# --- latencies and metrics ---------------------------------------------------------------
+
+
+def _why_late(context: Exchange, reply: Message, node_id: int) -> str | None:
+    """Learn a reply's partition and latency; return why it came too late, if it did."""
+    message_id, book = reply.metadata.reply_to_message_id, context.fleet.nodes
+    if (partition := reported_partition(reply)) is not None:
+        book.set_partition_id(node_id, partition)
+    how = context.round_trip_s.get(message_id), context.simulated, context.same_clock
+    latency, complaint = judge_latency(reply, *how)
+    if complaint:
+        book.warn(node_id, f"latency not believed: {complaint}")
+    _settle_metrics(reply)
+    if latency is None:
+        return None
+    context.fleet.clock.emulated |= latency.emulated
+    if latency.emulated and latency.seconds > context.timeout_s:
+        return f"late: {latency.seconds:.3g} s, the time-out is {context.timeout_s:g} s"
+    context.latency[message_id] = latency
+    return None
+
+
+def reported_partition(reply: Message) -> int | None:
+    """Read the partition that a reply says it comes from."""
+    record = reply.content.config_records.get(keys.TIMING)
+    value = None if record is None else record.get(keys.PARTITION_ID)
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def judge_latency(
+    reply: Message, round_trip_s: float | None, simulated: bool, same_clock: bool = False
+) -> tuple[Latency | None, str | None]:
+    """Decide what a node's latency was; return it and what is wrong with the node's claim.
+
+    A report above the round trip that the server saw is wrong, and only a simulated node may
+    say that its time is emulated; then, and where there is no report, the round trip counts.
+    ``same_clock``: round trips are by the emulated devices' clock too.
+    """
+    reported = reported_latency(reply)
+    observed = None if round_trip_s is None else Latency(round_trip_s, False, "observed")
+    if reported is None:
+        return observed, None
+    if reported.emulated and not simulated:
+        return observed, "claims an emulated device outside a simulation"
+    if round_trip_s is None or (reported.emulated and not same_clock):
+        return reported, None
+    if reported.seconds > round_trip_s * (1 + 1e-6):
+        complaint = f"claims {reported.seconds:.3g} s, its reply was here in {round_trip_s:.3g} s"
+        return observed, complaint
+    return reported, None
+
+
+def _settle_metrics(reply: Message) -> None:
+    """Drop this package's private metrics; a work record's steps and examples are metrics."""
+    trained = reply.metadata.message_type == MessageType.TRAIN
+    work: Any = reply.content.config_records.get(keys.WORK) if trained else None
+    for record in reply.content.metric_records.values():
+        for key in [k for k in record if k == keys.TRAIN_TIME or k.startswith(keys.PREFIX)]:
+            del record[key]
+        for key in (keys.NUM_STEPS, keys.EXAMPLES_PROCESSED):
+            if key not in record and 0 <= read_number(work or {}, key, -1.0) <= MAX_WEIGHT:
+                record[key] = work[key]
+
+
+def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
+    """Drop replies whose metrics have other names than those of the majority.
+
+    At a tie those accepted most often so far win, then those seen first. The majority of a round
+    wins over earlier rounds: else a bad node that once was alone would shut out all others.
+    """
+    accepted = context.fleet.accepted.setdefault(context.messages[0].metadata.message_type, {})
+    names = [metric_names(reply) for reply in good]
+    votes = Counter(names)
+    usual = max(votes, key=lambda name: (votes[name], accepted.get(name, 0)))
+    other = "its metrics have other names than those of the others"
+    good = kept(context, good, [None if name == usual else other for name in names])
+    accepted[usual] = accepted.get(usual, 0) + len(good)
+    return good
+
+
+def metric_names(reply: Message) -> str:
+    """Return the names and lengths of a reply's metrics as text, those of the protocol left out."""
+    found: list[Any] = [sorted(reply.content.array_records)]
+    for key, record in reply.content.metric_records.items():
+        own = [(name, v) for name, v in record.items() if name not in keys.PROTOCOL]
+        found.append([key, sorted((n, len(v) if isinstance(v, list) else None) for n, v in own)])
+    return json.dumps(found)
+
+
+# --- claims beside those of others -------------------------------------------------------
+
+
+def _same_size(context: Exchange, good: list[Message], sent: ArrayRecord) -> list[Message]:
+    """Drop replies whose models are far larger than the model sent and those of others."""
+    found = [norms_of(next(iter(reply.content.array_records.values()))) for reply in good]
+    nodes, known = [reply.metadata.src_node_id for reply in good], context.fleet.norms
+    everybody = known | dict(zip(nodes, found, strict=True))
+    reasons = why_too_large(found, norms_of(sent), list(everybody.values()))
+    known |= {n: own for n, own, why in zip(nodes, found, reasons, strict=True) if not why}
+    return kept(context, good, reasons)
+
+
+def why_too_large(
+    found: Sequence[Norms], sent: Norms, everybody: Sequence[Norms]
+) -> list[str | None]:
+    """Return, per reply, why its model is too large beside the model sent and all nodes' last ones.
+
+    >>> found = [Norms(1, 0), Norms(3, 0), Norms(999, 0)]
+    >>> why_too_large(found, Norms(2, 0), everybody=found)
+    [None, None, 'its parameters have a norm of 999, above 100 times the model sent or usual']
+    """
+    reasons: list[str | None] = [None] * len(found)
+    for part, name in enumerate(Norms._fields):
+        norms = sorted(each[part] for each in everybody)
+        usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
+        if len(norms) == 1 and sent[part]:
+            usual = 0.0  # there is no other to compare with
+        most = MAX_GROWTH[part]
+        for i, each in enumerate(found):
+            if each[part] > most * max(sent[part], usual, SMALL):
+                text = f"its {name} have a norm of {each[part]:.3g}, above {most:g} times"
+                reasons[i] = f"{text} the model sent or usual"
+    return reasons
+
+
+def _limit_examples(context: Exchange, good: list[Message], weight_key: str | None) -> None:
+    """Cut down what nodes say of their number of examples, by which they count."""
+    if weight_key is None:
+        return
+    kind = context.messages[0].metadata.message_type
+    known = context.fleet.examples.setdefault(kind, {})
+    names = [context.identity(reply.metadata.src_node_id) for reply in good]
+    for reply, name in zip(good, names, strict=True):
+        claim = weight_of(reply, weight_key)
+        known[name] = known.get(name, (claim, claim))[0], claim
+    usual = usual_examples(last for _, last in known.values())
+    for reply, name in zip(good, names, strict=True):
+        said, claim = known[name][0], weight_of(reply, weight_key)  # a merge may hold several
+        if claim <= (most := most_examples(said, usual)):
+            continue
+        for metrics in reply.content.metric_records.values():
+            metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most
+        known[name] = said, most
+        if name not in context.fleet.cut:
+            context.fleet.cut.add(name)
+            text = f"claims {claim:g} {weight_key}, counts as {most:g}"
+            context.note(reply.metadata.src_node_id, text)
+
+
+def usual_examples(everybody: Iterable[float]) -> float:
+    """Return the median of what nodes say of their examples; infinity if only one has any."""
+    known = sorted(number for number in everybody if number)
+    return known[(len(known) - 1) // 2] if len(known) > 1 else math.inf
+
+
+def most_examples(first: float, usual: float) -> float:
+    """Return how many examples of a node may count, by what it said first and the median.
+
+    >>> usual = usual_examples([100, 100, 300, 2**53])
+    >>> most_examples(100, usual), most_examples(2**53, usual)
+    (200.0, 1000.0)
+    """
+    return min(MAX_SHARE * usual, max(MAX_INCREASE * first, usual))
+
+
+# --- runs without a reply that counts ----------------------------------------------------
 
 
 def check_progress(context: Exchange, of: str = "training") -> None:
@@ -109,93 +334,15 @@ def check_progress(context: Exchange, of: str = "training") -> None:
 
 def _check_fruitless(context: Exchange) -> None:
     """Stop a run in which no reply has counted for a while, of enough nodes."""
-    fleet, failures = context.fleet, dict(context.failed)
+    fleet = context.fleet
     if context.counted:
         fleet.in_vain.clear()
-    elif any(not why.startswith(AWAY) for why in failures.values()):
-        fleet.in_vain.append(failures)
+    elif any(not why.startswith(AWAY) for why in context.failed.values()):
+        fleet.in_vain.append(context.failed)
     reasons = {node: why for failed in fleet.in_vain for node, why in failed.items()}
     rounds, replies = len(fleet.in_vain), sum(map(len, fleet.in_vain))
-    enough = replies >= FRUITLESS_REPLIES or not fleet.begun
-    if rounds >= FRUITLESS_ROUNDS and enough and len(reasons) >= context.quorum:
+    enough = len(reasons) >= context.quorum and (replies >= FRUITLESS_REPLIES or not fleet.begun)
+    if rounds >= FRUITLESS_ROUNDS and enough:
         told = "; ".join(f"{node}: {why}" for node, why in sorted(reasons.items())[:5])
         text = f"no reply to training has counted in {rounds} rounds in a row"
         raise RuntimeError(with_cure(f"{text}: {told}."))
-
-
-def _why_late(context: Exchange, reply: Message, node_id: int) -> str | None:
-    """Learn a reply's partition and latency; return why it came too late, if it did."""
-    partition, nodes = reported_partition(reply), context.fleet.nodes
-    if partition is not None:
-        nodes.set_partition_id(node_id, partition)
-    round_trip_s = context.round_trip_s.get(reply.metadata.reply_to_message_id)
-    latency, complaint = judge_latency(
-        reply, round_trip_s, simulated=context.simulated, same_clock=context.same_clock
-    )
-    if complaint:
-        nodes.warn(node_id, f"latency not believed: {complaint}")
-    settle_metrics(reply)
-    if latency is None:
-        return None
-    context.fleet.clock.emulated |= latency.emulated
-    if latency.emulated and latency.seconds > context.timeout_s:
-        return f"late: {latency.seconds:.3g} s, the time-out is {context.timeout_s:g} s"
-    context.latency[reply.metadata.reply_to_message_id] = latency
-    return None
-
-
-def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
-    """Drop replies whose metrics have other names than those of the majority."""
-    accepted = context.fleet.accepted.setdefault(context.messages[0].metadata.message_type, {})
-    names = [metric_names(reply) for reply in good]
-    usual, kept = usual_metrics(names, accepted), []
-    for reply, name in zip(good, names, strict=True):
-        if name == usual:
-            kept.append(reply)
-        else:
-            context.drop(reply, "its metrics have other names than those of the others")
-    accepted[usual] = accepted.get(usual, 0) + len(kept)
-    return kept
-
-
-def _same_size(context: Exchange, good: list[Message], expected: Expected) -> list[Message]:
-    """Drop replies whose models are far larger than the model sent and those of others."""
-    if not good or expected.arrays is None:
-        return good
-    sent, kept = norms_of(expected.arrays), []
-    found = [norms_of(next(iter(reply.content.array_records.values()))) for reply in good]
-    nodes = [reply.metadata.src_node_id for reply in good]
-    everybody = context.fleet.norms | dict(zip(nodes, found, strict=True))
-    reasons = why_too_large(found, sent, list(everybody.values()))
-    for reply, node_id, own, reason in zip(good, nodes, found, reasons, strict=True):
-        if reason:
-            context.drop(reply, reason)
-        else:
-            kept.append(reply)
-            context.fleet.norms[node_id] = own
-    return kept
-
-
-def _limit_examples(context: Exchange, good: list[Message], weight_key: str | None) -> None:
-    """Cut down what nodes say of their number of examples, by which they count."""
-    if weight_key is None:
-        return
-    kind = context.messages[0].metadata.message_type
-    known = context.fleet.examples.setdefault(kind, {})
-    for reply in good:
-        claim = weight_of(reply, weight_key)
-        name = context.identity(reply.metadata.src_node_id)
-        known[name] = known.get(name, (claim, claim))[0], claim
-    usual = usual_examples(last for _, last in known.values())
-    for reply in good:
-        name = context.identity(reply.metadata.src_node_id)
-        said, claim = known[name][0], weight_of(reply, weight_key)  # a merge may hold several
-        if claim <= (most := most_examples(said, usual)):
-            continue
-        for metrics in reply.content.metric_records.values():
-            metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most
-        known[name] = said, most
-        if name not in context.fleet.cut:
-            context.fleet.cut.add(name)
-            text = f"claims {claim:g} {weight_key}, counts as {most:g}"
-            context.note(reply.metadata.src_node_id, text)

@@ -1,5 +1,6 @@
 """The context of hooks: an exchange with the nodes, and what lasts for the run."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,19 +10,45 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_hetero.records import payload_bytes
-from flwr_hetero.server.contract import HookGuard
-from flwr_hetero.server.nodes import NodeRegistry, is_simulated, online_nodes, whole_grid
-from flwr_hetero.server.reply_checks import Latency, Norms, reported_latency
+from flwr_hetero import keys
+from flwr_hetero.records import payload_bytes, read_number
+from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
 
 QUORUM = 3
 """Nodes that must have the same fault for it to be the app's: two cannot end a run."""
-MOST_TEXT = 300  # characters of a reason, which may quote what the node wrote
 POLL_S = 0.1
 """Pause between two polls for replies, in seconds."""
+MOST_TEXT = 300
+"""Characters of a reason, which may quote what the node wrote."""
+EQUAL_S = 1.0
+"""Latency of nodes that report none where the server sees none: in simulations above all."""
+TRUSTED = 0.5
+"""Least part of a round trip that a node may call its own time."""
 
 
-# --- what it costs -----------------------------------------------------------------------
+# --- time and costs ----------------------------------------------------------------------
+
+
+class Latency(NamedTuple):
+    """How long a node took for a message; ``source``: emulated, reported or observed."""
+
+    seconds: float
+    emulated: bool
+    source: str
+
+
+def reported_latency(reply: Message) -> Latency | None:
+    """Read what a reply says of its latency: a timing record, else a metric."""
+    record = reply.content.config_records.get(keys.TIMING)
+    if record is not None:
+        parts = [read_number(record, key) for key in (keys.TRAIN_TIME, keys.TRANSFER_TIME)]
+    else:
+        metrics = [m for m in reply.content.metric_records.values() if keys.TRAIN_TIME in m]
+        parts = [read_number(metrics[0], keys.TRAIN_TIME)] if metrics else [math.nan]
+    if not (all(seconds >= 0 for seconds in parts) and math.isfinite(sum(parts))):
+        return None
+    emulated = record is not None and record.get(keys.EMULATED) is True
+    return Latency(sum(parts), emulated, "emulated" if emulated else "reported")
 
 
 @dataclass
@@ -34,8 +61,8 @@ class Clock:
 
 
 @dataclass
-class Job:
-    """An instruction under way: when it was sent and is given up, and for how long it counts."""
+class PendingCost:
+    """An instruction in flight: when it was sent and is given up, and for how long it counts."""
 
     sent_s: float
     until_s: float
@@ -44,22 +71,18 @@ class Job:
 
 @dataclass
 class Costs:
-    """Bytes on the links, and seconds for which nodes were at work, whatever became of it.
-
-    A node is at work from the instruction to the reply for as long as it says, at most; without
-    a word of it all that time, and without a reply until the time-out.
-    """
+    """Bytes on the links, and seconds for which nodes worked: at most from asking to the reply."""
 
     bytes_down: int = 0
     bytes_up: int = 0
     device_s: float = 0.0
-    jobs: dict[str, Job] = field(default_factory=dict)
+    pending: dict[str, PendingCost] = field(default_factory=dict)
 
     def sent(self, messages: Sequence[Message], now_s: float, timeout_s: float = inf) -> None:
         """Count instructions that are sent now, in Flower's sense: they have an id."""
         for message in messages:
             self.bytes_down += payload_bytes(message.content)
-            self.jobs[message.metadata.message_id] = Job(now_s, now_s + timeout_s)
+            self.pending[message.metadata.message_id] = PendingCost(now_s, now_s + timeout_s)
 
     def answered(
         self, replies: Sequence[Message], now_s: float, trips_s: Mapping[str, float] | None = None
@@ -69,7 +92,7 @@ class Costs:
             message_id = reply.metadata.reply_to_message_id
             if reply.has_content():
                 self.bytes_up += payload_bytes(reply.content)
-            if (job := self.jobs.pop(message_id, None)) is None:
+            if (job := self.pending.pop(message_id, None)) is None:
                 continue
             took_s = (trips_s or {}).get(message_id, now_s - job.sent_s)
             if latency := reported_latency(reply) if reply.has_content() else None:
@@ -78,14 +101,13 @@ class Costs:
 
     def until(self, now_s: float) -> dict[str, float]:
         """Return what was spent since this was last asked for; what is under way counts by now."""
-        for job in self.jobs.values():
+        for job in self.pending.values():
             worked_s = max(job.counted_s, min(now_s, job.until_s) - job.sent_s)
             self.device_s += worked_s - job.counted_s
             job.counted_s = worked_s
         spent = {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
         found = {**spent, "device_s": round(self.device_s, 9)}
-        self.bytes_down = self.bytes_up = 0
-        self.device_s = 0.0
+        self.bytes_down, self.bytes_up, self.device_s = 0, 0, 0.0
         return found
 
 
@@ -109,29 +131,26 @@ class RoundInfo:
 
 @dataclass
 class Fleet:
-    """What all wrappers around one strategy share for a run: nodes, clock, costs, and claims.
+    """What all wrappers around one strategy share for a run."""
 
-    ``stop_reason`` ends the run after the round, ``accepted`` counts the sets of metric names
-    seen, by message type. ``refused`` has, by "training" or "evaluation", why replies of nodes
-    have not counted since one last did, ``counting`` where one has. ``examples`` has, by message
-    type and node, of how many examples a node spoke first, and how many counted last.
-    """
-
-    nodes: NodeRegistry = field(default_factory=NodeRegistry)
+    nodes: NodeBook = field(default_factory=NodeBook)
     clock: Clock = field(default_factory=Clock)
     costs: Costs = field(default_factory=Costs)
     info: RoundInfo = field(default_factory=RoundInfo)
     started: bool = False
     """Whether a run has begun, ours or one of a strategy of Flower's around the wrappers."""
     stop_reason: str | None = None
+    """Why the run ends after this round."""
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
-    refused: dict[str, dict[int, str]] = field(default_factory=dict)
-    counting: set[str] = field(default_factory=set)
+    """By message type: how often each set of metric names was accepted."""
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
-    in_vain: list[dict[str, str]] = field(default_factory=list)
-    cut: set[str] = field(default_factory=set)
-    norms: dict[int, Norms] = field(default_factory=dict)
-    hooks: HookGuard = field(default_factory=HookGuard)
+    """By message type and node: of how many examples it spoke first, and how many counted last."""
+    refused: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By "training" or "evaluation": why replies have not counted since one last did."""
+    counting: set[str] = field(default_factory=set)  # of which of the two a reply has counted
+    in_vain: list[dict[str, str]] = field(default_factory=list)  # failures since a reply counted
+    cut: set[str] = field(default_factory=set)  # nodes whose claims of examples were cut
+    norms: dict[int, Any] = field(default_factory=dict)  # of the nodes' last models
 
     @property
     def begun(self) -> bool:
@@ -181,35 +200,78 @@ class Exchange:
 
     _by_id: dict[str, Message] = field(default_factory=dict)
 
+    def ask(self, messages: Sequence[Message], grid: Grid) -> None:
+        """Begin: only replies to these instructions are accepted."""
+        self.messages, self.simulated = list(messages), is_simulated(grid)
+        self.fleet.nodes.learn_new(grid, [message.metadata.dst_node_id for message in messages])
+        if len(messages) < QUORUM:
+            self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
+
+    def send(self, grid: Grid) -> list[Message]:
+        """Send the instructions, wait for all or enough replies, and advance the clock."""
+        whole: Any = whole_grid(grid)
+        messages, timeout_s, enough = self.messages, self.timeout_s, self.enough
+        clock, costs, by_devices = self.fleet.clock, self.fleet.costs, False
+        if not messages:
+            return []
+        start_s = time.monotonic()
+        if hasattr(whole, "virtual_time_s"):
+            began_s = whole.virtual_time_s
+            arrived: list[Message] = whole.wait_for(
+                whole.push_messages(messages), timeout_s, enough
+            )
+            replies = arrived
+            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
+            self.virtual_s = round(float(whole.virtual_time_s) - began_s, 9)
+            self.round_trip_s = {i: round(at - began_s, 9) for i, at in whole.arrived_s.items()}
+            self.same_clock = True
+        elif is_simulated(whole):  # the first replies are those first on the devices' clock
+            arrived, self.round_trip_s = wait(whole, messages, timeout_s, None)
+            num_missing = 0 if is_enough(arrived, enough) else len(messages) - len(arrived)
+            replies = first(arrived, enough)
+            took_s = emulated_s(replies, num_missing, timeout_s, known=clock.emulated)
+            by_devices = took_s is not None
+            self.virtual_s = time.monotonic() - start_s if took_s is None else took_s
+        else:
+            arrived, self.round_trip_s = wait(whole, messages, timeout_s, enough)
+            replies, self.same_clock = arrived, True
+            self.virtual_s = time.monotonic() - start_s
+        costs.sent(messages, clock.virtual_s, timeout_s)
+        clock.virtual_s += self.virtual_s
+        costs.answered(arrived, inf, {} if by_devices else self.round_trip_s)
+        return replies
+
+    def beside(self, timeout_s: float) -> "Exchange":
+        """Begin another exchange in the same round."""
+        return Exchange(self.fleet, self.round, self.arrays, self.config, timeout_s)
+
     # --- what hooks ask ----------------------------------------------------------------
 
     def identity(self, node_id: int) -> str:
         """Return a node's stable identity: name, key, partition or id, in that order."""
         return self.fleet.nodes.identity(node_id)
 
-    @property
-    def instructions(self) -> dict[str, Message]:
-        """Instructions by message id; they have one once they are sent."""
-        if len(self._by_id) != len(self.messages):
-            self._by_id = {message.metadata.message_id: message for message in self.messages}
-        return self._by_id
-
     def instruction_of(self, reply: Message) -> Message:
         """Return the instruction that a reply answers: what the node was sent, model included."""
-        return self.instructions[reply.metadata.reply_to_message_id]
+        if len(self._by_id) != len(self.messages):  # they have an id once they are sent
+            self._by_id = {message.metadata.message_id: message for message in self.messages}
+        return self._by_id[reply.metadata.reply_to_message_id]
 
     def latency_of(self, reply: Message) -> Latency | None:
         """Return how long a node took for a good reply; None if that is unknown."""
         return self.latency.get(reply.metadata.reply_to_message_id)
 
-    def seconds_by_node(self) -> dict[str, float]:
-        """Return how long each node took for a message of this exchange on average, by identity."""
-        seconds: dict[str, list[float]] = {}
-        for message_id, message in self.instructions.items():
-            if (latency := self.latency.get(message_id)) is not None:
-                identity = self.identity(message.metadata.dst_node_id)
-                seconds.setdefault(identity, []).append(latency.seconds)
-        return {identity: sum(own) / len(own) for identity, own in seconds.items()}
+    def comparable_s(self, reply: Message) -> float:
+        """Return how long a node took, so that nodes can be compared by it.
+
+        It is at least half of the round trip, where the server sees one. Else all nodes that do
+        not report their time are equally fast: a simulation's holds the wait for a free worker.
+        """
+        latency, sees = self.latency_of(reply), self.same_clock
+        if latency is None or (latency.source == "observed" and self.simulated and not sees):
+            return EQUAL_S
+        seen_s = self.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if sees else 0.0
+        return max(latency.seconds, TRUSTED * seen_s)
 
     # --- what does not count -----------------------------------------------------------
 
@@ -230,53 +292,6 @@ class Exchange:
         """Record a failure that costs no reply of a node that was asked."""
         self.fleet.nodes.warn(node_id, reason)
         self.fleet.info.failures.append(Failure(self.identity(node_id), recorded or reason))
-
-    # --- out and in --------------------------------------------------------------------
-
-    def ask(self, messages: Sequence[Message], grid: Grid) -> None:
-        """Begin: only replies to these instructions are accepted."""
-        self.messages, self.simulated = list(messages), is_simulated(grid)
-        self.fleet.nodes.learn_new(grid, [message.metadata.dst_node_id for message in messages])
-        if len(messages) < QUORUM:
-            self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
-
-    def send(self, grid: Grid) -> list[Message]:
-        """Send the instructions, wait for all or enough replies, and advance the clock."""
-        whole: Any = whole_grid(grid)
-        messages, clock, by_devices = self.messages, self.fleet.clock, False
-        if not messages:
-            return []
-        start_s = time.monotonic()
-        if hasattr(whole, "virtual_time_s"):
-            began_s = whole.virtual_time_s
-            ids = whole.push_messages(messages)
-            arrived: list[Message] = whole.wait_for(ids, self.timeout_s, self.enough)
-            replies = arrived
-            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
-            self.virtual_s = round(float(whole.virtual_time_s) - began_s, 9)
-            self.same_clock = True
-            self.round_trip_s = {i: round(at - began_s, 9) for i, at in whole.arrived_s.items()}
-        elif is_simulated(whole):  # the first replies are those first on the devices' clock
-            arrived, self.round_trip_s = wait(whole, messages, self.timeout_s, None)
-            num_missing = 0 if is_enough(arrived, self.enough) else len(messages) - len(arrived)
-            replies = first(arrived, self.enough)
-            took_s = emulated_s(replies, num_missing, self.timeout_s, known=clock.emulated)
-            by_devices = took_s is not None
-            self.virtual_s = time.monotonic() - start_s if took_s is None else took_s
-        else:
-            arrived, self.round_trip_s = wait(whole, messages, self.timeout_s, self.enough)
-            replies = arrived
-            self.virtual_s = time.monotonic() - start_s
-            self.same_clock = True
-        self.fleet.costs.sent(messages, clock.virtual_s, self.timeout_s)
-        clock.virtual_s += self.virtual_s
-        self.fleet.costs.answered(arrived, inf, {} if by_devices else self.round_trip_s)
-        return replies
-
-    def timed_as(self, sent: "Exchange") -> None:
-        """Take the times of the exchange that sent these instructions."""
-        self.timeout_s, self.virtual_s = sent.timeout_s, sent.virtual_s
-        self.round_trip_s, self.same_clock = sent.round_trip_s, sent.same_clock
 
 
 # --- waiting for replies -------------------------------------------------------------------
@@ -318,17 +333,14 @@ def first(replies: list[Message], enough: int | None) -> list[Message]:
         return replies
     timed = [(reported_latency(r), r) for r in replies if r.has_content()]
     timed.sort(key=lambda pair: pair[0].seconds if pair[0] else inf)
-    first = {id(reply) for _, reply in timed[:enough]}
-    return [reply for reply in replies if reply.has_error() or id(reply) in first]
+    kept = {id(reply) for _, reply in timed[:enough]}
+    return [reply for reply in replies if reply.has_error() or id(reply) in kept]
 
 
 def emulated_s(
     replies: Sequence[Message], num_missing: int, timeout_s: float, *, known: bool
 ) -> float | None:
-    """Length of an exchange on the devices' own clock (TiFL, Eq. 1); None if they have none.
-
-    An error takes no time, as in LocalGrid.
-    """
+    """Length of an exchange on the devices' own clock (TiFL, Eq. 1); None if they have none."""
     latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
     seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
     if not seconds and not known:

@@ -1,11 +1,8 @@
 """What goes together: strategies with each other, and a strategy with what its nodes reply."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from copy import copy, deepcopy
-from logging import ERROR, WARNING
+from collections.abc import Mapping, Sequence
+from logging import WARNING
 from math import inf, isfinite, nan
-from types import MethodType
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -23,7 +20,6 @@ from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import read_number
 from flwr_hetero.server.node_half.hints import MOD_LINES, step_lines
 
-Hook = Callable[[Any, list[Message]], list[Message]]
 ON_MISSING = ("raise", "warn")
 MAX_NAMES = 10
 """Nodes that a warning names."""
@@ -156,72 +152,6 @@ def check_help(wrapper: Any, context: Any, replies: Sequence[Message]) -> None:
             found = {r.metadata.src_node_id: wrapper.helps(context, r, contract) for r in replies}
             silent = {n: context.identity(n) for n, helps in found.items() if helps is False}
             check.see(silent, sum(map(bool, found.values())), context.quorum, replies)
-
-
-# --- hooks that raise --------------------------------------------------------------------------
-
-
-class HookGuard:
-    """Keep an error of a wrapper's hook from ending the run; the log has its traceback once."""
-
-    def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
-
-    def heard(self, hook: Hook, context: Any, replies: list[Message]) -> list[Message]:
-        """Return what a hook makes of replies; those on which it raises are dropped.
-
-        If it raises on each of them, or on none alone, it is no fault of theirs: what the hook
-        would have learnt is lost, and they go further in as they are.
-        """
-        try:
-            return hook(context, replies)
-        except MissingHelpError:
-            raise
-        except Exception as error:
-            self._log(hook, error)
-        reasons = [_why_raises(hook, context, reply) for reply in replies]
-        if all(reasons) or not any(reasons):
-            return replies
-        for reply, reason in zip(replies, reasons, strict=True):
-            if reason:
-                context.drop(reply, reason)
-        good = [reply for reply, why in zip(replies, reasons, strict=True) if not why]
-        try:
-            return hook(context, good)
-        except Exception as error:
-            self._log(hook, error)
-            return good
-
-    def tell(self, hook: Callable[..., Any], *facts: Any) -> Any:
-        """Let a hook learn or say something; if it raises, it does not."""
-        try:
-            return hook(*facts)
-        except Exception as error:
-            self._log(hook, error)
-            return None
-
-    def _log(self, hook: Callable[..., Any], error: Exception) -> None:
-        told = getattr(hook, "__qualname__", str(hook)), type(error).__name__
-        text = "%s raised %s: %s; the run goes on without what it would have done"
-        log(ERROR, text, *told, error, exc_info=None if told in self._told else error)
-        self._told.add(told)
-
-
-def _why_raises(hook: Any, context: Any, reply: Message) -> str | None:
-    """Return what a copy of a hook's wrapper raises on a single reply, if it does."""
-    wrapper = getattr(hook, "__self__", None)
-    if wrapper is None:
-        return None
-    twin = copy(wrapper)
-    memo = {id(wrapper): twin, id(wrapper.inner): wrapper.inner, id(wrapper.outer): wrapper.outer}
-    for name, value in vars(wrapper).items():
-        with suppress(Exception):  # a lock or a file cannot be copied
-            setattr(twin, name, deepcopy(value, memo))
-    try:
-        MethodType(hook.__func__, twin)(deepcopy(context), [deepcopy(reply)])
-    except Exception as error:
-        return f"{hook.__qualname__} raised {type(error).__name__}: {error}"[:200]
-    return None
 
 
 # --- strategies with each other ----------------------------------------------------------------

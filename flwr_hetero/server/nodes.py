@@ -3,9 +3,10 @@
 import hashlib
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence, Set
 from logging import DEBUG, INFO, WARNING
+from math import inf
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -172,8 +173,8 @@ def identity_key(identity: str) -> tuple[str, int, str]:
     return (match[1], int(match[2]), identity) if match else (identity, -1, identity)
 
 
-class NodeRegistry:
-    """Identities of nodes that stay the same over rounds and runs, and what devices they are.
+class NodeBook:
+    """Who the nodes are, which are in flight or backed off, and how often they have failed.
 
     The identity is, in this order: the name given at registration, a hash of the node's public
     key, the ``partition-id`` that the node reports, the node id. Of two nodes that claim the same
@@ -184,10 +185,12 @@ class NodeRegistry:
         self._identity: dict[int, str] = {}
         self._node_id: dict[str, int] = {}
         self.devices: dict[str, dict[str, str | float]] = {}
-        self.busy: set[int] = set()
-        """Nodes at work on an instruction whose reply no round waits for."""
+        self.in_flight: dict[int, float] = {}
+        """Nodes with an instruction whose reply no round waits for, and since when."""
+        self.failures: dict[str, Counter[str]] = defaultdict(Counter)
+        """Failures in a row, by kind and identity: "silence" in rounds, "train", "evaluate"."""
         self._asked: set[int] = set()
-        self._silent: dict[int, tuple[int, float]] = {}  # how often in a row, left alone until
+        self._until_s: dict[int, float] = {}  # nodes that are backed off, until when
         self._warned: Counter[str] = Counter()
         self.profile_kind: str | None = None
         """Type of the message that times a node, once it is known what the ClientApp handles."""
@@ -209,28 +212,15 @@ class NodeRegistry:
             self._asked |= new
             self.learn(grid)
 
-    def kept_silent(self, node_id: int, now_s: float, timeout_s: float) -> None:
-        """Leave a node alone that has cost a time-out: for one, then for 3, 7, 15, ... of them."""
-        count = min(self._silent.get(node_id, (0, 0.0))[0] + 1, LONGEST_REST)
-        self._silent[node_id] = count, now_s + (2**count - 1) * timeout_s
-
-    def heard_of(self, node_id: int) -> None:
-        """Learn that a node has answered."""
-        self._silent.pop(node_id, None)
-
-    def left_alone(self, now_s: float) -> set[int]:
-        """Return the nodes that are not asked for now, because they kept silent."""
-        return {node for node, (_, until_s) in self._silent.items() if until_s > now_s}
-
     def set_partition_id(self, node_id: int, partition_id: int) -> None:
         """Name a node by the partition that it reports, unless it has a better identity."""
         if node_id not in self._identity:
             self._claim(node_id, f"node-{partition_id}")
 
-    def come_back(self, node_id: int, partition_id: int, online: Set[int]) -> None:
+    def rejoin(self, node_id: int, partition_id: int, online: Set[int]) -> None:
         """Name a node by its partition; a node that is offline loses that name to it."""
         owner = self.find(f"node-{partition_id}")
-        gone = owner not in online and owner not in self._silent
+        gone = owner not in online and owner not in self._until_s
         if owner is not None and owner != node_id and gone:
             self.forget(owner)
         self.set_partition_id(node_id, partition_id)
@@ -252,6 +242,47 @@ class NodeRegistry:
     def sort_key(self, node_id: int) -> tuple[str, int, str]:
         """Return a key that sorts nodes by identity, trailing numbers by value."""
         return identity_key(self.identity(node_id))
+
+    # --- failures in a row, and back-off --------------------------------------------------
+
+    def fail(self, node_id: int, kind: str = "train") -> int:
+        """Count a failure; return how many there are in a row."""
+        name = self.identity(node_id)
+        self.failures[kind][name] += 1
+        return self.failures[kind][name]
+
+    def succeed(self, node_id: int, kind: str = "train") -> None:
+        """End a row of failures."""
+        self.failures[kind].pop(self.identity(node_id), None)
+
+    def failed_often(self, least: int, *kinds: str) -> set[str]:
+        """Return the identities with so many failures in a row of one of these kinds."""
+        rows = [self.failures[kind] for kind in kinds]
+        return {name for row in rows for name, count in row.items() if count >= least}
+
+    def keep_silent(self, node_id: int, now_s: float, timeout_s: float) -> None:
+        """Back off from a node that has cost a time-out: for one, then 3, 7, 15, ... of them."""
+        count = min(self.fail(node_id, "silence"), LONGEST_REST)
+        self.back_off(node_id, now_s + (2**count - 1) * timeout_s)
+
+    def back_off(self, node_id: int, until_s: float) -> None:
+        """Do not ask a node before a time of the fleet's clock."""
+        self._until_s[node_id] = until_s
+
+    def backed_off(self, now_s: float) -> set[int]:
+        """Return the nodes that are not asked now."""
+        return {node for node, until_s in self._until_s.items() if until_s > now_s}
+
+    def back_s(self, now_s: float) -> float:
+        """Return when the next of them may be asked again; infinity if there is none."""
+        return min((until_s for until_s in self._until_s.values() if until_s > now_s), default=inf)
+
+    def mark_alive(self, node_id: int) -> None:
+        """End the silence of a node that has answered, and its back-off."""
+        self.succeed(node_id, "silence")
+        self._until_s.pop(node_id, None)
+
+    # --- the log ---------------------------------------------------------------------------
 
     def warn(self, node_id: int, reason: str) -> None:
         """Log what a node did wrong, of each kind a few times: thousands may do the same."""

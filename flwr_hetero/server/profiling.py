@@ -16,16 +16,11 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.records import read_number
-from flwr_hetero.server.checks import accept
+from flwr_hetero.server.checks import Expected, accept, reported_partition
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import NodeRegistry
-from flwr_hetero.server.reply_checks import Expected, reported_partition
+from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.wrapper import Wrapper
 
-EQUAL_S = 1.0
-"""Latency of nodes that report none where the server sees none: in simulations above all."""
-TRUSTED = 0.5
-"""Least part of a round trip that a node may call its own time."""
 MAX_ENTRIES, MAX_TEXT = 8, 80
 """Entries of a device's metadata that are kept, and characters of each."""
 MAX_FACTS = 100
@@ -55,14 +50,14 @@ def profile_nodes(
     rounds = np.full((sync_rounds, len(nodes)), np.nan)
     log(INFO, "Profiling %d nodes: %d + %d rounds", len(nodes), warmup_rounds, sync_rounds)
     for number in range(warmup_rounds + sync_rounds):
-        now = _beside(context, t_max)
+        now = context.beside(t_max)
         good = _ask(strategy, now, grid, nodes, kind, number)
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
-                strategy.fleet.hooks.tell(wrapper.on_profile_replies, now, good)
+                wrapper.on_profile_replies(now, good)
             for reply in good:
                 node_id, row = reply.metadata.src_node_id, number - warmup_rounds
-                rounds[row, column[node_id]] = comparable_s(now, reply)
+                rounds[row, column[node_id]] = now.comparable_s(reply)
     return nodes, rounds
 
 
@@ -75,22 +70,6 @@ def time_nodes(
     nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **how)
     timed = zip(nodes, seconds.tolist(), strict=True)
     return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}
-
-
-def comparable_s(context: Exchange, reply: Message) -> float:
-    """Return how long a node took, so that nodes can be compared by it.
-
-    It is at least half of the round trip that the server saw. In a simulation that holds the wait
-    for a free worker, and in a run that a strategy of Flower's started it is not seen: all nodes
-    are equally fast, ``EQUAL_S``, that do not report their time.
-    """
-    latency, message_id = context.latency_of(reply), reply.metadata.reply_to_message_id
-    if latency is None:
-        return EQUAL_S
-    if latency.source == "observed" and context.simulated and not context.same_clock:
-        return EQUAL_S
-    seen_s = context.round_trip_s.get(message_id, 0.0) if context.same_clock else 0
-    return max(latency.seconds, TRUSTED * seen_s)
 
 
 def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: float) -> None:
@@ -106,14 +85,14 @@ def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: floa
         usual = profile_kind(strategy, context, grid, unknown, t_max)
         unknown = _unknown(fleet.nodes, grid)  # without the one asked first
         kind = dict.fromkeys(unknown, usual)
-        _ask(strategy, _beside(context, t_max), grid, unknown, kind)
+        _ask(strategy, context.beside(t_max), grid, unknown, kind)
         if again := [node for node in unknown if kind[node] != usual]:
-            _ask(strategy, _beside(context, t_max), grid, again, kind)
+            _ask(strategy, context.beside(t_max), grid, again, kind)
     fleet.clock.virtual_s, fleet.costs = virtual_s, costs
 
 
-def _unknown(nodes: NodeRegistry, grid: Grid) -> list[int]:
-    free = set(grid.get_node_ids()) - nodes.busy
+def _unknown(nodes: NodeBook, grid: Grid) -> list[int]:
+    free = set(grid.get_node_ids()) - nodes.in_flight.keys()
     return sorted(node for node in free if not nodes.knows(node))
 
 
@@ -127,7 +106,7 @@ def profile_kind(
     nodes = context.fleet.nodes
     for node_id in [] if nodes.profile_kind else node_ids[:3]:
         message = profile_message(strategy, context, node_id, keys.PROFILE_MESSAGE, 0)
-        now = _beside(context, t_max)
+        now = context.beside(t_max)
         now.ask([message], grid)
         own = message.metadata
         mine = [r for r in now.send(grid) if r.metadata.reply_to_message_id == own.message_id]
@@ -164,11 +143,6 @@ def profile_message(
 def has_raised(reply: Message) -> bool:
     """Return whether the ClientApp raised, as one does that has no handler for the message."""
     return reply.has_error() and reply.error.code == CLIENT_APP_RAISED
-
-
-def _beside(context: Exchange, timeout_s: float) -> Exchange:
-    """Begin another exchange in the same round."""
-    return Exchange(context.fleet, context.round, context.arrays, context.config, timeout_s)
 
 
 def _ask(
@@ -250,8 +224,7 @@ class SamplerFacts(Wrapper):
             if not part and group in groups:
                 continue  # one node's number where others send a group
             table = self._info.setdefault(group, {}) if part else self._info
-            with np.errstate(over="ignore"):
-                table[part or group] = float(np.mean(values))
+            table[part or group] = float(np.mean(values))
         return replies
 
     def round_info(self) -> dict[str, Any]:

@@ -1,75 +1,38 @@
-"""A run of synchronous rounds, and the pieces of which another loop can be made.
-
-A loop opens a run (:func:`opened`), and per round calls :func:`train` (or :func:`aggregate`, with
-replies that it has collected itself), :func:`evaluate` and :func:`finish_round`, which records
-the round and saves the checkpoint through the wrappers' hooks.
-"""
+"""A run of synchronous rounds, and the pieces of which another loop can be made."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import DEBUG, INFO, WARNING
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.progress import Progress, bar
+from flwr_hetero.records import read_number
 from flwr_hetero.server.aggregate import replaced
 from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
 from flwr_hetero.server.contract import check_enough_updates, check_run
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes
 
+MAX_NODES = 100
+"""Nodes in the table of an evaluation: those on which the model is worst."""
+
 Record = dict[str, Any]
 """A round's line of the history."""
-
-
-class _Wrapper(Protocol):
-    """What a loop needs of a wrapper; all but the hooks, of the outermost one only."""
-
-    name: ClassVar[str]
-    fleet: Fleet
-    remembered: Exchange | None
-
-    def chain(self) -> Sequence[Strategy]: ...
-    def wrappers(self) -> Sequence["_Wrapper"]: ...
-    def summary(self) -> None: ...
-    def configure_train(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        context: Exchange | None = None,
-    ) -> list[Message]: ...
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]: ...
-    def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        context: Exchange | None = None,
-    ) -> list[Message]: ...
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
-    ) -> MetricRecord | None: ...
-    def on_start(self, run: "Run") -> None: ...
-    def round_info(self) -> dict[str, Any]: ...
-    def on_round_end(self, run: "Run", record: Record) -> None: ...
-    def on_finish(self, run: "Run") -> None: ...
 
 
 @dataclass
 class Run:
     """A run in progress; a resumed run begins with another model, round and result."""
 
-    strategy: _Wrapper
+    strategy: Any
+    """The outermost wrapper."""
     grid: Grid
     arrays: ArrayRecord
     num_rounds: int
@@ -98,7 +61,7 @@ class Run:
     @property
     def fleet(self) -> Fleet:
         """What lasts for the run."""
-        return self.strategy.fleet
+        return self.strategy.fleet  # type: ignore[no-any-return]
 
     def exchange(self, number: int) -> Exchange:
         """Begin an exchange with nodes in a round."""
@@ -107,14 +70,15 @@ class Run:
     def send(self, context: Exchange) -> list[Message]:
         """Send instructions and wait for the replies; wrappers inside Flower's learn the times."""
         replies = context.send(self.grid)
-        for wrapper in self.strategy.wrappers():
-            if wrapper.remembered is not None:
-                wrapper.remembered.timed_as(context)
+        for inside in (wrapper.remembered for wrapper in self.strategy.wrappers()):
+            if inside is not None:
+                inside.timeout_s, inside.virtual_s = context.timeout_s, context.virtual_s
+                inside.round_trip_s, inside.same_clock = context.round_trip_s, context.same_clock
         return replies
 
 
 Loop = Callable[[Run], Result]
-"""What takes a run from its first to its last round, or merge."""
+"""What takes a run from its first to its last round."""
 
 
 def run_rounds(run: Run) -> Result:
@@ -165,12 +129,12 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
 
 @contextmanager
 def answering(run: Run) -> Iterator[Grid]:
-    """Show a strategy the nodes without those that keep silent, if there are others.
+    """Show a strategy the nodes that are not backed off, if there are others.
 
     Flower's minima, for which it would wait, are at most the nodes shown meanwhile.
     """
-    fleet, leaf = run.fleet, run.strategy.chain()[-1]
-    silent = fleet.nodes.left_alone(fleet.clock.virtual_s)
+    fleet, leaf = run.fleet, run.strategy.leaf
+    silent = fleet.nodes.backed_off(fleet.clock.virtual_s)
     shown = sorted(online_nodes(run.grid) - silent) if silent else []
     if not shown:
         yield run.grid
@@ -196,14 +160,14 @@ def aggregate(
 
     ``messages`` are the instructions that the record tells of.
     """
-    leaf, number = run.strategy.chain()[-1], context.round
     if messages and not run.fleet.begun:
-        check_enough_updates(leaf, len(context.messages), "the number of nodes asked")
-    arrays, metrics = run.strategy.aggregate_train(number, replies, context)
+        what = "the number of nodes asked"
+        check_enough_updates(run.strategy.leaf, len(context.messages), what)
+    arrays, metrics = run.strategy.aggregate_train(context.round, replies, context)
     if arrays is not None:
         run.arrays = arrays
     if metrics is not None:
-        run.result.train_metrics_clientapp[number] = metrics
+        run.result.train_metrics_clientapp[context.round] = metrics
     return new_record(run, context, messages) | {"train": dict(metrics or {})}
 
 
@@ -248,19 +212,71 @@ def new_record(run: Run, context: Exchange, messages: Sequence[Message]) -> Reco
         "global": {},
         "selected": [context.identity(message.metadata.dst_node_id) for message in messages],
         "weights": {node: weight / total for node, weight in context.weights.items()},
-        "latency": context.seconds_by_node(),
+        "latency": _seconds_by_node(context),
         "failures": [],
     }
 
 
-# --- a round of several updates of the model ---------------------------------------------
+def _seconds_by_node(context: Exchange) -> dict[str, float]:
+    """Return how long each node took for a message of an exchange on average."""
+    seconds: dict[str, list[float]] = {}
+    for message in context.messages:
+        if (latency := context.latency.get(message.metadata.message_id)) is not None:
+            identity = context.identity(message.metadata.dst_node_id)
+            seconds.setdefault(identity, []).append(latency.seconds)
+    return {identity: sum(own) / len(own) for identity, own in seconds.items()}
+
+
+def by_node(context: Exchange, replies: Sequence[Message]) -> Record:
+    """Sum up how good a model is on each node: mean, mean of the worst tenth, and a table.
+
+    By the first metric with "acc" in its name, else the first with "loss"; empty without one.
+    """
+    values = {
+        context.identity(reply.metadata.src_node_id): metrics
+        for reply in replies
+        for metrics in reply.content.metric_records.values()
+    }
+    names = [name for metrics in values.values() for name in metrics]
+    metric = next((n for part in ("acc", "loss") for n in names if part in n.lower()), "")
+    read = {node: read_number(metrics, metric) for node, metrics in values.items()}
+    known = {node: value for node, value in read.items() if not np.isnan(value)}
+    if not known:
+        return {}
+    worst_first = sorted(known, key=lambda node: known[node], reverse="acc" not in metric.lower())
+    ordered = [known[node] for node in worst_first]
+    means = [float(np.mean(part)) for part in (ordered, ordered[: -(-len(ordered) // 10)])]
+    return {
+        "metric": metric,
+        "nodes": len(known),
+        "mean": means[0],
+        "worst-tenth": means[1],
+        "by-node": {node: known[node] for node in worst_first[:MAX_NODES]},
+    }
 
 
 def keep_infos(run: Run, record: Record) -> None:
-    """Note what wrappers say of an update of the model that is not the last of its round."""
+    """Note what wrappers say of an update of the model, which may not be the last of its round."""
     for wrapper in run.strategy.wrappers():
-        if info := run.fleet.hooks.tell(wrapper.round_info):
+        if info := wrapper.round_info():
             record[wrapper.name] = joined(record.get(wrapper.name), info)
+
+
+def finish_round(run: Run, record: Record) -> None:
+    """Let every wrapper add to the record and see it: here it is written, and the run saved."""
+    fleet, run.round = run.fleet, record["round"]
+    record |= {"wall_s": run.wall_s, **fleet.costs.until(fleet.clock.virtual_s)}
+    keep_infos(run, record)
+    for wrapper in reversed(run.strategy.wrappers()):
+        wrapper.on_round_end(run, record)
+    if run.round:
+        log(INFO, "%s", run.progress.line(record))
+        run.advance(run.round)
+    else:
+        run.progress.see(record)
+
+
+# --- a round of several updates of the model ---------------------------------------------
 
 
 def joined(before: Any, after: Any) -> Any:
@@ -288,19 +304,3 @@ def _mean(before: Record, after: Record, share: float) -> Record:
     """Average figures by name; those that are no numbers are left out."""
     names = [key for key, value in (before | after).items() if not isinstance(value, list)]
     return {key: (1 - share) * before.get(key, 0.0) + share * after.get(key, 0.0) for key in names}
-
-
-def finish_round(run: Run, record: Record) -> None:
-    """Let every wrapper add to the record and see it: here it is written, and the run saved."""
-    fleet, run.round = run.fleet, record["round"]
-    record |= {"wall_s": run.wall_s, **fleet.costs.until(fleet.clock.virtual_s)}
-    for wrapper in run.strategy.wrappers():
-        if info := fleet.hooks.tell(wrapper.round_info):
-            record[wrapper.name] = joined(record.get(wrapper.name), info)
-    for wrapper in reversed(run.strategy.wrappers()):
-        wrapper.on_round_end(run, record)
-    if run.round:
-        log(INFO, "%s", run.progress.line(record))
-        run.advance(run.round)
-    else:
-        run.progress.see(record)

@@ -17,7 +17,6 @@ from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled
 from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
-from flwr_hetero.server.profiling import comparable_s
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
@@ -146,7 +145,7 @@ class Selection(Wrapper):
         """Note latency and metrics; wrapped strategies may still drop replies."""
         self._outcomes = {}
         for reply in replies:
-            name, seconds = self.identity(reply.metadata.src_node_id), comparable_s(context, reply)
+            name, seconds = self.identity(reply.metadata.src_node_id), context.comparable_s(reply)
             (metrics,) = reply.content.metric_records.values()
             self._outcomes[name] = Outcome(seconds, dict(metrics))
         return self._as_sum(context, replies) if self._chances else replies

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero._flwr import attributes_of, check_strategy, format_of_trees, older_call_hint
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
-from flwr_hetero.server.aggregate import aggregate, by_node, keep_dtypes
-from flwr_hetero.server.checks import accept, check_progress, count
+from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
+from flwr_hetero.server.checks import Expected, accept, check_progress, count
 from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
 from flwr_hetero.server.contract import (
     Contract,
@@ -22,8 +22,7 @@ from flwr_hetero.server.contract import (
     check_start,
     holds,
 )
-from flwr_hetero.server.reply_checks import Expected, drop_partial_metrics, weight_of
-from flwr_hetero.server.rounds import Loop, Run, run_rounds
+from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
 
 TIMEOUT_S = 600.0
@@ -35,8 +34,7 @@ class Wrapper(Strategy):
 
     The wrapped strategy aggregates (and, unless a wrapper selects nodes, samples them); a
     wrapper changes which nodes it sees, what the instructions say and what is learnt from the
-    replies. The outermost wrapper checks the replies: bad ones are dropped with a reason, so
-    that no node stops the run.
+    replies. Bad replies are dropped with a reason; an error in a hook ends the run.
 
     Parameters
     ----------
@@ -111,15 +109,16 @@ class Wrapper(Strategy):
         """Change the training instructions; each has records of its own."""
         return messages
 
+    def why_bad(self, context: Exchange, reply: Message) -> str | None:
+        """Return what is wrong with a reply to training, which no wrapper then sees; or None."""
+        return None
+
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn from the good training replies; return those that go further in."""
         return replies
 
     def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
-        """Return by what the model of each reply is weighted; ask the :attr:`top` wrapper.
-
-        Replies may come here before or after the hook ``on_replies`` of a wrapper further in.
-        """
+        """Return by what the model of each reply is weighted; ask the :attr:`top` wrapper."""
         if isinstance(self.inner, Wrapper):
             return self.inner.weights(context, replies)
         key = self._weight_key
@@ -227,9 +226,10 @@ class Wrapper(Strategy):
         context, good = self.current(context), list(replies)
         if self.outer is None:
             sent = None if (trees := format_of_trees(self.leaf)) else context.arrays
-            good = accept(context, good, Expected(sent, self._weight_key, trees=trees))
+            wanted = Expected(sent, self._weight_key, trees=trees)
+            good = accept(context, good, wanted, self._of_this_fleet())
         check_help(self, context, good)
-        good = self.fleet.hooks.heard(self.on_replies, context, good)
+        good = self.on_replies(context, good)
         if isinstance(self.inner, Wrapper):
             arrays, metrics = self.inner.aggregate_train(server_round, good, context)
         else:
@@ -243,7 +243,7 @@ class Wrapper(Strategy):
                 arrays = keep_dtypes(arrays, context.arrays)  # Flower's FedAdam gives float64
             names = context.counted, list(context.failed)
             for wrapper in self._of_this_fleet():
-                self.fleet.hooks.tell(wrapper.on_train_end, context, *names)
+                wrapper.on_train_end(context, *names)
             check_progress(context)
         return arrays, metrics
 
@@ -272,8 +272,8 @@ class Wrapper(Strategy):
         context, good = self.current(context), list(replies)
         if self.outer is None:
             good = accept(context, good, Expected(None, self._weight_key))
-            self.fleet.info.by_node = by_node(good, self.identity)
-        good = self.fleet.hooks.heard(self.on_evaluate_replies, context, good)
+            self.fleet.info.by_node = by_node(context, good)
+        good = self.on_evaluate_replies(context, good)
         if isinstance(self.inner, Wrapper):
             metrics = self.inner.aggregate_evaluate(server_round, good, context)
         else:
@@ -282,7 +282,7 @@ class Wrapper(Strategy):
         if self.outer is None:
             names = context.counted, list(context.failed)
             for wrapper in self._of_this_fleet():
-                self.fleet.hooks.tell(wrapper.on_evaluate_end, context, *names)
+                wrapper.on_evaluate_end(context, *names)
             check_progress(context, "evaluation")
         return metrics
 

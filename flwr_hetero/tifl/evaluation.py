@@ -70,7 +70,7 @@ class TierEvaluation(Selection):
         online, registry = online_nodes(grid), self.fleet.nodes
         if self._inner_evaluates:
             blocked, identity = self.failures.blocked, registry.identity
-            free = [node for node in online if node not in registry.busy]
+            free = [node for node in online if node not in registry.in_flight]
             return [n for n in free if identity(n) not in blocked] if blocked else free
         if not self._is_evaluation_due(context.round):
             return []
@@ -99,7 +99,7 @@ class TierEvaluation(Selection):
 
     def _available(self, online: Set[int]) -> Available:
         blocked, registry = self.failures.blocked, self.fleet.nodes
-        busy, find = registry.busy, registry.find
+        busy, find = registry.in_flight, registry.find
 
         def available(identity: str) -> int | None:
             node_id = find(identity)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from flwr_hetero._flwr import log
-from flwr_hetero.server.nodes import NodeRegistry
-from flwr_hetero.server.profiling import EQUAL_S
+from flwr_hetero.server.context import EQUAL_S
+from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.tifl.algorithm import Flags, Floats, Tiering, histogram_tiers, quantile_tiers
 from flwr_hetero.tifl.tiers import Tiers
 
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 def tier_fleet(
-    node_ids: Sequence[int], rounds: Floats, registry: NodeRegistry, rule: TierRule
+    node_ids: Sequence[int], rounds: Floats, registry: NodeBook, rule: TierRule
 ) -> Found | None:
     """Group profiled nodes by latency (section 4.2); None if no node answered in time.
 

@@ -304,7 +304,7 @@ class TiFL(TierEvaluation):
             "tier_probs": self.state.probs.tolist(),
             "tier_chances": self.draw.probs.tolist(),
             "credits": _finite_or_none(self.state.credits),
-            "still_at_work": len(self.fleet.nodes.busy),
+            "still_at_work": len(self.fleet.nodes.in_flight),
             "tier_accuracy": _finite_or_none(self.state.accuracy),
             **self.estimate.info(),
         }

@@ -18,10 +18,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import log
-from flwr_hetero.server.context import POLL_S, Exchange
+from flwr_hetero.server.checks import judge_latency, reported_partition
+from flwr_hetero.server.context import POLL_S, TRUSTED, Exchange
 from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
-from flwr_hetero.server.profiling import TRUSTED, comparable_s
-from flwr_hetero.server.reply_checks import judge_latency, reported_partition
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import Found, TierRule, group
@@ -220,12 +219,12 @@ class TrainingTimes:
         """Return a reply's latency; a node that is back gets its old name."""
         node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
         if partition is not None and not self._registry.knows(node_id):
-            self._registry.come_back(node_id, partition, online)
-        return comparable_s(context, reply)
+            self._registry.rejoin(node_id, partition, online)
+        return context.comparable_s(reply)
 
     def _add(self, message: Message, job: Job) -> None:
         self._jobs[message.metadata.message_id] = job
-        self._registry.busy.add(job.node_id)
+        self._registry.in_flight[job.node_id] = job.began_s
 
     # --- late replies ------------------------------------------------------------------
 
@@ -237,7 +236,7 @@ class TrainingTimes:
             if min(job.over_s, job.began_s + self.rule.t_max) > now_s:
                 continue
             del self._jobs[message_id]
-            self._registry.busy.discard(job.node_id)
+            self._registry.in_flight.pop(job.node_id, None)
             if job.over_s <= now_s and math.isfinite(job.seconds):
                 self._note(job.node_id, job.seconds)
             else:
@@ -295,7 +294,7 @@ class TrainingTimes:
                 self._registry.warn(job.node_id, f"latency not believed: {complaint}")
             partition = reported_partition(reply)
             if partition is not None and not self._registry.knows(job.node_id):
-                self._registry.come_back(job.node_id, partition, online)
+                self._registry.rejoin(job.node_id, partition, online)
             least_s = TRUSTED * job.missing_s
             job.seconds = max(latency.seconds, least_s) if latency else seen_s
             if latency and latency.emulated:
@@ -303,7 +302,7 @@ class TrainingTimes:
             if latency:
                 context.latency[reply.metadata.reply_to_message_id] = latency
                 for wrapper in self.strategy.top.wrappers():
-                    self.fleet.hooks.tell(wrapper.on_profile_replies, context, [reply])
+                    wrapper.on_profile_replies(context, [reply])
         for message_id in waiting:
             if (job := self._jobs[message_id]).over_s == math.inf:
                 job.missing_s = clock.virtual_s - job.began_s

@@ -14,10 +14,9 @@ from flwr_hetero._flwr import log
 from flwr_hetero.asynchronous.rule import Arrival
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.errors import check_count
-from flwr_hetero.server.aggregate import mean_arrays
+from flwr_hetero.server.aggregate import mean_arrays, why_no_model
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.reply_checks import why_no_model
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict, check_state, entries_below

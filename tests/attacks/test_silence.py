@@ -5,7 +5,7 @@ from inspect import signature
 
 import numpy as np
 import pytest
-from attacker import NESTS, attack, leaf, names_of, reasons, start, trained
+from attacker import NESTS, attack, leaf, reasons, start
 from composition_toy import composition_app
 from flwr.app import ConfigRecord
 from recording import Folder, History
@@ -112,67 +112,34 @@ def test_nodes_that_are_away_stop_no_run():
 
 # --- hooks that raise --------------------------------------------------------------------------
 
-
-class Fragile(ours.Wrapper):
-    """A wrapper with a bug in one of its hooks."""
-
-    def __init__(self, inner, where, nodes):
-        super().__init__(inner)
-        self.where, self.nodes, self.seen = where, nodes, []
-
-    def fail(self, where, node_ids):
-        if where == self.where and self.nodes.intersection(node_ids):
-            raise KeyError("a bug")
-
-    def on_replies(self, context, replies):
-        for reply in replies:
-            self.fail("replies", [reply.metadata.src_node_id])
-            self.seen.append(reply.metadata.src_node_id)
-        return replies
-
-    def on_evaluate_replies(self, context, replies):
-        self.fail("evaluation", [reply.metadata.src_node_id for reply in replies])
-        return replies
-
-    def on_train_end(self, context, good, failed):
-        self.fail("end", self.nodes)
-
-    def on_evaluate_end(self, context, good, failed):
-        self.fail("evaluated", self.nodes)
-
-    def round_info(self):
-        self.fail("info", self.nodes)
-        return {"fine": True}
+HOOKS = ["why_bad", "on_replies", "on_train_end", "on_evaluate_replies", "on_evaluate_end"]
 
 
-@pytest.mark.parametrize("where", ["replies", "evaluation"])
-@pytest.mark.parametrize(
-    "nest", ["none", "TiFL", "LocalSteps", "Resharding", "everything", "FedBuff"]
-)
-def test_a_hook_that_raises_costs_the_reply(nest, where):
-    strategy = Fragile(leaf(fraction_evaluate=1.0), where, {1004})
-    records, models = attack(NESTS[nest](strategy), {})
-    assert len(records) == 3
-    assert "Fragile.on_" in reasons(records, 4)[0]
-    assert {f["node"] for r in records for f in r["failures"]} <= names_of(4)
-    assert models[-1].any()
+@pytest.mark.parametrize("hook", [*HOOKS, "on_instructions", "round_info"])
+@pytest.mark.parametrize("nest", ["none", "everything", "FedBuff"])
+def test_a_bug_in_a_users_hook_ends_the_run_with_its_traceback(nest, hook):
+    def with_a_bug(self, *_):
+        raise KeyError("a bug")
+
+    kind = type("Own", (ours.Wrapper,), {hook: with_a_bug})
+    with pytest.raises(KeyError, match="a bug") as raised:
+        attack(NESTS[nest](kind(leaf(fraction_evaluate=1.0))), {})
+    assert raised.traceback[-1].name == "with_a_bug"
 
 
-@pytest.mark.parametrize("where", ["replies", "evaluation", "end", "evaluated", "info"])
-def test_a_hook_that_always_raises_costs_its_facts(where, caplog):
-    strategy = Fragile(leaf(fraction_evaluate=1.0), where, {1000 + i for i in range(6)})
-    history = History(strategy)
-    history.start(LocalGrid(composition_app(), [DeviceProfile()] * 6), start(), 3)
-    assert all(record["train"] and not record["failures"] for record in history.records[1:])
-    told = [record for record in caplog.records if "raised KeyError" in record.getMessage()]
-    assert len(told) >= 3
-    assert [bool(record.exc_info) for record in told] == [True, *[False] * (len(told) - 1)]
+def test_a_wrapper_judges_its_own_records_before_any_hook_sees_them():
+    class Own(ours.Wrapper):
+        def why_bad(self, context, reply):
+            return "out of principle" if reply.metadata.src_node_id == 1004 else None
 
+        def on_replies(self, context, replies):
+            seen.append([reply.metadata.src_node_id for reply in replies])
+            return replies
 
-def test_a_lie_is_no_error_of_a_hook():
-    strategy = Fragile(leaf(), "replies", {1004})
-    records, _ = attack(strategy, {4: trained(lambda m, r: r.content.pop("metrics") and None)})
-    assert {"0 MetricRecords instead of 1"} == set(reasons(records, 4))
+    seen = []
+    records, _ = attack(Own(Own(leaf())), {})
+    assert seen == [[1000, 1001, 1002, 1003, 1005]] * 2 * 3
+    assert reasons(records, 4) == ["out of principle"] * 3
 
 
 # --- who a node is ----------------------------------------------------------------------------

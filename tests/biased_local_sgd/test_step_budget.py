@@ -10,9 +10,8 @@ from steps_toy import BATCH, local_model, steps_app, steps_arrays
 from flwr_hetero.biased_local_sgd import node_speeds
 from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Latency
 from flwr_hetero.server.contract import MissingHelpError
-from flwr_hetero.server.reply_checks import Latency
 from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}

@@ -10,13 +10,13 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.server.aggregate import (
     CHUNK,
-    MAX_NODES,
-    by_node,
     keep_dtypes,
     mean_arrays,
     normalised,
     weighted_mean,
 )
+from flwr_hetero.server.context import Exchange, Fleet
+from flwr_hetero.server.rounds import MAX_NODES, by_node
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64])
@@ -118,11 +118,11 @@ def evaluated(metric, values):
 
 @pytest.mark.parametrize(
     ("metric", "tenth", "first"),
-    [("eval-acc", range(12), "node 1"), ("eval-loss", range(108, 120), "node 120")],
+    [("eval-acc", range(12), "id-1"), ("eval-loss", range(108, 120), "id-120")],
 )
 def test_by_node_has_mean_and_worst_tenth(metric, tenth, first):
     values = [i / 100 for i in range(120)]
-    found = by_node([*evaluated(metric, values)], lambda node_id: f"node {node_id}")
+    found = by_node(Exchange(Fleet()), [*evaluated(metric, values)])
     figures = (found["metric"], found["nodes"], found["mean"], found["worst-tenth"])
     assert figures == (metric, 120, pytest.approx(0.595), pytest.approx(np.mean(tenth) / 100))
     assert len(found["by-node"]) == MAX_NODES
@@ -131,6 +131,6 @@ def test_by_node_has_mean_and_worst_tenth(metric, tenth, first):
 
 def test_by_node_passes_over_what_is_no_figure():
     replies = [*evaluated("acc", [0.5, float("nan"), 0.7])]
-    assert by_node(replies, str)["by-node"] == {"1": 0.5, "3": 0.7}
-    assert by_node([*evaluated("f1", [0.5])], str) == {}
-    assert by_node([], str) == {}
+    assert by_node(Exchange(Fleet()), replies)["by-node"] == {"id-1": 0.5, "id-3": 0.7}
+    assert by_node(Exchange(Fleet()), [*evaluated("f1", [0.5])]) == {}
+    assert by_node(Exchange(Fleet()), []) == {}

@@ -4,7 +4,7 @@ from toy import toy_app
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server import nodes as waiting
-from flwr_hetero.server.nodes import NodeRegistry, settled_nodes, wait_for_nodes
+from flwr_hetero.server.nodes import NodeBook, settled_nodes, wait_for_nodes
 
 
 class Coming:
@@ -75,7 +75,7 @@ def test_nodes_of_a_local_grid_are_not_waited_for(slept):
 
 
 def test_identities_are_claimed_once():
-    registry = NodeRegistry()
+    registry = NodeBook()
     registry.set_partition_id(11, 3)
     registry.set_partition_id(12, 3)  # a second node with the name of the first
     registry.set_partition_id(11, 4)  # a name is kept

@@ -6,7 +6,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task, set_message_id
-from flwr_hetero.server.reply_checks import Expected, judge_latency, view_array, why_bad
+from flwr_hetero.server.aggregate import view_array
+from flwr_hetero.server.checks import Expected, judge_latency, why_bad
 
 
 def reply_with(arrays=None, metrics=None):

@@ -9,7 +9,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mod import timing
-from flwr_hetero.server.nodes import NodeRegistry
+from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.failures import FailureCounter
 from flwr_hetero.tifl.grouping import TierRule, tier_fleet
@@ -18,7 +18,7 @@ from flwr_hetero.tifl.grouping import TierRule, tier_fleet
 
 
 def test_tier_fleet_groups_by_median_latency(caplog):
-    registry, nan = NodeRegistry(), np.nan
+    registry, nan = NodeBook(), np.nan
     for node_id, partition in ((71, 10), (72, 2), (73, 1)):
         registry.set_partition_id(node_id, partition)
     rounds = np.array([[3.0, 1.0, nan], [9.0, 1.0, nan], [3.1, nan, 50.0]])

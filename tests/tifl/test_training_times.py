@@ -277,7 +277,7 @@ def test_identities_are_not_asked_of_nodes_at_work():
     tifl, grid = make(clients_per_round=1, num_tiers=1), Answers(3)
     tifl.start(grid, toy_arrays(), 1)
     grid.asked.clear()
-    assert tifl.fleet.nodes.busy == {1000, 1001}
+    assert tifl.fleet.nodes.in_flight.keys() == {1000, 1001}
     identify_nodes(tifl, Exchange(tifl.fleet), grid, 9.0)
     assert grid.asked == []
 
