@@ -156,7 +156,7 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
                 curve[key].append(value)
         if spent >= total:
             break
-    summary = getattr(sampler, "summary", dict)()
+    summary: dict[str, float] = getattr(sampler, "summary", dict)()
     metrics = {"final": curve["accuracy"][-1], "averaged": curve["averaged"][-1]}
     metrics |= {"examples_a_step": examples / steps, **summary}
     return {"metrics": metrics, "curve": curve}

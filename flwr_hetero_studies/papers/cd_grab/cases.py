@@ -54,8 +54,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
                 yield Trial(case | {"name": name, "epochs": epochs}, seed)
         for count in (4096, 1024):
             case = {"experiment": "optimum", "name": f"softmax, {count} examples"}
-            case |= {"data": options.data, "num_examples": count, "l2": SOFTMAX["l2"]}
-            yield Trial(case, seed)
+            rest = {"data": options.data, "num_examples": count, "l2": SOFTMAX["l2"]}
+            yield Trial(case | rest, seed)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:

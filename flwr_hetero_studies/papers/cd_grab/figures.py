@@ -5,7 +5,7 @@ The claims are the paper's sentences: section 5 and appendices D.1 to D.3.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -166,7 +166,7 @@ ALL = (CD_GRAB, PAIR_BAL, BAL, D_RR, ONCE)
 
 
 def on_images(
-    options: Options, workers: int, methods: Sequence[str], seeds: int, **changes: float
+    options: Options, workers: int, methods: Sequence[str], seeds: int, **changes: Any
 ) -> Runs:
     """Train LeNet on the given images, or the small network on the embedded ones (D.1.3)."""
     model = "lenet" if options.data else "cnn"

@@ -78,7 +78,7 @@ def fig10(lines: list[Line]) -> str:
 
 def relative_bounds(lines: list[Line], key: str, final: str) -> dict[str, Bounds]:
     """Return bounds as multiples of random orders', by a key's value, method and seed."""
-    found = {}
+    found: dict[str, Bounds] = {}
     for value, own in by(lines, key).items():
         bound = {(x["case"]["method"], x["seed"]): x["metrics"]["bound"] for x in own}
         both = sorted(s for method, s in bound if method == final and (D_RR, s) in bound)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class SeededTask:
         cost = cost or costs(100, task.workers)
         return mean_of([train(task, method, cost, seed) for seed in self.seeds])
 
-    def changed(self, **changes: object) -> "SeededTask":
+    def changed(self, **changes: Any) -> "SeededTask":
         """Change the task."""
         return replace(self, task=replace(self.task, **changes))
 
@@ -65,8 +66,10 @@ def cell(options: Options, kind: str) -> SeededTask:
 
 def mean_of(runs: Sequence[TrainedRun]) -> TrainedRun:
     """Average runs that were evaluated equally often."""
-    columns = [np.mean(each, axis=0).tolist() for each in zip(*(r[:4] for r in runs), strict=True)]
-    return TrainedRun(*columns, round(float(np.mean([run.moved for run in runs]))))
+    steps, exchanges, seconds, accuracy, moved = (
+        np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True)
+    )
+    return TrainedRun(steps, exchanges, seconds, accuracy, round(moved))
 
 
 def smooth(run: TrainedRun) -> curves.Vector:

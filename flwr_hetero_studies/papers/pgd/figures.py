@@ -156,7 +156,8 @@ BOTH = 0.02
 def figure_8(options: Options) -> Finding:
     """Vary k and r, together fixed."""
     pairs = [(BOTH * (1 - share), BOTH * share) for share in SHARES]
-    rows, curves, ends, rough = [], {}, {}, {}
+    rows, curves = list[list[str]](), dict[str, Curve]()
+    ends, rough = dict[str, list[float]](), dict[str, list[float]]()
     for model in ("LR", "CNN"):
         found = each_pair(options, of_figure(options, model.lower()), pairs)
         rows += [[model, *row[:-1]] for row in rows_of(found)]

@@ -183,8 +183,8 @@ class Fall(NamedTuple):
         """Measure it."""
         logs = np.log(np.abs(values) + 1e-300)
         change = np.abs(np.diff(logs, axis=0)) / EVERY
-        speeds = [float(np.median(part)) for part in (change[:FALLING], change[FALLING:])]
-        return cls(*speeds, float((values > 0).mean()), explained(logs[FALLING:]))
+        early, late = (float(np.median(part)) for part in (change[:FALLING], change[FALLING:]))
+        return cls(early, late, float((values > 0).mean()), explained(logs[FALLING:]))
 
 
 def explained(logs: NDArray[np.float64]) -> float:

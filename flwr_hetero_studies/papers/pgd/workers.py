@@ -116,8 +116,9 @@ def begin(task: Problem, method: str, settings: Ratios, seed: int) -> dict[str, 
     ]
 
     def observe(worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
-        if method != SGD:
-            samplers[worker].on_batch(model, indices, losses)
+        sampler = samplers[worker]
+        if not isinstance(sampler, UniformSampler):
+            sampler.on_batch(model, indices, losses)
 
     optimizer = torch.optim.SGD(model.parameters(), settings.lr)
     found = {"model": model, "shares": shares, "samplers": samplers, "optimizer": optimizer}
