@@ -1,5 +1,9 @@
 """Batch samplers for the node: which examples to train on, in which order, at which weight."""
 
+import warnings
+from importlib import import_module
+from typing import Any
+
 from flwr_hetero.errors import install_hint
 
 try:
@@ -12,7 +16,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
-from flwr_hetero.cd_grab.herding_probe import HerdingProbe
 from flwr_hetero.cd_grab.sampler import OrderedSampler
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.in_turn import InTurn
@@ -24,7 +27,6 @@ from flwr_hetero.pgd.sampler import PGDSampler
 
 __all__ = [
     "BatchSampler",
-    "HerdingProbe",
     "InTurn",
     "MercurySampler",
     "OrderedSampler",
@@ -35,3 +37,12 @@ __all__ = [
     "UniformSampler",
     "sample_priorities",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Find a name in its new place, with a warning; the old one stays for one release."""
+    if name != "HerdingProbe":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = "flwr_hetero_studies.papers.cd_grab.herding"
+    warnings.warn(f"{name} has moved to {place}", DeprecationWarning, stacklevel=2)
+    return getattr(import_module(place), name)

@@ -178,25 +178,3 @@ def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
         steps += vector[order]
     steps -= steps.mean(axis=0)
     return float(np.abs(np.cumsum(steps, axis=0, out=steps)).max(initial=0.0))
-
-
-def relative_herding(passes: Sequence[NDArray[np.floating]]) -> float:
-    r"""Eq. 8 in the Euclidean norm, which sketches keep, over a unit's usual deviation.
-
-    .. math:: \max_l \Big\| \sum_{j \le l} \sum_i (v_{ij} - \bar v_i) \Big\|_2 \Big/
-              \sqrt{\operatorname{mean}_{ij} \| v_{ij} - \bar v_i \|_2^2}
-
-    passes: per node (num_units, dim), its vectors in the order of the visit; a shorter pass adds
-    nothing to longer prefixes. Free of the scale of gradients, which falls in training.
-
-    >>> relative_herding([np.array([[5.0], [5.0], [3.0], [3.0]])])
-    2.0
-    """
-    centred = [np.asarray(each, np.float64) for each in passes]
-    centred = [each - each.mean(axis=0) for each in centred]
-    steps = np.zeros((max(map(len, centred)), centred[0].shape[1]))
-    for each in centred:
-        steps[: len(each)] += each
-    furthest = np.linalg.norm(np.cumsum(steps, axis=0), axis=1).max()
-    squares = np.concatenate([np.square(each).sum(axis=1) for each in centred])
-    return float(furthest / (np.sqrt(squares.mean()) or 1.0))

@@ -12,8 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import sketch_gradients
-from flwr_hetero.cd_grab.herding_probe import HerdingProbe
-from flwr_hetero.cd_grab.node_order import METHODS, NodeOrder, OwnPairs, ServedOrder
+from flwr_hetero.cd_grab.node_order import METHODS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.client.sampled_loss import on_backward
@@ -24,7 +23,7 @@ MOST_AHEAD = 4096
 """Batches drawn and not trained that are remembered."""
 
 
-class _Drawn(NamedTuple):
+class _Visit(NamedTuple):
     """A batch: in which pass it was drawn, and whether its gradient is wanted."""
 
     indices: NDArray[np.int64]
@@ -51,8 +50,8 @@ class OrderedSampler(BatchSampler):
         Seed of the split and of ``d-rr``; each node needs its own, for its whole life.
     method : str
         ``cd-grab``: from the order server (:meth:`follow`, :meth:`report`). ``id-grab``: the node
-        balances its own pairs. ``id-grab-mean``: GraB, against the mean of the pass before.
-        ``d-rr``: a new random order each pass. ``shuffle-once``: always the first order.
+        balances its own pairs. ``d-rr``: a new random order each pass. ``shuffle-once``: always
+        the first order.
     unit : {"batch", "example"}
         What is ordered.
     num_units : int, optional
@@ -109,13 +108,12 @@ class OrderedSampler(BatchSampler):
         if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
-        self._ahead, self._returned = deque[_Drawn](maxlen=MOST_AHEAD), deque[_Drawn]()
+        self._ahead, self._returned = deque[_Visit](maxlen=MOST_AHEAD), deque[_Visit]()
         self._is_ahead = self._is_served = self._was_watched = self._is_observed = False
         self._finds_trained = False
         self._num_passes = self._pass_trained = self._owed = 0
         self._parameters: list[nn.Parameter] = []
         self._hook: RemovableHandle | None = None
-        self.probe = HerdingProbe({})
         self._split(num_units or usual)
 
     def _split(self, num_units: int) -> None:
@@ -144,7 +142,7 @@ class OrderedSampler(BatchSampler):
         weights = np.full(len(indices), weight)
         if not self._is_ahead:
             self._ahead.clear()
-        self._ahead.append(_Drawn(indices, weights, len(chosen), self._num_passes, self.watching))
+        self._ahead.append(_Visit(indices, weights, len(chosen), self._num_passes, self.watching))
         self._was_watched |= self.watching
         return indices, weights
 
@@ -194,7 +192,7 @@ class OrderedSampler(BatchSampler):
         if drawn:
             self._ahead.popleft()
 
-    def _is_wanted(self, drawn: "_Drawn") -> bool:
+    def _is_wanted(self, drawn: "_Visit") -> bool:
         return drawn.watched and drawn.pass_number == self._num_passes
 
     def _units_in_last_batch(self) -> int:
@@ -238,17 +236,16 @@ class OrderedSampler(BatchSampler):
             pairs = zip(parts or [None] * len(self._parameters), self._parameters, strict=True)
             flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
             gradient = torch.cat(flat)[None].detach()
-            self.probe.see(gradient)
             if self.watching and self._is_wanted(drawn):
                 before = torch.zeros_like(gradient).expand(self._owed - 1, -1)
                 self._learn(torch.cat([before, gradient]), self._owed)
                 self._owed = 0
             self.batch_done()
 
-        if self.probe.on or drawn.watched:
+        if drawn.watched:
             self._hook = on_backward(losses, drawn.weights, self._parameters, learn)
 
-    def _find(self, indices: NDArray[np.int64]) -> "_Drawn | None":
+    def _find(self, indices: NDArray[np.int64]) -> "_Visit | None":
         """Return a batch that was drawn; those before it are not trained and count as zero."""
         ahead = self._ahead or self._returned
         for place, drawn in enumerate(ahead):
@@ -276,32 +273,23 @@ class OrderedSampler(BatchSampler):
     # --- the order server --------------------------------------------------------------
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Follow the order server, and measure for it what it asks for."""
+        """Follow the order server (Alg. 3, l. 2)."""
         self._is_served = bool(records.get(keys.ORDER))
         self.follow(records.get(keys.ORDER, {}))
-        self.probe = HerdingProbe(records.get(keys.HERDING, {}))
 
     def reply_records(self) -> dict[str, Mapping[str, Any]]:
-        """Return what the order server and the meter asked for."""
-        found: dict[str, Mapping[str, Any]] = {
-            keys.ORDER: self.report() if self._is_served else {},
-            keys.HERDING: self.probe.report(len(self.units)),
-        }
-        return {name: record for name, record in found.items() if record}
+        """Return what the order server asked for (Alg. 3, l. 5)."""
+        record = self.report() if self._is_served else {}
+        return {keys.ORDER: record} if record else {}
 
     def follow(self, instruction: Mapping[str, Any]) -> None:
         """Follow the ``ORDER`` record of a training instruction, which may be empty.
 
         What does not fit this node's order is ignored: the next report shows it to the server.
         """
-        if not instruction or self.method != "cd-grab":
+        if not instruction or not isinstance(self.node_order, ServedOrder):
             return
         self._owed = 0
-        kind = OwnPairs if instruction.get(keys.ALONE) else ServedOrder
-        if not isinstance(self.node_order, kind):
-            self.node_order, self.terms = self.node_order.become(kind), Terms()
-        if not isinstance(self.node_order, ServedOrder):
-            return
         terms = read_terms(instruction)
         num_units = min(terms.num_units, self.num_samples) or len(self.units)
         if self.unit == "batch" and num_units != len(self.units):
@@ -309,8 +297,7 @@ class OrderedSampler(BatchSampler):
         if terms[1:3] != self.terms[1:3]:  # another sketch
             self.node_order.forget()
         self.terms = terms
-        is_new = self.node_order.is_new
-        self.node_order.follow(read_answer(instruction, len(self.units), is_new=is_new))
+        self.node_order.follow(read_answer(instruction, len(self.units)))
 
     def report(self) -> dict[str, int | float | str | bytes]:
         """Return the ``ORDER`` record of the reply to it; empty for other methods."""
@@ -322,8 +309,7 @@ class OrderedSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return sizes, settings, terms and the order."""
-        alone = self.method == "cd-grab" and isinstance(self.node_order, OwnPairs)
-        own: StateDict = {"num_units": len(self.units), "alone": alone}
+        own: StateDict = {"num_units": len(self.units)}
         own |= {name: getattr(self, name) for name in _SETTINGS}
         own |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
         own |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
@@ -332,14 +318,13 @@ class OrderedSampler(BatchSampler):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         owner, names = type(self).__name__, [f"terms.{name}" for name in Terms._fields]
-        check_state(state, {"num_units": int, "alone": bool, **dict.fromkeys(names, int)}, owner)
+        check_state(state, {"num_units": int, **dict.fromkeys(names, int)}, owner)
         num_units, terms = int(state["num_units"]), Terms(*(int(state[name]) for name in names))
         wrong = [name for name in _SETTINGS if state.get(name) != getattr(self, name)]
         if wrong or not 1 <= num_units <= self.num_samples or min(terms) < 0:
             rule = f"{self.method}, {self.unit}, seed {self.seed}, {self.num_samples} examples"
             raise ValueError(f"state of {owner} must be of {rule}.")
-        kind: type[NodeOrder] = OwnPairs if state["alone"] else METHODS[self.method]
-        order = kind(num_units, self.seed)
+        order = METHODS[self.method](num_units, self.seed)
         order.load_state_dict(entries_below("order.", state))
         super().load_state_dict(state)
         self._split(num_units)

@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         )
     compare.add_argument(
         "--metric",
-        help="what to compare, such as accuracy or herding/herding-bound (default: "
+        help="what to compare, such as accuracy or cd_grab/own_share (default: "
         "the first run's accuracy, else its loss)",
     )
     way = compare.add_mutually_exclusive_group()

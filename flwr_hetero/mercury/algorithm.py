@@ -12,6 +12,8 @@ BETA = 1.0
 """Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
 MARGIN = 0.9
 """Part of the idle time that a group fills, so that noise rarely lengthens the round."""
+LARGEST = float(np.finfo(np.float32).max) / 2
+"""Upper bound of importance, which is kept in single precision."""
 
 
 def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -26,6 +28,14 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
     array([0. , 0.5])
     """
     return -np.expm1(-losses)
+
+
+def check_importance(importance: NDArray[np.float64]) -> None:
+    """Refuse importance that is negative or not finite in single precision."""
+    bad = importance[~((importance >= 0.0) & (importance < LARGEST))]
+    if bad.size:
+        hint = "if the model has diverged, lower the learning rate"
+        raise invalid("importance", bad[:3].tolist(), "be finite and not negative", hint)
 
 
 # --- step 1: groups, one of which is scored at a time -------------------------------------
@@ -264,34 +274,3 @@ def group_size(idle_s: float, score_s: float, num_samples: int) -> int:
     if score_s <= 0.0:
         return num_samples
     return int(min(MARGIN * idle_s / score_s, num_samples))
-
-
-def speedup(iterations_ratio: float, score_s: float, compute_s: float, network_s: float) -> float:
-    r"""Predict what importance sampling gains over uniform sampling (Eq. 5).
-
-    .. math:: \frac{1}{\frac{E_{is}}{E} \left(1 + \frac{T_{is}}{T_{cp} + T_{cm}}\right)}
-
-    Iterations with over without it, E_is / E; seconds per iteration of scoring that nothing
-    hides, of training, and of communication.
-
-    >>> speedup(0.5, score_s=1.0, compute_s=1.0, network_s=3.0)
-    1.6
-    """
-    return 1.0 / (iterations_ratio * (1.0 + score_s / (compute_s + network_s)))
-
-
-# --- section 4.4: the step size of the proof ----------------------------------------------
-
-
-def step_size(num_steps: int) -> float:
-    r"""Return the constant step size for T steps, with which gradients vanish as the proof says.
-
-    .. math:: \eta = 1 / \sqrt{T}
-
-    Then :math:`\min_t E \|\nabla l\|^2 = O(1 / \sqrt{T})`, once eta < 2 / L for gradients of
-    Lipschitz constant L.
-
-    >>> step_size(400)
-    0.05
-    """
-    return 1.0 / float(np.sqrt(check_count("num_steps", num_steps, 1)))

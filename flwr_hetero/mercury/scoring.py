@@ -26,16 +26,6 @@ LIMIT_S, LIMIT_IDLE = 60.0, 5.0
 """When a detached worker ends by itself: seconds, and multiples of the usual wait."""
 
 
-def next_group(context: Context, sampler: MercurySampler) -> NDArray[np.int64]:
-    """Name the samples to score next: as many as the network hides."""
-    pace = read_pace(context)
-    size = 0 if pace is None else group_size(pace.idle_s, pace.score_s, sampler.num_samples)
-    if size == 0:
-        return np.empty(0, dtype=np.int64)
-    sampler.resize_groups(size)
-    return sampler.refresh_indices()
-
-
 def score(
     model: nn.Module,
     examples: tuple[Tensor, Tensor],
@@ -67,15 +57,19 @@ def score_hidden(
     On a real device a detached process does it, and the next round collects the scores with
     :func:`collect_hidden`; on an emulated one it is done at once and counts as hidden.
     """
-    group = next_group(context, sampler)
+    # section 4.3: as many samples as the network hides
+    pace = read_pace(context)
+    size = 0 if pace is None else group_size(pace.idle_s, pace.score_s, sampler.num_samples)
+    if pace is None or not size:
+        return 0
+    sampler.resize_groups(size)
+    group = sampler.refresh_indices()
     if is_emulated(context):
         return score(model, examples, sampler, group, loss_fn)
-    pace = read_pace(context)
-    if pace is not None and len(group):
-        inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
-        limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
-        folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, limit_s=limit_s)
-        save_state(context, JOB, {"folder": folder, "indices": group})
+    inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
+    limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
+    folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, limit_s=limit_s)
+    save_state(context, JOB, {"folder": folder, "indices": group})
     return 0
 
 

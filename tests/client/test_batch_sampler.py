@@ -16,7 +16,7 @@ from flwr_hetero.sampler import (
 
 def make(seed=0):
     ordered = OrderedSampler(12, 4, seed=seed, method="d-rr")
-    mercury = MercurySampler(12, 3, seed=seed, gate=0)
+    mercury = MercurySampler(12, 3, seed=seed)
     return InTurn([ordered, mercury, TopLossSampler(12, 4, seed=seed)])
 
 
@@ -80,7 +80,7 @@ def test_in_turn_epoch_is_the_first_samplers():
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_in_turn_scores_reach_the_one_that_drew(ahead):
-    both = InTurn([UniformSampler(6, 2), MercurySampler(6, 2, gate=0)])
+    both = InTurn([UniformSampler(6, 2), MercurySampler(6, 2)])
     updated = {number: [] for number in range(2)}
     for number, sampler in enumerate(both.samplers):
         sampler.update = lambda indices, scores, to=updated[number]: to.append(indices.tolist())

@@ -1,5 +1,3 @@
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, follow, load_state, timing
 from flwr_hetero.sampler import InTurn, MercurySampler, OrderedSampler, SampledLoss, TopLossSampler
-from flwr_hetero.strategy import CDGraB, HerdingMeter
+from flwr_hetero.strategy import CDGraB, Wrapper
 
 NUM, BATCH = 24, 3
 
@@ -71,7 +69,7 @@ def run_orders(app, strategy=None, rounds=6, **config):
 
 
 def balanced(lines) -> int:
-    return sum(line["cd-grab"]["pairs"] for line in lines if line["round"])
+    return sum(line["cd_grab"]["pairs"] for line in lines if line["round"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -104,11 +102,6 @@ def test_the_answer_may_be_added_by_hand():
     assert balanced(by_mod) == balanced(by_hand) == balanced(neither) > 0
 
 
-def test_the_meter_gets_its_gradients():
-    lines, _ = run_orders(order_app(), HerdingMeter, rounds=2)
-    assert [line for line in lines if line.get("herding")], lines[-1]
-
-
 def test_an_order_in_turn_with_importance():
     orders = {}
     lines, grid = run_orders(order_app(turn=True, orders=orders), rounds=8)
@@ -128,8 +121,7 @@ def test_gradients_that_do_not_come_are_an_error(turn):
 
 
 def test_without_an_order_server_gradients_may_be_missing():
-    meter = partial(HerdingMeter, on_missing="warn")
-    lines, _ = run_orders(order_app(observed=False), meter, rounds=1)
+    lines, _ = run_orders(order_app(observed=False), Wrapper, rounds=1)
     assert not lines[-1]["failures"]
 
 

@@ -59,10 +59,10 @@ def score(sampler: BatchSampler, outputs: torch.Tensor, targets: torch.Tensor) -
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: [MercurySampler(NUM, BATCH, gate=0)],
+        lambda: [MercurySampler(NUM, BATCH)],
         lambda: [TopLossSampler(NUM, BATCH)],
         lambda: [
-            MercurySampler(NUM, BATCH, gate=0),
+            MercurySampler(NUM, BATCH),
             TopLossSampler(NUM, BATCH),
             UniformSampler(NUM, BATCH),
         ],
@@ -98,7 +98,7 @@ def test_scores_are_of_the_samples_trained(make, way, monkeypatch):
 @pytest.mark.parametrize("by", ["loss", "on_batch"])
 def test_priorities_are_of_the_samples_trained(by, rule, in_turn, way, monkeypatch):
     torch.manual_seed(0)
-    model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule, gate=0)
+    model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule)
     feed = PriorityFeed(sampler, model)
     drawing = InTurn([feed, UniformSampler(NUM, BATCH)]) if in_turn else feed
     given = spy(sampler, monkeypatch)
@@ -127,7 +127,7 @@ def test_priorities_are_of_the_samples_trained(by, rule, in_turn, way, monkeypat
             trained_by_feed += mine
             if given:
                 assert mine
-                ((indices, priorities, _, _),) = given
+                ((indices, priorities),) = given
                 given.clear()
                 measured.append(trained_by_feed)
                 np.testing.assert_array_equal(indices, trained)

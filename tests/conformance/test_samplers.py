@@ -45,12 +45,12 @@ class Case(NamedTuple):
     covers: bool = True
 
 
-def mercury(estimator: str, gate: float = 0.0) -> Callable[[int, int], BatchSampler]:
-    return lambda num, seed: MercurySampler(num, BATCH, seed=seed, estimator=estimator, gate=gate)
+def mercury(estimator: str) -> Callable[[int, int], BatchSampler]:
+    return lambda num, seed: MercurySampler(num, BATCH, seed=seed, estimator=estimator)
 
 
-def pgd(rule: str, gate: float = 0.0) -> Callable[[int, int], BatchSampler]:
-    return lambda num, seed: PGDSampler(num, BATCH, seed=seed, rule=rule, gate=gate)
+def pgd(rule: str) -> Callable[[int, int], BatchSampler]:
+    return lambda num, seed: PGDSampler(num, BATCH, seed=seed, rule=rule)
 
 
 def ordered(method: str, unit: str = "batch") -> Callable[[int, int], BatchSampler]:
@@ -72,9 +72,7 @@ def feed(rule: str, layers: str = "last") -> Callable[[int, int], BatchSampler]:
 CASES = {
     "uniform": Case(lambda num, seed: UniformSampler(num, BATCH, seed=seed), IGNORED),
     **{f"mercury {name}": Case(mercury(name), POSITIVE, name != "paper") for name in ESTIMATORS},
-    "mercury gated": Case(mercury("flat", gate=1.2), POSITIVE),
     **{f"pgd {name}": Case(pgd(name), SIGNED) for name in RULES},
-    "pgd gated": Case(pgd("stochastic", gate=0.9), SIGNED),
     "top loss": Case(lambda num, seed: TopLossSampler(num, BATCH, seed=seed), SIGNED),
     "top loss, slow node": Case(
         lambda num, seed: TopLossSampler(num, BATCH, seed=seed, fast=False), SIGNED

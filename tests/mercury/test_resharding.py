@@ -15,7 +15,7 @@ from flwr_hetero.mercury.resharding import (
     pack,
     unpack,
 )
-from flwr_hetero.mercury.swap_table import SwapTable, match
+from flwr_hetero.mercury.strategy import SwapTable, match
 
 # --- which samples move --------------------------------------------------------------------
 

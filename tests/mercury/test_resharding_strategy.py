@@ -181,7 +181,7 @@ def test_invented_offers_buy_nothing():
             store.append(len(store))
             slots = np.arange(64 * len(store), 64 * len(store) + 64, dtype="<i4")
             lies = {keys.SLOTS: slots.tobytes(), keys.CONTENT: bytes(64 * SIZE)}
-            record.update(lies | {keys.SAMPLES: 2**62, keys.MISSING: b""})
+            record.update(lies | {keys.NUM_SAMPLES: 2**62, keys.MISSING: b""})
 
     _, strategy, told, _ = run(rounds, spoil=invent, share=0.4, budget_bytes=64 * SIZE)
     counts = {node: len(slots) for node, slots in strategy.table.slots.items()}

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from flwr_hetero.cd_grab.algorithm import Vectors, relative_herding
+from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.cd_grab.gradients import sketch_gradients
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.papers.cd_grab import fixed
+from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, ONCE, PAIR_BAL, Served
 from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask, fits, given
 from flwr_hetero_studies.papers.cd_grab.train import Schedule, train_by

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_hetero.cd_grab import order_server
-from flwr_hetero.cd_grab.algorithm import relative_herding
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
+from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, PAIR_BAL, SKETCHES, Served
 from flwr_hetero_studies.papers.cd_grab.tasks import fits, given
 from flwr_hetero_studies.papers.cd_grab.train import Gradients, fill_gradients

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors, pair_balance, reorder, unit_signs
 from flwr_hetero.cd_grab.node_order import METHODS as NODE_ORDERS
+from flwr_hetero.cd_grab.node_order import NodeOrder
 from flwr_hetero.cd_grab.order_server import OrderServer
 from flwr_hetero.cd_grab.wire import Report, Terms, read_report, write_instruction
 from flwr_hetero.errors import check_choice
@@ -65,11 +66,42 @@ class Coordinated:
         self.half, self.running_sum, self.signs = None, None, []  # Alg. 4, l. 3
 
 
+class OwnMean(NodeOrder):
+    """Balance each unit against the mean of the pass before: ID-GraB(Bal), GraB on each node.
+
+    The mean is that of the vectors as they came, in the first pass zero. (Some published code
+    takes the mean of vectors from which the old mean was subtracted already.)
+    """
+
+    learns = True
+    mean: Vectors | None = None
+    sum: Vectors | None = None
+    running_sum: Vectors | None = None
+    signs: tuple[Signs, ...] = ()
+
+    def observe(self, vectors: Vectors) -> None:
+        """Give each unit its sign."""
+        zero = np.zeros_like(vectors[0])
+        mean = zero if self.mean is None else self.mean
+        start = zero if self.running_sum is None else self.running_sum
+        self.running_sum, signs = pair_balance(start, vectors - mean)
+        self.sum = (zero if self.sum is None else self.sum) + vectors.sum(axis=0)
+        self.signs += (signs,)
+
+    def start_pass(self) -> None:
+        """Reorder by the signs of the pass; its mean is subtracted in the next one."""
+        assert self.sum is not None
+        signs = np.concatenate(self.signs)
+        self.order = reorder(self.order, signs)
+        self.mean = self.sum / self.sum.dtype.type(len(signs))
+        self.sum, self.running_sum, self.signs = None, None, ()
+
+
 class Independent:
     """Every worker finds its own order."""
 
     def __init__(self, method: str, num_workers: int, num_units: int, seed: int) -> None:
-        kind = NODE_ORDERS[METHODS[method]]
+        kind = NODE_ORDERS.get(METHODS[method], OwnMean)
         self.nodes = [kind(num_units, 1000 * seed + i) for i in range(num_workers)]
         self.learns = kind.learns
 

@@ -14,13 +14,13 @@ from flwr_hetero.mercury.algorithm import (
     error_probability,
     inverse_probs,
     mixed_probs,
-    step_size,
 )
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import cell
+from flwr_hetero_studies.papers.mercury.theory import step_size
 from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
 
 FAST_LINKS = (1000, 10_000, 50_000)

@@ -13,7 +13,7 @@ from torch import nn
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
 from flwr_hetero.mercury.resharding import offer
-from flwr_hetero.mercury.swap_table import match
+from flwr_hetero.mercury.strategy import match
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero_studies.papers.mercury.clock import StepCosts
 from flwr_hetero_studies.rivals.adacomm import adaptive_steps
@@ -269,7 +269,7 @@ class Training:
         offers = {}
         for number, worker in enumerate(self.workers):
             by_importance = self.method.resharding == "importance"
-            values = worker.sampler.cache.values if by_importance else np.ones(len(worker.rows))
+            values = worker.sampler.importance if by_importance else np.ones(len(worker.rows))
             count = round(self.method.reshard_share * len(worker.rows) / RESHARD_TIMES)
             groups = worker.sampler.groups
             offers[str(number)] = offer(values, groups, count, self.rng).tolist()

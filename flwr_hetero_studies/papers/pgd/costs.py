@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torchvision import models
 
-from flwr_hetero.pgd.layer_priorities import LayerPriorities
+from flwr_hetero.pgd.priorities import LayerPriorities
 from flwr_hetero.sampler import sample_priorities
 from flwr_hetero_studies.papers.pgd.tasks import each_loss, paper_cnn
 from flwr_hetero_studies.tasks import make_model
@@ -62,8 +62,7 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
         listener.direction = direction
         step()
         listener.close()
-        measured = listener.collect()
-        return None if measured is None else measured.priorities
+        return listener.collect(batch)
 
     def per_sample() -> Tensor:
         """Compute priorities by the definition: a vectorised gradient per example."""

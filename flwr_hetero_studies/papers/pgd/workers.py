@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
 from flwr_hetero.errors import check_choice
-from flwr_hetero.pgd.aggregated_gradient import AggregatedGradient
 from flwr_hetero.pgd.algorithm import choose_batch, estimate, learn, pick_top, start_trend
 from flwr_hetero.pgd.priorities import all_priorities, sample_priorities
+from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
 from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.curves import Columns
@@ -95,9 +95,8 @@ def make_sampler(
         return UniformSampler(len(share), top + renewed, seed=seed)
     if method == PGD_S:
         return BasicPGD(model, share, renewed, top, seed)
-    more = {"rule": "stochastic", "gate": 0.0} if method == DRAWN else {"rule": "topk"}
-    part = renewed / (top + renewed)
-    sampler = PGDSampler(len(share), top + renewed, seed=seed, renewal_share=part, **more)
+    rule, part = "stochastic" if method == DRAWN else "topk", renewed / (top + renewed)
+    sampler = PGDSampler(len(share), top + renewed, seed=seed, rule=rule, renewal_share=part)
     feed = PriorityFeed(sampler, model, layers="all" if method in (PGD_A, SPREAD) else "last")
     if method == PGD_A:
         feed.full_pass(model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME)

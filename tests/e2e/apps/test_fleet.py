@@ -104,13 +104,13 @@ def test_all_parts_together_say_what_they_do():
     assert after < before
     last = history.records[-1]
     assert not last["failures"]
-    assert {"tifl", "biased-local-sgd", "cd-grab", "sampler"} <= set(last)
+    assert {"tifl", "biased-local-sgd", "cd_grab", "sampler"} <= set(last)
     stats = last["sampler"]
     assert {"mercury-coverage", "mercury-mean-age", "pgd-coverage"} <= set(stats)
     assert set(stats["mercury-importance-with-mean-1"]) == {  # a plot of what is of one kind
         *("10 % are below", "50 % are below", "90 % are below")
     }
-    assert sum(record["cd-grab"]["pairs"] for record in history.records[1:]) > 0
+    assert sum(record["cd_grab"]["pairs"] for record in history.records[1:]) > 0
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_order_server_sees_batches_of_the_order_only():
     """In turn with another sampler an order sees as many pairs as it has batches, no more."""
     alone, _, _ = run(2, order="cd-grab", num_units=6, partition="iid")
     both, _, _ = run(2, order="cd-grab", num_units=6, partition="iid", sampler="mercury")
-    pairs = [h.records[1]["cd-grab"]["pairs"] for h in (alone, both)]
+    pairs = [h.records[1]["cd_grab"]["pairs"] for h in (alone, both)]
     assert pairs == [5 * 3, 5 * 1]  # nodes times pairs in 6 and in 3 batches
 
 

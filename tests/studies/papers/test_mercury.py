@@ -119,7 +119,7 @@ def test_scores_are_those_of_the_model_before_the_step():
     rows = training.workers[0].rows
     before = training.all_losses(rows)
     training.advance()
-    cached = training.workers[0].sampler.cache.values
+    cached = training.workers[0].sampler.importance
     assert cached == pytest.approx(before, rel=1e-5)
     assert training.all_losses(rows) != pytest.approx(before, rel=1e-3)
 
