@@ -40,6 +40,7 @@ def run(folder: Path, work: float, rounds: int) -> Found:
     fleet, rows = RealFleet(folder / "fleet", QUICK), []
     fleet.up([DeviceProfile(share / max(SHARES)) for share in SHARES], cpu=max(SHARES))
     try:
+        # polling and the start of a ClientApp, which no emulation knows
         idle, _ = real(fleet, folder / "idle", "buffered", 0.0, rounds)
         constant_s = constants(idle)
         for engine in ("rounds", "buffered"):
@@ -80,6 +81,7 @@ def emulated(
     sys.path.insert(0, str(TOY_APP))
     from toy_app import client_app, server_app  # type: ignore[import-not-found]
 
+    # predicted before the real run is made
     seconds = [work / share + constant_s[f"node-{i}"] for i, share in enumerate(SHARES)]
     profiles = [DeviceProfile(seconds_per_example=each / EXAMPLES) for each in seconds]
     settings = config_of(engine, rounds)

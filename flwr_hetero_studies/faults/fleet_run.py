@@ -31,7 +31,8 @@ class FleetRun:
 
     def start(self, **changes: object) -> "FleetRun":
         """Submit the run; ``changes`` are added to the config, to resume for instance."""
-        if self.process is not None:  # it still waits for the log of a run that was killed
+        # it still waits for the log of a run that was killed
+        if self.process is not None:
             self.process.terminate()
             self.process.wait()
         settings = " ".join(
@@ -52,6 +53,7 @@ class FleetRun:
         path = self.folder / "history.jsonl"
         if not path.exists():
             return []
+        # the last line may be half written
         return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
     def round(self) -> int:

@@ -131,6 +131,7 @@ class LyingGrid(LocalGrid):
         """Return when a reply arrives, and what has become of it."""
         mine = message.metadata.dst_node_id - 1000 in self.liars
         trained = message.metadata.message_type == "train" and reply is not None
+        # after the grid has timed it: a lie takes no time
         if mine and trained and self.lie and reply.has_content():
             self.lie(reply.content)
         return arrival_s, reply
@@ -192,7 +193,8 @@ def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
 def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, Any]:
     """Run once; return the liars' share of the model, the others' steps, accuracy and time."""
     app, accuracy = digits_app(seed)
-    slow = not wrapper.startswith(WITHOUT_ROUNDS)  # they hardly merge what the slowest send
+    # engines without rounds hardly merge what the slowest send
+    slow = not wrapper.startswith(WITHOUT_ROUNDS)
     chosen = range(NODES - liars, NODES) if slow else range(liars)
     silent = [Fault(i, "dies", message_type=kind) for i in chosen for kind in ("train", "evaluate")]
     faults = silent if lie == "never answers" else []
@@ -206,7 +208,8 @@ def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str,
     try:
         drive(WRAPPERS[wrapper](seed), grid, models[0], lambda now: lines.append(now.record),
               seed=seed, rounds=rounds, **how)  # fmt: skip
-    except Exception:  # that a run ends is what is measured
+    # that a run ends is what is measured
+    except Exception:
         ended = 0
     finally:
         logging.disable(logging.NOTSET)

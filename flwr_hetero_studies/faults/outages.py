@@ -38,7 +38,8 @@ def killed_pushing(folder: Path) -> Found:
         log, node = fleet.folder / "logs" / "node-3.log", fleet.file.node("node-3")
         sent = log.read_text().count("Sending: train")
         run.wait("a push", lambda: log.read_text().count("Sending: train") > sent)
-        time.sleep(4)  # a quarter of it
+        # a quarter of the push
+        time.sleep(4)
         fleet.end_process(node.pid)
         note = come_back(run, "node-3", after_round=2)
         return told(run, 6, fault("SuperNode killed while it sends 8 MB", 2, "node-3", note=note))
@@ -54,6 +55,7 @@ def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> F
     faked = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
     with own_fleet(folder, **(faked if nodes == ALL else {})) as fleet:
         if nodes != ALL:
+            # the clock is preloaded when the process starts
             fleet.settings |= faked
             fleet.end_process(fleet.file.node(nodes[0]).pid, signal.SIGTERM)
             fleet.start_node(nodes[0])
@@ -87,6 +89,7 @@ def certificate_expires(folder: Path) -> Found:
         fleet.start_superlink()
         run.wait("the end of the old ServerApp", lambda: not run.server_app())
         pids = [node.pid for node in fleet.file.nodes]
+        # Flower's SuperNodes give up on a certificate that they cannot trust
         run.wait("the end of the SuperNodes", lambda: not any(map(fleet.is_alive, pids)))
         logs = [(fleet.folder / "logs" / f"{name}.log").read_text() for name in ALL]
         said = all("certificate has expired" in log for log in logs)

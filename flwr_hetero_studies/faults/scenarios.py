@@ -74,6 +74,7 @@ def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
     """
     history = run.finish()
     lost, times = losses(history, rounds), durations(history)
+    # a fault that comes later is no loss of this one
     struck = {(row["round"], node) for row in rows for node in row["nodes"]}
     faults = []
     for row in rows:
@@ -120,6 +121,7 @@ def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
     """
     run = FleetRun(fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=0.5)
     run.start().wait_round(1)
+    # in the middle of its training, not between two rounds
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
     frozen = [fleet.file.node("node-1").pid, *descendants(fleet.file.node("node-1").pid)]
     send(frozen, signal.SIGSTOP)
@@ -162,6 +164,7 @@ def come_back(run: FleetRun, node: str, after_round: int = 0) -> str:
     """Start a SuperNode until the SuperLink takes it, as systemd does; say how long that took."""
     fleet, start_s, starts, alive = run.fleet, time.monotonic(), 0, False
     while not (alive and run.round() >= after_round and node in fleet.online()):
+        # the run went on without it
         if run.is_over() and after_round:
             break
         alive = fleet.is_alive(fleet.file.node(node).pid)
@@ -186,6 +189,7 @@ def server_app_killed(fleet: RealFleet, folder: Path) -> Found:
     """Kill the ServerApp in the middle of a round and resume the run at once."""
     run = FleetRun(fleet, folder, clients_per_round=2, num_server_rounds=6)
     run.start().wait_round(2)
+    # no chance to write anything down
     send(run.server_app(), signal.SIGKILL)
     return resumed(run, "ServerApp killed", run.round(), time.monotonic())
 
@@ -198,6 +202,7 @@ def superlink_restarted(fleet: RealFleet, folder: Path) -> Found:
     fleet.end_process(fleet.file.superlink_pid)
     fleet.start_superlink()
     fleet.wait_online([node.name for node in fleet.file.nodes])
+    # two ServerApps would write to one run directory
     run.wait("the end of the old ServerApp", lambda: not run.server_app())
     return resumed(run, "SuperLink killed and started again with its database", reached, start_s)
 

@@ -144,6 +144,7 @@ class Trouble(Wrapper):
             *(Fault(i, "garbage", corrupt=next(self.garbage), message_type="train")
               for i in garbage),
         ]  # fmt: skip
+        # one process: the ClientApp reads it when its node trains
         LIES.clear()
         LIES.update({i: next(self.claims) for i in lies})
         self.away = [self.nodes[i] for i in away]
@@ -161,12 +162,14 @@ class Trouble(Wrapper):
 
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
         """Count, measure the memory of this process every few rounds, and strike again."""
+        # between two rounds, so that a fault lasts for one
         self.strike()
         if not record["round"]:
             return
         self.seen["failures"] += len(record["failures"])
         self.seen["rounds without result"] += not record["train"]
         if record["round"] % EVERY == 0 or record["round"] == 1:
+            # of the whole process: what Flower and torch keep counts too
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             point = {
                 "round": record["round"],

@@ -85,6 +85,7 @@ def killed_in_checkpoint(folder: Path) -> Found:
     """Kill the process while a draft of round 2's checkpoint is being written; resume the run."""
     folder /= "run"
     run, draft = start(folder), folder / "checkpoint" / "state.draft"
+    # the draft grows for some milliseconds only
     while run.poll() is None and not (len(rounds(folder)) == 3 and size_mb(draft) > 1):
         time.sleep(0.0005)
     os.kill(run.pid, signal.SIGKILL)
@@ -106,6 +107,7 @@ def disk_full(folder: Path) -> Found:
     with disk(folder / "disk") as root:
         run = start(root / "run")
         run.communicate()
+        # room again, as when somebody cleans up
         subprocess.run(["mount", "-o", f"remount,size={4 * DISK_MB}m", str(root)], check=True)
         note = f"ends with exit code {run.returncode}; `resume=true` once there is room"
         return resumed("disk full in the middle of a checkpoint", note, root / "run")

@@ -68,17 +68,20 @@ def plan_task(
         own_part = own_share(price, method) if method in METHODS else 0.0
         given = {"fixed": fixed_share(price), "own": own_part}
         tried = of(lines, experiment="grid", name=method, **known)
+        # with less noise a larger rate may be the best
         rates = task.rates if method in METHODS else (*task.rates, 2 * task.rates[-1])
         for rate in rates if own == known and len(task.rates) > 1 else ():
             case = {"experiment": "grid", "name": method, "rate": rate}
             yield Trial(case | own, DEVELOPMENT, given)
         if len(tried) < len(rates) and len(task.rates) > 1:
             continue
+        # held-out training examples decide, never the test set
         best = {method: best_rate(tried, "averaged") or task.rates[0]}
         if method == BASE:
             best |= {AGAIN: best[BASE], LAST: best_rate(tried, "accuracy") or best[BASE]}
         for each, rate in best.items():
-            if each != LAST or rate != best[BASE]:  # else it is the base
+            # else it is the base
+            if each != LAST or rate != best[BASE]:
                 for seed in options.seeds_or(range(task.seeds)):
                     case = {"experiment": "race", "name": each, "rate": rate}
                     yield Trial(case | own, seed, given)
@@ -145,7 +148,9 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
     total = case["epochs"] * len(train) / size
     curve: dict[str, list[float]] = {"cost": [], "accuracy": [], "averaged": [], "steps": []}
     spent, steps, examples = 0.0, 0, 0
-    for _ in chain(taken, repeat(inf)):  # what has diverged stays as it is
+    # what has diverged stays as it is, and goes on costing
+    for _ in chain(taken, repeat(inf)):
+        # a step's fixed part, its examples, and the sampler's own work
         spent += 1.0 if free else own + fixed + (1.0 - fixed) * sizes[-1] / size
         steps, examples = steps + 1, examples + sizes[-1]
         if steps % 8 == 0:
@@ -209,6 +214,7 @@ def price(case: Case, data: Data) -> dict[str, float]:
             break
         for name, action in actions.items():
             start_s = time.thread_time()
+            # some steps at a time: one is too short for the clock
             for _ in range(TURN):
                 action()
             times[name].append(1000.0 * (time.thread_time() - start_s) / TURN)

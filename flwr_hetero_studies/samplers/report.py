@@ -48,6 +48,7 @@ def gains(own: list[Line], base: list[Line], readout: str, of_base: str = "") ->
     so that two runs of one method gain 1 on average.
     """
     of_base = of_base or readout
+    # alike for both runs: two runs of one method gain 1 on average
     end = mean(float(smooth(line, of_base)[-1]) for line in base)
     goals = [end - less for less in GOALS]
     return [
@@ -198,11 +199,13 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     if own := groups.get("price"):
         parts["prices"] = prices(own)
     if own := groups.get("race"):
-        raced = by(record.of(own, name=MERCURY), "task")  # others are in the table only
+        # others are in the table only
+        raced = by(record.of(own, name=MERCURY), "task")
         parts |= summary([x for x in own if x["case"]["task"] in raced])
         shown = rows([x for x in own if x["case"]["name"] not in BOUNDS])
         parts["race"] = tables.table(HEAD, shown)
-        alike = by(groups.get("grid", []), "task")  # rates of other tasks are not fair
+        # rates of other tasks are not fair
+        alike = by(groups.get("grid", []), "task")
         if alike:
             parts["averaging"] = averaging([x for x in own if x["case"]["task"] in alike])
         parts["bounds"] = bounds(own, groups.get("price", []))

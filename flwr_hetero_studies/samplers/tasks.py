@@ -92,11 +92,13 @@ def make_data(case: Case, seed: int, data: Data) -> tuple[Examples, Examples]:
     index = np.arange(len(train))
     if case["task"].endswith("each five times"):
         index = np.tile(rng.permutation(index)[: len(index) // 5], 5)
-    if "rare" in case["task"]:  # from all of the first class to 1 in 50 of the last
+    # from all of the first class to 1 in 50 of the last
+    if "rare" in case["task"]:
         share = 0.02 ** (train.targets.numpy() / (classes - 1))
         index = np.flatnonzero(rng.random(len(train)) < share)
     inputs, targets = train.take(index)
     if case["task"].endswith("wrong labels"):
+        # in training only: the test set tells the truth
         wrong = rng.random(len(targets)) < 0.3
         targets[wrong] = torch.from_numpy(rng.integers(classes, size=wrong.sum()))
     return Examples(inputs, targets), test

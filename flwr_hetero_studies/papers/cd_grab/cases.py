@@ -75,6 +75,7 @@ def synchronous(task: OrderTask, case: Case, seed: int) -> dict[str, Any]:
     """Train one step of all nodes at a time, with the package's samplers and order server."""
     workers, epochs, steps = case["nodes"], case["epochs"], len(task) // case["nodes"]
     shares = np.arange(workers * steps * task.per_unit).reshape(workers, -1)
+    # unequal shares would leave nodes alone: all have as many units
     orders = Served(case["name"], [shares.shape[1]] * workers, task.per_unit, seed)
     settings = Schedule(workers, workers, epochs, case["lr"], 0.0, case["l2"])
     seen: list[Vectors] = []
@@ -82,6 +83,7 @@ def synchronous(task: OrderTask, case: Case, seed: int) -> dict[str, Any]:
 
     def watch(epoch: int, gradients: Vectors) -> None:
         if epoch >= epochs - LAST:
+            # sketches keep norms, and those of a pass take little memory
             seen.append(sketch_gradients(torch.from_numpy(gradients[:, 0]), PROBE, 7))
             if len(seen) == steps:
                 bounds.append(float(f"{relative_herding([*np.array(seen).swapaxes(0, 1)]):.6g}"))
@@ -100,6 +102,7 @@ def optimum(task: OrderTask) -> float:
     """Find the least value of the objective for softmax regression."""
     model = task.make_model(0).double()
     inputs, params = task.train.inputs.double(), list(model.parameters())
+    # the problem is strictly convex for l2 > 0: any exact method finds the same value
     optimizer = torch.optim.LBFGS(
         params, max_iter=300, history_size=20, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
     )

@@ -99,7 +99,9 @@ def against_reshuffling(
         rows.append([method, own_loss, loss, own_value, value, f"{1e3 * jumps(curves):.3f}"])
     losses, values = ([*final(runs, name).values()] for name in ("loss", "metric"))
     ours, theirs = (np.array(mean(runs[x], "loss"))[2:] for x in (CD_GRAB, D_RR))
-    share = float(np.mean(ours < theirs))  # from the first learnt order on
+    # from the first learnt order on
+    share = float(np.mean(ours < theirs))
+    # section 5: "much smoother"
     ratio = jumps(runs[CD_GRAB]) / jumps(runs[D_RR])
     claims = [
         Claim(f"training loss at the end below D-RR's, mean of the last {LAST} epochs",
@@ -171,6 +173,7 @@ def on_images(
     """Train LeNet on the given images, or the small network on the embedded ones (D.1.3)."""
     model = "lenet" if options.data else "cnn"
     task = tasks.given(options.dataset("images"), model, options.pick(1437, 50_000))
+    # D.1.3; 64 units a step with any number of workers
     epochs, lr = options.pick((20, 1e-2), (100, 1e-3))
     settings = Schedule(workers, 64, epochs, lr, weight_decay=1e-2)
     return race(options, task, replace(settings, **changes), methods, seeds)
@@ -191,6 +194,7 @@ def figure_4(options: Options) -> Finding:
     few, many = fleets[0], fleets[-1]
     losses = {m: final(found) for m, found in runs.items()}
     gains = {m: {x: 1 - own[x] / own[D_RR] for x in ALL} for m, own in losses.items()}
+    # section 5: without coordination orders err independently
     alone = [(gains[m][BAL] + gains[m][PAIR_BAL]) / 2 for m in (few, many)]
     leads = [1 - losses[m][CD_GRAB] / min(losses[m][BAL], losses[m][PAIR_BAL]) for m in (few, many)]
     claims = [
@@ -234,6 +238,7 @@ def figure_9(options: Options) -> Finding:
     published = {CD_GRAB: "95 at any", PAIR_BAL: "100 at 4, 115 at 64",
                  BAL: "100 at 4, 115 at 64", D_RR: "115 at any"}  # fmt: skip
     rows = [[x, *(f"{value:.1f}" for value in of[x]), published[x]] for x in of]
+    # both kinds of ID-GraB, as the paper speaks of them together
     alone = (of[BAL] + of[PAIR_BAL]) / 2
     to_drr = alone[-1] / of[D_RR][-1]
     claims = [

@@ -78,6 +78,7 @@ def gradients(dataset: str, name: str, nodes: int, seed: int) -> NDArray[np.floa
     """Take the gradients of all units, (nodes, units, dim), after 200 steps of training."""
     task = given(dataset, name, nodes * UNITS * BATCH, seed=seed)
     units = len(task) // (nodes * BATCH) // 2 * 2
+    # pairs need an even number of units
     rows = np.arange(nodes * units * BATCH).reshape(nodes, units, BATCH)
     task = replace(task, per_unit=BATCH)
     model, rng = task.make_model(seed), np.random.default_rng(seed)
@@ -85,6 +86,7 @@ def gradients(dataset: str, name: str, nodes: int, seed: int) -> NDArray[np.floa
         Gradients(task, model),
         torch.optim.SGD(model.parameters(), MODELS[name]),
     )
+    # at the start all gradients agree, and orders have little to balance
     for _ in range(200):
         fill_gradients(model, gradients_of.mean(rng.integers(rows.size, size=(1, 64))))
         optimizer.step()
@@ -126,10 +128,12 @@ def visits(
     bounds = []
     for step in range(rounds):
         here = present(fleet, step, rng) if fleet else list(range(len(vectors)))
+        # for all nodes, so that fleets meet the same luck
         draws = rng.random((2, len(vectors)))
         for i in here:
             if "restart" in fleet and draws[0, i] < 0.05:
                 nodes.samplers[i] = nodes.new_sampler(i)
+        # Alg. 4, l. 15
         nodes.send(here)
         passes = [vectors[i][nodes.visit_all(i, vectors[i])] for i in here]
         reports = nodes.reports([i for i in here if draws[1, i] >= share])
@@ -138,6 +142,7 @@ def visits(
             noise = rng.standard_normal(diffs.shape).astype(np.float32)
             noise *= np.float32(10 * np.linalg.norm(diffs) / np.linalg.norm(noise))
             reports["node-00"] = reports["node-00"]._replace(diffs=noise)
+        # Alg. 4, l. 8-14
         nodes.end_pass(reports)
         bounds.append(relative_herding(passes[1:] if "noise" in fleet else passes))
     return bounds

@@ -49,21 +49,26 @@ class Coordinated:
         """Give signs to the pairs that are complete; vectors: (num_workers, count, dim)."""
         for step in vectors.swapaxes(0, 1):
             if self.half is None:
+                # the caller goes on with its buffer
                 self.half = step.copy()
                 continue
+            # in place: the order server is to hold one model, not two (Figure 8)
             diffs = np.subtract(self.half, step, out=self.half)
             start = np.zeros_like(diffs[0]) if self.running_sum is None else self.running_sum
-            self.running_sum, signs = pair_balance(start, diffs)  # Alg. 4, l. 8-13
+            # Alg. 4, l. 8-13: all workers' pairs of this step, one after the other
+            self.running_sum, signs = pair_balance(start, diffs)
             self.signs.append(signs)
             self.half = None
 
     def start_pass(self) -> None:
         """Reorder; the sum starts from zero again."""
         columns, units = np.array(self.signs).T, self.orders.shape[1]
-        self.orders = np.array(  # Alg. 4, l. 14
+        # Alg. 4, l. 14: each worker reorders by its own signs
+        self.orders = np.array(
             [reorder(o, unit_signs(s, units)) for o, s in zip(self.orders, columns, strict=True)]
         )
-        self.half, self.running_sum, self.signs = None, None, []  # Alg. 4, l. 3
+        # Alg. 4, l. 3: r <- 0
+        self.half, self.running_sum, self.signs = None, None, []
 
 
 class OwnMean(NodeOrder):
@@ -84,6 +89,7 @@ class OwnMean(NodeOrder):
         zero = np.zeros_like(vectors[0])
         mean = zero if self.mean is None else self.mean
         start = zero if self.running_sum is None else self.running_sum
+        # Balance (appendix B.2) of vectors that were centred by the last pass
         self.running_sum, signs = pair_balance(start, vectors - mean)
         self.sum = (zero if self.sum is None else self.sum) + vectors.sum(axis=0)
         self.signs += (signs,)
@@ -102,6 +108,7 @@ class Independent:
 
     def __init__(self, method: str, num_workers: int, num_units: int, seed: int) -> None:
         kind = NODE_ORDERS.get(METHODS[method], OwnMean)
+        # D-RR reshuffles each worker by itself
         self.nodes = [kind(num_units, 1000 * seed + i) for i in range(num_workers)]
         self.learns = kind.learns
 
@@ -149,6 +156,7 @@ class Served:
 
     def visit(self, step: int, count: int) -> Units:
         """Take the examples of a step, (num_nodes, count, per_unit); a pass begins with orders."""
+        # Alg. 3, l. 2: orders come with the pass
         if not step:
             self.send(range(len(self.sizes)))
         return np.array([[s.next_batch()[0] for _ in range(count)] for s in self.samplers])
@@ -174,6 +182,7 @@ class Served:
     def send(self, nodes: Sequence[int]) -> None:
         """Send nodes their orders."""
         for i in nodes if self.kind == "cd-grab" else ():
+            # Alg. 4, l. 15: signs, or a whole order
             record = write_instruction(self.terms, self.server.answer(f"node-{i:02}"))
             self.num_bytes += num_bytes(record)
             self.samplers[i].follow(record)
@@ -182,6 +191,7 @@ class Served:
         """Take nodes' reports on the pass."""
         found = {}
         for i in nodes if self.kind == "cd-grab" else ():
+            # Alg. 4, l. 5: what nodes send of their gradients
             record = self.samplers[i].report()
             self.num_bytes += num_bytes(record)
             found[f"node-{i:02}"] = read_report(record, self.terms)

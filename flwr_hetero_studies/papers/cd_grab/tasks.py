@@ -58,6 +58,7 @@ def table(num_rows: int, num_tests: int) -> OrderTask:
     rng, count = np.random.default_rng(18), num_rows + num_tests
     traits, mixing = rng.normal(size=(count, TRAITS)), rng.normal(size=(TRAITS, 18))
     columns = traits @ mixing + rng.normal(size=(count, 18))
+    # amounts are skewed, codes are few whole numbers
     columns[:, :6] = np.exp(0.5 * columns[:, :6])
     columns[:, 6:] = np.floor(columns[:, 6:] / rng.uniform(1, 4, 12)).clip(-2, 2)
     columns = (columns - columns.mean(0)) / columns.std(0)

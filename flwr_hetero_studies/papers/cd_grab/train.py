@@ -51,6 +51,7 @@ def train(task: OrderTask, settings: Schedule, method: str, seed: int) -> Column
     if own * settings.workers != settings.batch or not steps:
         rule = f"be a multiple of {settings.workers} workers, and two fit {len(task)} units"
         raise invalid("batch", settings.batch, rule)
+    # pairs need an even number of steps
     kept = np.random.default_rng(seed).permutation(len(task))[: steps * settings.batch]
     units = kept.reshape(settings.workers, steps * own, 1)
     shares = units * task.per_unit + np.arange(task.per_unit)
@@ -82,20 +83,25 @@ def train_by(
                 group["lr"] = settings.lr * 0.1 ** (epoch // settings.decay_every)
         sums = []
         for step in range(steps):
+            # Alg. 3, l. 3: the units of this step
             visited = orders.visit(step, own)
             worker = np.arange(len(visited)).reshape(-1, *[1] * (visited.ndim - 1))
             rows = shares[worker, visited].reshape(-1, task.per_unit)
             if orders.learns:
                 gradients = gradients_of.each(rows)
                 each = gradients.numpy().reshape(len(visited), own, -1)
+                # Alg. 3, l. 4-5: each unit's gradient goes to whoever orders
                 orders.observe(each)
                 watch(epoch, each)
                 mean = gradients.mean(0)
             else:
+                # one backward pass is enough where nobody learns
                 mean = gradients_of.mean(rows)
             sums.append(settings.batch * mean.numpy())
+            # Alg. 4, l. 6-7: the mean gradient, and the step of all workers
             fill_gradients(model, mean)
             optimizer.step()
+        # Alg. 3, l. 9
         orders.start_pass()
         points.append({"epoch": epoch + 1.0, "herding": furthest(np.array(sums))})
         points[-1] |= task.look(model)
@@ -120,7 +126,8 @@ class Gradients:
         if not self.task.vectorised:
             return torch.stack([self.mean(row[None]) for row in rows])
         params = {name: p.detach() for name, p in self.model.named_parameters()}
-        with sdpa_kernel(SDPBackend.MATH):  # the only attention with vectorised gradients
+        # the only attention with vectorised gradients
+        with sdpa_kernel(SDPBackend.MATH):
             found = self._vectorised(params, *self.task.train.take(rows))
         return torch.cat([found[name].flatten(1) for name in params], dim=1)
 

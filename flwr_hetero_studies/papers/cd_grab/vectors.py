@@ -41,7 +41,8 @@ def unit_vectors(num_vectors: int, num_workers: int, seed: int) -> Vectors:
     vectors = np.random.default_rng(seed).random((num_vectors, 16))
     vectors -= vectors.mean(axis=0)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    units = num_vectors // num_workers // 2 * 2  # an even number; a few vectors are left out
+    # an even number; a few vectors are left out
+    units = num_vectors // num_workers // 2 * 2
     return vectors[: num_workers * units].reshape(num_workers, units, 16)
 
 
@@ -73,6 +74,7 @@ def figure_10(options: Options) -> Finding:
     ]
     growth = {x: values[-1] / values[0] for x, values in ends.items()}
     powers = [slope(FLEETS, ends[x]) for x in (BAL, PAIR_BAL)]
+    # Lemma 1: Reorder takes the bound half-way to that of Balance
     halved = [each[1] / each[0] for each in bounds[CD_GRAB]]
     claims = [
         Claim("coordinated, the bound does not grow with the workers: at most 1.25 times from 5 "
@@ -110,6 +112,7 @@ def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> 
         path = np.empty(visited.shape[1:])
         for step, target in enumerate(visited.mean(axis=0)):
             path[step] = w
+            # Alg. 4, l. 6-7: the mean gradient of this step's units
             w = w - lr * CURVATURES * (w - target)
         if orders.learns:
             orders.observe(CURVATURES * (path - visited))
@@ -127,6 +130,7 @@ def theorem_3(options: Options) -> Finding:
         drawn = [np.random.default_rng([s, workers]).normal(size=(workers, units, 16))
                  for s in seeds]  # fmt: skip
         for method, found in losses.items():
+            # each method at its best: the theorem's step size is for worst cases
             by_rate = [
                 np.mean(
                     [excess(a, method, lr, epochs, s) for a, s in zip(drawn, seeds, strict=True)]
@@ -135,7 +139,8 @@ def theorem_3(options: Options) -> Finding:
             ]
             found.append(float(min(by_rate)))
     ours, theirs = losses[CD_GRAB], losses[D_RR]
-    rows = [  # the bound falls as (m n T)^-2
+    # Theorem 3: the loss falls as (m n T)^-2, logarithms left out
+    rows = [
         [m, f"{a:.2e}", f"{a / ours[0]:.4f}", f"{m**-2:.4f}", f"{b:.2e}", f"{b / theirs[0]:.4f}"]
         for m, a, b in zip(fleets, ours, theirs, strict=True)
     ]

@@ -96,6 +96,7 @@ def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) 
         return handover.run(case)
     if curve is None:
         return train(case, seed, data)
+    # uniform sampling trains alike on every link
     times = train(case | {"num-server-rounds": 2}, seed, data)["curve"]["virtual_s"]
     clock = [round(number * (times[2] - times[1]), 5) for number in curve["round"]]
     metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1]}

@@ -84,6 +84,7 @@ def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None =
     now, arrives, starts = 0.0, [0.0] * len(layers), []
     for _ in range(WARM):
         starts.append(now)
+        # a layer's forward pass waits for its own gradient only
         for (work, _), arrived in zip(layers, arrives, strict=True):
             now = max(now, arrived) + work * forward_s
         link, waiting = now, dict[int, float]()
@@ -91,7 +92,9 @@ def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None =
             now += layers[number][0] * backward_s
             waiting[number] = now
         while waiting:
+            # the link is idle until some layer is ready
             link = max(link, min(waiting.values()))
+            # TicTac: the first layer's is needed first
             number = min(n for n, ready in waiting.items() if ready <= link)
             del waiting[number]
             link += layers[number][1] * cost.exchange_s

@@ -47,6 +47,7 @@ def one_turn(samples: int) -> tuple[float, float, float]:
         cross_entropy(model(inputs[:BATCH]), targets[:BATCH]).backward()
         optimizer.step()
     trained_s = time.perf_counter()
+    # from here on the node's own part, but for the wait
     folder = start_scoring(model, inputs, targets, limit_s=PATIENCE_S)
     started_s = time.perf_counter()
     scores = Path(folder) / SCORES

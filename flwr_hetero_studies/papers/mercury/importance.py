@@ -70,6 +70,7 @@ def figure_3(options: Options) -> Finding:
         for _ in range(moment - before):
             training.advance()
         losses = np.sort(training.all_losses(samples))[::-1]
+        # the loss stands for the gradient's norm (section 4.1)
         shares = np.cumsum(losses) / losses.sum()
         half, most = (int(np.argmax(shares >= part)) + 1 for part in (0.5, 0.9))
         halves.append(half / count)
@@ -103,6 +104,7 @@ def figure_4(options: Options) -> Finding:
         ),
     }
     top = np.argsort(-losses)[: len(samples) // 10]
+    # second moment of the gradient with the weights that keep it unbiased
     noise = {name: float((norms**2 / probs).mean()) / len(samples) for name, probs in ways.items()}
     gains = {name: noise["random"] / own for name, own in noise.items()}
     rows = [
@@ -197,6 +199,7 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
     gradients = np.repeat(LEVELS, SIZES) + rng.exponential(size=bounds[-1])
     found = []
     for number in range(batches):
+        # every group is the latest in turn
         groups = Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
         if name == "paper":
             drawn, weights = draw_two_level(gradients, groups, BATCH, 2, rng)
@@ -216,6 +219,7 @@ def section_4_4(options: Options) -> Finding:
         (f"bias, {name}", f"{off:+.1%} (standard error {error:.1%})", "0" * (name == "paper"))
         for name, (off, error) in found.items()
     ]
+    # the package's is shown beside it, the paper's decides
     off, error = found["paper"]
     lengths = options.pick((16, 64, 256, 1024), (64, 256, 1024, 4096, 16_384))
     for length in lengths:

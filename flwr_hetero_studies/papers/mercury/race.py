@@ -96,6 +96,7 @@ def spent(run: TrainedRun, target: float, what: str = "seconds") -> float:
 def gain(base: TrainedRun, run: TrainedRun, what: str = "seconds") -> float:
     """Return how many times as much the base spends to come near its plateau; 0: never there."""
     targets = [plateau(base) - below for below in BELOW]
+    # one crossing is chance; three of them are less so
     ratios = [spent(base, target, what) / spent(run, target, what) for target in targets]
     return exp(sum(map(log, ratios)) / len(ratios)) if min(ratios) > 0 else 0.0
 

@@ -60,6 +60,7 @@ def figure_11(options: Options) -> Finding:
         for mbps in MBPS:
             cost, standard = costs(mbps), on_link(base, mbps)
             mercury, flat = (gain(standard, task.train(m, cost)) for m in (MERCURY, FLAT))
+            # TicTac takes the same steps, each in less time
             tictac = (cost.compute_s + cost.exchange_s) / overlapped_s(cost)
             local = gain(standard, on_link(adacomm, mbps))
             found[kind, mbps] = (mercury, tictac, local)
@@ -101,6 +102,7 @@ def figure_12(options: Options) -> Finding:
     """Compare the curves of Mercury, TicTac and AdaComm over exchanges and over time."""
     task, step_s = cell(options, "images"), overlapped_s(costs(100))
     tictac, adacomm, mercury = (task.train(method) for method in (RANDOM, ADACOMM, MERCURY))
+    # by its own clock; the accuracy is that of plain SGD
     tictac = tictac._replace(seconds=[n * step_s for n in tictac.exchanges])
     runs = {"TicTac": tictac, "AdaComm": adacomm, "Mercury": mercury}
     goals = [plateau(tictac) - below for below in (EARLY, LATE)]
@@ -132,6 +134,7 @@ def figure_16(options: Options) -> Finding:
     base, rows, drops = task.train(RANDOM), [], []
     for mbps in MBPS:
         standard, cost = on_link(base, mbps), costs(mbps)
+        # the same seeds, and so the same bandwidths, with and without
         noisy = replace(MERCURY, bandwidth_noise=NOISE)
         runs = [task.train(replace(noisy, is_adaptive=on), cost) for on in (True, False)]
         adaptive, fixed = (gain(standard, run) for run in runs)
@@ -231,7 +234,8 @@ def section_6_2(options: Options) -> Finding:
             bases[key] = task.train(replace(RANDOM, **of_base), cost)
         base, run = bases[key], task.train(replace(MERCURY, **of_run), cost)
         fewer = gain(base, run, "steps")
-        if not rows:  # the paper's own setting decides
+        # the paper's own setting decides
+        if not rows:
             text = "Mercury needs fewer iterations than random sampling"
             claims = [times(text, 2.4, fewer), uncompromised(base, run)]
         published = "" if rows else "2.4x to 2.7x"

@@ -123,7 +123,8 @@ class Training:
     def __init__(self, task: Workload, method: Sampling, cost: StepCosts, seed: int) -> None:
         self.task, self.method, self.cost = task, method, cost
         where = pick_device("auto")
-        every = load_partition(task.dataset, 0, 1)  # in random order
+        # the data are in random order already
+        every = load_partition(task.dataset, 0, 1)
         first = slice(task.rows)
         self.examples = replace(every, inputs=every.inputs[first], targets=every.targets[first]).to(
             where
@@ -143,6 +144,7 @@ class Training:
         self.optimizers: list[torch.optim.Optimizer] = [
             make(model.parameters(), lr=task.rate) for model in self.models
         ]
+        # a stream each, so that noise does not change who moves
         self.rng, self.noise = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
         self.local_steps, self.exchanges, self.first_loss = method.local_steps, 0, 0.0
         self.learns = method.sampling in ("paper", "flat")
@@ -178,10 +180,13 @@ class Training:
         share = 0.0
         if self.learns:
             hidden = (cost if method.is_adaptive else self.cost).hidden_share
+            # section 4.3: the group is as large as the exchange hides
             share = hidden if method.share is None else method.share
+        # Figure 15's rival: scores first, then the batch
         if share and not method.is_hidden:
             self.score(share)
         if method.local_steps > 1:
+            # AdaComm, and five batches per exchange
             self._local_steps(taken)
             if share and method.is_hidden:
                 self.score(share)
@@ -195,6 +200,7 @@ class Training:
         """Take a step by the mean of the devices' gradients; score before the model moves."""
         batches = [worker.sampler.next_batch() for worker in self.workers]
         rows = np.concatenate([w.rows[i] for w, (i, _) in zip(self.workers, batches, strict=True)])
+        # Eq. 1: devices have equal say, whatever their batches
         weights = np.concatenate([c / (len(c) * len(batches)) for _, c in batches])
         losses = self._descend(self.model, self.optimizers[0], rows, weights, share)
         if self.method.sampling == "flat":
@@ -213,6 +219,7 @@ class Training:
         losses = self.losses(rows, model)
         optimizer.zero_grad()
         (losses * torch.from_numpy(weights).to(losses)).sum().backward()  # type: ignore[no-untyped-call]
+        # BACC: the model that is scored is that of the step's start
         if share:
             self.score(share)
         optimizer.step()
@@ -257,6 +264,7 @@ class Training:
         """Score a group of each device's data by the model as it is (section 4.1, step 1)."""
         groups = []
         for worker in self.workers:
+            # section 4.1, step 1: a group's turn
             worker.sampler.resize_groups(max(1, round(share * len(worker.rows))))
             groups.append(worker.sampler.refresh_indices())
         rows = [w.rows[group] for w, group in zip(self.workers, groups, strict=True)]
@@ -269,6 +277,7 @@ class Training:
         offers = {}
         for number, worker in enumerate(self.workers):
             by_importance = self.method.resharding == "importance"
+            # section 4.2: from every group, the important ones or any
             values = worker.sampler.importance if by_importance else np.ones(len(worker.rows))
             count = round(self.method.reshard_share * len(worker.rows) / RESHARD_TIMES)
             groups = worker.sampler.groups
@@ -276,6 +285,7 @@ class Training:
         swaps = match(offers, self.rng)
         for (one, i), (other, j) in swaps:
             a, b = self.workers[int(one)], self.workers[int(other)]
+            # scores stay behind: the new device has not seen the sample
             a.rows[i], b.rows[j] = b.rows[j], a.rows[i]
             for worker, slot in ((a, i), (b, j)):
                 worker.sampler.forget(np.array([slot]))

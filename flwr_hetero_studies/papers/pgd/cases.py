@@ -70,6 +70,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         own.setdefault((case["experiment"], case["task"]), []).append(case)
     for (race, task), cases in own.items():
         done = of(lines, experiment=race, task=task, method=SGD)
+        # prices are taken at SGD's best rate
         if len(done) >= sum(case["method"] == SGD for case in cases):
             case = {"experiment": "price", "name": f"{race}, {task}", "race": race, "task": task}
             case |= {"samples": cases[0]["samples"], "ratio": RACES[race]}
@@ -120,7 +121,8 @@ def prices(
     """
     runs, seconds, ready = {}, {name: list[float]() for name in methods}, {}
     for name in methods:
-        for _ in range(2):  # the first loads kernels and rules
+        # the first time loads kernels and rules
+        for _ in range(2):
             start = time.process_time()
             runs[name] = steps(**begin(task, name, settings, 0))
             ready[name] = time.process_time() - start
@@ -130,6 +132,7 @@ def prices(
             for _ in range(TURN):
                 next(taken)
             seconds[name].append(time.process_time() - start)
+    # in the first epoch examples come in turn, but for the full first pass
     epoch = min(-(-round(0.5 / settings.top) // TURN), turns - 1)
     base, found = np.array(seconds[SGD]), {}
     for name, times in seconds.items():

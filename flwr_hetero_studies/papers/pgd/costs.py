@@ -58,7 +58,8 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
     def listen(layers: str) -> Tensor | None:
         """Take priorities on the way of a training step."""
         listener = LayerPriorities(model, layers)
-        listener.is_checked = True  # once in training, not part of a step's price
+        # it checks itself once in training, which is no part of a step's price
+        listener.is_checked = True
         listener.direction = direction
         step()
         listener.close()
@@ -91,7 +92,8 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     """Measure all ways on a model, that per sample once."""
     batch = MODELS[name][2]
     for call in ways(name, 4).values():
-        call()  # loads kernels and rules
+        # loads kernels and rules
+        call()
     calls = ways(name, batch)
     times: dict[str, list[float]] = {way: [] for way in calls}
     for turn in range(repeats):

@@ -111,6 +111,7 @@ def figure_6(options: Options) -> Finding:
     pairs = [(k, r) for r in (small, large) for k in TRIED]
     found = each_pair(options, of_figure(options, "lr"), pairs)
     diverged, start = final(found[0.001, small]), found[0.001, small]["loss"][0]
+    # a loss that both reach, or the slower never gets there
     goal = max(part_of(found[k, large], 1.0) for k in (0.01, 0.3))
     work = [work_to(found[k, large], goal) for k in (0.01, 0.3)]
     rough = [jumps(found[k, large]) for k in (0.001, 0.3)]
@@ -184,6 +185,7 @@ def figure_9(options: Options) -> Finding:
             options.say(f"{method}, r = {percent(renewal)}")
             own = replace(settings, renewal=renewal)
             found[method, renewal] = train(task, method, own, options.seed)
+    # one loss for all r, that the worst has reached at its end
     goal = max(final(found[PGD_A, r]) for r in renewals)
     to_goal = [work_to(found[PGD_A, renewal], goal) for renewal in renewals]
     gains = []
@@ -264,6 +266,7 @@ FLEETS = (1, 2, 4, 8)
 def round_s(model: str, workers: int, link_mbps: float) -> float:
     """Time a step as with the paper's images: its part of the work, the model there and back."""
     seconds, parameters = COSTS[model]
+    # section V-E: computing is divided, the exchange is not
     return seconds * PER_STEP / workers + 2 * 32 * parameters / (1e6 * link_mbps)
 
 
@@ -274,6 +277,7 @@ def figure_11(options: Options) -> Finding:
         options.say(f"{model}: {', '.join(map(str, FLEETS))} workers")
         task, settings = of_figure(options, model), Ratios(0.01, 0.01, LR, options.pick(200, 2000))
         found = [train(task, PGD_A, replace(settings, workers=m), options.seed) for m in FLEETS]
+        # what one worker has reached at that part of its steps
         goal = part_of(found[0], 0.6)
         steps = [work_to(curve, goal, "step") for curve in found]
         for link in LINKS:

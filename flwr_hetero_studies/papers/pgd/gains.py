@@ -30,6 +30,7 @@ def falling(losses: Sequence[float]) -> Vector:
 
 def fit(line: Line) -> Vector:
     """Return the fall of the loss over a run; infinite from a divergence on."""
+    # what has diverged stays infinite, whatever comes after
     losses = np.nan_to_num(line["curve"]["loss"] or [np.inf], nan=np.inf)
     whole = int(np.isfinite(losses).sum()) if np.isinf(losses).any() else len(losses)
     return np.concatenate([falling(losses[:whole]), losses[whole:]])
@@ -103,6 +104,7 @@ def gain(
 ) -> RaceGain:
     """Compare runs with the median of SGD's; ``cost`` of start and step counts in SGD's steps."""
     goal, own = goals(sgd)[part], set(seeds(runs))
+    # the same seeds, for data and first models differ by seed
     base = float(np.median([steps_to(line, goal) for line in sgd if line["seed"] in own]))
     steps = np.array([steps_to(line, goal) for line in runs])
     return RaceGain(steps, base / steps, base / (cost["start"] + cost["price"] * steps))

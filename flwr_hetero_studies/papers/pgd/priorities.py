@@ -63,6 +63,7 @@ def look_at(model: nn.Module, examples: Examples) -> TopParts:
     whole, order = decrease(model, examples, total), np.argsort(-priorities)
     parts = []
     for top in TOPS:
+        # Figure 1b: a step on these alone
         chosen = order[: max(1, round(top * len(order)))]
         some = Examples(examples.inputs[chosen], examples.targets[chosen])
         parts.append(decrease(model, examples, priorities_of(model, some)[1]) / whole)
@@ -74,6 +75,7 @@ def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) 
     """Return by how much a small step along a gradient lowers the loss; the step is undone."""
     before = evaluate(model, examples, AT_A_TIME)[0]
     own = {name: p.clone() for name, p in model.named_parameters()}
+    # Eq. 6: to the first order the loss falls by the step times the priorities
     for name, p in model.named_parameters():
         p.sub_(gradient[name], alpha=SMALL_STEP / len(examples))
     after = evaluate(model, examples, AT_A_TIME)[0]
@@ -90,6 +92,7 @@ def figure_1(options: Options) -> Finding:
     for step, model in while_training(task, LOOKS[-1], options.seed):
         if step in LOOKS:
             options.say(f"iteration {step}")
+            # a small step's decrease is lost in single precision
             looks[step] = look_at(model.double(), doubled)
             model.float()
     rows = [
@@ -181,6 +184,7 @@ class Fall(NamedTuple):
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> "Fall":
         """Measure it."""
+        # Eq. 11 takes logarithms of what is negative for many
         logs = np.log(np.abs(values) + 1e-300)
         change = np.abs(np.diff(logs, axis=0)) / EVERY
         early, late = (float(np.median(part)) for part in (change[:FALLING], change[FALLING:]))

@@ -34,6 +34,7 @@ def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def points(num_points: int, dim: int) -> Problem:
     """Draw points for logistic regression, labelled by a random hyperplane."""
     generator = torch.Generator().manual_seed(0)
+    # a hyperplane decides, then noise is added
     normal = torch.randn(dim, generator=generator)
     drawn = torch.randn(num_points, dim, generator=generator)
     return _noisy("softmax", drawn, (drawn @ normal > 0).long(), generator)
@@ -43,6 +44,7 @@ def taught_points(num_points: int, dim: int) -> Problem:
     """Draw points for the MLP, labelled by a random network of one hidden layer."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(num_points, dim, generator=generator)
+    # centred scores give every class some points
     hidden = (drawn @ torch.randn(dim, 50, generator=generator) / sqrt(dim)).relu()
     scores = hidden @ torch.randn(50, 10, generator=generator)
     return _noisy("mlp", drawn, (scores - scores.mean(0)).argmax(1), generator)

@@ -57,6 +57,7 @@ class BasicPGD(BatchSampler):
         self.model, self.share, self.num_renewed = model, share, num_renewed
         self.order, self.iteration = self.rng.permutation(len(share)), 0
         self.gradient = AggregatedGradient(dict(model.named_parameters()), len(share))
+        # the paper's pass over all data before the first step
         found, total = all_priorities(
             model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME
         )
@@ -67,13 +68,17 @@ class BasicPGD(BatchSampler):
         """Renew the priorities of S (Alg. 1, l. 4-13), and pick T (l. 15)."""
         turn, none = self.iteration * self.num_renewed, np.empty(0, np.int64)
         self.iteration += 1
+        # Alg. 1, l. 4: S, in turn
         renewed = choose_batch(
             self.trend, self.order, turn, self.iteration, num_renewed=self.num_renewed, num_top=0
         )
+        # Alg. 1, l. 9: p_i <- gbar . g_i for S alone
         found = sample_priorities(
             self.model, each_loss, *self.share.take(renewed), self.gradient.direction
         )
+        # Alg. 1, l. 10 and 13
         self.trend = learn(self.trend, renewed, found.double().numpy(), self.iteration)
+        # Alg. 1, l. 15: T, which may hold examples of S
         top = pick_top(estimate(self.trend, self.iteration), self.batch_size, taken=none)
         return top, np.ones(len(top))
 
@@ -95,6 +100,7 @@ def make_sampler(
         return UniformSampler(len(share), top + renewed, seed=seed)
     if method == PGD_S:
         return BasicPGD(model, share, renewed, top, seed)
+    # S and T of a batch are as large as k and r say
     rule, part = "stochastic" if method == DRAWN else "topk", renewed / (top + renewed)
     sampler = PGDSampler(len(share), top + renewed, seed=seed, rule=rule, renewal_share=part)
     feed = PriorityFeed(sampler, model, layers="all" if method in (PGD_A, SPREAD) else "last")
@@ -134,7 +140,9 @@ def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: i
 
     every = max(1, settings.steps // num_points)
     curve = alone.train(**started, num_steps=settings.steps, every=every, look=look)
+    # the first pass computes each gradient once
     first = sum(map(len, started["shares"])) if method in (PGD_A, PGD_S) else 0
+    # PGD-S computes gradients of S that it does not step on
     a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in started["samplers"])
     return curve | {"work": [first + a_step * step for step in curve["step"]]}
 
