@@ -1,19 +1,16 @@
-"""Training curves: fits, best learning rates, steps and time to a loss."""
+"""What a method gains over SGD on the way to SGD's losses: fits, learning rates, steps, time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero_studies.core.curves import Vector, at, reached
+from flwr_hetero_studies.core.curves import Vector, at, time_to
 from flwr_hetero_studies.core.record import Line, by, seeds
+from flwr_hetero_studies.papers.pgd.workers import DRAWN, LAST, SGD
 
-DEFAULT = "stochastic"
-"""The package's default among the methods."""
 PARTS = (0.2, 0.5, 0.9)
 """Of SGD's runs: their mean losses there are the targets."""
-LAST = 3
-"""Points whose mean is the final loss: single ones jump."""
 
 
 def falling(losses: Sequence[float]) -> Vector:
@@ -33,6 +30,7 @@ def falling(losses: Sequence[float]) -> Vector:
 
 def fit(line: Line) -> Vector:
     """Return the fall of the loss over a run; infinite from a divergence on."""
+    # what has diverged stays infinite, whatever comes after
     losses = np.nan_to_num(line["curve"]["loss"] or [np.inf], nan=np.inf)
     whole = int(np.isfinite(losses).sum()) if np.isinf(losses).any() else len(losses)
     return np.concatenate([falling(losses[:whole]), losses[whole:]])
@@ -51,23 +49,17 @@ def best_rate(lines: Sequence[Line]) -> float | None:
     return float(min(first, key=end_of)["case"]["lr"]) if first else None
 
 
-def is_unbiased(method: str) -> bool:
-    """Return whether a method is not tuned, but runs at SGD's learning rate."""
-    return method.startswith("stochastic")
-
-
 def chosen(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """Keep each method's runs of a race at one learning rate; unbiased rules take SGD's best."""
+    """Keep each method's runs of a race at one learning rate; the unbiased rule takes SGD's."""
     methods = by(lines, "method")
-    base = best_rate(methods["SGD"])
-    rates = {m: base if is_unbiased(m) else best_rate(runs) for m, runs in methods.items()}
+    rates = {m: best_rate(methods[SGD] if m == DRAWN else runs) for m, runs in methods.items()}
     return {m: [r for r in runs if r["case"]["lr"] == rates[m]] for m, runs in methods.items()}
 
 
 def mean_curve(runs: Sequence[Line], name: str) -> Vector:
     """Return the mean over seeds, as far as all of them go."""
     length = min(len(line["curve"]["loss"]) for line in runs)
-    return np.mean([line["curve"][name][:length] for line in runs], axis=0)
+    return np.asarray(np.mean([line["curve"][name][:length] for line in runs], axis=0))
 
 
 def goals(sgd: Sequence[Line]) -> list[float]:
@@ -78,11 +70,10 @@ def goals(sgd: Sequence[Line]) -> list[float]:
 
 def steps_to(line: Line, goal: float) -> float:
     """Count steps to a loss, between points by a straight line; infinite if never."""
-    place = reached(-fit(line), -goal, between=True)
-    return at(line["curve"]["iteration"], place) if np.isfinite(place) else float("inf")
+    return time_to(line["curve"]["iteration"], fit(line), goal, below=True)
 
 
-class Gain(NamedTuple):
+class RaceGain(NamedTuple):
     """What a method gains over SGD's median on the way to a mean loss of that, seed by seed.
 
     Steps are infinite and gains 0 where a seed never gets there.
@@ -108,9 +99,12 @@ class Gain(NamedTuple):
         return f"{median:.2f}" if median > 0 else "never"
 
 
-def gain(runs: Sequence[Line], sgd: Sequence[Line], part: int, price: Line) -> Gain:
-    """Compare runs with the median of SGD's; time counts in SGD's steps."""
+def gain(
+    runs: Sequence[Line], sgd: Sequence[Line], part: int, cost: Mapping[str, float]
+) -> RaceGain:
+    """Compare runs with the median of SGD's; ``cost`` of start and step counts in SGD's steps."""
     goal, own = goals(sgd)[part], set(seeds(runs))
+    # the same seeds, for data and first models differ by seed
     base = float(np.median([steps_to(line, goal) for line in sgd if line["seed"] in own]))
     steps = np.array([steps_to(line, goal) for line in runs])
-    return Gain(steps, base / steps, base / (price["start"] + price["price"] * steps))
+    return RaceGain(steps, base / steps, base / (cost["start"] + cost["price"] * steps))
