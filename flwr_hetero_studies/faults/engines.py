@@ -86,7 +86,7 @@ def emulated(
     profiles = [DeviceProfile(seconds_per_example=each / EXAMPLES) for each in seconds]
     settings = config_of(engine, rounds)
     config = {key.replace("_", "-"): value for key, value in settings.items()}
-    config |= {"max-failures": 3, "faults": "", "work": 0.0}
+    config |= {"faults": "", "work": 0.0}
     strategy, clock_s = server_app.strategy_for(config), []
     strategy.on_round_end = lambda run, line: clock_s.append(line["virtual_s"])
     start = ArrayRecord({"w": Array(np.zeros(server_app.SIZE, np.float32))})

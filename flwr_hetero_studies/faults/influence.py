@@ -56,9 +56,9 @@ WRAPPERS: dict[str, Callable[[int], Wrapper]] = {
     "TiFL, adaptive": lambda seed: TiFL(leaf(), 4, seed=seed),
     "TiFL, fast": lambda seed: TiFL(leaf(), 4, policy="fast", seed=seed),
     "BiasedLocalSGD": lambda seed: BiasedLocalSGD(leaf(), 16),
-    "BiasedLocalSGD, steps": lambda seed: BiasedLocalSGD(leaf(), 16, weighting="steps"),
+    "BiasedLocalSGD, steps": lambda seed: BiasedLocalSGD(leaf(), 16, weigh_by_steps=True),
     "LocalSteps, deadline": lambda seed: LocalSteps(
-        leaf(), 16, budget="deadline", weighting="steps"
+        leaf(), 16, budget="deadline", weigh_by_steps=True
     ),
     "FedNova": lambda seed: FedNova(leaf(), 16),
     "AdaComm": lambda seed: AdaComm(leaf(), 16, interval_s=1.0),
@@ -219,8 +219,8 @@ def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str,
         count
         for line in lines[len(lines) // 2 :]
         for own in line.values()
-        if isinstance(own, dict) and isinstance(own.get("num-steps"), dict)
-        for node, count in own["num-steps"].items()
+        if isinstance(own, dict) and isinstance(own.get("num_steps"), dict)
+        for node, count in own["num_steps"].items()
         if node not in names
     ]
     with np.errstate(all="ignore"):

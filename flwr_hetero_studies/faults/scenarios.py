@@ -106,7 +106,7 @@ def fault(what: str, number: int, *nodes: str, **more: Any) -> Found:
 
 def bad_replies(fleet: RealFleet, folder: Path) -> Found:
     """Let ClientApps raise, run out of memory, answer nonsense, claim an impossible latency."""
-    config = {"clients_per_round": 4, "num_server_rounds": 5, "max_failures": 9}
+    config = {"clients_per_round": 4, "num_server_rounds": 5}
     run = FleetRun(fleet, folder, faults=BAD_REPLIES, **config).start()
     words = [word.split(":") for word in BAD_REPLIES.split()]
     rows = [fault(KINDS[kind], int(number), f"node-{node}") for node, number, kind in words]

@@ -112,7 +112,7 @@ def test_slices(quickstart, records):
     whole = 4 * 360  # examples of a round of FedAvg
     assert [record["round"] for record in records] == [0, 1, 2, 3]
     for record in records[2:]:  # once all four have been timed
-        steps = record["local-steps"]["num-steps"]
+        steps = record["local_steps"]["num_steps"]
         assert steps["node-0"] == steps["node-2"] == 10
         assert max(steps["node-1"], steps["node-3"]) <= 2
         processed = record["train"]["examples-processed"] * len(record["selected"])
@@ -144,7 +144,7 @@ def test_biased_local_sgd(quickstart, records, spied):
     grid = quickstart("biased.diff", 3)
     fast, slow = (list(grid.get_node_ids())[turn::2] for turn in (0, 1))
     for number in (2, 3):
-        steps = records[number]["biased-local-sgd"]["num-steps"]
+        steps = records[number]["biased_local_sgd"]["num_steps"]
         assert steps == {"node-0": 20, "node-1": 1, "node-2": 20, "node-3": 1}
         assert [taken[number, node] for node in fast + slow] == [20, 20, 1, 1]
         assert records[number]["train"]["num-steps"] == 10.5

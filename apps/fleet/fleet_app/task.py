@@ -44,6 +44,8 @@ STEPS_RATIO = 5
 """Most steps of FedCompass, in ``fast-steps``, its least: the paper's ratio."""
 MERGING = {"steps": "examples", "examples": "sqrt", "sqrt": "sqrt"}
 """How FedBuff weighs, by ``weighting``: the others undo the pace of the nodes."""
+CORRECTION = {"normalised": 1.0, "sqrt": 0.5, "examples": 0.0, "steps": 0.0}
+"""Power of the steps that is undone, by ``weighting``."""
 WINDOW = 32
 """Models in FedSlice's average, unless ``average_rounds`` says how many."""
 RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
@@ -252,7 +254,8 @@ class FleetSettings(Settings):
         return BiasedLocalSGD(
             strategy,
             self.fast_steps,
-            weighting=None if self.weighting == "auto" else self.weighting,
+            weigh_by_steps=self.weighting == "steps",
+            step_correction=CORRECTION.get(self.weighting),
             high_loss_fraction=0.5 if self.sampler == TOP_LOSS else None,
             batch_size=self.batch_size,
             seed=self.seed,

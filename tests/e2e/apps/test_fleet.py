@@ -103,8 +103,8 @@ def test_all_parts_together_say_what_they_do():
     assert after < before
     last = history.records[-1]
     assert not last["failures"]
-    assert {"tifl", "biased-local-sgd", "cd-grab"} <= set(last)
-    assert sum(record["cd-grab"]["pairs"] for record in history.records[1:]) > 0
+    assert {"tifl", "biased_local_sgd", "cd_grab"} <= set(last)
+    assert sum(record["cd_grab"]["pairs"] for record in history.records[1:]) > 0
 
 
 @pytest.mark.parametrize("sampler", ["mercury", "pgd"])
@@ -159,7 +159,7 @@ def test_buffered_engine_learns_with_every_part(settings, weighted):
 
 def test_weighting_is_by_default_that_of_the_steps():
     strategy = FleetSettings(**PLAIN | {"steps": "deadline", "weighting": "auto"}).strategy(5)
-    assert next(w for w in strategy.wrappers() if w.name == "biased-local-sgd").weighting == "sqrt"
+    assert strategy.step_correction == 0.5
     assert FleetSettings(**PLAIN | {"weighting": "auto"}).steps == "epochs"
 
 

@@ -38,7 +38,7 @@ def test_four_methods_on_six_real_nodes(six_nodes, tmp_path):
     assert all(latency[f"node-{i}"] > 0.7 * WORK / (CPU * SPEEDS[i]) for i in range(6))
     for record in history[1:]:
         assert {tiers[name] for name in record["selected"]} == {record["tifl"]["tier"]}
-        steps = record["biased-local-sgd"]["num-steps"]
+        steps = record["biased_local_sgd"]["num_steps"]
         assert sorted(steps) == sorted(record["selected"])
         assert all(1 <= number <= 8 for number in steps.values())
         if any(steps[f"node-{i}"] >= 2 for i in (0, 2, 4) if f"node-{i}" in steps):

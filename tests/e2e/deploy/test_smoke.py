@@ -38,7 +38,7 @@ def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_a
 def test_steps_follow_the_nodes_own_clocks(small_fleet, tmp_path, grid_app):
     rounds = {"FedBuff": 1, "BiasedLocalSGD": 2}
     found = run_rows(small_fleet, tmp_path / "run", grid_app[1].ROWS, rounds, on_nodes=False)
-    steps = found["BiasedLocalSGD"]["records"][-1]["biased-local-sgd"]["num-steps"]
+    steps = found["BiasedLocalSGD"]["records"][-1]["biased_local_sgd"]["num_steps"]
     assert steps["node-0"] > steps["node-1"]
 
 

@@ -1,4 +1,4 @@
-"""Instructions under way, on the fleet's clock: virtual where devices are emulated."""
+"""Messages in flight, on the fleet's clock: virtual where devices are emulated."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,56 +13,54 @@ from flwr_hetero.server.nodes import is_simulated, whole_grid
 
 REAL_POLL_S = 0.5
 """Pause between two polls of a real fleet: each costs a request."""
-
-
-def on_clock(seconds: float) -> float:
-    """Round a time to what the clock shows.
-
-    To the nanosecond, so that a resumed run, whose clock began later, counts the same, and that
-    a time waited for is not missed.
-    """
-    return round(seconds, 9)
-
-
 LATE_S = 60.0
 """Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
 
 
-class Sent(NamedTuple):
-    """An instruction under way: when it was sent, and when it is given up."""
+class Pending(NamedTuple):
+    """An instruction in flight: when it was sent and is given up, and of which model's version."""
 
     instruction: Message
     sent_s: float
     until_s: float
+    version: int = 0
 
     @property
     def node_id(self) -> int:
         """The node that it was sent to."""
         return self.instruction.metadata.dst_node_id
 
+    @property
+    def message_id(self) -> str:
+        """The id that its reply names."""
+        return self.instruction.metadata.message_id
 
-class Mail:
+
+Answer = tuple[Pending, Message | None]
+"""An instruction and its reply; None if it was given up."""
+
+
+class MessageQueue:
     """Send instructions at any time and get the replies one after the other.
 
     A ``LocalGrid`` has the clock. In Flower's simulation with emulated devices the order is that
-    of the devices' clock, so the next reply is known only when all open ones have come. Elsewhere
-    time is the server's own.
+    of the devices' clock, so the next reply is known only when all pending ones have come.
+    Elsewhere time is the server's own.
     """
 
-    def __init__(self, grid: Grid, clock: Clock, costs: Costs, timeout_s: float) -> None:
+    def __init__(self, grid: Grid, clock: Clock, costs: Costs, timeout_s: float = inf) -> None:
         self.fleet: Any = whole_grid(grid)
         self.clock, self.costs, self.timeout_s = clock, costs, timeout_s
         self.is_local = hasattr(self.fleet, "virtual_time_s")
         self.is_simulated = is_simulated(grid)
-        self.open: dict[str, Sent] = {}  # the one that is given up first is the first
-        self.late: set[str] = set()  # given up: replies are collected and thrown away
+        self.pending: dict[str, Pending] = {}  # the one that is given up first is the first
+        self._late: set[str] = set()  # given up: replies are collected and thrown away
         self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
         self._answered = False  # before the first reply of a simulation, its clock is unknown
-        self._plain = False  # a node of a simulation has answered that emulates no device
         self._polled_s = inf  # when the last poll of a fleet in real time began
         self._zero_s = clock.virtual_s - self._fleet_s()
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[Message], version: int = 0) -> None:
         """Send instructions; one that cannot be sent is given up when its time is over."""
         self._tick()
         if not self.is_simulated and self.timeout_s < inf:
@@ -72,37 +70,37 @@ class Mail:
         now_s = self.clock.virtual_s
         self.costs.sent(messages, now_s, self.timeout_s)
         for message in messages:
-            message_id = message.metadata.message_id
-            self.open[message_id] = Sent(message, now_s, on_clock(now_s + self.timeout_s))
+            pending = Pending(message, now_s, on_clock(now_s + self.timeout_s), version)
+            self.pending[pending.message_id] = pending
 
-    def next(self, wake_s: float = inf) -> list[tuple[Sent, Message | None]]:
+    def next(self, wake_s: float = inf) -> list[Answer]:
         """Wait for the next reply, or until a time; None for an instruction given up."""
         self._polled_s = inf
-        for sent in self.open.values():
-            wake_s = min(wake_s, sent.until_s)
+        for first in self.pending.values():
+            wake_s = min(wake_s, first.until_s)
             break
         if self.is_local:
-            ids = self.open.keys() | self.late if self.late else self.open.keys()
+            ids = self.pending.keys() | self._late if self._late else self.pending.keys()
             replies = self.fleet.wait_for_next(ids, wake_s - self._zero_s)
             self._tick()
-        elif self.is_simulated and self._wait_for_emulated(wake_s):
+        elif self.is_simulated and self._gather(wake_s):
             replies = self._next_held(wake_s)
         else:
-            replies = self._wait(wake_s)
+            replies = self._poll(wake_s)
         self.costs.answered(replies, self.clock.virtual_s)
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        self.late -= answered.keys()
-        arrived = [(self.open.pop(i), answered[i]) for i in answered if i in self.open]
+        self._late -= answered.keys()
+        arrived = [(self.pending.pop(i), answered[i]) for i in answered if i in self.pending]
         return [*arrived, *self._given_up()]
 
-    def _given_up(self) -> Iterator[tuple[Sent, None]]:
-        """Give up what is open for too long, not what came while a poll was held up."""
-        while self.open:
-            message_id, sent = next(iter(self.open.items()))
-            if sent.until_s > min(self.clock.virtual_s, self._polled_s):
+    def _given_up(self) -> Iterator[Answer]:
+        """Give up what is pending for too long, not what came while a poll was held up."""
+        while self.pending:
+            message_id, first = next(iter(self.pending.items()))
+            if first.until_s > min(self.clock.virtual_s, self._polled_s):
                 return
-            self.late.add(message_id)
-            yield self.open.pop(message_id), None
+            self._late.add(message_id)
+            yield self.pending.pop(message_id), None
 
     def _fleet_s(self) -> float:
         return float(self.fleet.virtual_time_s) if self.is_local else time.monotonic()
@@ -114,55 +112,47 @@ class Mail:
             now_s = on_clock(self._zero_s + self._fleet_s())
             self.clock.virtual_s = max(self.clock.virtual_s, now_s)
 
-    # --- a clock that others drive -------------------------------------------------------
-
-    def _wait(self, wake_s: float) -> list[Message]:
-        """Poll a fleet in real time; what is held is not asked for again, it would be an error."""
+    def _poll(self, wake_s: float) -> list[Message]:
+        """Poll a fleet on the server's clock, until there is a reply or a time has come."""
         while True:
-            ids, self._polled_s = self._not_here(), self.clock.virtual_s
-            replies = [*self._drop_held(), *self.fleet.pull_messages(ids)]
+            # what is held is not asked for again: it would be an error
+            ids = [i for i in (*self.pending, *self._late) if i not in self._held]
+            held, self._polled_s = self._held.values(), self.clock.virtual_s
+            replies = [*(reply for _, reply in held), *self.fleet.pull_messages(ids)]
+            self._held = {}
             self._tick()
             if replies or self.clock.virtual_s >= wake_s:
                 return replies
             time.sleep(POLL_S if self.is_simulated else REAL_POLL_S)
 
-    def _not_here(self) -> list[str]:
-        """Return the messages whose replies are still with the fleet."""
-        return [i for i in (*self.open, *self.late) if i not in self._held]
+    # --- the devices' clock ------------------------------------------------------------------
 
-    def _wait_for_emulated(self, wake_s: float) -> bool:
-        """Wait until all open replies of a simulation are here, if devices are emulated.
+    def _gather(self, wake_s: float) -> bool:
+        """Hold all replies of a simulation; return False if its devices are not emulated.
 
         Nothing is known before the first reply. A ClientApp that hangs is waited for as long as
         the time-out allows, on the server's clock.
         """
         start_s = time.monotonic()
-        while missing := self.open.keys() - self._held.keys():
+        while missing := self.pending.keys() - self._held.keys():
             for reply in self.fleet.pull_messages(list(missing)):
                 self._hold(reply)
-            if not self.clock.emulated and (self._held or self._is_over(wake_s)):
-                return False
+            if self._answered and not self.clock.emulated:
+                self._tick()
+                if self._held or self.clock.virtual_s >= wake_s:
+                    return False
             if time.monotonic() - start_s > self.timeout_s:
                 break
             if missing - self._held.keys():
                 time.sleep(POLL_S)
         return self.clock.emulated
 
-    def _is_over(self, wake_s: float) -> bool:
-        """Return whether a time has come in a simulation whose nodes emulate nothing."""
-        if self._plain:
-            self._tick()
-        return self._plain and self.clock.virtual_s >= wake_s
-
     def _hold(self, reply: Message) -> None:
-        self._answered = True
-        message_id = reply.metadata.reply_to_message_id
         latency = reported_latency(reply) if reply.has_content() else None
-        emulated = latency is not None and latency.emulated
-        self.clock.emulated |= emulated
-        self._plain |= reply.has_content() and not emulated
-        took_s = latency.seconds if latency is not None and emulated else 0.0
-        self._held[message_id] = self.open[message_id].sent_s + took_s, reply
+        took_s = latency.seconds if latency is not None and latency.emulated else 0.0
+        self.clock.emulated |= latency is not None and latency.emulated
+        self._answered, message_id = True, reply.metadata.reply_to_message_id
+        self._held[message_id] = self.pending[message_id].sent_s + took_s, reply
 
     def _next_held(self, wake_s: float) -> list[Message]:
         """Advance the clock to the next arrival on the devices' own clock."""
@@ -172,7 +162,8 @@ class Mail:
         arrived = sorted((at_s, i) for i, (at_s, _) in self._held.items() if at_s <= now_s)
         return [self._held.pop(i)[1] for _, i in arrived]
 
-    def _drop_held(self) -> list[Message]:
-        replies = [reply for _, reply in self._held.values()]
-        self._held.clear()
-        return replies
+
+def on_clock(seconds: float) -> float:
+    """Round a time to what the clock shows, to the nanosecond."""
+    # so that a resumed run, whose clock began later, counts the same, and none is missed
+    return round(seconds, 9)

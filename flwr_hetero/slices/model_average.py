@@ -1,11 +1,11 @@
-"""The running average of the global models of the last rounds is what is evaluated and returned."""
+"""The running average of the last global models is what is evaluated and returned."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -25,32 +25,31 @@ class ModelAverage(Wrapper):
 
     .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
 
-    With few nodes in a round or merge, the global model leans towards the data of those that came
-    last; the average over some rounds does not. It goes around any strategy and into any other but
+    With few nodes in a round or server update, the global model leans towards the data of those
+    that came last; the average does not. It goes around any strategy, and into any but
     :class:`FedAT`, where it would see the models of single tiers.
 
     Parameters
     ----------
     strategy : Strategy, optional
         What trains; FedAvg if left out.
-    rounds : int
-        R, rounds or merges over which models are averaged.
+    window : int
+        R, rounds or server updates over which models are averaged.
 
     Raises
     ------
     ValueError
-        If ``rounds`` is no positive integer, or the strategy trains trees.
+        If ``window`` is no positive integer, or the strategy trains trees.
 
     Notes
     -----
-    Evaluation on nodes and on the server sees the average, and ``start`` returns it; nodes train
-    from the newest model and a checkpoint holds both. Integer arrays are the newest ones. Batch
-    normalisation's buffers are averaged as parameters are.
+    Nodes train from the newest model and a checkpoint holds both. Integer arrays are the newest
+    ones; batch normalisation's buffers are averaged as parameters are.
 
     References
     ----------
     Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", SIAM J. Control
-    and Optimization 1992; exponential forms are common in training.
+    and Optimization 1992.
 
     Examples
     --------
@@ -58,12 +57,17 @@ class ModelAverage(Wrapper):
     >>> strategy = ModelAverage(FedBuff(LocalSteps(budget="slice"), concurrency=3))
     """
 
-    name: ClassVar[str] = "model-average"
+    name: ClassVar[str] = "model_average"
     decides = frozenset({"the evaluated model"})
     outside_of = frozenset({"the global model"})
 
-    def __init__(self, strategy: Strategy | None = None, *, rounds: int = 8) -> None:
-        self.rounds = check_count("rounds", rounds, 1)
+    def __init__(
+        self, strategy: Strategy | None = None, *, window: int = 8, rounds: int | None = None
+    ) -> None:
+        if rounds is not None:
+            text = "ModelAverage(rounds=) is now called window"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+        self.window = check_count("window", window if rounds is None else rounds, 1)
         super().__init__(strategy)
         if trains_trees(self.leaf):
             rule = "average models: those of trees have no mean"
@@ -71,30 +75,22 @@ class ModelAverage(Wrapper):
         self.average: dict[str, NDArray[Any]] = {}
         self.count = 0
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the new global model to the average."""
-        arrays, metrics = super().aggregate_train(server_round, replies, context)
-        if arrays is not None:
-            whole = keep_dtypes(arrays, self.current(context).arrays)
-            self._add({name: array.numpy() for name, array in whole.items()})
-        return arrays, metrics
+    def part(self) -> float:
+        """Return the newest model's part in the average of ``count`` models."""
+        return max(1 / self.count, 1 / self.window)
 
-    def _add(self, model: dict[str, NDArray[Any]]) -> None:
+    def add(self, model: ArrayRecord) -> None:
+        """Add a model to the average."""
         self.count += 1
-        part = self._part()
-        for name, new in model.items():
+        part = self.part()
+        for name, array in model.items():
+            new = array.numpy()
             if new.dtype.kind != "f":
                 self.average[name] = new.copy()
                 continue
             wide = new.astype(np.promote_types(new.dtype, np.float32))  # or it would drift
             old = self.average.get(name, wide)  # new - old might be too large for the type
             self.average[name] = np.asarray((1 - part) * old + part * wide)
-
-    def _part(self) -> float:
-        """Return the newest model's part in the average."""
-        return max(1 / self.count, 1 / self.rounds)
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average, or these arrays before the first one."""
@@ -104,18 +100,20 @@ class ModelAverage(Wrapper):
             {name: Array(self.average[name].astype(like.dtype)) for name, like in arrays.items()}
         )
 
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the new global model to the average."""
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
+        if arrays is not None:
+            self.add(keep_dtypes(arrays, self.current(context).arrays))
+        return arrays, metrics
+
     def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        context: Exchange | None = None,
+        self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any
     ) -> list[Message]:
         """Send the average to the nodes that evaluate."""
-        return super().configure_evaluate(
-            server_round, self.averaged(arrays), config, grid, context
-        )
+        return super().configure_evaluate(server_round, self.averaged(arrays), *more, **named)
 
     def on_start(self, run: Run) -> None:
         """Let the server evaluate the average; a run that begins has none yet."""
@@ -130,7 +128,7 @@ class ModelAverage(Wrapper):
 
     def round_info(self) -> dict[str, Any]:
         """Return how many models the average is of."""
-        return {"models": min(self.count, self.rounds)}
+        return {"models": min(self.count, self.window)}
 
     def state_dict(self) -> StateDict:
         """Return the average and the number of models in it."""

@@ -7,7 +7,7 @@ from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
+from flwr_hetero.biased_local_sgd.strategy import LocalSteps
 from flwr_hetero.errors import check_number
 from flwr_hetero.server.aggregate import normalised
 
@@ -17,15 +17,11 @@ def update_scales(
 ) -> NDArray[np.float64]:
     r"""Compute the factors that make an ordinary weighted mean FedNova's normalised one.
 
-    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t)
-
-    .. math:: s_i = \frac{\sum_k p_k \|a_k\|_1}{\|a_i\|_1}
+    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t),
+        \qquad s_i = \frac{\sum_k p_k \|a_k\|_1}{\|a_i\|_1}
 
     .. math:: \|a_i\|_1 = \frac{1}{1 - \rho}
         \left(\tau_i - \rho \frac{1 - \rho^{\tau_i}}{1 - \rho}\right)
-
-    A scale per reply and not a mean of its own, so that any strategy can follow: a server
-    optimiser, a median, clipping.
 
     num_steps, at least 1, and weights, not all 0: (num_replies,) -> (num_replies,).
 
@@ -39,33 +35,19 @@ def update_scales(
 
 
 class FedNova(LocalSteps):
-    """Unbalanced local steps whose updates are averaged per step.
-
-    Each reply's update is scaled before the wrapped strategy sees it, so any strategy can do
-    the averaging: FedAvg gives the paper's FedNova.
+    """Unbalanced local steps whose updates are averaged per step, by any strategy inside.
 
     Parameters
     ----------
-    strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
-    fast_steps : int
-        Steps tau_F of a fast node per round.
+    strategy, fast_steps, budget, gamma, deadline_s, max_steps
+        As for :class:`~flwr_hetero.strategy.LocalSteps`.
     momentum : float
         Momentum of the nodes' SGD in [0, 1), reset each round.
-    **budget
-        ``budget``, ``gamma``, ``deadline_s``, ``min_steps``, ``max_steps``, ``on_missing``: as
-        for :class:`~flwr_hetero.strategy.LocalSteps`.
 
     Raises
     ------
     ValueError
         If a setting is out of range.
-
-    Notes
-    -----
-    Scales follow the reported steps, at most those assigned. A report of fewer steps raises a
-    node's influence, by no more than a larger update would. This is :class:`LocalSteps` with the
-    normalisation of the paper: by the mean of the round's nodes, and for momentum.
 
     References
     ----------
@@ -88,9 +70,10 @@ class FedNova(LocalSteps):
         **budget: Any,
     ) -> None:
         self.momentum = check_number("momentum", momentum, "[0, 1)")
-        super().__init__(strategy, fast_steps, weighting="normalised", **budget)
+        super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
 
-    def _scales(
+    def scales(
         self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
     ) -> NDArray[np.float64]:
+        """Return FedNova's scales: by the mean of the round's nodes, and for momentum."""
         return update_scales(steps, weights, self.momentum)

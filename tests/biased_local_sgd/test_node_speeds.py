@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def run(strategy, profiles, num_rounds=3, **app):
     grid = LocalGrid(steps_app(**app), profiles=profiles, seed=0)
     history = History(strategy)
     result = history.start(grid, steps_arrays(), num_rounds=num_rounds)
-    steps = [list(r["local-steps"]["num-steps"].values()) for r in history.records[1:]]
+    steps = [list(r[strategy.name]["num_steps"].values()) for r in history.records[1:]]
     return result, history.records, steps
 
 
@@ -33,7 +34,7 @@ def test_first_round_measures_then_two_classes():
     seen = []
     _, records, steps = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], seen=seen)
     assert steps == [[1, 1, 1], [16, 16, 2], [16, 16, 2]]
-    assert records[-1]["local-steps"]["gamma"] == 1 / 8
+    assert records[-1]["local_steps"]["gamma"] == 1 / 8
     configs = {(r, p): config["num-steps"] for r, p, config in seen}
     assert [configs[2, p] for p in range(3)] == [16, 16, 2], "each node's own config"
 
@@ -54,8 +55,7 @@ def test_gammas_given(gamma, first, then, slowest_s):
 
 
 def test_gammas_given_make_the_classes():
-    strategy = LocalSteps(gamma={"a": 1.0, "b": 0.9, "c": 0.1})
-    assert strategy.fast_nodes() == {"a", "b"}
+    assert LocalSteps(gamma={"a": 1.0, "b": 0.9, "c": 0.1}).fast_nodes() == {"a", "b"}
 
 
 @pytest.fixture
@@ -98,39 +98,30 @@ def test_deadline_of_the_quickest_node():
     assert steps == [[1, 1, 1], [24, 12, 3]]
 
 
-# --- what is optimised -----------------------------------------------------------------------
+# --- whose data count -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("settings", "slow", "level", "count"),
+    ("kind", "settings", "slow", "level", "power"),
     [
-        ({"weighting": "steps"}, 1.0, "WARNING", "by about the square of its steps"),
-        ({"weighting": "examples"}, 1.0, "INFO", "by its steps"),
-        ({"budget": "slice", "max_steps": 16}, 1.0, "INFO", "by the root of its steps"),
-        ({"weighting": "steps"}, 2.0, None, ""),  # a ratio of 4 only
-        ({"budget": "deadline"}, 1.0, "INFO", "by the root of its steps"),
-        ({"weighting": "normalised"}, 1.0, None, ""),
+        (BiasedLocalSGD, {"weigh_by_steps": True}, 1.0, "WARNING", 2),
+        (LocalSteps, {"step_correction": 0.0}, 1.0, "INFO", 1),
+        (LocalSteps, {"budget": "slice", "max_steps": 16}, 1.0, "INFO", 0.5),
+        (BiasedLocalSGD, {}, 1.0, "INFO", 0.5),
+        (LocalSteps, {"step_correction": 0.0}, 2.0, None, ""),  # a ratio of 4 only
+        (LocalSteps, {"step_correction": 1.0}, 1.0, None, ""),
+        (BiasedLocalSGD, {"shared_samples": 64, "batch_size": BATCH}, 1.0, None, ""),
     ],
 )
-def test_objective_by_steps_is_said_once(settings, slow, level, count, caplog):
+def test_objective_by_steps_is_said_once(kind, settings, slow, level, power, caplog):
     caplog.set_level("INFO")
     profiles = [FAST, FAST, DeviceProfile(compute_factor=slow)]
-    run(LocalSteps(fast_steps=16, **settings), profiles, num_rounds=4)
+    run(kind(fast_steps=16, **settings), profiles, num_rounds=4)
     said = [r for r in caplog.records if "docs/objectives.md" in r.getMessage()]
     assert [r.levelname for r in said] == [level] * (level is not None)
-    if said:
-        text = said[0].getMessage()
-        assert "2 to 16 steps (ratio 8)" in text
-        assert f"a node's data count {count};" in text
-        assert "weighting='normalised' keeps the objective" in text
-
-
-def test_shared_data_have_one_objective(caplog):
-    strategy = BiasedLocalSGD(fast_steps=16, shared_samples=64, batch_size=BATCH)
-    assert strategy.weighting == "steps"
-    strategy.start(LocalGrid(steps_app(), [FAST, FAST, SLOW]), steps_arrays(), num_rounds=3)
-    assert strategy.num_steps(["node-0", "node-2"]).tolist() == [16, 2]
-    assert "docs/objectives.md" not in caplog.text
+    for record in said:
+        assert "2 to 16 steps (ratio 8)" in record.getMessage()
+        assert f"count by about the power {power} of its steps" in record.getMessage()
 
 
 # --- what nodes report -----------------------------------------------------------------------
@@ -141,32 +132,24 @@ def test_without_a_report_the_run_stops():
         run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
 
 
-@pytest.mark.parametrize("weighting", ["examples", "steps", "normalised"])
-def test_without_a_report_and_warned_all_count_alike(weighting):
-    app = steps_app(reports=False)
-    grid = LocalGrid(app, profiles=[FAST, SLOW])
-    strategy = LocalSteps(gamma=1.0, fast_steps=2, weighting=weighting, on_missing="warn")
-    w = strategy.start(grid, steps_arrays(), num_rounds=1).arrays["w"].numpy()
-    mean = (local_model(np.zeros(3), 0, 2) + local_model(np.zeros(3), 1, 2)) / 2
-    np.testing.assert_allclose(w, mean, rtol=1e-6)
-
-
-def test_private_data_count_by_the_root_of_the_steps():
-    assert LocalSteps().weighting == BiasedLocalSGD().weighting == "sqrt"
-    assert BiasedLocalSGD(shared_samples=64, batch_size=BATCH).weighting == "steps"
+def test_only_shared_data_are_weighed_by_steps():
+    shared = BiasedLocalSGD(shared_samples=64, batch_size=BATCH)
+    assert (shared.weigh_by_steps, shared.step_correction) == (True, 0.0)
+    assert (BiasedLocalSGD().weigh_by_steps, BiasedLocalSGD().step_correction) == (False, 0.5)
+    assert LocalSteps().step_correction == 0.5
 
 
 @pytest.mark.parametrize(
-    ("weighting", "shares", "scales"),
+    ("make", "shares", "scales"),
     [
-        ("steps", [2, 2, 8], [1, 1, 1]),
-        ("normalised", [1, 1, 1], [6 / 8, 6 / 2, 6 / 8]),
-        ("sqrt", [1, 1, 1], np.sqrt([6 / 8, 6 / 2, 6 / 8])),
+        (partial(BiasedLocalSGD, weigh_by_steps=True), [2, 2, 8], [1, 1, 1]),
+        (partial(LocalSteps, step_correction=1.0), [1, 1, 1], [6 / 8, 6 / 2, 6 / 8]),
+        (LocalSteps, [1, 1, 1], np.sqrt([6 / 8, 6 / 2, 6 / 8])),
     ],
 )
-def test_silent_node_counts_least(weighting, shares, scales, caplog):
+def test_silent_node_counts_least(make, shares, scales, caplog):
     app = steps_app(silent={0}, claims={1: 2})
-    strategy = LocalSteps(gamma=1.0, fast_steps=8, weighting=weighting)
+    strategy = make(gamma=1.0, fast_steps=8)
     w = strategy.start(LocalGrid(app, [FAST] * 3), steps_arrays(), num_rounds=1).arrays["w"]
     updates = np.array([local_model(np.zeros(3), p, 8) for p in range(3)])
     expected = np.average(np.array(scales)[:, None] * updates, axis=0, weights=shares)
@@ -237,11 +220,11 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
     strategy = LocalSteps()
     asked = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
-    exchange = Exchange(strategy.fleet)
-    exchange.same_clock = True
-    exchange.latency[reply.metadata.reply_to_message_id] = Latency(3.0, False, source)
-    exchange.round_trip_s[reply.metadata.reply_to_message_id] = 5.0
-    strategy.on_profile_replies(exchange, [reply])
+    context, message_id = Exchange(strategy.fleet), reply.metadata.reply_to_message_id
+    context.same_clock = True
+    context.latency[message_id] = Latency(3.0, False, source)
+    context.round_trip_s[message_id] = 5.0
+    strategy.on_profile_replies(context, [reply])
     assert strategy.speeds.step_s == {"id-7": 3.0 / 10}
     assert strategy.speeds.link_s == {"id-7": link_s}
 
@@ -256,10 +239,8 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
         ({"budget": "best"}, "budget must be one of"),
         ({"deadline_s": 3.0}, "deadline_s must be left out with"),
         ({"budget": "deadline", "deadline_s": math.inf}, "deadline_s"),
-        ({"min_steps": 0}, "min_steps"),
-        ({"min_steps": 64}, "max_steps must be a whole number of at least 64"),
-        ({"weighting": "speed"}, "weighting must be one of normalised, sqrt, examples, steps"),
-        ({"on_missing": "stop"}, "on_missing must be one of raise, warn"),
+        ({"max_steps": 0}, "max_steps must be a whole number of at least 1"),
+        ({"step_correction": -0.1}, "step_correction must be a number in"),
     ],
 )
 def test_local_steps_refuses(settings, argument):
