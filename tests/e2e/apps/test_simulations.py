@@ -1,4 +1,4 @@
-"""An app of Flower's older API in Flower's simulation, devices not emulated."""
+"""Flower's own simulation, devices not emulated: what a LocalGrid is held against."""
 
 import json
 import os
@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.nightly
+HERE = Path(__file__).parent
 
 
-def test_numpy_client_in_a_plain_simulation(tmp_path):
-    path = tmp_path / "found.json"
+def found_by(program, path):
+    """Run a program of this folder that writes what it finds."""
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("simulate_older.py"), path],
+        [sys.executable, HERE / program, path],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
@@ -22,7 +23,18 @@ def test_numpy_client_in_a_plain_simulation(tmp_path):
         check=False,
     )
     assert path.exists(), (done.stdout + done.stderr)[-4000:]
-    found = json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_unusual_messages_are_answered_as_by_a_local_grid(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE.parent / "deploy" / "probe_app"))
+    from probe_app.server_app import FLOWER
+
+    assert found_by("simulate_probe.py", tmp_path / "found.json") == FLOWER
+
+
+def test_numpy_client_of_the_older_api(tmp_path):
+    found = found_by("simulate_older.py", tmp_path / "found.json")
     assert list(found) == ["FedSlice", "BiasedLocalSGD", "TiFL"]
     for name, outcome in found.items():
         assert outcome["rounds"] == 3, name
