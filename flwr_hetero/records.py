@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 MAX_NUMBER = 1e18
 """Largest number of a node that is believed: sums, products and squares of it are finite."""
 
+
 def payload_bytes(content: RecordDict) -> int:
     """Size of a message's payload, in bytes."""
     total = 0

@@ -41,6 +41,7 @@ class NodeOrder:
         if self.position >= len(self.order):
             self.start_pass()
             self.position = 0
+        # Alg. 3, l. 3: unit pi_i(j)
         units = self.order[self.position : self.position + count]
         self.position += len(units)
         return units
@@ -88,7 +89,8 @@ def differences(half: Vectors, vectors: Vectors) -> tuple[Vectors, Vectors]:
     if len(half):
         vectors = np.concatenate([half, vectors])
     paired = len(vectors) // 2 * 2
-    left = vectors[paired:].copy()  # a caller may overwrite its buffer
+    # a caller may overwrite its buffer; the published code keeps a reference to it
+    left = vectors[paired:].copy()
     return vectors[0:paired:2] - vectors[1:paired:2], left
 
 
@@ -160,6 +162,7 @@ class ServedOrder(NodeOrder):
         self.complete = False
         self.first_pair += self._num_pairs
         self.diffs = NO_VECTORS
+        # an order from before: it is adopted at once, and begins where the server's signs end
         if answer.order is not None:
             self.next_version, self.next_order = answer.version, answer.order
             self.start_pass()
@@ -168,6 +171,7 @@ class ServedOrder(NodeOrder):
             # Alg. 4, l. 14: signs determine the order, and the node composes its own
             signs = unit_signs(answer.signs, len(self.order))
             self.next_version, self.next_order = answer.version, reorder(self.order, signs)
+        # nothing more is to be learnt of an order that the server is done with
         if self.next_version != self.version and self.position:
             self.watching = False
 

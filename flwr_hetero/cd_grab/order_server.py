@@ -50,7 +50,8 @@ class NodeState:
         num_units = len(self.order)
         if len(self.pass_signs) == num_units // 2:
             self.signs, self.pass_signs = self.pass_signs, self.pass_signs[:0]
-            self.order = reorder(self.order, unit_signs(self.signs, num_units))  # Alg. 4, l. 14
+            # Alg. 4, l. 14
+            self.order = reorder(self.order, unit_signs(self.signs, num_units))
             self.version += 1
 
 
@@ -115,14 +116,17 @@ class OrderServer:
         state = self.states.get(node)
         if state is None or len(state.order) != report.num_units:
             state = NodeState(np.arange(report.num_units))
-            if report.version:  # an order from before a restart of the server is not known here
+            # an order from before a restart of the server is not known here
+            if report.version:
                 state.version, state.lost = report.version + 1, True
             self.states[node] = state
+        # an answer that was lost is sent again; all else takes a whole order
         one_behind = report.version == state.version - 1 and state.signs is not None
         state.lost = report.version != state.version and (state.lost or not one_behind)
         if report.version != state.version or not len(report.diffs):
             return False
-        if report.first_pair == 0:  # Alg. 4, l. 3: r <- 0
+        # Alg. 4, l. 3: r <- 0
+        if report.first_pair == 0:
             state.pass_signs = np.zeros(0, np.int8)
             state.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
         return report.first_pair == len(state.pass_signs)
@@ -133,7 +137,8 @@ class OrderServer:
         diffs = [report.diffs for report in group.values()]
         shares = own_share([state.overlap for state in states], len(states))
         own_sums = [state.own_sum for state in states]
-        running_sum, signs = balance_group(own_sums, diffs, shares)  # Alg. 4, l. 4-13
+        # Alg. 4, l. 4-13
+        running_sum, signs = balance_group(own_sums, diffs, shares)
         for state, own in zip(states, signs, strict=True):
             state.add(own)
         num_pairs = sum(map(len, signs))
@@ -147,7 +152,8 @@ class OrderServer:
         number: dict[frozenset[str] | None, int] = {None: -1}
         state: dict[str, Any] = {}
         for node, own in self.states.items():
-            fields = vars(own) | {"own_sum": own.own_sum.copy()}  # it is changed in place
+            # a sum is changed in place
+            fields = vars(own) | {"own_sum": own.own_sum.copy()}
             fields["group"] = number.setdefault(own.group, len(number) - 1)
             state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
         groups = [sorted(group) for group in number if group is not None]
@@ -188,7 +194,8 @@ def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
 
 def join_group(states: Iterable[NodeState], group: frozenset[str]) -> None:
     """Put nodes into a group; track how much of its last group each is balanced with again."""
-    num_common: dict[frozenset[str], int] = {}  # last groups are mostly the same
+    # last groups are mostly the same
+    num_common: dict[frozenset[str], int] = {}
     for state in states:
         last, state.group = state.group, group
         if last is not None:
@@ -201,6 +208,7 @@ def join_group(states: Iterable[NodeState], group: frozenset[str]) -> None:
 def split_outliers(group: Group) -> list[Group]:
     """Balance nodes with far longer differences than the median node's alone."""
     lengths = {n: float(np.linalg.norm(r.diffs)) / len(r.diffs) ** 0.5 for n, r in group.items()}
+    # so that no node, nor one that lies, rules all signs
     limit = OUTLIER * float(np.median([*lengths.values()]))
     outliers = {
         n for n, r in group.items() if lengths[n] > limit * max(1.0, (FEW / len(r.diffs)) ** 0.5)

@@ -134,10 +134,12 @@ class OrderedSampler(BatchSampler):
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Take the next units of the order; a new pass begins where the last one ended."""
+        # Alg. 3, l. 3: visit unit pi_i(j)
         before = self.node_order.position
         chosen = self.node_order.next_units(self.units_per_batch)
         self._num_passes += self.node_order.position <= before
         indices = np.concatenate([self.units[unit] for unit in chosen])
+        # units differ in size: a pass is the mean over all examples
         weight = len(indices) / len(chosen) * len(self.units) / self.num_samples
         weights = np.full(len(indices), weight)
         if not self._is_ahead:
@@ -161,9 +163,11 @@ class OrderedSampler(BatchSampler):
 
     def give_back(self) -> None:
         """Visit later what was drawn ahead in this pass and not trained."""
+        # a DataLoader's workers fetch batches that a loop may never come to
         left = [drawn for drawn in self._ahead if drawn.pass_number == self._num_passes]
         known = [drawn for drawn in left if self._finds_trained or drawn.watched]
-        if self._finds_trained or self._is_observed:  # else nothing tells what was trained
+        # else nothing tells what was trained
+        if self._finds_trained or self._is_observed:
             self.node_order.position -= sum(drawn.num_units for drawn in known)
             self._returned = deque(known)
             self._ahead.clear()
@@ -202,6 +206,7 @@ class OrderedSampler(BatchSampler):
     def _learn(self, gradients: Tensor, expected: int) -> None:
         if gradients.ndim != 2 or len(gradients) != expected:
             raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
+        # Alg. 3, l. 5, as a sketch that waits for the reply
         vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
         if not np.isfinite(vectors).all():
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
@@ -226,8 +231,9 @@ class OrderedSampler(BatchSampler):
         by_hand = not self._parameters or self.unit == "example"
         if by_hand and self.node_order.learns:
             return
+        # of a loss without a backward pass
         if self._hook is not None:
-            self._hook.remove()  # of a loss without a backward pass
+            self._hook.remove()
         self._finds_trained, drawn = True, self._find(indices)
         if by_hand or drawn is None or not losses.requires_grad:
             return
@@ -251,8 +257,10 @@ class OrderedSampler(BatchSampler):
         for place, drawn in enumerate(ahead):
             if np.array_equal(drawn.indices, indices):
                 passed = [ahead.popleft() for _ in range(place + 1)]
-                if ahead is self._returned:  # fetched before the loop's end, trained after it
+                # fetched before the loop's end, trained after it
+                if ahead is self._returned:
                     self.node_order.position += sum(each.num_units for each in passed)
+                # batches that were passed over take part in the pairs as zeros
                 begun = drawn.pass_number != self._pass_trained
                 self._owed = 0 if begun else self._owed
                 self._pass_trained = drawn.pass_number
@@ -294,7 +302,8 @@ class OrderedSampler(BatchSampler):
         num_units = min(terms.num_units, self.num_samples) or len(self.units)
         if self.unit == "batch" and num_units != len(self.units):
             self._split(num_units)
-        if terms[1:3] != self.terms[1:3]:  # another sketch
+        # another sketch
+        if terms[1:3] != self.terms[1:3]:
             self.node_order.forget()
         self.terms = terms
         self.node_order.follow(read_answer(instruction, len(self.units)))

@@ -142,10 +142,12 @@ class CDGraB(Wrapper):
         for message in messages:
             node_id = message.metadata.dst_node_id
             self._names[node_id] = self.identity(node_id)
+            # Alg. 4, l. 15
             answer = self.server.answer(self._names[node_id])
             record = ConfigRecord(write_instruction(self.terms, answer))  # type: ignore[arg-type]
             message.content[keys.ORDER] = record
             self._bytes["bytes_down"] += payload_bytes(RecordDict({keys.ORDER: record}))
+            # one step a round: the models of a round are all at the same weights
             if self.exact:
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
@@ -170,7 +172,8 @@ class CDGraB(Wrapper):
             del reply.content[keys.ORDER]
             self._bytes["bytes_up"] += payload_bytes(RecordDict({keys.ORDER: record}))
             name, before = self.identity(node_id), self._names.get(node_id, "")
-            if name != before:  # its identity became known by this reply
+            # its identity became known by this reply
+            if name != before:
                 self.server.rename(before, name)
             reports[node_id] = self._reports.pop(reply.metadata.reply_to_message_id)
         bad = self._of_other_lengths(reports)
@@ -180,6 +183,7 @@ class CDGraB(Wrapper):
                 context.drop(reply, f"order record: {reason}")
             else:
                 good.append(reply)
+        # l. 8-14
         self._balance = self.server.receive(self._weighted(context, good, reports))
         return good
 

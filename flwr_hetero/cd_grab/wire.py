@@ -78,6 +78,7 @@ def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
             return Answer(version, None, order, first) if len(order) == num_units else Answer()
     except ValueError:
         return Answer()
+    # a bit per pair
     signs = record.get(keys.SIGNS)
     if signs is None or len(signs) != -(-num_pairs // 8):
         return Answer()
@@ -108,6 +109,7 @@ def read_report(record: Mapping[str, Any], terms: Terms) -> Report:
         raise invalid(keys.SERVER_ROUND, theirs.server_round, f"be {terms.server_round}")
     if theirs.sketch_seed != terms.sketch_seed:
         raise invalid(keys.SKETCH_SEED, theirs.sketch_seed, f"be {terms.sketch_seed}")
+    # fewer numbers than asked for are a model with fewer parameters
     if terms.sketch_size and theirs.sketch_size > terms.sketch_size:
         raise invalid(keys.SKETCH_SIZE, theirs.sketch_size, f"be at most {terms.sketch_size}")
     if not 1 <= theirs.num_units <= MAX_UNITS:

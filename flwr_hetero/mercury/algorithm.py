@@ -72,6 +72,7 @@ def make_groups(num_samples: int, num_groups: int, rng: np.random.Generator) -> 
     """
     if check_count("num_groups", num_groups, 1) > num_samples:
         raise invalid("num_groups", num_groups, f"be at most the {num_samples} samples")
+    # section 4.1, step 1
     bounds = np.arange(num_groups + 1) * num_samples // num_groups
     return Groups(rng.permutation(num_samples), bounds, 0, -(-num_samples // num_groups))
 
@@ -86,7 +87,8 @@ def advance(groups: Groups) -> Groups:
     turn = groups.turn + 1
     if turn < len(groups.bounds) - 1:
         return groups._replace(turn=turn)
-    if groups.sizes.max() > groups.size or np.ptp(groups.sizes) > 1:  # resized in this cycle
+    # groups that were resized in this cycle leave a remainder
+    if groups.sizes.max() > groups.size or np.ptp(groups.sizes) > 1:
         groups = groups._replace(bounds=_cut(len(groups.order), groups.size))
     return groups._replace(turn=0)
 
@@ -101,6 +103,7 @@ def resize(groups: Groups, size: int) -> Groups:
     size = min(check_count("size", size, 1), len(groups.order))
     if size == groups.size:
         return groups
+    # section 4.3: those scored in this cycle stay as they are
     done = groups.bounds[groups.turn]
     rest = done + _cut(len(groups.order) - int(done), size)
     return groups._replace(bounds=np.concatenate([groups.bounds[: groups.turn], rest]), size=size)
@@ -186,7 +189,8 @@ def draw_flat(
     if sums[-1] > 0.0:
         by_importance = np.arange(size) >= num_uniform
         points = rng.random(np.count_nonzero(by_importance)) * sums[-1]
-        points = np.minimum(points, np.nextafter(sums[-1], 0.0))  # rounding may reach the end
+        # rounding may reach the end
+        points = np.minimum(points, np.nextafter(sums[-1], 0.0))
         indices[by_importance] = sums.searchsorted(points, side="right")
     return indices
 
@@ -246,15 +250,18 @@ def draw_two_level(
     >>> draw_two_level(np.ones(6), make_groups(6, 2, rng), 4, 2, rng)[1]
     array([1., 1., 1., 1.])
     """
-    chosen = choose_groups(groups, num_chosen, rng)  # Eq. 6
+    # Eq. 6: d groups
+    chosen = choose_groups(groups, num_chosen, rng)
     counts = allocate(batch_size, groups.sizes[chosen])
     indices, weights = [], []
     for group, count in zip(chosen, counts, strict=True):
         members = groups.members(group)
-        probs = mixed_probs(importance[members], 0.0)  # Eq. 7
+        # Eq. 7: samples of each
+        probs = mixed_probs(importance[members], 0.0)
         drawn = rng.choice(len(members), size=count, p=probs)
         indices.append(members[drawn])
-        weights.append(inverse_probs(probs[drawn], len(members)))  # p / q
+        # Eq. 3: p / q
+        weights.append(inverse_probs(probs[drawn], len(members)))
     return np.concatenate(indices), np.concatenate(weights)
 
 

@@ -70,7 +70,8 @@ def start_scoring(
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    worker.returncode = 0  # it is not ours to wait for
+    # it is not ours to wait for
+    worker.returncode = 0
     return folder
 
 
@@ -80,7 +81,8 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
     scores = seconds = np.empty(0)
     if source.name.startswith(PREFIX):
         try:
-            source.rename(taken)  # in one step: from now on the worker finds nothing to write to
+            # in one step: from now on the worker finds nothing to write to
+            source.rename(taken)
             scores, seconds = np.fromfile(taken / SCORES), np.fromfile(taken / SECONDS)
         except OSError:
             scores = np.empty(0)
@@ -90,7 +92,8 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
 
 def main() -> None:
     """Score the job on standard input; then, or without a job, wait until the folder may go."""
-    os.nice(19)  # before the job brings PyTorch
+    # before the job brings PyTorch
+    os.nice(19)
     folder, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
     signal.signal(signal.SIGTERM, _exit)
     try:
@@ -109,7 +112,8 @@ def main() -> None:
 
 
 def _exit(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the cleaning up
+    # a second one must not stop the cleaning up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit()
 
 

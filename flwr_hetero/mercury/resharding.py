@@ -81,7 +81,8 @@ class NodeShard:
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         self.record, self.queue, self.num_samples = record, list[int](), 0
         self._others: dict[int, tuple[int, bytes]] = {}
-        with suppress(ValueError):  # damaged is as lost: the server sends all of it again
+        # damaged is as lost: the server sends all of it again
+        with suppress(ValueError):
             self._load(state or {})
         self._receive(Delivery.from_record(record))
 
@@ -103,6 +104,7 @@ class NodeShard:
             if self._others.get(slot) != new:
                 self._others[slot] = new
                 self.fresh.append(slot)
+        # another sample is assigned to the slot by now: that in it must not be trained on
         self._others = {s: x for s, x in self._others.items() if x[0] == ids.get(s)}
         self.held = {slot: content for slot, (_, content) in self._others.items()}
         self.missing = [slot for slot in delivery.slots if slot not in self.held]
@@ -120,6 +122,7 @@ class NodeShard:
             chosen = choose(min(count, num_samples), self.record[keys.BY_IMPORTANCE])
             # of all that it will ever offer; None: not yet
             self.queue = [] if chosen is None else chosen.tolist()
+        # what the server has not received yet, as much of it as the link can carry
         first, fits = self.record[keys.RECEIVED], self.record[keys.BUDGET] // sample_bytes
         return self.queue[first : first + fits]
 

@@ -99,7 +99,8 @@ class MercurySampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.estimator = check_choice("estimator", estimator, ESTIMATORS)
         self.learns_from = check_choice("scores", scores, SCORES)
-        self.rng.permutation(self.num_samples)  # so that a seed draws what it always drew
+        # not used: a seed draws what it always drew
+        self.rng.permutation(self.num_samples)
         num_groups = min(NUM_GROUPS, self.num_samples)
         self.groups = make_groups(self.num_samples, num_groups, self.rng)
         self._num_chosen = min(NUM_CHOSEN, num_groups, self.batch_size)
@@ -112,14 +113,15 @@ class MercurySampler(BatchSampler):
         self._ready = np.empty((0, self.batch_size), dtype=np.int64)
         self._ready_weights = np.empty((0, self.batch_size))
         self._pending: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
-        self._num_pending = 0  # batches
-        self._num_averaged = 0  # samples whose mean the others count as
+        # batches that are not learnt yet, and samples whose mean the others count as
+        self._num_pending = self._num_averaged = 0
 
     # --- drawing -------------------------------------------------------------------------
 
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; see the class for how."""
         self.steps += 1
+        # section 4.1, step 2, to the letter
         if self.estimator == "paper":
             self._learn_pending()
             num_chosen = min(self._num_chosen, len(self.groups.sizes))
@@ -139,6 +141,7 @@ class MercurySampler(BatchSampler):
 
     def refresh_indices(self) -> NDArray[np.int64]:
         """Name the group to score next, as far as time allows, and pass the turn on."""
+        # section 4.1, step 1: round-robin
         group = self.groups.members(self.groups.turn).copy()
         self.groups, self._awaits_group = advance(self.groups), True
         return group
@@ -185,6 +188,7 @@ class MercurySampler(BatchSampler):
         # in single precision, so that a saved cache is the cache
         self.importance[indices] = scores.astype(np.float32)
         self.scored_at[indices] = self.steps
+        # samples never scored count as the others' mean, taken again when these have doubled
         num_scored = np.count_nonzero(self.scored_at >= 0)
         if self.num_samples > num_scored >= 2 * self._num_averaged:
             self._average_unscored()
@@ -269,6 +273,7 @@ class MercurySampler(BatchSampler):
         for scores in (old["pending_scores"], old["importance"]):
             check_importance(scores.astype(np.float64))
         super().load_state_dict(state)
+        # all fits: from here on nothing is refused
         self.groups, self.steps, self._awaits_group = groups, old["steps"], old["awaits_group"]
         self.importance = old["importance"].astype(np.float64)
         self.scored_at = old["scored_at"].astype(np.int32)

@@ -36,6 +36,7 @@ def score(
     """Score some of the node's examples by the model as it is, now; return how many."""
     if not len(indices):
         return 0
+    # batch by batch: a group may be all of the node's data
     device = next(model.parameters()).device
     inputs, targets = (part.to(device) for part in examples)
     index = torch.from_numpy(indices).to(device)
@@ -64,6 +65,7 @@ def score_hidden(
         return 0
     sampler.resize_groups(size)
     group = sampler.refresh_indices()
+    # emulated devices hide it on their own clock
     if is_emulated(context):
         return score(model, examples, sampler, group, loss_fn)
     inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
@@ -80,6 +82,7 @@ def collect_hidden(sampler: MercurySampler, context: Context) -> None:
     if not folder:
         return
     save_state(context, JOB, {"folder": "", "indices": np.empty(0, dtype=np.int64)})
+    # of the first samples, as far as it got
     scores, seconds = collect_scores(folder)
     if len(scores):
         note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)

@@ -1,5 +1,6 @@
 """Important samples move between nodes while they train; off unless you use this wrapper."""
 
+import json
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ class SwapTable:
             raise ValueError("offered slots must be distinct and not negative.")
         room, self.slots[node] = self.room(node), table
         for place, slot in enumerate(slots):
-            if slot in table:  # the table knows better than the node what is there
+            # the table knows better than the node what is there
+            if slot in table:
                 table[slot].offered = True
             elif room > 0:
                 room -= 1
@@ -122,6 +124,7 @@ class SwapTable:
 
     def swap(self, rng: np.random.Generator) -> int:
         """Exchange as many offered slots of different nodes as possible."""
+        # samples of one size change places: a node cannot train on others'
         by_bytes: dict[int, dict[str, list[int]]] = {}
         for node, slots in self.slots.items():
             offers = [number for number, slot in slots.items() if slot.offered]
@@ -145,6 +148,7 @@ class SwapTable:
 
     def confirm(self, node: str, missing: list[int]) -> None:
         """Note what a node still lacks after a delivery: nothing, or all if it lost its state."""
+        # what is not confirmed is sent again
         lacking = set(missing)
         for number, slot in self.slots.get(node, {}).items():
             slot.confirmed = number not in lacking
@@ -154,43 +158,35 @@ class SwapTable:
         return (slot for slots in self.slots.values() for slot in slots.values())
 
     def state_dict(self) -> StateDict:
-        """Return the table as arrays: one row per slot, one length per stored sample."""
-        nodes = sorted(self.slots)
-        rows = [
-            (index, number, slot.sample_id, slot.offered, slot.exchanged, slot.confirmed)
-            for index, node in enumerate(nodes)
-            for number, slot in self.slots[node].items()
-        ]
+        """Return the table as text, and the samples one after the other."""
+        slots = {
+            node: {number: list(vars(slot).values()) for number, slot in own.items()}
+            for node, own in self.slots.items()
+        }
+        sizes = [len(sample) for sample in self.store]
         return {
-            "nodes": "\n".join(nodes),
-            "received": np.array([self.received[node] for node in nodes], dtype=np.int64),
-            "limits": np.array([self.limits.get(node, MAX_SLOTS) for node in nodes], np.int64),
-            "slots": np.array(rows, dtype=np.int64).reshape(-1, 6),
-            "lengths": np.array([len(sample) for sample in self.store], dtype=np.int64),
+            "table": json.dumps([slots, self.received, self.limits, sizes]),
             "content": np.frombuffer(b"".join(self.store), np.uint8),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
-        vector = ((-1,), "i")
-        schema = {"nodes": str, "slots": ((-1, 6), "i"), "content": ((-1,), "u")}
-        vectors = dict.fromkeys(("received", "limits", "lengths"), vector)
-        check_state(state, schema | vectors, "Resharding")
-        nodes, rows = state["nodes"].splitlines(), state["slots"].tolist()
-        lengths, content = state["lengths"], state["content"]
-        if (
-            not len(nodes) == len(state["received"]) == len(state["limits"])
-            or any(not (0 <= r[0] < len(nodes) and 0 <= r[2] < len(lengths)) for r in rows)
-            or (lengths < 1).any()
-            or lengths.sum() != len(content)
-        ):
-            raise ValueError("the state of Resharding is damaged: nodes, slots, samples disagree.")
-        self.store = [part.tobytes() for part in np.split(content, lengths.cumsum())[:-1]]
-        self.received = dict(zip(nodes, state["received"].tolist(), strict=True))
-        self.limits = dict(zip(nodes, state["limits"].tolist(), strict=True))
-        self.slots = {node: {} for node in nodes}
-        for node, number, sample_id, *flags in rows:
-            self.slots[nodes[node]][number] = Slot(sample_id, *map(bool, flags))
+        check_state(state, {"table": str, "content": ((-1,), "u")}, "Resharding")
+        content = state["content"]
+        try:
+            rows, received, limits, sizes = json.loads(state["table"])
+            slots = {
+                node: {int(number): Slot(*fields) for number, fields in own.items()}
+                for node, own in rows.items()
+            }
+            ids = [slot.sample_id for own in slots.values() for slot in own.values()]
+            whole = sum(sizes) == len(content) and min(sizes, default=1) > 0
+            if not (whole and all(0 <= each < len(sizes) for each in ids)):
+                raise ValueError(f"{len(content)} bytes, samples {sizes[:3]}...")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"state of Resharding must hold a whole table ({error}).") from None
+        self.store = [part.tobytes() for part in np.split(content, np.cumsum([0, *sizes]))[1:-1]]
+        self.slots, self.received, self.limits = slots, received, limits
 
 
 class Resharding(Wrapper):
@@ -270,6 +266,7 @@ class Resharding(Wrapper):
         return grid
 
     def _identify(self, context: Exchange, grid: Grid) -> None:
+        # a message to a newcomer would tell it to train on samples that another node holds
         registry = self.fleet.nodes
         nodes = set(grid.get_node_ids()) - registry.in_flight.keys() - self._asked
         unknown = {node for node in nodes if not registry.knows(node)}
@@ -306,11 +303,13 @@ class Resharding(Wrapper):
                 node = self.identity(reply.metadata.src_node_id)
                 records[node] = reply.content.config_records[keys.RESHARDING]
                 del reply.content[keys.RESHARDING]
+        # a node may offer the share of what it says at first to have, within reason
         claims = {node: read_number(record, keys.NUM_SAMPLES) for node, record in records.items()}
         self.table.set_limits(
             {node: ceil(self.share * min(n, MAX_SLOTS)) for node, n in claims.items() if n > 0}
         )
         for node, record in records.items():
+            # a bad offer costs the offer: the model in the reply counts
             try:
                 self._take(node, record)
             except ValueError as error:

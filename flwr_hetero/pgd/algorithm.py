@@ -77,6 +77,7 @@ def pick_top(
     >>> pick_top(np.array([0.5, 3.0, 2.0, np.nan]), 2, taken=np.array([1])).tolist()
     [0, 2]
     """
+    # S and T do not overlap
     left = np.ones(len(priority), dtype=bool)
     left[taken] = False
     candidates = np.flatnonzero(left)
@@ -104,6 +105,7 @@ def learn(
     >>> learn(trend, np.array([0, 1]), np.array([2.0, -1.0]), iteration=2).slope.round(3)
     array([-0.555,  0.   ])
     """
+    # (p_j, a_j, j)
     before, slope_before = trend.priority[indices], trend.slope[indices]
     age = iteration - trend.computed_at[indices]
     same_sign = before * np.sign(priorities) > 0  # False for NaN
@@ -188,6 +190,7 @@ def weighted_shuffle(counts: NDArray[np.float64], rng: np.random.Generator) -> N
     >>> sorted(weighted_shuffle(np.array([2.0, 1.5, 0.5, 0.0]), rng).tolist())
     [0, 0, 1, 2]
     """
+    # counts end to end, and a tick at every whole number after a random start
     num_samples = len(counts)
     order = rng.permutation(num_samples)
     edges = np.cumsum(counts[order])

@@ -1,9 +1,7 @@
-r"""Priorities of a batch (Eq. 8) without a gradient per example.
+r"""Priorities of a batch (Eq. 8): derivatives of its losses along the aggregated gradient.
 
-A priority is the derivative of a loss along the aggregated gradient: one pass with dual numbers has
-those of a batch. Layers that are linear in their parameters have them from the training step
-itself. The output of such a layer moves by ``layer(input; gbar)``, so with its input :math:`a_i`
-and the gradient :math:`\delta_i` at its output
+One pass with dual numbers has them, or the training step's own layers. A layer that is linear in
+its parameters moves by ``layer(input; gbar)``; with :math:`\delta_i` the gradient at its output
 
 .. math:: p_i = \sum_{layers} \langle \delta_i, \mathrm{layer}(a_i; \bar g) \rangle
 """
@@ -36,10 +34,8 @@ LINEAR_IN_PARAMETERS = (
     nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
 )  # fmt: skip
 LAYERS = ("last", "all")
-NUM_PROBES = 8
-"""Random sums of losses by which the layers' priorities are checked."""
-TOLERANCE = 0.05
-"""Relative error at which these count as wrong; layouts mistaken give 0.3 and more."""
+NUM_PROBES, TOLERANCE = 8, 0.05
+"""Random sums of losses that check the layers' priorities, and the relative error allowed."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +62,8 @@ def sample_priorities(
     Returns
     -------
     Tensor, shape (batch,)
-        Signed priorities, detached.
+        Signed priorities, detached. In training mode they contain an example's effect on the
+        statistics of BatchNorm, as the training step does; dropout is off.
 
     Raises
     ------
@@ -75,20 +72,12 @@ def sample_priorities(
         one finite loss per example, or if what moves goes through a layer without a forward
         mode in torch: LSTM, EmbeddingBag, ``weight_norm``.
 
-    Notes
-    -----
-    BatchNorm keeps its mode, on copies of its buffers; in training mode a priority then contains
-    the example's effect on the batch statistics, as the training step does. Dropout is off.
-
     Examples
     --------
-    >>> model = nn.Linear(2, 1, bias=False)
-    >>> _ = nn.init.constant_(model.weight, 1.0)
-    >>> def half_square(outputs, targets):
-    ...     return 0.5 * (outputs[:, 0] - targets) ** 2
-    >>> inputs, targets = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0.0, 1.0])
-    >>> gradient = {"weight": torch.tensor([[1.0, 2.0]])}
-    >>> sample_priorities(model, half_square, inputs, targets, gradient)
+    >>> model, gradient = nn.Linear(2, 1, bias=False), {"weight": torch.tensor([[1.0, 2.0]])}
+    >>> inputs, targets = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2)
+    >>> loss = lambda outputs, targets: outputs[:, 0] - targets
+    >>> sample_priorities(model, loss, inputs, targets, gradient)
     tensor([1., 4.])
     """
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -129,6 +118,7 @@ def all_priorities(
     starts = range(0, len(inputs), batch_size)
     batches = [(inputs[i : i + batch_size], targets[i : i + batch_size]) for i in starts]
     with scoring(model):
+        # Eq. 7: all gradients, before any priority
         for batch, batch_targets in batches:
             with torch.enable_grad():
                 loss = loss_fn(model(batch), batch_targets).sum()
@@ -163,9 +153,8 @@ def derivative(
                 reason = str(error).split(" because")[0]
                 if not any(sign in reason for sign in NO_FORWARD_MODE):
                     raise
-    rule = "be of layers that torch differentiates in forward mode"
     hint = "leave the parameters up to this layer out of the direction"
-    raise invalid("model", reason, rule, hint)
+    raise invalid("model", reason, "be of layers that torch differentiates in forward mode", hint)
 
 
 def finite(argument: str, values: Tensor, rule: str) -> Tensor:
@@ -179,11 +168,11 @@ def finite(argument: str, values: Tensor, rule: str) -> Tensor:
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Switch off dropout and fused kernels; put modes and random state back afterwards."""
-    random = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-    modes = [module.training for module in random]
+    kind = nn.modules.dropout._DropoutNd
+    modes = {m: m.training for m in model.modules() if isinstance(m, kind)}
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        for module in random:
+        for module in modes:
             module.training = False
         torch.backends.mha.set_fastpath_enabled(False)
         with (
@@ -195,11 +184,8 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        for module, mode in zip(random, modes, strict=True):
+        for module, mode in modes.items():
             module.training = mode
-
-
-# --- from the training step ------------------------------------------------------------------
 
 
 class Call(NamedTuple):
@@ -238,7 +224,8 @@ class LayerPriorities:
                 rule = "be linear in its parameters (Linear, Conv, Embedding, normalisation)"
                 hint = "take layers='last', or call sample_priorities"
                 raise invalid(f"layer {name!r}", type(layer).__name__, rule, hint)
-        names = {id(p): name for name, p in model.named_parameters()}  # one name if shared
+        # a parameter that layers share has one name, and one direction
+        names = {id(p): name for name, p in model.named_parameters()}
         self._names = {
             layer: {leaf: names[id(p)] for leaf, p in layer.named_parameters(recurse=False)}
             for _, layer in hooked
@@ -253,7 +240,8 @@ class LayerPriorities:
 
     def _on_forward(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad and self.direction and not self.by_forward_mode:
-            if self._is_over:  # what is there was another sampler's batch, or dropped
+            # what is there was another sampler's batch, or dropped
+            if self._is_over:
                 self._sums, self._is_over = [], False
             hook = partial(self._on_backward, layer, arguments[0].detach())
             output.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -262,6 +250,7 @@ class LayerPriorities:
         self._is_over = True
         if not self.direction:
             return
+        # <delta_i, layer(a_i; gbar)>
         moving = {leaf: self.direction[name] for leaf, name in self._names[layer].items()}
         kind = next(iter(moving.values())).dtype
         inputs = inputs.to(kind) if inputs.is_floating_point() else inputs
@@ -276,12 +265,14 @@ class LayerPriorities:
     def _on_output(
         self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: object
     ) -> None:
-        """Keep what the check and forward mode need: the call, and the gradient at its output."""
+        # the check and forward mode need the call, and the gradient at its output
         found = main_output(output)
         needed = self.direction and (self.by_forward_mode or not self.is_checked)
         if needed and found is not None and found.requires_grad:
-            call = partial(Call, model, arguments, options)
-            keep = lambda gradient: setattr(self, "_call", call(gradient.detach()))  # noqa: E731
+
+            def keep(gradient: Tensor) -> None:
+                self._call = Call(model, arguments, options, gradient.detach())
+
             found.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def collect(self, size: int) -> Tensor | None:
@@ -323,29 +314,30 @@ class LayerPriorities:
 
     def _error(self, call: Call, direction: Parameters) -> float:
         """Return the relative error of the layers' sums, in passes of their own."""
-        device = call.gradient.device
-        parameters = {n: p for n, p in call.model.named_parameters() if p.requires_grad}
-        pull = partial(torch.autograd.grad, inputs=[*parameters.values()], allow_unused=True)
+        own, device = dict(call.model.named_parameters()), call.gradient.device
+        moving = {name: own[name] for name in direction if own[name].requires_grad}
+        if not moving:
+            return 0.0
+        options: Any = {"retain_graph": True, "materialize_grads": True}
+        pull: Any = partial(torch.autograd.grad, inputs=[*moving.values()], **options)
         # in evaluation mode examples are independent, and nothing is random
         plain = torch.autocast(device.type, enabled=False)
         with scoring(call.model), undisturbed(call.model, device), plain, torch.enable_grad():
             try:
                 self.direction = direction
                 losses = call.losses()
-                pull(losses.sum(), retain_graph=True)
+                pull(losses.sum())
                 found, self.direction = torch.stack(self._sums).sum(0).float(), {}
                 # with an example's gradient in each row of J, <v, J d> = <J^T v, d> for every v
                 probes, expected = torch.randn(NUM_PROBES, len(losses), device=device), []
                 for v in probes:
-                    pulled = pull((v.to(losses) * losses).sum(), retain_graph=True)
-                    parts = zip(parameters, pulled, strict=True)
-                    known = [
-                        (g, direction[n]) for n, g in parts if g is not None and n in direction
-                    ]
-                    expected.append(sum(float((g.to_dense().float() * d).sum()) for g, d in known))
+                    pulled = pull((v.to(losses) * losses).sum())
+                    pairs = zip(pulled, (direction[name] for name in moving), strict=True)
+                    expected.append(sum(float((g.to_dense().float() * d).sum()) for g, d in pairs))
                 right = torch.tensor(expected, device=device)
                 return float((probes @ found - right).norm() / right.norm().clamp_min(1e-30))
-            except RuntimeError:  # sums of other shapes, or a pass that allows no second one
+            # sums of other shapes, or a pass that allows no second one
+            except RuntimeError:
                 return float("inf")
             finally:
                 self._sums, self._call, self.direction = [], None, {}

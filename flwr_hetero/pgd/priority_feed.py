@@ -55,6 +55,7 @@ class AggregatedGradient:
     def absorb(self, num_new: int, gradients: Gradients) -> None:
         """Add the mean gradient of a batch (Alg. 1, l. 22)."""
         self.to_device()
+        # Eq. 9: gbar <- (1 - n / N) gbar + n g
         num_new = min(num_new, self.num_samples)
         keep = 1 - num_new / self.num_samples
         for name, total in self.total.items():
@@ -158,15 +159,17 @@ class PriorityFeed(BatchSampler):
         The losses' own gradients are the factors with which they count in it, whatever scales
         them: weights, gradient accumulation or a ``GradScaler``.
         """
+        # of a loss without a backward pass
         if self._watch is not None:
-            self._watch.remove()  # of a loss without a backward pass
+            self._watch.remove()
         if not losses.requires_grad:
             return
         weights = self._find(indices)
         parameters = {n: p for n, p in self.gradient.parameters.items() if p.requires_grad}
 
         def end(gradients: Sequence[Tensor | None] | None, scale: float) -> None:
-            if gradients is not None:  # else a GradScaler skips this step
+            # else a GradScaler skips this step
+            if gradients is not None:
                 found = dict.fromkeys(self.gradient.total)
                 found |= dict(zip(parameters, gradients, strict=True))
                 self._learn(indices, weights, scale, found)
@@ -199,7 +202,8 @@ class PriorityFeed(BatchSampler):
         """Learn from the gradients of the mean of ``weights * losses``; say if it was measured."""
         # Alg. 1, l. 9: the loss of example i had the factor scale * weight_i / batch
         measured = self.listener.collect(len(indices))
-        self.listener.direction = {}  # the next batch may be another sampler's
+        # the next batch may be another sampler's
+        self.listener.direction = {}
         if measured is not None:
             factors = weights * scale / (self.gradient.scale * len(indices))
             # l. 10: those of S and T are one batch

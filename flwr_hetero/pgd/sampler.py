@@ -30,8 +30,8 @@ class PGDSampler(BatchSampler):
     r"""Prioritised gradient descent: prefer examples whose gradient agrees with that of all.
 
     ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, from
-    :func:`~flwr_hetero.sampler.sample_priorities` or, cheaper, from the training step itself
-    by :class:`~flwr_hetero.sampler.PriorityFeed`.
+    :func:`~flwr_hetero.sampler.sample_priorities` or from the training step itself by
+    :class:`~flwr_hetero.sampler.PriorityFeed`.
 
     Parameters
     ----------
@@ -42,13 +42,11 @@ class PGDSampler(BatchSampler):
     seed : int, keyword-only
         Seed of the sampler's own random generator.
     rule : {"stochastic", "topk"}
-        How a batch is drawn and weighted:
-
-        - ``stochastic``: each epoch is a shuffle in which example i occurs about :math:`N q_i`
-          times, with :math:`q_i = (1 - \lambda) \sqrt{|p_i|} / \sum \sqrt{|p|} + \lambda / N`
-          and weight :math:`1 / (N q_i)`: unbiased, however old the priorities.
-        - ``topk``: the paper's Algorithm 1 with aggressive updates (PGD-A), round-robin plus
-          top. Biased.
+        ``stochastic``: each epoch is a shuffle in which example i occurs about :math:`N q_i`
+        times, with :math:`q_i = (1 - \lambda) \sqrt{|p_i|} / \sum \sqrt{|p|} + \lambda / N` and
+        weight :math:`1 / (N q_i)`: unbiased, however old the priorities. ``topk``: the paper's
+        Algorithm 1 with aggressive updates (PGD-A), round-robin plus top: biased, and behind
+        uniform sampling in all our trials (``flwr_hetero_studies/papers/pgd``).
     renewal_share : float
         :math:`r / (k + r)` in (0, 1]: part of a batch taken regardless of priority, in turn
         or uniformly (:math:`\lambda`).
@@ -57,12 +55,6 @@ class PGDSampler(BatchSampler):
     ------
     ValueError
         If an argument is out of its range.
-
-    Notes
-    -----
-    ``stochastic`` is not the paper's. It is the default because ``topk`` loses to uniform
-    sampling in all our trials (``flwr_hetero_studies/papers/pgd``): the mean gradient of the top
-    examples is biased and too long.
 
     References
     ----------
@@ -122,6 +114,7 @@ class PGDSampler(BatchSampler):
         return self._round_robin_and_top() if self.rule == "topk" else self._next_of_epoch()
 
     def _round_robin_and_top(self) -> Batch:
+        # Alg. 1, l. 4 to 15: S, then T
         size, num_renewed = min(self.batch_size, self.num_samples), self.num_renewed
         share = {"num_renewed": num_renewed, "num_top": size - num_renewed}
         indices = choose_batch(self.trend, self.order, self.position, self.iteration, **share)
@@ -134,6 +127,7 @@ class PGDSampler(BatchSampler):
             counts = expected_counts(self.trend.priority, self.renewal_share)
             self.order, self.position = weighted_shuffle(counts, self.rng), 0
             self.weights = 1.0 / counts[self.order]
+        # the last batch of an epoch may be smaller
         part = slice(self.position, self.position + self.batch_size)
         self.position = min(self.position + self.batch_size, self.num_samples)
         return self.order[part], self.weights[part]

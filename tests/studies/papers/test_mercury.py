@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import components, importance, race, speed
+from flwr_hetero_studies.papers.mercury import components, importance, race, speed, theory
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import SeededTask, gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
@@ -189,3 +189,8 @@ def test_cells_have_seeds_of_their_own():
     assert isinstance(one, SeededTask)
     assert not set(one.seeds) & set(other.seeds)
     assert one.task.alpha == inf
+
+
+def test_speedup_by_hand():
+    assert theory.speedup(1.0, 0.0, 1.0, 1.0) == 1.0
+    assert theory.speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))
