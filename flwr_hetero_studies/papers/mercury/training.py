@@ -163,7 +163,8 @@ class Training:
                 steps, seconds = steps + taken, seconds + took_s
             accuracy = evaluate(self.model, self.test, device="auto")[1]
             points.append((steps, self.exchanges, seconds, accuracy))
-        return TrainedRun(*map(list, zip(*points, strict=True)), moved)
+        spent = (list(column) for column in zip(*points, strict=True))
+        return TrainedRun._make([*spent, moved])
 
     def _decay(self, done: float) -> None:
         for optimizer in self.optimizers:
