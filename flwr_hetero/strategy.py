@@ -48,7 +48,7 @@ MOVED = {
 }
 """What is now imported from the studies; the old place stays for one release."""
 
-RENAMED = {"SamplerFacts": SamplerMetrics}
+RENAMED = {"SamplerMetrics": SamplerMetrics}
 
 
 def __getattr__(name: str) -> Any:

@@ -183,7 +183,7 @@ class BiasedLocalSGD(LocalSteps):
 
     Every node gets ``num-steps`` in its own config, and ``fast``, ``fast-share`` and
     ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Metrics are
-    weighted by examples. Strategies that do not weight (median, Krum, ...) get the steps only.
+    weighted by examples. Strategies that do not weight (median, Krum) get the steps only.
 
     Parameters
     ----------

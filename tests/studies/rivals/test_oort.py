@@ -15,7 +15,6 @@ from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
 from flwr_hetero_studies.rivals.oort import WINDOW, scores
 from flwr_hetero_studies.rivals.oort import Explored as Seen
-from flwr_hetero_studies.rivals.reported import loss_per_sample
 
 
 def fedavg():
@@ -108,7 +107,6 @@ def test_utility_is_of_squared_losses_where_they_are_reported():
         [],
     )
     assert strategy.seen == {"a": Seen(12.0, 2.0, 3), "b": Seen(0.0, 2.0, 3)}
-    assert loss_per_sample(squares, "train-loss") == 1.0
 
 
 def test_preferred_time_is_a_quantile():
