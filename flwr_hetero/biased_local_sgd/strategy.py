@@ -37,8 +37,8 @@ class LocalSteps(MeasuredSteps):
 
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
-    The number is ``num-steps`` in the node's own config. Of what a node reports as ``num-steps`` in
-    its metrics, at most the number assigned counts.
+    The number is ``num-steps`` in the node's own config. Of what it reports as ``num-steps`` in its
+    metrics, at most the number assigned counts.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class LocalSteps(MeasuredSteps):
         Steps tau_F of a fast node per round.
     budget : {"two-class", "deadline", "slice"}
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
-        ``deadline_s``, transfers included. ``slice``: the same, but a node whose transfers
-        would take more than half of it gets longer; for :class:`FedBuff`.
+        ``deadline_s``, transfers included. ``slice``, for FedBuff: longer for a node whose
+        transfers would take more than half of that.
     gamma : float or mapping of str to float, optional
         For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
     deadline_s : float, optional
@@ -181,9 +181,8 @@ class BiasedLocalSGD(LocalSteps):
 
     .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 
-    Every node gets ``num-steps`` in its own config, and ``fast``, ``fast-share`` and
-    ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Metrics are weighted
-    by examples. Strategies that do not weight (median, trimmed mean, Krum) get the steps only.
+    Nodes choose their samples with a :class:`~flwr_hetero.sampler.TopLossSampler`. Strategies that
+    do not weight (median, trimmed mean, Krum) get the steps only.
 
     Parameters
     ----------
@@ -201,9 +200,8 @@ class BiasedLocalSGD(LocalSteps):
         Size of the fast nodes' allocation as a part of the samples, in (0, 1]. None: the
         paper's, tau_F P_F / (tau_F P_F + tau_S P_S). The closer to 1, the weaker the bias.
     shared_samples : int, optional
-        Size N of a data set that all nodes see (the paper's setting): the server collects the
-        losses and assigns lists of indices. None: each node ranks its own samples, and neither
-        an index nor a single loss leaves it.
+        Size N of a data set that all nodes see (the paper's setting): the server collects losses
+        and assigns indices. None: each node ranks its own samples, and nothing of one leaves it.
     batch_size, unified, seed
         For shared data: examples per step; whether slow nodes get what the fast ones left
         (Table 6); of the server's generator.
@@ -246,11 +244,11 @@ class BiasedLocalSGD(LocalSteps):
             self.has_shared_data = True
             self.only_rounds = "indices are assigned to all nodes of a round together"
         self.weigh_by_steps = self.has_shared_data if weigh_by_steps is None else weigh_by_steps
-        if step_correction is None:
-            step_correction = 0.0 if self.weigh_by_steps else 0.5
         if self.weigh_by_steps and step_correction:
             rule = "be 0 or left out where models are weighted by steps"
             raise invalid("step_correction", step_correction, rule)
+        if step_correction is None:
+            step_correction = 0.0 if self.weigh_by_steps else 0.5
         super().__init__(strategy, fast_steps, step_correction=step_correction, **budget)
         if self.weigh_by_steps:
             self._check_weights_by_steps()
@@ -304,8 +302,8 @@ class BiasedLocalSGD(LocalSteps):
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
         """Refuse nonsense of steps and, with shared data, of losses."""
-        bad_losses = None if self.shared is None else self.shared.why_bad(reply)
-        return super().why_bad(context, reply) or bad_losses
+        reason = super().why_bad(context, reply)
+        return reason or (self.shared.why_bad(reply) if self.shared else None)
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
