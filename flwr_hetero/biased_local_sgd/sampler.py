@@ -106,6 +106,7 @@ class TopLossSampler(BatchSampler):
 
     def _allocate(self) -> Indices:
         if self._assigned:
+            # the server's list, once more
             return self.rng.permutation(self._allocation)
         if self.fast:
             # l. 3 to 5, of the node's own samples

@@ -131,7 +131,8 @@ class LocalSteps(MeasuredSteps):
             fast, measured = self.speeds.classes()
             slow_gamma = measured if self.gamma is None else self.gamma
             gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
-            if self.gamma != 1:  # balanced: no time is needed
+            # balanced steps need no time
+            if self.gamma != 1:
                 gammas[np.isnan(step_s)] = nan
         # l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
@@ -283,7 +284,8 @@ class BiasedLocalSGD(LocalSteps):
         messages = super().on_instructions(context, messages, grid)
         message_of = {message.metadata.dst_node_id: message for message in messages}
         node_ids = sorted(message_of, key=context.fleet.nodes.sort_key)
-        if self.shared is not None:  # a node that was never measured chooses its first samples
+        if self.shared is not None:
+            # a node that was never measured chooses its first samples
             node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
         fast_nodes = self.fast_nodes()
         steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
@@ -316,6 +318,7 @@ class BiasedLocalSGD(LocalSteps):
         """Weight models by their steps (l. 15, Eq. 4): the fewest for those that report none."""
         if not self.weigh_by_steps:
             return super().weights(context, replies)
+        # l. 15
         steps = [self.steps_of(context, reply) for reply in replies]
         fewest = min((count for count in steps if count), default=1)
         return [float(count or fewest) for count in steps]
