@@ -120,7 +120,7 @@ class TiFL(TierEvaluation):
     ) -> None:
         self.named = policy if isinstance(policy, str) else ""
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
-        self.num_tiers = check_count("num_tiers", 1 if policy == VANILLA else num_tiers, 1)
+        self.num_tiers = check_count("num_tiers", 1 if self.named == VANILLA else num_tiers, 1)
         policy_probs(policy, self.num_tiers)
         self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:

@@ -243,12 +243,23 @@ def test_replies_of_a_phase_may_hold_any_metrics():
     assert sorted(records[0]["tifl"]["latency"]) == [f"node-{i}" for i in range(4)]
 
 
-def test_dropout_comes_back_with_the_next_phase():
+def test_who_missed_a_phase_comes_back():
+    """A dropout with the next one, a node that was away when it is there again."""
     grid = paper_grid(10, faults=[Fault(0, "dies", 1, 4, message_type=PROFILE)])
-    records = records_of(make_tifl(num_tiers=5, profile_interval=5), grid, 6)
+    tifl = make_tifl(num_tiers=5, profile_interval=5)
+
+    def come_and_go(server_round, arrays):
+        if server_round == 4:
+            grid.leave(1002)
+        if server_round == 5:
+            assert "node-2" not in tifl.tiers.tier
+            grid.come_back(1002)
+
+    records = records_of(tifl, grid, 9, evaluate_fn=come_and_go)
     assert records[0]["tifl"]["dropouts"] == ["id-1000"]  # it never said who it is
     assert "tiers" not in records[4]["tifl"]
     assert records[5]["tifl"]["tiers"]["node-0"] == 0
+    assert "node-2" in tifl.tiers.tier
 
 
 def test_a_phase_without_an_answer(caplog):
@@ -294,21 +305,6 @@ def test_late_joiner_in_trouble(case, asked, placed, caplog):
     assert ("id-1004: failed 3 times in a row" in caplog.text) == (case == "raises")
 
 
-def test_node_away_in_a_phase_is_placed_on_return():
-    grid, tifl = Answers(5), make_tifl(profile_interval=5)
-
-    def come_and_go(server_round, arrays):
-        if server_round == 4:
-            grid.leave(1002)
-        if server_round == 5:
-            assert "node-2" not in tifl.tiers.tier
-            grid.come_back(1002)
-
-    tifl.start(grid, toy_arrays(), 9, evaluate_fn=come_and_go)
-    assert "node-2" in tifl.tiers.tier
-    assert grid.count(2, PROFILE) == 4 + 1
-
-
 # --- nodes that keep failing -------------------------------------------------------------
 
 
@@ -349,21 +345,14 @@ def test_nodes_are_asked_again_when_no_other_is_left():
     assert [len(record["selected"]) for record in records[3:]] == [4, 3, 2, 1, 4, 4]
 
 
-@pytest.mark.usefixtures("one_failure")
-def test_failures_of_a_phase_do_not_count():
-    def early(partition, message):
-        return partition == 0 and profile_round(message) in ((2, 0), (2, 1), (2, 2))
-
-    tifl = make_tifl(profile_interval=2)
-    tifl.start(Answers(4, early), toy_arrays(), 2)
-    assert "node-0" in tifl.tiers.tier
-    assert tifl.timing.blocked == set()
-
-
 def test_failures_count_inside_flowers_own_wrapper():
+    """Where the phase works too; its own failures do not count."""
+
+    early = lambda partition, message: (partition, profile_round(message)) == (0, (1, 2))  # noqa: E731
     tifl = make_tifl(clients_per_round=4, num_tiers=1, policy="vanilla")
     outer = flower.DifferentialPrivacyServerSideFixedClipping(tifl, 0.01, 1.0, 4)
-    tifl.start(Answers(4), toy_arrays(buffer=False), 0)  # profiles
+    tifl.start(Answers(4, early), toy_arrays(buffer=False), 0)
+    assert tifl.timing.blocked == set()
     grid = Answers(4, faults=[Fault(0, "dies")])
     outer.start(grid, toy_arrays(buffer=False), 6)
     assert grid.count(0, "train") == 3
