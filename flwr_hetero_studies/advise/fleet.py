@@ -44,8 +44,8 @@ def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
     away: dict[str, int] = defaultdict(int)
     all_steps: list[float] = []
     for record in read_history(folder).rounds:
-        steps = next((as_dict(v["num-steps"]) for v in map(as_dict, record.values())
-                      if isinstance(v.get("num-steps"), dict)), {})  # fmt: skip
+        steps = next((as_dict(v["num_steps"]) for v in map(as_dict, record.values())
+                      if isinstance(v.get("num_steps"), dict)), {})  # fmt: skip
         for node, seconds in as_dict(record.get("latency")).items():
             if (time_s := as_number(seconds)) > 0:
                 # times count by the step where nodes take different numbers of them

@@ -82,10 +82,10 @@ def strategy(merging: Merging, fast_steps: int, seed: int) -> Wrapper:
         return RandomSelection(fedavg, merging.at_work, seed=seed)
     if merging.rule == "paper":
         return FedBuff(fedavg, concurrency=merging.at_work, weighting="equal", seed=seed)
-    weighting = "examples" if merging.rule == "examples" else "sqrt"
-    most = 4 * fast_steps
+    correction = 0.0 if merging.rule == "examples" else 0.5
+    how: dict[str, Any] = {"budget": "slice", "max_steps": 4 * fast_steps}
     # slices: every node is back after about the same time
-    steps = LocalSteps(fedavg, fast_steps, budget="slice", max_steps=most, weighting=weighting)
+    steps = LocalSteps(fedavg, fast_steps, step_correction=correction, **how)
     return FedBuff(steps, concurrency=merging.at_work, weighting=merging.rule, seed=seed)
 
 

@@ -19,9 +19,8 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.aggregate import mean_arrays
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.tifl.algorithm import TierState, policy_probs, quantile_tiers
-from flwr_hetero.tifl.phase import Phase
-from flwr_hetero.tifl.tiers import Tiers
+from flwr_hetero.tifl.algorithm import first_state
+from flwr_hetero.tifl.tiers import Tiers, quantile_tiers
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.cost import apps, memory, scale
@@ -82,15 +81,14 @@ class Crowd(LocalGrid):
 def profiled(num_nodes: int) -> TiFL:
     """Make a strategy that is where it would be after profiling, without a million messages."""
     strategy = TiFL(fedavg(), PER_ROUND, policy="random", profiling="phase")
-    assert isinstance(strategy.timing, Phase)
     for i in range(num_nodes):
         strategy.fleet.nodes.set_partition_id(i, i)
     latency = np.random.default_rng(0).lognormal(size=num_nodes)
     found, names = quantile_tiers(latency, 5), [f"node-{i}" for i in range(num_nodes)]
     by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]
     # the names of the nodes, as the first reply would tell them
-    strategy.tiers = Tiers(*by_name, found.boundaries)
-    strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf), np.ones(5))
+    strategy.tiers = Tiers(*by_name, found.boundaries, found.latency)
+    strategy.state = first_state("random", 5, None, 5)
     strategy.timing.set_known(set(range(num_nodes)))
     return strategy
 

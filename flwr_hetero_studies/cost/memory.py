@@ -10,7 +10,7 @@ from flwr_hetero.fleet.throttle import children
 from flwr_hetero_studies.core.apps import APPS
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 
 IMAGES = (320, 80)
 """Rows that are kept: memory is that of the model and of one batch, not of the data."""
@@ -69,7 +69,7 @@ def training(fleet: RealFleet, dataset: str, model: str, batch: int, out: Path) 
     """Run TiFL with one node, and keep the highest figures that its ClientApp processes show."""
     settings = {"dataset": dataset, "partition": "iid", "model": model, "fleet": "real"}
     sizes = {"num_server_rounds": 1, "clients_per_round": 1, "batch_size": batch}
-    run = Experiment(fleet, out, APPS / "tifl", **sizes, **settings).start()
+    run = FleetRun(fleet, out, APPS / "tifl", **sizes, **settings).start()
     highest: dict[str, float] = {}
     while not run.is_over():
         for pid in run.client_app("node-0"):

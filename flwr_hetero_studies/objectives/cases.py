@@ -36,11 +36,11 @@ def tifl(policy: str, steps: int, seed: int) -> Strategy:
     return TiFL(FedAvg(fraction_evaluate=0.0), PER_ROUND, 5, policy=policy, seed=seed)
 
 
-def biased(weighting: str, steps: int, seed: int) -> Strategy:
+def biased(how: dict[str, Any], steps: int, seed: int) -> Strategy:
     """Random nodes with steps by their speed; all sample uniformly."""
     inner = FedAvg(fraction_evaluate=0.0)
     # uniform sampling, for only the weights are to differ
-    budget = BiasedLocalSGD(inner, steps, weighting=weighting, high_loss_fraction=None, seed=seed)
+    budget = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **how)
     return RandomSelection(budget, PER_ROUND, seed=seed)
 
 
@@ -53,7 +53,10 @@ WEIGHTINGS = ("normalised", "sqrt", "examples", "steps")
 BUILD: dict[str, Callable[[int, int], Any]] = {
     "FedAvg": fedavg,
     **{f"TiFL, {policy}": partial(tifl, policy) for policy in ("adaptive", "paced")},
-    **{f"biased, {weighting}": partial(biased, weighting) for weighting in WEIGHTINGS},
+    "biased, normalised": partial(biased, {"step_correction": 1.0}),
+    "biased, sqrt": partial(biased, {"step_correction": 0.5}),
+    "biased, examples": partial(biased, {"step_correction": 0.0}),
+    "biased, steps": partial(biased, {"weigh_by_steps": True}),
 }
 
 

@@ -73,7 +73,7 @@ class Free(RandomSelection):
 
     def select(self, context: Any, grid: Any, online: Any) -> list[int]:
         """Draw them, and set how many are waited for."""
-        count = max(1, (self.clients_per_round or 1) - self.over.round_info()["still_at_work"])
+        count = max(1, (self.clients_per_round or 1) - self.over.round_info()["in_flight"])
         self.over.take = max(1, round(self.share * count))
         return self.rng.sample(sorted(online), min(count, len(online)))
 
@@ -96,12 +96,12 @@ def tifl(count: int, seed: int, policy: str, tiers: int) -> Wrapper:
 
 def partial_work(count: int, seed: int, mu: float, steps: int) -> Wrapper:
     """FedProx with what fits a deadline: the time of so many steps of a quick node."""
-    inner = LocalSteps(fedprox(mu), steps, budget="deadline", weighting="examples")
+    inner = LocalSteps(fedprox(mu), steps, budget="deadline", step_correction=0.0)
     return some(inner, count, seed)
 
 
 def biased(count: int, seed: int, steps: int, fraction: float) -> Wrapper:
-    how: dict[str, Any] = {"budget": "two-class", "weighting": "steps"}
+    how: dict[str, Any] = {"budget": "two-class", "weigh_by_steps": True}
     return some(BiasedLocalSGD(fedavg(), steps, high_loss_fraction=fraction, **how), count, seed)
 
 

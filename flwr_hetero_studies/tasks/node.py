@@ -11,7 +11,7 @@ from torch import nn
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated, repeat_of
-from flwr_hetero.client.sampled_loss import Loss
+from flwr_hetero.client.weighted_loss import Loss
 from flwr_hetero.errors import invalid
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies.tasks.data import Examples, hold_out, load_partition

@@ -62,7 +62,8 @@ class BiasedSettings(Settings):
         return BiasedLocalSGD(
             self._inner(),
             steps,
-            weighting="steps" if weights else "examples",
+            weigh_by_steps=weights,
+            step_correction=0.0,
             high_loss_fraction=self.high_loss_fraction if sampling else None,
             share=self.share or None,
             shared_samples=shared_samples,

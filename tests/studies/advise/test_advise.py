@@ -42,7 +42,7 @@ def test_devices_of_a_former_run(tmp_path):
 
 
 def test_steps_are_taken_off_the_times(tmp_path):
-    steps = {"local-steps": {"num-steps": {"a": 20, "b": 10, "c": 10}}}
+    steps = {"local_steps": {"num_steps": {"a": 20, "b": 10, "c": 10}}}
     records = [{"latency": {"a": 2.0, "b": 2.0, "c": 4.0}, **steps}]
     found = read_fleet(history(tmp_path, records), 20, examples=100, model_mb=1.0)
     assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([1.0, 2.0, 4.0])
@@ -127,8 +127,9 @@ def test_same_seed_same_ranking():
 # --- what is run -------------------------------------------------------------------------
 
 
-NAMES = ("fast_steps", "budget", "weighting", "concurrency", "buffer_size", "num_tiers", "policy",
-         "take", "profiling", "rounds", "clients_per_round")  # fmt: skip
+NAMES = ("fast_steps", "budget", "weighting", "weigh_by_steps", "step_correction", "concurrency",
+         "buffer_size", "num_tiers", "policy", "take", "profiling", "rounds", "window",
+         "clients_per_round")  # fmt: skip
 
 
 def test_run_configs_and_lines_make_same_strategies(monkeypatch):

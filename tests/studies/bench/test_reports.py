@@ -11,7 +11,6 @@ from flwr_hetero_studies.core import bench
 from flwr_hetero_studies.core.record import read
 from flwr_hetero_studies.objectives import report as objectives
 from flwr_hetero_studies.papers.mercury import report as mercury
-from flwr_hetero_studies.papers.pgd import curves as pgd
 from flwr_hetero_studies.papers.tifl import report as tifl
 
 
@@ -137,11 +136,3 @@ def test_gain_is_ratio_of_times_to_uniforms_end():
 def test_target_never_reached_counts_at_the_end():
     never, uniform = rising("bacc", 0, 0.001, rounds=100), rising("uniform", 0, 0.01, rounds=100)
     assert mercury.gain(never, uniform, 0.04) == pytest.approx(0.76, rel=0.01)
-
-
-# --- pgd ------------------------------------------------------------------------------------
-
-
-def test_fit_never_rises_and_treats_jumps_alike():
-    assert pgd.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5]
-    assert pgd.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]
