@@ -81,11 +81,11 @@ def check_client_support(wrapper: Any, context: Exchange, replies: Sequence[Mess
     One node that does shows that the app can. That none does is believed of as many nodes as
     are enough to be no fault of theirs, in one round or over several.
     """
-    for support in wrapper.contracts:
+    for support in wrapper.client_support:
         lacking: dict[int, str] | None = wrapper.lacking.setdefault(support.key, {})
         if lacking is None:  # it was clear before
             continue
-        found = {r.metadata.src_node_id: wrapper.helps(context, r, support) for r in replies}
+        found = {r.metadata.src_node_id: wrapper.has_support(context, r, support) for r in replies}
         lacking |= {n: context.identity(n) for n, has in found.items() if has is False}
         num_with = sum(map(bool, found.values()))
         if num_with or len(lacking) >= context.quorum:
