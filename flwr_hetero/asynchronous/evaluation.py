@@ -117,5 +117,5 @@ class Evaluations:
             metrics = strategy.aggregate_evaluate(number, each.replies, each.context)
             if metrics is not None:
                 self.run.result.evaluate_metrics_clientapp[number] = metrics
-                found = {**metrics, "evaluated-round": number} or found
+                found = {**metrics, "evaluated-round": number}
         return found

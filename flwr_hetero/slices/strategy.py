@@ -18,7 +18,7 @@ from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
 from flwr_hetero.biased_local_sgd.strategy import MAX_RATIO
-from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes, read_number
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import check_enough_updates, name_of
