@@ -97,7 +97,7 @@ SENT = "sent"
 """Those of SLOTS whose samples are in CONTENT."""
 MISSING = "missing"
 """In a reply: slots whose samples the node lacks."""
-SAMPLES = "samples"
+NUM_SAMPLES = "samples"
 """In a reply: number of samples that the node has; what it says first counts."""
 CONTENT = "content"
 """Samples, one after the other: float32 inputs, then the label as int64."""
@@ -113,11 +113,6 @@ SIGNS = "signs"
 """Signs of the pairs of the version before, a bit each."""
 WHOLE_ORDER = "order"
 """A whole order instead of signs: bytes of little-endian int32."""
-ORDER_AGAIN = "order-again"
-"""After a resume, for a node without any state: FIRST_PAIR and its whole order, as above. Not
-counted as payload: what a resume costs is in no clock, so that the run goes on as it would have."""
-ALONE = "alone"
-"""In an instruction, in place of all else: balance your own pairs from the next pass on."""
 SKETCH_SIZE = "sketch-size"
 """Numbers per vector; 0 for whole gradients. In a reply the length of the vectors."""
 SKETCH_SEED = "sketch-seed"
@@ -130,11 +125,6 @@ VECTORS = "vectors"
 """Differences of pairs, one after the other, in DTYPE."""
 SCALE = "scale"
 """What to multiply VECTORS by."""
-
-# --- measuring the herding bound: a ConfigRecord each way -----------------------------------
-HERDING = PREFIX + "herding"
-"""In an instruction: SKETCH_SIZE, SKETCH_SEED. In a reply: NUM_UNITS, and the VECTORS of all
-units that the node visited, as above."""
 
 # --- what a node's sampler does: a ConfigRecord in a reply ------------------------------------
 SAMPLER = PREFIX + "sampler"

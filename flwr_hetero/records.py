@@ -6,22 +6,18 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flwr_hetero.keys import ORDER_AGAIN
-
 MAX_NUMBER = 1e18
 """Largest number of a node that is believed: sums, products and squares of it are finite."""
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Size of a message's payload, in bytes; without what a resume sends again."""
+    """Size of a message's payload, in bytes."""
     total = 0
     for record in content.values():
         if isinstance(record, ArrayRecord):
             total += sum(len(array.data) for array in record.values())
             continue
-        for key, value in record.items():
-            if key == ORDER_AGAIN:
-                continue
+        for value in record.values():
             for item in value if isinstance(value, list) else (value,):
                 total += len(item) if isinstance(item, (bytes, str)) else 8
     return total

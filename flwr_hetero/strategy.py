@@ -8,9 +8,8 @@ from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.fednova import FedNova
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
-from flwr_hetero.cd_grab.herding_meter import HerdingMeter
 from flwr_hetero.cd_grab.strategy import CDGraB
-from flwr_hetero.mercury.resharding_strategy import Resharding
+from flwr_hetero.mercury.strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerFacts
 from flwr_hetero.server.selection import RandomSelection, Selection
@@ -25,7 +24,6 @@ __all__ = [
     "FedBuff",
     "FedNova",
     "FedSlice",
-    "HerdingMeter",
     "LocalSteps",
     "ModelAverage",
     "OverSelect",
@@ -39,21 +37,22 @@ __all__ = [
 ]
 
 MOVED = {
-    "AdaComm": "adacomm",
-    "DeadlineSelection": "deadline",
-    "FedAT": "fedat",
-    "FedAsync": "fedasync",
-    "FedCompass": "fedcompass",
-    "Oort": "oort",
-    "PowerOfChoice": "power_of_choice",
+    "AdaComm": "rivals.adacomm",
+    "DeadlineSelection": "rivals.deadline",
+    "FedAT": "rivals.fedat",
+    "FedAsync": "rivals.fedasync",
+    "FedCompass": "rivals.fedcompass",
+    "HerdingMeter": "papers.cd_grab.herding",
+    "Oort": "rivals.oort",
+    "PowerOfChoice": "rivals.power_of_choice",
 }
-"""Rivals that are now imported from the studies; their old place stays for one release."""
+"""What is now imported from the studies; the old place stays for one release."""
 
 
 def __getattr__(name: str) -> Any:
     """Find a name in its new place, with a warning."""
     if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = "flwr_hetero_studies.rivals"
+    place = f"flwr_hetero_studies.{MOVED[name]}"
     warnings.warn(f"{name} has moved to {place}", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(f"{place}.{MOVED[name]}"), name)
+    return getattr(import_module(place), name)

@@ -16,6 +16,7 @@ from toy import FLOWER_STRATEGIES
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
+from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (4.2, 4.1, 4.0, 1.2, 1.1, 1.0)]
 STEPS = {"fast_steps": 6}
@@ -33,7 +34,7 @@ def recorded(inner):
 
 def everything(inner):
     """Nest what goes together in rounds."""
-    inner = ours.SamplerFacts(ours.HerdingMeter(ours.CDGraB(inner, sketch_size=2), sketch_size=2))
+    inner = ours.SamplerFacts(HerdingMeter(ours.CDGraB(inner, sketch_size=2), sketch_size=2))
     inner = ours.Resharding(ours.BiasedLocalSGD(inner, **STEPS), share=0.5, budget_bytes=16)
     return recorded(ours.OverSelect(ours.TiFL(inner, 6, 1, interval=1, **PHASE), take=6))
 
@@ -53,7 +54,7 @@ NESTS = {
     "FedNova": lambda inner: ours.FedNova(inner, **STEPS),
     "AdaComm": lambda inner: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner: ours.CDGraB(inner, sketch_size=2),
-    "HerdingMeter": lambda inner: ours.HerdingMeter(inner, sketch_size=2),
+    "HerdingMeter": lambda inner: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerFacts": lambda inner: ours.SamplerFacts(inner),
     "OverSelect": lambda inner: ours.OverSelect(inner, take=6),

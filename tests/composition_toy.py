@@ -6,10 +6,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.sampler import HerdingProbe
 from flwr_hetero.mercury.resharding import NodeShard
 from flwr_hetero.mod import restore, save_state, timing
 from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe
 
 SLOTS, SAMPLE_BYTES, USUAL_STEPS = 4, 8, 4
 
@@ -73,7 +73,7 @@ def composition_app(mods=()) -> ClientApp:
 def _visit(message, context, content, partition, steps):
     """Visit two units of data in the order that the server wants, and report on it."""
     records = message.content.config_records
-    probe = HerdingProbe(records.get(keys.HERDING, {}))
+    probe = HerdingProbe(records.get(HERDING, {}))
     if keys.ORDER not in records and not probe.on:
         return
     sampler = OrderedSampler(2, 1, seed=partition)
@@ -88,7 +88,7 @@ def _visit(message, context, content, partition, steps):
     if keys.ORDER in records:
         content[keys.ORDER] = ConfigRecord(sampler.report())
     if probe.on:
-        content[keys.HERDING] = ConfigRecord(probe.report(2))
+        content[HERDING] = ConfigRecord(probe.report(2))
 
 
 def swap(message, context, reply):

@@ -9,7 +9,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import load_state, save_state, timing
-from flwr_hetero.sampler import HerdingProbe, OrderedSampler
+from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe
 
 DIM, BATCH = 5, 2
 
@@ -52,7 +53,7 @@ def order_app(
         sampler = OrderedSampler(len(targets), BATCH, seed=partition, method=method)
         if state := load_state(context, "order"):
             sampler.load_state_dict(state)
-        probe = HerdingProbe(records.get(keys.HERDING, {}))
+        probe = HerdingProbe(records.get(HERDING, {}))
         sampler.follow(records.get(keys.ORDER, {}))
         w = message.content["arrays"]["w"].numpy()
         steps = int(records["config"].get(keys.NUM_STEPS, round(passes * len(sampler))))
@@ -74,7 +75,7 @@ def order_app(
         if report and ordered(partition):
             content[keys.ORDER] = ConfigRecord(report)
         if probe.on:
-            content[keys.HERDING] = ConfigRecord(probe.report(len(sampler.units)))
+            content[HERDING] = ConfigRecord(probe.report(len(sampler.units)))
         return Message(content, reply_to=message)
 
     @app.train("profile")

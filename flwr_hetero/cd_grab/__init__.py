@@ -30,5 +30,4 @@ node visits one after the other::
       15: send the orders (here: the signs)               order_server.OrderServer.answer
 
     Eq. 8, parallel herding objective                     algorithm.herding_bound
-    Theorems 1 to 3: constants, step sizes, rates         theory
 """

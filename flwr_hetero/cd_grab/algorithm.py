@@ -26,6 +26,7 @@ def unit_signs(pair_signs: ArrayLike, num_units: int) -> Signs:
     pairs = np.asarray(pair_signs, np.int8)
     if pairs.shape != (num_units // 2,):
         raise invalid("pair_signs", pairs.shape, f"have shape ({num_units // 2},)")
+    # a last unit without a partner keeps +1
     signs = np.ones(num_units, np.int8)
     signs[0 : 2 * len(pairs) : 2], signs[1::2] = pairs, -pairs
     return signs
@@ -43,6 +44,7 @@ def reorder(order: ArrayLike, signs: ArrayLike) -> NDArray[np.int64]:
     visited, sign = check_order(order), np.asarray(signs)
     if sign.shape != visited.shape or not (np.abs(sign) == 1).all():
         raise invalid("signs", sign.shape, f"hold +1 or -1 for each of {len(visited)} units")
+    # Alg. 1: P, then Q in reverse
     return np.concatenate([visited[sign > 0], visited[sign < 0][::-1]])
 
 
@@ -88,9 +90,11 @@ def pair_balance(
     with np.errstate(invalid="ignore", over="ignore"):
         for pair, (diff, (own, weight)) in enumerate(zip(diffs, owners, strict=True)):
             vote = float(total @ diff)
-            if own is not None and weight:  # not in the paper: partial participation
+            # not in the paper: partial participation
+            if own is not None and weight:
                 vote = (1 - weight) * vote + weight * float(own @ diff)
-            add, signs[pair] = (np.add, 1) if vote <= 0 else (np.subtract, -1)  # +1 on a tie
+            # Alg. 2: the greedy form of Balance (B.2); +1 on a tie, as in the authors' code
+            add, signs[pair] = (np.add, 1) if vote <= 0 else (np.subtract, -1)
             add(total, diff, out=total)
             if own is not None:
                 add(own, diff, out=own)
@@ -119,9 +123,11 @@ def balance_group(
         raise invalid("pair_diffs", len(pair_diffs), f"be of {len(own_sums)} nodes")
     lengths = np.array([len(diffs) for diffs in pair_diffs])
     present = np.arange(lengths.max())[:, None] < lengths  # (pairs, nodes)
-    visits = np.argwhere(present).tolist()  # l. 4, 9: pair by pair, node by node
+    # Alg. 4, l. 4 and 9: pair by pair, and in each node by node
+    visits = np.argwhere(present).tolist()
     signs = np.zeros(present.shape, np.int8)
-    running_sum, signs[present] = pair_balance(  # l. 10
+    # l. 10
+    running_sum, signs[present] = pair_balance(
         reduce(np.add, own_sums),
         (pair_diffs[node][pair] for pair, node in visits),
         own_sums=[(own_sums[node], weights[node]) for _, node in visits],
@@ -173,30 +179,9 @@ def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
     if values.ndim != 3 or visited.shape != values.shape[:2]:
         rule = "have shape (num_nodes, num_units), vectors one axis more"
         raise invalid("orders", (visited.shape, values.shape), rule)
+    # the inner sum of Eq. 8, step by step
     steps = np.zeros(values.shape[1:])
     for vector, order in zip(values, visited, strict=True):
         steps += vector[order]
     steps -= steps.mean(axis=0)
     return float(np.abs(np.cumsum(steps, axis=0, out=steps)).max(initial=0.0))
-
-
-def relative_herding(passes: Sequence[NDArray[np.floating]]) -> float:
-    r"""Eq. 8 in the Euclidean norm, which sketches keep, over a unit's usual deviation.
-
-    .. math:: \max_l \Big\| \sum_{j \le l} \sum_i (v_{ij} - \bar v_i) \Big\|_2 \Big/
-              \sqrt{\operatorname{mean}_{ij} \| v_{ij} - \bar v_i \|_2^2}
-
-    passes: per node (num_units, dim), its vectors in the order of the visit; a shorter pass adds
-    nothing to longer prefixes. Free of the scale of gradients, which falls in training.
-
-    >>> relative_herding([np.array([[5.0], [5.0], [3.0], [3.0]])])
-    2.0
-    """
-    centred = [np.asarray(each, np.float64) for each in passes]
-    centred = [each - each.mean(axis=0) for each in centred]
-    steps = np.zeros((max(map(len, centred)), centred[0].shape[1]))
-    for each in centred:
-        steps[: len(each)] += each
-    furthest = np.linalg.norm(np.cumsum(steps, axis=0), axis=1).max()
-    squares = np.concatenate([np.square(each).sum(axis=1) for each in centred])
-    return float(furthest / (np.sqrt(squares.mean()) or 1.0))

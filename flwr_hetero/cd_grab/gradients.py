@@ -47,6 +47,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
     if size:
         gradients = gradients * random_signs(dim, seed, str(gradients.device))
     if 0 < size < dim:
+        # what is left over is folded onto the first columns
         whole = dim - dim % size
         folded = gradients[:, :whole].reshape(len(gradients), -1, size).sum(dim=1)
         folded[:, : dim - whole] += gradients[:, whole:]
@@ -58,6 +59,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
 @lru_cache(maxsize=4)
 def random_signs(dim: int, seed: int, device: str = "cpu") -> Tensor:
     """Draw a sign per coordinate, the same on every machine and NumPy version."""
+    # raw words: the generators' own methods may change from version to version
     words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), count=dim).view(np.int8)
     return torch.tensor(2 * bits - 1, device=device)

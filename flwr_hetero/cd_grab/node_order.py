@@ -37,10 +37,11 @@ class NodeOrder:
         self.seed, self.position = seed, 0
 
     def next_units(self, count: int) -> NDArray[np.int64]:
-        """Visit the next units; a pass ends where the order does."""
+        """Visit the next units (Alg. 3, l. 3); a pass ends where the order does."""
         if self.position >= len(self.order):
             self.start_pass()
             self.position = 0
+        # Alg. 3, l. 3: unit pi_i(j)
         units = self.order[self.position : self.position + count]
         self.position += len(units)
         return units
@@ -50,15 +51,6 @@ class NodeOrder:
 
     def start_pass(self) -> None:
         """Find the order of the next pass."""
-
-    def become(self, kind: type["NodeOrder"]) -> "NodeOrder":
-        """Return another kind that goes on with this order; it learns from the next pass on."""
-        other = kind(len(self.order), self.seed)
-        for name in kind.schema:
-            if name.endswith("order"):
-                setattr(other, name, self.order)
-        other.position, other.watching = self.position, not self.position
-        return other
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, flat."""
@@ -92,53 +84,13 @@ class Reshuffled(NodeOrder):
         self.order, self.num_passes = rng.permutation(len(self.order)), self.num_passes + 1
 
 
-def filled(signs: Signs, count: int) -> Signs:
-    """Give +1, as at a tie, to the end of a pass that was not trained."""
-    return np.append(signs, np.ones(max(0, count - len(signs)), np.int8))
-
-
-class OwnMean(NodeOrder):
-    """Balance each unit against the mean of the pass before: ID-GraB(Bal), GraB on each node.
-
-    The mean is that of the vectors as they came, in the first pass zero. (Some published code
-    takes the mean of vectors from which the old mean was subtracted already.)
-    """
-
-    learns = watching = True
-    schema = NodeOrder.schema | {
-        **dict.fromkeys(["mean", "sum", "running_sum"], ((-1,), "f")),
-        "signs": ((-1,), "i"),
-    }
-
-    def __init__(self, num_units: int, seed: int = 0) -> None:
-        super().__init__(num_units, seed)
-        self.mean = self.sum = self.running_sum = NO_VECTOR
-        self.signs = NO_SIGNS
-
-    def observe(self, vectors: Vectors) -> None:
-        """Give each unit its sign."""
-        if not self.running_sum.size:
-            self.running_sum = self.sum = np.zeros_like(vectors[0])
-        mean = self.mean if self.mean.size else np.zeros_like(vectors[0])
-        self.running_sum, signs = pair_balance(self.running_sum, vectors - mean)
-        self.sum = self.sum + vectors.sum(axis=0)
-        self.signs = np.concatenate([self.signs, signs])
-
-    def start_pass(self) -> None:
-        """Reorder by the signs of the pass; its mean is subtracted in the next one."""
-        if self.signs.size:
-            self.order = reorder(self.order, filled(self.signs, len(self.order)))
-            self.mean = self.sum / self.sum.dtype.type(len(self.signs))
-        self.sum = self.running_sum = NO_VECTOR
-        self.signs = NO_SIGNS
-
-
 def differences(half: Vectors, vectors: Vectors) -> tuple[Vectors, Vectors]:
     """Return the differences of the pairs that are now complete, and half a pair if one is left."""
     if len(half):
         vectors = np.concatenate([half, vectors])
     paired = len(vectors) // 2 * 2
-    left = vectors[paired:].copy()  # a caller may overwrite its buffer
+    # a caller may overwrite its buffer; the published code keeps a reference to it
+    left = vectors[paired:].copy()
     return vectors[0:paired:2] - vectors[1:paired:2], left
 
 
@@ -147,7 +99,6 @@ class OwnPairs(NodeOrder):
 
     learns = watching = True
     schema = NodeOrder.schema | {
-        "watching": bool,
         "half": ((-1, -1), "f"),
         "running_sum": ((-1,), "f"),
         "signs": ((-1,), "i"),
@@ -159,8 +110,6 @@ class OwnPairs(NodeOrder):
 
     def observe(self, vectors: Vectors) -> None:
         """Give signs to the pairs that are complete."""
-        if not self.watching:
-            return
         diffs, self.half = differences(self.half, vectors)
         if len(diffs):
             start = self.running_sum if self.running_sum.size else np.zeros_like(diffs[0])
@@ -170,18 +119,18 @@ class OwnPairs(NodeOrder):
     def start_pass(self) -> None:
         """Reorder by the signs of the pass; the signed sum starts from zero again."""
         if self.signs.size:
-            pairs = filled(self.signs, len(self.order) // 2)
+            # +1, as at a tie, for the end of a pass that was not trained
+            pairs = np.ones(len(self.order) // 2, np.int8)
+            pairs[: len(self.signs)] = self.signs
             self.order = reorder(self.order, unit_signs(pairs, len(self.order)))
         self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
-        self.watching = True
 
 
 class ServedOrder(NodeOrder):
     """Visit units in the order that the order server wants (Alg. 3).
 
     A pass is watched from its first pair, unless a whole pass of the same order was watched
-    since the last instruction: then there is nothing to add until the server has answered. A
-    new order is adopted between two passes, whenever the answer comes.
+    since the last instruction: then there is nothing to add until the server has answered.
     """
 
     learns = True
@@ -208,23 +157,21 @@ class ServedOrder(NodeOrder):
     def diffs(self, diffs: Vectors) -> None:
         self._chunks, self._num_pairs = [diffs] if len(diffs) else [], len(diffs)
 
-    @property
-    def is_new(self) -> bool:
-        """Whether no unit was visited yet, and no order taken over."""
-        return not (self.position or self.version or self.next_version or self.first_pair)
-
     def follow(self, answer: Answer) -> None:
         """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
         self.complete = False
         self.first_pair += self._num_pairs
         self.diffs = NO_VECTORS
+        # an order from before: it is adopted at once, and begins where the server's signs end
         if answer.order is not None:
             self.next_version, self.next_order = answer.version, answer.order
             self.start_pass()
             self.first_pair, self.position = answer.first_pair, 2 * answer.first_pair
         elif answer.signs is not None and answer.version == self.version + 1:
+            # Alg. 4, l. 14: signs determine the order, and the node composes its own
             signs = unit_signs(answer.signs, len(self.order))
             self.next_version, self.next_order = answer.version, reorder(self.order, signs)
+        # nothing more is to be learnt of an order that the server is done with
         if self.next_version != self.version and self.position:
             self.watching = False
 
@@ -259,7 +206,6 @@ class ServedOrder(NodeOrder):
 METHODS: dict[str, type[NodeOrder]] = {
     "cd-grab": ServedOrder,
     "id-grab": OwnPairs,
-    "id-grab-mean": OwnMean,
     "d-rr": Reshuffled,
     "shuffle-once": NodeOrder,
 }

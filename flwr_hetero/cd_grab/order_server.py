@@ -27,10 +27,6 @@ NEARLY = 1.03
 """Orders count as equally long up to this factor."""
 OUTLIER = 3.0
 """A node whose differences are longer than this many times the median node's is an outlier."""
-LOOK = 32
-"""Reports of nodes that were in a group before which show whether it pays to balance together."""
-MOSTLY_OWN = 0.8
-"""Above this share of their own sums in the votes nodes may as well balance themselves."""
 FEW = 16
 """Pairs that show how long a node's differences are; with fewer the limit is higher."""
 
@@ -54,136 +50,9 @@ class NodeState:
         num_units = len(self.order)
         if len(self.pass_signs) == num_units // 2:
             self.signs, self.pass_signs = self.pass_signs, self.pass_signs[:0]
-            self.order = reorder(self.order, unit_signs(self.signs, num_units))  # Alg. 4, l. 14
+            # Alg. 4, l. 14
+            self.order = reorder(self.order, unit_signs(self.signs, num_units))
             self.version += 1
-
-
-class Balanced(NamedTuple):
-    """What the reports of a round came to."""
-
-    pairs: int = 0
-    pairs_together: int = 0
-    own_share: float = 0.0
-    signed_sum: float = 0.0
-
-
-class OrderServer:
-    """Balance pairs round by round and keep every node's order (Alg. 4).
-
-    Nodes at the same position of orders about equally long form a group and are balanced
-    together; each of the others alone: a common sum is of no use to nodes not side by side.
-    """
-
-    def __init__(self, *, exact: bool = False) -> None:
-        self.exact = exact
-        self.states: dict[str, NodeState] = {}
-        self.shares: list[float] = []
-        """Share that a node's own sum is due by its last two groups, of the first reports."""
-        self.unheard: set[str] = set()
-        """Nodes that have not reported since the state was loaded: they may have lost theirs."""
-
-    def answer(self, node: str) -> Answer:
-        """Return a node's next order (Alg. 4, l. 15): signs, or all of it if it lost track."""
-        state = self.states.get(node)
-        if state is None:
-            return Answer()
-        if state.lost:
-            return Answer(state.version, order=state.order, first_pair=len(state.pass_signs))
-        if node in self.unheard:
-            return Answer(
-                state.version, state.signs, state.order, len(state.pass_signs), again=True
-            )
-        return Answer(state.version, signs=state.signs)
-
-    def receive(self, reports: Mapping[str, Report]) -> Balanced:
-        """Balance the pairs of a round; reports by node, in the order of the nodes."""
-        self.unheard.difference_update(reports)
-        accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
-        parts = []
-        for group in side_by_side(accepted):
-            kept = join_group((self.states[node] for node in group), frozenset(group))
-            self.shares += own_share(kept, len(group)).tolist()[: LOOK - len(self.shares)]
-            split = [group] if self.exact else split_outliers(group)
-            parts += [self._balance(part) for part in split]
-        if not parts:
-            return Balanced()
-        pairs, together, shares, signed_sums = zip(*parts, strict=True)
-        share = float(np.average(shares, weights=pairs))
-        return Balanced(sum(pairs), sum(together), share, max(signed_sums))
-
-    @property
-    def is_of_no_use(self) -> bool:
-        """Whether, by the first reports, nodes lose nothing if each balances its own pairs."""
-        enough = len(self.shares) == LOOK and not self.exact
-        return enough and sum(self.shares) > MOSTLY_OWN * LOOK
-
-    def rename(self, old: str, new: str) -> None:
-        """Keep a node's state under a better identity."""
-        state = self.states.pop(old, None)
-        if state is not None:
-            self.states.setdefault(new, state)
-        if old in self.unheard:
-            self.unheard = self.unheard - {old} | {new}
-
-    def _accepts(self, node: str, report: Report) -> bool:
-        """Return whether a report continues the pass; notice a node without the right order."""
-        state = self.states.get(node)
-        if state is None or len(state.order) != report.num_units:
-            state = NodeState(np.arange(report.num_units))
-            if report.version:  # an order from before a restart of the server is not known here
-                state.version, state.lost = report.version + 1, True
-            self.states[node] = state
-        one_behind = report.version == state.version - 1 and state.signs is not None
-        state.lost = report.version != state.version and (state.lost or not one_behind)
-        if report.version != state.version or not len(report.diffs):
-            return False
-        if report.first_pair == 0:  # Alg. 4, l. 3: r <- 0
-            state.pass_signs = np.zeros(0, np.int8)
-            state.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
-        return report.first_pair == len(state.pass_signs)
-
-    def _balance(self, group: Group) -> Balanced:
-        states = [self.states[node] for node in group]
-        diffs = [report.diffs for report in group.values()]
-        shares = own_share([state.overlap for state in states], len(states))
-        own_sums = [state.own_sum for state in states]
-        running_sum, signs = balance_group(own_sums, diffs, shares)  # Alg. 4, l. 4-13
-        for state, own in zip(states, signs, strict=True):
-            state.add(own)
-        num_pairs = sum(map(len, signs))
-        usual = float(np.linalg.norm([*map(np.linalg.norm, diffs)]) / np.sqrt(num_pairs)) or 1.0
-        together = num_pairs if len(states) > 1 else 0
-        signed_sum = float(np.linalg.norm(running_sum)) / usual
-        return Balanced(num_pairs, together, float(shares.mean()), signed_sum)
-
-    # --- state -----------------------------------------------------------------------
-
-    def state_dict(self) -> StateDict:
-        """Return all states as ``node/field``; a group, which many nodes share, is kept once."""
-        number: dict[frozenset[str] | None, int] = {None: -1}
-        state: dict[str, Any] = {}
-        for node, own in self.states.items():
-            fields = vars(own) | {"own_sum": own.own_sum.copy()}  # it is changed in place
-            fields["group"] = number.setdefault(own.group, len(number) - 1)
-            state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
-        groups = [sorted(group) for group in number if group is not None]
-        return state | {"groups": json.dumps(groups), "shares": np.array(self.shares)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
-        check_state(state, {"groups": str, "shares": ((-1,), "f")}, "CDGraB")
-        self.shares = np.asarray(state["shares"]).tolist()
-        groups = [*map(frozenset, json.loads(str(state["groups"]))), None]
-        fields: dict[str, dict[str, Any]] = {}
-        for key, value in state.items():
-            node, _, name = key.rpartition("/")
-            if node:
-                fields.setdefault(node, {})[name] = value
-        for own in fields.values():
-            check_state(own, _SCHEMA, "CDGraB")
-            own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy()}
-        self.states = {node: NodeState(**own) for node, own in fields.items()}
-        self.unheard = set(self.states)
 
 
 _SCHEMA = {
@@ -195,6 +64,114 @@ _SCHEMA = {
     "overlap": float,
     "lost": bool,
 }
+
+
+class Balance(NamedTuple):
+    """What the reports of a round came to, for the history."""
+
+    pairs: int = 0
+    pairs_together: int = 0
+    own_share: float = 0.0
+    signed_sum: float = 0.0
+
+
+class OrderServer:
+    """Balance pairs round by round and keep every node's order (Alg. 4)."""
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
+        self.states: dict[str, NodeState] = {}
+
+    def answer(self, node: str) -> Answer:
+        """Return a node's next order (Alg. 4, l. 15): signs, or all of it if it lost track."""
+        state = self.states.get(node)
+        if state is None:
+            return Answer()
+        if state.lost:
+            return Answer(state.version, order=state.order, first_pair=len(state.pass_signs))
+        return Answer(state.version, signs=state.signs)
+
+    def receive(self, reports: Mapping[str, Report]) -> Balance:
+        """Balance the pairs of a round; reports by node, in the order of the nodes."""
+        accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
+        parts = []
+        # a common sum is of no use to nodes that are not side by side
+        for group in side_by_side(accepted):
+            join_group((self.states[node] for node in group), frozenset(group))
+            split = [group] if self.exact else split_outliers(group)
+            parts += [self._balance(part) for part in split]
+        if not parts:
+            return Balance()
+        pairs, together, shares, signed_sums = zip(*parts, strict=True)
+        share = float(np.average(shares, weights=pairs))
+        return Balance(sum(pairs), sum(together), share, max(signed_sums))
+
+    def rename(self, old: str, new: str) -> None:
+        """Keep a node's state under a better identity."""
+        if (state := self.states.pop(old, None)) is not None:
+            self.states.setdefault(new, state)
+
+    def _accepts(self, node: str, report: Report) -> bool:
+        """Return whether a report continues the pass; notice a node without the right order."""
+        state = self.states.get(node)
+        if state is None or len(state.order) != report.num_units:
+            state = NodeState(np.arange(report.num_units))
+            # an order from before a restart of the server is not known here
+            if report.version:
+                state.version, state.lost = report.version + 1, True
+            self.states[node] = state
+        # an answer that was lost is sent again; all else takes a whole order
+        one_behind = report.version == state.version - 1 and state.signs is not None
+        state.lost = report.version != state.version and (state.lost or not one_behind)
+        if report.version != state.version or not len(report.diffs):
+            return False
+        # Alg. 4, l. 3: r <- 0
+        if report.first_pair == 0:
+            state.pass_signs = np.zeros(0, np.int8)
+            state.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
+        return report.first_pair == len(state.pass_signs)
+
+    def _balance(self, group: Group) -> Balance:
+        """Give signs to a group's pairs, and each node its next order after the last pair."""
+        states = [self.states[node] for node in group]
+        diffs = [report.diffs for report in group.values()]
+        shares = own_share([state.overlap for state in states], len(states))
+        own_sums = [state.own_sum for state in states]
+        # Alg. 4, l. 4-13
+        running_sum, signs = balance_group(own_sums, diffs, shares)
+        for state, own in zip(states, signs, strict=True):
+            state.add(own)
+        num_pairs = sum(map(len, signs))
+        usual = float(np.linalg.norm([*map(np.linalg.norm, diffs)]) / np.sqrt(num_pairs)) or 1.0
+        together = num_pairs if len(states) > 1 else 0
+        signed_sum = float(np.linalg.norm(running_sum)) / usual
+        return Balance(num_pairs, together, float(shares.mean()), signed_sum)
+
+    def state_dict(self) -> StateDict:
+        """Return all states as ``node/field``; a group, which many nodes share, is kept once."""
+        number: dict[frozenset[str] | None, int] = {None: -1}
+        state: dict[str, Any] = {}
+        for node, own in self.states.items():
+            # a sum is changed in place
+            fields = vars(own) | {"own_sum": own.own_sum.copy()}
+            fields["group"] = number.setdefault(own.group, len(number) - 1)
+            state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
+        groups = [sorted(group) for group in number if group is not None]
+        return state | {"groups": json.dumps(groups)}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
+        check_state(state, {"groups": str}, "CDGraB")
+        groups = [*map(frozenset, json.loads(str(state["groups"]))), None]
+        fields: dict[str, dict[str, Any]] = {}
+        for key, value in state.items():
+            node, _, name = key.rpartition("/")
+            if node:
+                fields.setdefault(node, {})[name] = value
+        for own in fields.values():
+            check_state(own, _SCHEMA, "CDGraB")
+            own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy()}
+        self.states = {node: NodeState(**own) for node, own in fields.items()}
 
 
 # --- groups --------------------------------------------------------------------------
@@ -215,28 +192,23 @@ def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
     return list(groups.values())
 
 
-def join_group(states: Iterable[NodeState], group: frozenset[str]) -> list[float]:
-    """Put nodes into a group; track how much of its last group each is balanced with again.
-
-    Return this of the nodes that were in one.
-    """
-    num_common: dict[frozenset[str], int] = {}  # last groups are mostly the same
-    parts = []
+def join_group(states: Iterable[NodeState], group: frozenset[str]) -> None:
+    """Put nodes into a group; track how much of its last group each is balanced with again."""
+    # last groups are mostly the same
+    num_common: dict[frozenset[str], int] = {}
     for state in states:
         last, state.group = state.group, group
-        if last is None:
-            continue
-        if last not in num_common:
-            num_common[last] = len(group & last)
-        kept = (num_common[last] - 1) / max(1, len(group) - 1)
-        state.overlap = MEMORY * state.overlap + (1 - MEMORY) * kept
-        parts.append(kept)
-    return parts
+        if last is not None:
+            if last not in num_common:
+                num_common[last] = len(group & last)
+            kept = (num_common[last] - 1) / max(1, len(group) - 1)
+            state.overlap = MEMORY * state.overlap + (1 - MEMORY) * kept
 
 
 def split_outliers(group: Group) -> list[Group]:
     """Balance nodes with far longer differences than the median node's alone."""
     lengths = {n: float(np.linalg.norm(r.diffs)) / len(r.diffs) ** 0.5 for n, r in group.items()}
+    # so that no node, nor one that lies, rules all signs
     limit = OUTLIER * float(np.median([*lengths.values()]))
     outliers = {
         n for n, r in group.items() if lengths[n] > limit * max(1.0, (FEW / len(r.diffs)) ** 0.5)

@@ -12,11 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import sketch_gradients
-from flwr_hetero.cd_grab.herding_probe import HerdingProbe
-from flwr_hetero.cd_grab.node_order import METHODS, NodeOrder, OwnPairs, ServedOrder
+from flwr_hetero.cd_grab.node_order import METHODS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.client.sampled_loss import on_backward
+from flwr_hetero.client.weighted_loss import on_backward
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
@@ -24,7 +23,7 @@ MOST_AHEAD = 4096
 """Batches drawn and not trained that are remembered."""
 
 
-class _Drawn(NamedTuple):
+class _Visit(NamedTuple):
     """A batch: in which pass it was drawn, and whether its gradient is wanted."""
 
     indices: NDArray[np.int64]
@@ -38,7 +37,7 @@ class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
 
     The data are split at random into units of about equal size: whole batches or single examples.
-    The gradients of whole batches come from :class:`~flwr_hetero.sampler.SampledLoss`, after
+    The gradients of whole batches come from :class:`~flwr_hetero.sampler.WeightedLoss`, after
     :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch.
 
     Parameters
@@ -51,8 +50,8 @@ class OrderedSampler(BatchSampler):
         Seed of the split and of ``d-rr``; each node needs its own, for its whole life.
     method : str
         ``cd-grab``: from the order server (:meth:`follow`, :meth:`report`). ``id-grab``: the node
-        balances its own pairs. ``id-grab-mean``: GraB, against the mean of the pass before.
-        ``d-rr``: a new random order each pass. ``shuffle-once``: always the first order.
+        balances its own pairs. ``d-rr``: a new random order each pass. ``shuffle-once``: always
+        the first order.
     unit : {"batch", "example"}
         What is ordered.
     num_units : int, optional
@@ -87,9 +86,9 @@ class OrderedSampler(BatchSampler):
     """
 
     learns = True
-    cure = (
+    hint = (
         "call hetero.batches(loader, msg, model=model) or follow(loader.batch_sampler, msg, "
-        "context, model), and take as loss: criterion = SampledLoss(loader.batch_sampler)"
+        "context, model), and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
 
     def __init__(
@@ -109,13 +108,12 @@ class OrderedSampler(BatchSampler):
         if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
-        self._ahead, self._returned = deque[_Drawn](maxlen=MOST_AHEAD), deque[_Drawn]()
+        self._ahead, self._returned = deque[_Visit](maxlen=MOST_AHEAD), deque[_Visit]()
         self._is_ahead = self._is_served = self._was_watched = self._is_observed = False
         self._finds_trained = False
         self._num_passes = self._pass_trained = self._owed = 0
         self._parameters: list[nn.Parameter] = []
         self._hook: RemovableHandle | None = None
-        self.probe = HerdingProbe({})
         self._split(num_units or usual)
 
     def _split(self, num_units: int) -> None:
@@ -136,15 +134,17 @@ class OrderedSampler(BatchSampler):
 
     def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Take the next units of the order; a new pass begins where the last one ended."""
+        # Alg. 3, l. 3: visit unit pi_i(j)
         before = self.node_order.position
         chosen = self.node_order.next_units(self.units_per_batch)
         self._num_passes += self.node_order.position <= before
         indices = np.concatenate([self.units[unit] for unit in chosen])
+        # units differ in size: a pass is the mean over all examples
         weight = len(indices) / len(chosen) * len(self.units) / self.num_samples
         weights = np.full(len(indices), weight)
         if not self._is_ahead:
             self._ahead.clear()
-        self._ahead.append(_Drawn(indices, weights, len(chosen), self._num_passes, self.watching))
+        self._ahead.append(_Visit(indices, weights, len(chosen), self._num_passes, self.watching))
         self._was_watched |= self.watching
         return indices, weights
 
@@ -163,9 +163,11 @@ class OrderedSampler(BatchSampler):
 
     def give_back(self) -> None:
         """Visit later what was drawn ahead in this pass and not trained."""
+        # a DataLoader's workers fetch batches that a loop may never come to
         left = [drawn for drawn in self._ahead if drawn.pass_number == self._num_passes]
         known = [drawn for drawn in left if self._finds_trained or drawn.watched]
-        if self._finds_trained or self._is_observed:  # else nothing tells what was trained
+        # else nothing tells what was trained
+        if self._finds_trained or self._is_observed:
             self.node_order.position -= sum(drawn.num_units for drawn in known)
             self._returned = deque(known)
             self._ahead.clear()
@@ -194,7 +196,7 @@ class OrderedSampler(BatchSampler):
         if drawn:
             self._ahead.popleft()
 
-    def _is_wanted(self, drawn: "_Drawn") -> bool:
+    def _is_wanted(self, drawn: "_Visit") -> bool:
         return drawn.watched and drawn.pass_number == self._num_passes
 
     def _units_in_last_batch(self) -> int:
@@ -204,6 +206,7 @@ class OrderedSampler(BatchSampler):
     def _learn(self, gradients: Tensor, expected: int) -> None:
         if gradients.ndim != 2 or len(gradients) != expected:
             raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
+        # Alg. 3, l. 5, as a sketch that waits for the reply
         vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
         if not np.isfinite(vectors).all():
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
@@ -228,8 +231,9 @@ class OrderedSampler(BatchSampler):
         by_hand = not self._parameters or self.unit == "example"
         if by_hand and self.node_order.learns:
             return
+        # of a loss without a backward pass
         if self._hook is not None:
-            self._hook.remove()  # of a loss without a backward pass
+            self._hook.remove()
         self._finds_trained, drawn = True, self._find(indices)
         if by_hand or drawn is None or not losses.requires_grad:
             return
@@ -238,24 +242,25 @@ class OrderedSampler(BatchSampler):
             pairs = zip(parts or [None] * len(self._parameters), self._parameters, strict=True)
             flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
             gradient = torch.cat(flat)[None].detach()
-            self.probe.see(gradient)
             if self.watching and self._is_wanted(drawn):
                 before = torch.zeros_like(gradient).expand(self._owed - 1, -1)
                 self._learn(torch.cat([before, gradient]), self._owed)
                 self._owed = 0
             self.batch_done()
 
-        if self.probe.on or drawn.watched:
+        if drawn.watched:
             self._hook = on_backward(losses, drawn.weights, self._parameters, learn)
 
-    def _find(self, indices: NDArray[np.int64]) -> "_Drawn | None":
+    def _find(self, indices: NDArray[np.int64]) -> "_Visit | None":
         """Return a batch that was drawn; those before it are not trained and count as zero."""
         ahead = self._ahead or self._returned
         for place, drawn in enumerate(ahead):
             if np.array_equal(drawn.indices, indices):
                 passed = [ahead.popleft() for _ in range(place + 1)]
-                if ahead is self._returned:  # fetched before the loop's end, trained after it
+                # fetched before the loop's end, trained after it
+                if ahead is self._returned:
                     self.node_order.position += sum(each.num_units for each in passed)
+                # batches that were passed over take part in the pairs as zeros
                 begun = drawn.pass_number != self._pass_trained
                 self._owed = 0 if begun else self._owed
                 self._pass_trained = drawn.pass_number
@@ -270,47 +275,38 @@ class OrderedSampler(BatchSampler):
         """Say that gradients are missing, if any are wanted."""
         wanted = self.node_order.learns and (self.method != "cd-grab" or self._is_served)
         if wanted and self._was_watched and not self._is_observed:
-            return f"OrderedSampler learns nothing: no gradient was observed; {self.cure}"
+            return f"OrderedSampler learns nothing: no gradient was observed; {self.hint}"
         return ""
 
     # --- the order server --------------------------------------------------------------
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Follow the order server, and measure for it what it asks for."""
+        """Follow the order server (Alg. 3, l. 2)."""
         self._is_served = bool(records.get(keys.ORDER))
         self.follow(records.get(keys.ORDER, {}))
-        self.probe = HerdingProbe(records.get(keys.HERDING, {}))
 
     def reply_records(self) -> dict[str, Mapping[str, Any]]:
-        """Return what the order server and the meter asked for."""
-        found: dict[str, Mapping[str, Any]] = {
-            keys.ORDER: self.report() if self._is_served else {},
-            keys.HERDING: self.probe.report(len(self.units)),
-        }
-        return {name: record for name, record in found.items() if record}
+        """Return what the order server asked for (Alg. 3, l. 5)."""
+        record = self.report() if self._is_served else {}
+        return {keys.ORDER: record} if record else {}
 
     def follow(self, instruction: Mapping[str, Any]) -> None:
         """Follow the ``ORDER`` record of a training instruction, which may be empty.
 
         What does not fit this node's order is ignored: the next report shows it to the server.
         """
-        if not instruction or self.method != "cd-grab":
+        if not instruction or not isinstance(self.node_order, ServedOrder):
             return
         self._owed = 0
-        kind = OwnPairs if instruction.get(keys.ALONE) else ServedOrder
-        if not isinstance(self.node_order, kind):
-            self.node_order, self.terms = self.node_order.become(kind), Terms()
-        if not isinstance(self.node_order, ServedOrder):
-            return
         terms = read_terms(instruction)
         num_units = min(terms.num_units, self.num_samples) or len(self.units)
         if self.unit == "batch" and num_units != len(self.units):
             self._split(num_units)
-        if terms[1:3] != self.terms[1:3]:  # another sketch
+        # another sketch
+        if terms[1:3] != self.terms[1:3]:
             self.node_order.forget()
         self.terms = terms
-        is_new = self.node_order.is_new
-        self.node_order.follow(read_answer(instruction, len(self.units), is_new=is_new))
+        self.node_order.follow(read_answer(instruction, len(self.units)))
 
     def report(self) -> dict[str, int | float | str | bytes]:
         """Return the ``ORDER`` record of the reply to it; empty for other methods."""
@@ -322,8 +318,7 @@ class OrderedSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return sizes, settings, terms and the order."""
-        alone = self.method == "cd-grab" and isinstance(self.node_order, OwnPairs)
-        own: StateDict = {"num_units": len(self.units), "alone": alone}
+        own: StateDict = {"num_units": len(self.units)}
         own |= {name: getattr(self, name) for name in _SETTINGS}
         own |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
         own |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
@@ -332,14 +327,13 @@ class OrderedSampler(BatchSampler):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         owner, names = type(self).__name__, [f"terms.{name}" for name in Terms._fields]
-        check_state(state, {"num_units": int, "alone": bool, **dict.fromkeys(names, int)}, owner)
+        check_state(state, {"num_units": int, **dict.fromkeys(names, int)}, owner)
         num_units, terms = int(state["num_units"]), Terms(*(int(state[name]) for name in names))
         wrong = [name for name in _SETTINGS if state.get(name) != getattr(self, name)]
         if wrong or not 1 <= num_units <= self.num_samples or min(terms) < 0:
             rule = f"{self.method}, {self.unit}, seed {self.seed}, {self.num_samples} examples"
             raise ValueError(f"state of {owner} must be of {rule}.")
-        kind: type[NodeOrder] = OwnPairs if state["alone"] else METHODS[self.method]
-        order = kind(num_units, self.seed)
+        order = METHODS[self.method](num_units, self.seed)
         order.load_state_dict(entries_below("order.", state))
         super().load_state_dict(state)
         self._split(num_units)

@@ -3,15 +3,13 @@
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.cd_grab.contract import ORDERS
-from flwr_hetero.cd_grab.order_server import Balanced, OrderServer
+from flwr_hetero.cd_grab.order_server import Balance, OrderServer
 from flwr_hetero.cd_grab.wire import (
     MAX_COUNT,
     MAX_UNITS,
@@ -24,11 +22,24 @@ from flwr_hetero.cd_grab.wire import (
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import STEPS, Contract, check_on_missing
+from flwr_hetero.server.contract import STEPS, Contract
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
+
+ORDERS = Contract(
+    keys.ORDER,
+    "what it saw of its order",
+    "    from flwr_hetero.mod import hetero\n"
+    "    from flwr_hetero.sampler import OrderedSampler\n"
+    "    app = ClientApp(mods=[hetero])  # adds to the reply what the sampler has to say\n"
+    "    loader = hetero.batches(loader, msg, sampler=OrderedSampler, model=model)\n"
+    "    criterion = loader.criterion()  # in place of the loss function",
+    "which stay with their own order",
+    "leave out",
+)
+"""What nodes must do."""
 
 
 class CDGraB(Wrapper):
@@ -54,8 +65,6 @@ class CDGraB(Wrapper):
         instead. None: each node's own choice.
     seed : int
         Seed of the sketch.
-    on_missing : {"raise", "warn"}
-        What to do if no node reports on its order.
 
     Raises
     ------
@@ -68,14 +77,13 @@ class CDGraB(Wrapper):
     -----
     The paper leaves partial participation out. Here the sign balances a mix of the global sum and
     the node's own sum; the own-sum weight is 0 for a fixed group and 1 for a node balanced alone
-    (:func:`~flwr_hetero.cd_grab.algorithm.own_share`). A pair weighs as much as its node's model.
-    Where the first reports show an own-sum weight above 0.8, as with a few nodes drawn at random
-    each round, this has nothing over ``OrderedSampler(method="id-grab")``, which sends nothing: in
-    sketched mode the server then says so, and nodes go on like that. Use it where the same nodes
-    meet again: all of them, or whole tiers.
+    (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the history). Above 0.8, as
+    with a few nodes drawn at random each round, this has nothing over
+    ``OrderedSampler(method="id-grab")``, which sends nothing. A pair weighs as much as its node's
+    model.
 
-    A resumed run equals an unbroken one, its clock included, if nodes keep their state; a node that
-    lost it gets its order again, and begins where the server's signs end.
+    A resumed run equals an unbroken one if nodes keep their state; a node that lost it gets its
+    order again, and begins where the server's signs end.
 
     References
     ----------
@@ -88,7 +96,7 @@ class CDGraB(Wrapper):
     >>> strategy = CDGraB(FedAdam(), num_units=64)
     """
 
-    name: ClassVar[str] = "cd-grab"
+    name: ClassVar[str] = "cd_grab"
     decides = frozenset({"orders"})
     contracts: tuple[Contract, ...] = (ORDERS,)
     only_rounds = "nodes balance pairs on their own there: OrderedSampler(method='id-grab')"
@@ -101,7 +109,6 @@ class CDGraB(Wrapper):
         sketch_size: int = 1024,
         num_units: int | None = None,
         seed: int = 0,
-        on_missing: str = "raise",
     ) -> None:
         self.exact = check_choice("mode", mode, ("sketched", "exact")) == "exact"
         sketch_size = check_count("sketch_size", sketch_size, 1)
@@ -112,16 +119,18 @@ class CDGraB(Wrapper):
         if self.exact:
             self.decides = self.decides | {"steps"}
             self.contracts = ORDERS, STEPS
-        self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
         self.server = OrderServer(exact=self.exact)
         self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)
         self._names: dict[int, str] = {}
         self._reports: dict[str, Report] = {}  # by message, from when it is judged
         self._dim = 0
-        self.is_off = False
-        """Whether nodes balance themselves, for a common sum is of no use."""
-        self._balanced, self._bytes = Balanced(), {"bytes-down": 0, "bytes-up": 0}
+        self._balance, self._bytes = Balance(), {"bytes_down": 0, "bytes_up": 0}
+
+    def on_start(self, run: Run) -> None:
+        """After a resume, find out which nodes the orders belong to."""
+        if self.server.states:
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
@@ -129,33 +138,31 @@ class CDGraB(Wrapper):
         """Tell each node which order it should be at (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=context.round)
         self._names, self._reports = {}, {}
-        self._bytes = {"bytes-down": 0, "bytes-up": 0}
+        self._bytes = {"bytes_down": 0, "bytes_up": 0}
         for message in messages:
             node_id = message.metadata.dst_node_id
             self._names[node_id] = self.identity(node_id)
-            record = ConfigRecord({keys.ALONE: True})
-            if not self.is_off:
-                answer = self.server.answer(self._names[node_id])
-                record = ConfigRecord(write_instruction(self.terms, answer))  # type: ignore[arg-type]
+            # Alg. 4, l. 15
+            answer = self.server.answer(self._names[node_id])
+            record = ConfigRecord(write_instruction(self.terms, answer))  # type: ignore[arg-type]
             message.content[keys.ORDER] = record
-            self._bytes["bytes-down"] += payload_bytes(RecordDict({keys.ORDER: record}))
+            self._bytes["bytes_down"] += payload_bytes(RecordDict({keys.ORDER: record}))
+            # one step a round: the models of a round are all at the same weights
             if self.exact:
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
-        """Read the pairs in a reply; return why they cannot be balanced."""
-        record = reply.content.config_records.get(keys.ORDER)
-        if record is None or self.is_off:
-            return None
-        try:
-            self._reports[reply.metadata.reply_to_message_id] = read_report(record, self.terms)
-        except ValueError as error:
-            return f"order record: {error}"
+        """Read the pairs in a reply (Alg. 4, l. 5); return why they cannot be balanced."""
+        if (record := reply.content.config_records.get(keys.ORDER)) is not None:
+            try:
+                self._reports[reply.metadata.reply_to_message_id] = read_report(record, self.terms)
+            except ValueError as error:
+                return f"order record: {error}"
         return None
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Take the pairs out of the replies and balance them; drop replies with bad ones."""
+        """Take the pairs out of the replies and balance them (Alg. 4, l. 8-14)."""
         reports: dict[int, Report] = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
@@ -163,11 +170,10 @@ class CDGraB(Wrapper):
             if record is None:
                 continue
             del reply.content[keys.ORDER]
-            self._bytes["bytes-up"] += payload_bytes(RecordDict({keys.ORDER: record}))
-            if self.is_off:
-                continue
+            self._bytes["bytes_up"] += payload_bytes(RecordDict({keys.ORDER: record}))
             name, before = self.identity(node_id), self._names.get(node_id, "")
-            if name != before:  # its identity became known by this reply
+            # its identity became known by this reply
+            if name != before:
                 self.server.rename(before, name)
             reports[node_id] = self._reports.pop(reply.metadata.reply_to_message_id)
         bad = self._of_other_lengths(reports)
@@ -177,22 +183,9 @@ class CDGraB(Wrapper):
                 context.drop(reply, f"order record: {reason}")
             else:
                 good.append(reply)
-        self._balanced = self.server.receive(self._weighted(context, good, reports))
-        if self.server.is_of_no_use:
-            self._switch_off()
+        # l. 8-14
+        self._balance = self.server.receive(self._weighted(context, good, reports))
         return good
-
-    def _switch_off(self) -> None:
-        """Tell nodes from now on to balance themselves, which takes no vectors."""
-        share, how = 100 * np.mean(self.server.shares), "OrderedSampler(method='id-grab')"
-        log(
-            WARNING,
-            "CD-GraB: nodes are seldom balanced with the same others again, and %.0f %% of each "
-            "vote are a node's own. From now on nodes balance themselves, as by %s, without any "
-            "traffic. Where all take part but hold unequal amounts of data, set num_units.",
-            *(share, how),
-        )
-        self.is_off, self.contracts, self.server = True, (), OrderServer()
 
     def _of_other_lengths(self, reports: dict[int, Report]) -> dict[int, str]:
         """Find nodes whose vectors are not as long as those of the others."""
@@ -203,9 +196,9 @@ class CDGraB(Wrapper):
             self.server.states = {}
         self._dim = usual
         return {
-            node: f"vectors of {length} numbers instead of {self._dim}"
+            node: f"vectors of {length} numbers instead of {usual}"
             for node, length in lengths.items()
-            if length != self._dim
+            if length != usual
         }
 
     def _weighted(
@@ -223,29 +216,19 @@ class CDGraB(Wrapper):
             result[self.identity(reply.metadata.src_node_id)] = report
         return result
 
-    def on_start(self, run: Run) -> None:
-        """After a resume, find out which nodes the orders belong to."""
-        if self.server.states:
-            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
-
     def round_info(self) -> dict[str, Any]:
         """Return what was balanced this round, and the bytes that it took."""
-        if self.is_off and not self._balanced.pairs:
-            return {"balanced-by": "nodes"} | self._bytes
-        balanced = self._balanced._asdict()
-        return {name.replace("_", "-"): value for name, value in balanced.items()} | self._bytes
+        return self._balance._asdict() | self._bytes
 
     def state_dict(self) -> StateDict:
         """Return all orders and what was seen of them."""
-        return self.server.state_dict() | {"dim": self._dim, "is_off": self.is_off}
+        return self.server.state_dict() | {"dim": self._dim}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"dim": int, "is_off": bool}, "CDGraB")
+        check_state(state, {"dim": int}, "CDGraB")
         self.server.load_state_dict(state)
-        self._dim, self.is_off = int(state["dim"]), bool(state["is_off"])
-        if self.is_off:
-            self.contracts = ()
+        self._dim = int(state["dim"])
 
     def summary(self) -> None:
         """Log the mode and the wrapped strategy's settings."""

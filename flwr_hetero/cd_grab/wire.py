@@ -34,16 +34,12 @@ _TERMS = (keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS)
 
 
 class Answer(NamedTuple):
-    """Which version of its order a node should be at, and what it needs to get there.
-
-    ``again``: the order is for a node without any state only; others go by the signs.
-    """
+    """Which version of its order a node should be at, and what it needs to get there."""
 
     version: int = 0
     signs: Signs | None = None
     order: NDArray[np.int64] | None = None
     first_pair: int = 0
-    again: bool = False
 
 
 class Report(NamedTuple):
@@ -57,14 +53,9 @@ class Report(NamedTuple):
 
 def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
     """Write what the server wants of a node."""
-    record: dict[str, int | bytes] = {
-        **dict(zip(_TERMS, terms, strict=True)),
-        keys.VERSION: answer.version,
-    }
-    if answer.order is not None and answer.again:
-        again = np.append(answer.first_pair, answer.order)
-        record[keys.ORDER_AGAIN] = np.asarray(again, "<i4").tobytes()
-    elif answer.order is not None:
+    own = dict(zip(_TERMS, terms, strict=True))
+    record: dict[str, int | bytes] = {**own, keys.VERSION: answer.version}
+    if answer.order is not None:
         record[keys.WHOLE_ORDER] = np.asarray(answer.order, "<i4").tobytes()
         record[keys.FIRST_PAIR] = answer.first_pair
     if answer.signs is not None:
@@ -77,22 +68,17 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
     return Terms(*(_count(record, key) for key in _TERMS))
 
 
-def read_answer(record: Mapping[str, Any], num_units: int, *, is_new: bool = False) -> Answer:
-    """Read what the server wants of this node; no answer if it does not fit the node's order.
-
-    ``is_new``: the node has no state; after a resume of the run it gets its order whole.
-    """
+def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
+    """Read what the server wants of this node; no answer if it does not fit the node's order."""
     version, num_pairs = _count(record, keys.VERSION), num_units // 2
     try:
-        if is_new and keys.ORDER_AGAIN in record:
-            first, *again = np.frombuffer(record[keys.ORDER_AGAIN], "<i4").tolist()
-            record = {**record, keys.WHOLE_ORDER: np.array(again, "<i4"), keys.FIRST_PAIR: first}
         if keys.WHOLE_ORDER in record:
             order = check_order(np.frombuffer(record[keys.WHOLE_ORDER], "<i4"))
             first = min(_count(record, keys.FIRST_PAIR), num_pairs)
             return Answer(version, None, order, first) if len(order) == num_units else Answer()
     except ValueError:
         return Answer()
+    # a bit per pair
     signs = record.get(keys.SIGNS)
     if signs is None or len(signs) != -(-num_pairs // 8):
         return Answer()
@@ -116,13 +102,14 @@ def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | 
 
 
 def read_report(record: Mapping[str, Any], terms: Terms) -> Report:
-    """Read what a node saw; refuse what cannot be balanced, with the reason."""
+    """Read what a node saw (Alg. 4, l. 5); refuse what cannot be balanced, with the reason."""
     theirs = read_terms(record)
     version, first = _count(record, keys.VERSION), _count(record, keys.FIRST_PAIR)
     if theirs.server_round != terms.server_round:
         raise invalid(keys.SERVER_ROUND, theirs.server_round, f"be {terms.server_round}")
     if theirs.sketch_seed != terms.sketch_seed:
         raise invalid(keys.SKETCH_SEED, theirs.sketch_seed, f"be {terms.sketch_seed}")
+    # fewer numbers than asked for are a model with fewer parameters
     if terms.sketch_size and theirs.sketch_size > terms.sketch_size:
         raise invalid(keys.SKETCH_SIZE, theirs.sketch_size, f"be at most {terms.sketch_size}")
     if not 1 <= theirs.num_units <= MAX_UNITS:

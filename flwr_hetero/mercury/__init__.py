@@ -15,6 +15,5 @@ Stochastic Importance Sampling", SenSys 2021.
             draw samples of each by importance (Eq. 7)           algorithm.mixed_probs
             weigh gradients by p / q (Eq. 3)                     algorithm.inverse_probs
           (the default draws from all groups at once)            algorithm.draw_flat
-      4.2 exchange important samples, group by group             resharding.offer, match
-    speed-up over uniform sampling (Eq. 5)                       algorithm.speedup
+      4.2 exchange important samples, group by group             resharding.offer, strategy.match
 """

@@ -12,6 +12,8 @@ BETA = 1.0
 """Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
 MARGIN = 0.9
 """Part of the idle time that a group fills, so that noise rarely lengthens the round."""
+LARGEST = float(np.finfo(np.float32).max) / 2
+"""Upper bound of importance, which is kept in single precision."""
 
 
 def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -26,6 +28,14 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
     array([0. , 0.5])
     """
     return -np.expm1(-losses)
+
+
+def check_importance(importance: NDArray[np.float64]) -> None:
+    """Refuse importance that is negative or not finite in single precision."""
+    bad = importance[~((importance >= 0.0) & (importance < LARGEST))]
+    if bad.size:
+        hint = "if the model has diverged, lower the learning rate"
+        raise invalid("importance", bad[:3].tolist(), "be finite and not negative", hint)
 
 
 # --- step 1: groups, one of which is scored at a time -------------------------------------
@@ -62,6 +72,7 @@ def make_groups(num_samples: int, num_groups: int, rng: np.random.Generator) -> 
     """
     if check_count("num_groups", num_groups, 1) > num_samples:
         raise invalid("num_groups", num_groups, f"be at most the {num_samples} samples")
+    # section 4.1, step 1
     bounds = np.arange(num_groups + 1) * num_samples // num_groups
     return Groups(rng.permutation(num_samples), bounds, 0, -(-num_samples // num_groups))
 
@@ -76,7 +87,8 @@ def advance(groups: Groups) -> Groups:
     turn = groups.turn + 1
     if turn < len(groups.bounds) - 1:
         return groups._replace(turn=turn)
-    if groups.sizes.max() > groups.size or np.ptp(groups.sizes) > 1:  # resized in this cycle
+    # groups that were resized in this cycle leave a remainder
+    if groups.sizes.max() > groups.size or np.ptp(groups.sizes) > 1:
         groups = groups._replace(bounds=_cut(len(groups.order), groups.size))
     return groups._replace(turn=0)
 
@@ -91,6 +103,7 @@ def resize(groups: Groups, size: int) -> Groups:
     size = min(check_count("size", size, 1), len(groups.order))
     if size == groups.size:
         return groups
+    # section 4.3: those scored in this cycle stay as they are
     done = groups.bounds[groups.turn]
     rest = done + _cut(len(groups.order) - int(done), size)
     return groups._replace(bounds=np.concatenate([groups.bounds[: groups.turn], rest]), size=size)
@@ -176,7 +189,8 @@ def draw_flat(
     if sums[-1] > 0.0:
         by_importance = np.arange(size) >= num_uniform
         points = rng.random(np.count_nonzero(by_importance)) * sums[-1]
-        points = np.minimum(points, np.nextafter(sums[-1], 0.0))  # rounding may reach the end
+        # rounding may reach the end
+        points = np.minimum(points, np.nextafter(sums[-1], 0.0))
         indices[by_importance] = sums.searchsorted(points, side="right")
     return indices
 
@@ -236,15 +250,18 @@ def draw_two_level(
     >>> draw_two_level(np.ones(6), make_groups(6, 2, rng), 4, 2, rng)[1]
     array([1., 1., 1., 1.])
     """
-    chosen = choose_groups(groups, num_chosen, rng)  # Eq. 6
+    # Eq. 6: d groups
+    chosen = choose_groups(groups, num_chosen, rng)
     counts = allocate(batch_size, groups.sizes[chosen])
     indices, weights = [], []
     for group, count in zip(chosen, counts, strict=True):
         members = groups.members(group)
-        probs = mixed_probs(importance[members], 0.0)  # Eq. 7
+        # Eq. 7: samples of each
+        probs = mixed_probs(importance[members], 0.0)
         drawn = rng.choice(len(members), size=count, p=probs)
         indices.append(members[drawn])
-        weights.append(inverse_probs(probs[drawn], len(members)))  # p / q
+        # Eq. 3: p / q
+        weights.append(inverse_probs(probs[drawn], len(members)))
     return np.concatenate(indices), np.concatenate(weights)
 
 
@@ -264,34 +281,3 @@ def group_size(idle_s: float, score_s: float, num_samples: int) -> int:
     if score_s <= 0.0:
         return num_samples
     return int(min(MARGIN * idle_s / score_s, num_samples))
-
-
-def speedup(iterations_ratio: float, score_s: float, compute_s: float, network_s: float) -> float:
-    r"""Predict what importance sampling gains over uniform sampling (Eq. 5).
-
-    .. math:: \frac{1}{\frac{E_{is}}{E} \left(1 + \frac{T_{is}}{T_{cp} + T_{cm}}\right)}
-
-    Iterations with over without it, E_is / E; seconds per iteration of scoring that nothing
-    hides, of training, and of communication.
-
-    >>> speedup(0.5, score_s=1.0, compute_s=1.0, network_s=3.0)
-    1.6
-    """
-    return 1.0 / (iterations_ratio * (1.0 + score_s / (compute_s + network_s)))
-
-
-# --- section 4.4: the step size of the proof ----------------------------------------------
-
-
-def step_size(num_steps: int) -> float:
-    r"""Return the constant step size for T steps, with which gradients vanish as the proof says.
-
-    .. math:: \eta = 1 / \sqrt{T}
-
-    Then :math:`\min_t E \|\nabla l\|^2 = O(1 / \sqrt{T})`, once eta < 2 / L for gradients of
-    Lipschitz constant L.
-
-    >>> step_size(400)
-    0.05
-    """
-    return 1.0 / float(np.sqrt(check_count("num_steps", num_steps, 1)))

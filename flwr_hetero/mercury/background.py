@@ -6,8 +6,7 @@ What goes on meanwhile must be detached from it, and must end by itself: ::
     python -m flwr_hetero.mercury.background DIR DEADLINE < JOB
 
 works as long as the folder DIR exists and the monotonic clock is before DEADLINE. The collector
-of the scores removes the folder; else the worker does, at its deadline or at SIGTERM. PyTorch is
-imported with the job only: without a job, this is the small process that waits for the end.
+of the scores removes the folder; else the worker does, at its deadline or at SIGTERM.
 """
 
 import os
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +28,11 @@ from flwr_hetero.errors import check_count, check_number
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from flwr_hetero.client.sampled_loss import Loss
+    from flwr_hetero.client.weighted_loss import Loss
 
 PREFIX = "flwr-hetero-scoring-"
 SCORES, SECONDS = "scores.f8", "seconds.f8"
 MODULE = "flwr_hetero.mercury.background"
-
-
-class Collected(NamedTuple):
-    """What the worker got done: scores of the first samples, and the seconds that they took."""
-
-    scores: NDArray[np.float64]
-    seconds: float
 
 
 def start_scoring(
@@ -52,15 +44,7 @@ def start_scoring(
     batch_size: int = 256,
     limit_s: float = 600.0,
 ) -> str:
-    """Start a detached process that takes samples' losses by the model now; return its folder.
-
-    The loss is cross-entropy if none is given.
-
-    The worker has the lowest priority, no terminal, and no open files of its parent. On the CPU
-    it scores in one thread, or in as many as the environment's ``OMP_NUM_THREADS`` says. It gets
-    model and samples in a file without a name: the caller goes on at once, and nothing of them
-    is left when the worker ends.
-    """
+    """Start a detached process that takes samples' losses by the model now; return its folder."""
     check_count("batch_size", batch_size, 1)
     deadline_s = time.monotonic() + check_number("limit_s", limit_s, "(0, inf)")
     job = pickle.dumps((model, inputs.cpu(), targets.cpu(), loss_fn, batch_size))
@@ -69,7 +53,8 @@ def start_scoring(
     # the worker inherits the mask: no SIGTERM before it can clean up
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        with tempfile.TemporaryFile() as source:  # a pipe would block until the worker reads it
+        # a file without a name: a pipe would block until the worker reads it
+        with tempfile.TemporaryFile() as source:
             source.write(job)
             source.seek(0)
             worker = subprocess.Popen(
@@ -85,34 +70,41 @@ def start_scoring(
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    worker.returncode = 0  # it is not ours to wait for
+    # it is not ours to wait for
+    worker.returncode = 0
     return folder
 
 
-def collect_scores(folder: str) -> Collected:
-    """Take what the worker got done so far, and end it."""
+def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
+    """Take the scores of the first samples and the seconds that they took; end the worker."""
     source, taken = Path(folder), Path(f"{folder}.taken")
-    if not source.name.startswith(PREFIX):
-        return Collected(np.empty(0), 0.0)
-    try:
-        source.rename(taken)  # in one step: from now on the worker finds nothing to write to
-        scores, seconds = np.fromfile(taken / SCORES), np.fromfile(taken / SECONDS)
-    except OSError:
-        scores = seconds = np.empty(0)
-    shutil.rmtree(taken, ignore_errors=True)
-    return Collected(scores, float(seconds.sum()))
+    scores = seconds = np.empty(0)
+    if source.name.startswith(PREFIX):
+        try:
+            # in one step: from now on the worker finds nothing to write to
+            source.rename(taken)
+            scores, seconds = np.fromfile(taken / SCORES), np.fromfile(taken / SECONDS)
+        except OSError:
+            scores = np.empty(0)
+        shutil.rmtree(taken, ignore_errors=True)
+    return scores, float(seconds.sum())
 
 
 def main() -> None:
     """Score the job on standard input; then, or without a job, wait until the folder may go."""
-    os.nice(19)  # before the job brings PyTorch
+    # before the job brings PyTorch
+    os.nice(19)
     folder, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
     signal.signal(signal.SIGTERM, _exit)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if job := sys.stdin.buffer.read():
             _score(job, folder, deadline_s)
-            _start_again_without_job()
+            # wait as a small process, without PyTorch, model and samples
+            with open(os.devnull) as nothing:
+                os.dup2(nothing.fileno(), sys.stdin.fileno())
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            os.execv(sys.executable, [sys.executable, "-m", MODULE, *sys.argv[1:]])
         while folder.is_dir() and time.monotonic() < deadline_s:
             time.sleep(0.2)
     finally:
@@ -120,13 +112,14 @@ def main() -> None:
 
 
 def _exit(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the cleaning up
+    # a second one must not stop the cleaning up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit()
 
 
 def _score(job: bytes, folder: Path, deadline_s: float) -> None:
     """Append scores to the folder until done or unwanted."""
-    from flwr_hetero.client.sampled_loss import LOSS, score_batches  # PyTorch
+    from flwr_hetero.client.weighted_loss import LOSS, score_batches  # PyTorch
 
     model, inputs, targets, loss_fn, batch_size = pickle.loads(job)
     device = next(model.parameters()).device
@@ -141,14 +134,6 @@ def _score(job: bytes, folder: Path, deadline_s: float) -> None:
                     file.write(np.asarray(values).tobytes())
         except FileNotFoundError:  # collected just now
             return
-
-
-def _start_again_without_job() -> None:
-    """Replace this process by one without PyTorch, model and samples."""
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), sys.stdin.fileno())
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it can clean up again
-    os.execv(sys.executable, [sys.executable, "-m", MODULE, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ the ``Resharding`` strategy and the ClientApp calls :meth:`NodeShard.open` and
 
     node      choose important samples of every group        offer
               send copies, a part with each reply            NodeShard.offers, close
-    server    store the copies, in ``swap_table``            SwapTable.add
+    server    store the copies, in ``strategy``              SwapTable.add
               pair the slots of different nodes, exchange    SwapTable.swap, match
               send each node what it holds, until confirmed  SwapTable.deliver, confirm
     node      replace its samples                            NodeShard.receive
@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Message
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.client.keep import load_state, save_state
+from flwr_hetero.client.samplers import load_state, save_state
 from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.algorithm import Groups
 from flwr_hetero.state_dict import StateDict, check_state
@@ -29,29 +29,21 @@ from flwr_hetero.state_dict import StateDict, check_state
 MAX_SLOTS = 2**31
 """Slots are numbers of four bytes."""
 
-# --- which samples move -------------------------------------------------------------------
-
 
 def offer(
-    importance: NDArray[np.float64],
-    groups: Groups,
-    num_offers: int,
-    rng: np.random.Generator,
+    importance: NDArray[np.float64], groups: Groups, num_offers: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    r"""Choose the samples that a device gives away: important ones, from every group.
-
-    Group i gives :math:`N_o M_i / \sum_j M_j` samples (rounded at random), drawn without
-    replacement in proportion to their importance (Eq. 7); those of no importance come last.
-    """
+    """Choose the samples that a device gives away: important ones, from every group."""
     total = len(groups.order)
     if not 0 <= num_offers <= total:
         raise invalid("num_offers", num_offers, f"lie in 0..{total}")
+    # section 4.2: group i gives N_o M_i / sum_j M_j samples, rounded at random
     exact = num_offers * groups.sizes / total
     counts = exact.astype(np.int64)
     if missing := num_offers - int(counts.sum()):
         probs = (exact - counts) / (exact - counts).sum()
         counts[rng.choice(len(counts), missing, replace=False, p=probs)] += 1
-    # the largest of log I + Gumbel: successive draws without replacement
+    # Eq. 7: the largest of log I + Gumbel are successive draws without replacement
     with np.errstate(divide="ignore"):
         scores = np.maximum(np.log(importance), -1e6) + rng.gumbel(size=total)
     offered = []
@@ -59,9 +51,6 @@ def offer(
         members = groups.members(group)
         offered.append(members[np.argsort(-scores[members], kind="stable")[:count]])
     return rng.permutation(np.concatenate(offered))
-
-
-# --- what a node is sent -------------------------------------------------------------------
 
 
 class Delivery(NamedTuple):
@@ -84,20 +73,16 @@ class Delivery(NamedTuple):
         return cls(slots, ids, sent, bytes_in(record, keys.CONTENT))
 
 
-# --- the node's side ----------------------------------------------------------------------
-
-
 class NodeShard:
-    """The samples that a node holds in a run with resharding, for one message.
+    """The samples that a node holds in a run with resharding, for one message."""
 
-    ``held`` maps slots to others' samples; slots of ``missing`` must not be trained on; slots
-    of ``fresh`` hold something new. **Raw samples leave the device** with :meth:`close`.
-    """
-
+    # ``held`` maps slots to others' samples; slots of ``missing`` must not be trained on; slots
+    # of ``fresh`` hold something new
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         self.record, self.queue, self.num_samples = record, list[int](), 0
         self._others: dict[int, tuple[int, bytes]] = {}
-        with suppress(ValueError):  # damaged is as lost: the server sends all of it again
+        # damaged is as lost: the server sends all of it again
+        with suppress(ValueError):
             self._load(state or {})
         self._receive(Delivery.from_record(record))
 
@@ -119,6 +104,7 @@ class NodeShard:
             if self._others.get(slot) != new:
                 self._others[slot] = new
                 self.fresh.append(slot)
+        # another sample is assigned to the slot by now: that in it must not be trained on
         self._others = {s: x for s, x in self._others.items() if x[0] == ids.get(s)}
         self.held = {slot: content for slot, (_, content) in self._others.items()}
         self.missing = [slot for slot in delivery.slots if slot not in self.held]
@@ -129,15 +115,14 @@ class NodeShard:
         sample_bytes: int,
         choose: Callable[[int, bool], NDArray[np.int64] | None],
     ) -> list[int]:
-        """Name the slots to offer with this reply, from where the server's receipt stopped.
-
-        ``choose(count, by_importance)`` names all of them once; None: not yet.
-        """
+        """Name the slots to offer with this reply, from where the server's receipt stopped."""
         self.num_samples = num_samples
         if not self.queue:
             count = int(np.ceil(self.record[keys.SHARE] * num_samples))
             chosen = choose(min(count, num_samples), self.record[keys.BY_IMPORTANCE])
+            # of all that it will ever offer; None: not yet
             self.queue = [] if chosen is None else chosen.tolist()
+        # what the server has not received yet, as much of it as the link can carry
         first, fits = self.record[keys.RECEIVED], self.record[keys.BUDGET] // sample_bytes
         return self.queue[first : first + fits]
 
@@ -145,7 +130,7 @@ class NodeShard:
         """Put the offered samples into the reply and keep the shard."""
         save_state(context, "shard", self.state_dict())
         lists = {keys.SLOTS: ints_to_bytes(slots), keys.MISSING: ints_to_bytes(self.missing)}
-        record = ConfigRecord({**lists, keys.CONTENT: content, keys.SAMPLES: self.num_samples})
+        record = ConfigRecord({**lists, keys.CONTENT: content, keys.NUM_SAMPLES: self.num_samples})
         reply.content[keys.RESHARDING] = record
 
     def state_dict(self) -> StateDict:

@@ -5,28 +5,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import Batch, UniformSampler
-from flwr_hetero.client.gate import check_importance
-from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
+from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.mercury.algorithm import (
     Groups,
     advance,
     check_groups,
+    check_importance,
+    draw_flat,
     draw_two_level,
     error_probability,
+    inverse_probs,
     make_groups,
+    mixed_probs,
     resize,
 )
-from flwr_hetero.mercury.importance_cache import ImportanceCache
 from flwr_hetero.state_dict import StateDict, check_state
 
 ESTIMATORS = ("flat", "paper")
 SCORES = ("importance", "loss")
 NUM_GROUPS, NUM_CHOSEN = 16, 4
 """Groups D, and groups d that a batch of the paper's estimator is drawn from."""
+LONGEST_STRIDE, EPOCHS_PER_STRIDE = 32, 1 / 8
+"""Batches in a stride, at most; and the part of an epoch that they may last."""
+MIXING = 0.5
+"""Share of uniform draws: no weight exceeds twice the mean."""
+DECILES = (10, 50, 90)
+IMPORTANCE_PARTS = tuple(f"importance-with-mean-1.{share} % are below" for share in DECILES)
+"""Names of the deciles in a summary; a plot's legend shows what follows the point."""
 
 
-class MercurySampler(UniformSampler):
+class MercurySampler(BatchSampler):
     r"""Importance sampling whose weighted mean gradient stays unbiased.
 
     Each example's latest score is cached. :meth:`refresh_indices` names the group to score
@@ -44,10 +53,6 @@ class MercurySampler(UniformSampler):
         ``flat`` draws over all samples with :math:`q = I / (2 \sum I) + 1 / (2 N)`
         and weighs by :math:`1 / (N q)`: unbiased at every step, however old the cache.
         ``paper`` has the paper's two levels and weights to the letter: biased.
-    gate : float
-        ``flat`` draws by importance only while this makes the gradient's second moment so many
-        times smaller, as measured on the scores that come in, else it reshuffles uniformly.
-        0 takes the gate away.
     scores : {"importance", "loss"}
         What :meth:`update` is given: importance to be used as it is, or cross-entropy losses,
         from which the probability of a wrong answer is taken as importance.
@@ -60,8 +65,8 @@ class MercurySampler(UniformSampler):
     Notes
     -----
     Batches are drawn in strides of at most 32 and at most 1/8 of an epoch, and their scores
-    take effect at the end of a stride; those of a group take effect at once. The gate takes
-    importance for gradient norms; plain losses as importance overstate the gain.
+    take effect at the end of a stride; those of a group take effect at once. Samples never
+    scored count as the average of the others.
 
     References
     ----------
@@ -70,7 +75,7 @@ class MercurySampler(UniformSampler):
 
     Examples
     --------
-    >>> sampler = MercurySampler(4, 8, seed=0, gate=0)
+    >>> sampler = MercurySampler(4, 8, seed=0)
     >>> sampler.update(np.arange(4), np.array([6.0, 2.0, 0.0, 0.0]))
     >>> indices, weights = sampler.next_batch()
     >>> dict(sorted(zip(indices.tolist(), weights.tolist())))
@@ -89,30 +94,54 @@ class MercurySampler(UniformSampler):
         *,
         seed: int = 0,
         estimator: str = "flat",
-        gate: float = 1.2,
         scores: str = "importance",
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
         self.estimator = check_choice("estimator", estimator, ESTIMATORS)
         self.learns_from = check_choice("scores", scores, SCORES)
-        gate = check_number("gate", gate, "[0, inf)")
+        # not used: a seed draws what it always drew
+        self.rng.permutation(self.num_samples)
         num_groups = min(NUM_GROUPS, self.num_samples)
         self.groups = make_groups(self.num_samples, num_groups, self.rng)
         self._num_chosen = min(NUM_CHOSEN, num_groups, self.batch_size)
-        self.cache = ImportanceCache(self.num_samples, self.batch_size, gate)
+        self.importance = np.ones(self.num_samples)
+        self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
         self.steps, self._awaits_group = 0, False
+        # work on all N samples is done once per stride: its batches are drawn and learnt together
+        stride = EPOCHS_PER_STRIDE * self.num_samples / self.batch_size
+        self.stride = int(np.clip(stride, 1, LONGEST_STRIDE))
+        self._ready = np.empty((0, self.batch_size), dtype=np.int64)
+        self._ready_weights = np.empty((0, self.batch_size))
+        self._pending: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
+        # batches that are not learnt yet, and samples whose mean the others count as
+        self._num_pending = self._num_averaged = 0
+
+    # --- drawing -------------------------------------------------------------------------
 
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; see the class for how."""
         self.steps += 1
-        if self.estimator == "flat":
-            return self.cache.next_batch(self.rng, self.steps) or super().next_batch()
-        self.cache.learn_pending(self.steps)
-        num_chosen = min(self._num_chosen, len(self.groups.sizes))
-        return draw_two_level(self.cache.values, self.groups, self.batch_size, num_chosen, self.rng)
+        # section 4.1, step 2, to the letter
+        if self.estimator == "paper":
+            self._learn_pending()
+            num_chosen = min(self._num_chosen, len(self.groups.sizes))
+            size = self.batch_size
+            return draw_two_level(self.importance, self.groups, size, num_chosen, self.rng)
+        if not len(self._ready):
+            self._learn_pending()
+            shape = (self.stride, self.batch_size)
+            self._ready = draw_flat(self.importance, shape, MIXING, self.rng)
+            self._ready_weights = self._weigh(self._ready)
+        batch = self._ready[0], self._ready_weights[0]
+        self._ready, self._ready_weights = self._ready[1:], self._ready_weights[1:]
+        return batch
+
+    def _weigh(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+        return inverse_probs(mixed_probs(self.importance, MIXING, indices), self.num_samples)
 
     def refresh_indices(self) -> NDArray[np.int64]:
         """Name the group to score next, as far as time allows, and pass the turn on."""
+        # section 4.1, step 1: round-robin
         group = self.groups.members(self.groups.turn).copy()
         self.groups, self._awaits_group = advance(self.groups), True
         return group
@@ -120,6 +149,8 @@ class MercurySampler(UniformSampler):
     def resize_groups(self, size: int) -> None:
         """Cut the coming groups to ``size`` samples, for instance to what the link hides."""
         self.groups = resize(self.groups, size)
+
+    # --- learning ------------------------------------------------------------------------
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Cache new scores, at least 0, of a refreshed group or of the batch just trained on."""
@@ -129,11 +160,16 @@ class MercurySampler(UniformSampler):
             return
         if self.learns_from == "loss":
             scores = error_probability(scores)
-        if self._is_batch(indices):
-            self.cache.add_batch(indices, scores, self.steps)
-        else:
-            self.cache.add_group(indices, scores, self.steps)
+        if not self._is_batch(indices):
+            self._learn_pending()
+            self._learn(indices, scores)
             self._awaits_group = False
+        else:
+            known, known_scores = self._pending
+            self._pending = np.append(known, indices), np.append(known_scores, scores)
+            self._num_pending += 1
+            if self._num_pending >= self.stride:
+                self._learn_pending()
 
     def _is_batch(self, indices: NDArray[np.int64]) -> bool:
         """Return whether these may be a batch, and not a group or a pass over all."""
@@ -142,18 +178,55 @@ class MercurySampler(UniformSampler):
         last = self.groups.members(self.groups.turn - 1)[: len(indices)]
         return not (self._awaits_group and np.array_equal(indices, last))
 
+    def _learn_pending(self) -> None:
+        indices, scores = self._pending
+        if len(indices):
+            self._pending, self._num_pending = (indices[:0], scores[:0]), 0
+            self._learn(indices, scores)
+
+    def _learn(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+        # in single precision, so that a saved cache is the cache
+        self.importance[indices] = scores.astype(np.float32)
+        self.scored_at[indices] = self.steps
+        # samples never scored count as the others' mean, taken again when these have doubled
+        num_scored = np.count_nonzero(self.scored_at >= 0)
+        if self.num_samples > num_scored >= 2 * self._num_averaged:
+            self._average_unscored()
+        self._ready = self._ready[:0]
+
+    def _average_unscored(self) -> None:
+        scored = self.scored_at >= 0
+        self._num_averaged = int(np.count_nonzero(scored))
+        if self._num_averaged:
+            self.importance[~scored] = np.float32(self.importance[scored].mean())
+
     def forget(self, indices: NDArray[np.int64]) -> None:
         """Treat samples at these positions as never scored: others took their place."""
-        self.cache.forget(indices, self.steps)
+        self._learn_pending()
+        self.scored_at[indices] = -1
+        self._average_unscored()
+        self._ready = self._ready[:0]
+
+    # --- reporting and resuming ----------------------------------------------------------
+
+    @property
+    def coverage(self) -> float:
+        """Share of the samples that were ever scored."""
+        return float((self.scored_at >= 0).mean())
 
     def summary(self) -> dict[str, float]:
         """Describe the sampling in a few figures, for the history and its plots."""
-        return self.cache.summary(self.steps)
+        deciles = np.percentile(self.importance, DECILES) / (self.importance.mean() or 1.0)
+        return {
+            **coverage_and_age(self.scored_at, self.steps),
+            "effective-share": float(1.0 / self._weigh(np.arange(self.num_samples)).mean()),
+            **dict(zip(IMPORTANCE_PARTS, map(float, deciles), strict=True)),
+        }
 
     def state_dict(self) -> StateDict:
-        """Return sizes, generator, cache with ages, groups and evidence: 22 bytes a sample."""
+        """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
         order, bounds, turn, size = self.groups
-        own: StateDict = {
+        return super().state_dict() | {
             "estimator": self.estimator,
             "group_order": order.astype(np.int32),
             "group_bounds": bounds,
@@ -161,30 +234,49 @@ class MercurySampler(UniformSampler):
             "group_size": size,
             "awaits_group": self._awaits_group,
             "steps": self.steps,
+            "importance": self.importance.astype(np.float32),
+            "scored_at": self.scored_at.copy(),
+            "num_averaged": self._num_averaged,
+            "drawn": self._ready,
+            "pending_indices": self._pending[0],
+            "pending_scores": self._pending[1],
+            "num_pending": self._num_pending,
         }
-        return super().state_dict() | self.cache.state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
+        num, vector = self.num_samples, ((-1,), "i")
+        counts = ("group_turn", "group_size", "steps", "num_averaged", "num_pending")
         schema = {
-            "estimator": str,
-            "group_order": ((self.num_samples,), "i"),
-            "group_bounds": ((-1,), "i"),
-            "group_turn": int,
-            "group_size": int,
-            "awaits_group": bool,
-            "steps": int,
+            **{"estimator": str, "awaits_group": bool, **dict.fromkeys(counts, int)},
+            **{"group_order": ((num,), "i"), "group_bounds": vector},
+            **{"importance": ((num,), "f"), "scored_at": ((num,), "i")},
+            **{"drawn": ((-1, self.batch_size), "i"), "pending_indices": vector},
+            "pending_scores": ((-1,), "f"),
         }
         check_state(state, schema, "MercurySampler")
         old: dict[str, Any] = {name: state[name] for name in schema}
         if old["estimator"] != self.estimator:
             raise invalid("estimator of the state", old["estimator"], f"be {self.estimator}")
-        order, bounds = (old[k].astype(np.int64) for k in ("group_order", "group_bounds"))
+        order, bounds, drawn, pending = (
+            old[k].astype(np.int64)
+            for k in ("group_order", "group_bounds", "drawn", "pending_indices")
+        )
         groups = Groups(order, bounds, old["group_turn"], old["group_size"])
-        check_groups(groups, self.num_samples)
+        check_groups(groups, num)
         check_count("steps", old["steps"])
-        cache = ImportanceCache(self.num_samples, self.batch_size, self.cache.gate)
-        cache.load_state_dict(state)
+        for indices in (drawn, pending):
+            if not ((indices >= 0) & (indices < num)).all():
+                raise invalid("indices of the state", indices, f"be below {num}")
+        if pending.shape != old["pending_scores"].shape:
+            raise invalid("pending_scores", old["pending_scores"].shape, f"fit {pending.shape}")
+        for scores in (old["pending_scores"], old["importance"]):
+            check_importance(scores.astype(np.float64))
         super().load_state_dict(state)
-        self.cache, self.groups = cache, groups
-        self.steps, self._awaits_group = old["steps"], old["awaits_group"]
+        # all fits: from here on nothing is refused
+        self.groups, self.steps, self._awaits_group = groups, old["steps"], old["awaits_group"]
+        self.importance = old["importance"].astype(np.float64)
+        self.scored_at = old["scored_at"].astype(np.int32)
+        self._num_averaged, self._num_pending = old["num_averaged"], old["num_pending"]
+        self._ready, self._ready_weights = drawn, self._weigh(drawn)
+        self._pending = pending, old["pending_scores"].astype(np.float64)

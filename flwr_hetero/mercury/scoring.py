@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from flwr_hetero._flwr import log
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.emulation import is_emulated
-from flwr_hetero.client.keep import load_state, save_state
-from flwr_hetero.client.sampled_loss import LOSS, Loss, score_batches
+from flwr_hetero.client.samplers import load_state, save_state
 from flwr_hetero.client.timing import note_pace, read_pace
+from flwr_hetero.client.weighted_loss import LOSS, Loss, score_batches
 from flwr_hetero.mercury.algorithm import group_size
 from flwr_hetero.mercury.background import collect_scores, start_scoring
 from flwr_hetero.mercury.sampler import MercurySampler
@@ -24,16 +24,6 @@ JOB = "scoring"
 SCORE_BATCH = 256
 LIMIT_S, LIMIT_IDLE = 60.0, 5.0
 """When a detached worker ends by itself: seconds, and multiples of the usual wait."""
-
-
-def next_group(context: Context, sampler: MercurySampler) -> NDArray[np.int64]:
-    """Name the samples to score next: as many as the network hides."""
-    pace = read_pace(context)
-    size = 0 if pace is None else group_size(pace.idle_s, pace.score_s, sampler.num_samples)
-    if size == 0:
-        return np.empty(0, dtype=np.int64)
-    sampler.resize_groups(size)
-    return sampler.refresh_indices()
 
 
 def score(
@@ -46,6 +36,7 @@ def score(
     """Score some of the node's examples by the model as it is, now; return how many."""
     if not len(indices):
         return 0
+    # batch by batch: a group may be all of the node's data
     device = next(model.parameters()).device
     inputs, targets = (part.to(device) for part in examples)
     index = torch.from_numpy(indices).to(device)
@@ -67,15 +58,20 @@ def score_hidden(
     On a real device a detached process does it, and the next round collects the scores with
     :func:`collect_hidden`; on an emulated one it is done at once and counts as hidden.
     """
-    group = next_group(context, sampler)
+    # section 4.3: as many samples as the network hides
+    pace = read_pace(context)
+    size = 0 if pace is None else group_size(pace.idle_s, pace.score_s, sampler.num_samples)
+    if pace is None or not size:
+        return 0
+    sampler.resize_groups(size)
+    group = sampler.refresh_indices()
+    # emulated devices hide it on their own clock
     if is_emulated(context):
         return score(model, examples, sampler, group, loss_fn)
-    pace = read_pace(context)
-    if pace is not None and len(group):
-        inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
-        limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
-        folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, limit_s=limit_s)
-        save_state(context, JOB, {"folder": folder, "indices": group})
+    inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
+    limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
+    folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, limit_s=limit_s)
+    save_state(context, JOB, {"folder": folder, "indices": group})
     return 0
 
 
@@ -86,6 +82,7 @@ def collect_hidden(sampler: MercurySampler, context: Context) -> None:
     if not folder:
         return
     save_state(context, JOB, {"folder": "", "indices": np.empty(0, dtype=np.int64)})
+    # of the first samples, as far as it got
     scores, seconds = collect_scores(folder)
     if len(scores):
         note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)

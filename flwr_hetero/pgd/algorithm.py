@@ -14,6 +14,8 @@ SMOOTHING = 0.8
 
 MAX_EXPONENT = 20.0
 """Bound of an extrapolation's exponent: an old trend must not overflow."""
+LARGEST = 1e76
+"""Bound of a priority's size in the unbiased draw."""
 
 
 class Trend(NamedTuple):
@@ -75,6 +77,7 @@ def pick_top(
     >>> pick_top(np.array([0.5, 3.0, 2.0, np.nan]), 2, taken=np.array([1])).tolist()
     [0, 2]
     """
+    # S and T do not overlap
     left = np.ones(len(priority), dtype=bool)
     left[taken] = False
     candidates = np.flatnonzero(left)
@@ -102,6 +105,7 @@ def learn(
     >>> learn(trend, np.array([0, 1]), np.array([2.0, -1.0]), iteration=2).slope.round(3)
     array([-0.555,  0.   ])
     """
+    # (p_j, a_j, j)
     before, slope_before = trend.priority[indices], trend.slope[indices]
     age = iteration - trend.computed_at[indices]
     same_sign = before * np.sign(priorities) > 0  # False for NaN
@@ -151,25 +155,25 @@ def top_share(priorities: NDArray[np.float64], top_ratio: float) -> float:
     return float(top.sum() / whole) if whole > 0 else float("nan")
 
 
-def expected_counts(
-    importance: NDArray[np.float32], known: NDArray[np.bool_], mean: float, mixing: float
-) -> NDArray[np.float64]:
+def expected_counts(priority: NDArray[np.float64], mixing: float) -> NDArray[np.float64]:
     r"""Return how often each example should occur in an epoch of N draws.
 
-    .. math:: N q_i = (1 - \lambda) \, s_i / \bar s + \lambda
+    .. math:: N q_i = (1 - \lambda) \, s_i / \bar s + \lambda, \qquad s_i = \sqrt{|p_i|}
 
-    importance: (n,), :math:`s = \sqrt{|p|}`, not negative; known: (n,), the others count as
-    average; mean: :math:`\bar s` of all known, 0 where there are none; mixing: :math:`\lambda` in
-    (0, 1] -> (n,), with mean 1 over all examples.
+    priority: (num_samples,), NaN where unknown, which counts as average; mixing: :math:`\lambda` in
+    (0, 1] -> (num_samples,), with mean 1. Not the paper's: its top examples are biased. The root
+    is the exponent of least variance among 1, 1/2 and 0.
 
-    >>> known = np.array([True, True, False])
-    >>> expected_counts(np.array([3.0, 1.0, 0.0]), known, mean=2.0, mixing=0.5)
+    >>> expected_counts(np.array([9.0, -1.0, np.nan]), mixing=0.5)
     array([1.25, 0.75, 1.  ])
     """
+    # in single precision, where a priority that has all but diverged must stay finite
+    importance = np.sqrt(np.minimum(np.abs(priority), LARGEST)).astype(np.float32)
+    known = ~np.isnan(importance)
+    mean = float(np.nansum(importance, dtype=np.float64)) / max(1, int(known.sum()))
     if mean == 0.0:
-        return np.ones(len(importance))
-    relative = np.where(known, importance.astype(np.float64) / mean, 1.0)
-    return (1.0 - mixing) * relative + mixing
+        return np.ones(len(priority))
+    return (1.0 - mixing) * np.where(known, importance.astype(np.float64) / mean, 1.0) + mixing
 
 
 def weighted_shuffle(counts: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -186,6 +190,7 @@ def weighted_shuffle(counts: NDArray[np.float64], rng: np.random.Generator) -> N
     >>> sorted(weighted_shuffle(np.array([2.0, 1.5, 0.5, 0.0]), rng).tolist())
     [0, 0, 1, 2]
     """
+    # counts end to end, and a tick at every whole number after a random start
     num_samples = len(counts)
     order = rng.permutation(num_samples)
     edges = np.cumsum(counts[order])

@@ -1,8 +1,8 @@
 """PGD's sampler fed by the training step itself: the aggregated gradient and the priorities."""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Self, cast
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,25 +12,64 @@ from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.device import reading_cost
-from flwr_hetero.client.sampled_loss import Loss, on_backward
+from flwr_hetero.client.weighted_loss import Loss, on_backward
 from flwr_hetero.errors import invalid
-from flwr_hetero.pgd.aggregated_gradient import AggregatedGradient, Gradients
-from flwr_hetero.pgd.layer_priorities import LayerPriorities
-from flwr_hetero.pgd.priorities import all_priorities
+from flwr_hetero.pgd.priorities import LayerPriorities, all_priorities
 from flwr_hetero.pgd.sampler import PGDSampler
 from flwr_hetero.state_dict import StateDict, check_state
 
-EVERY_OPEN, EVERY_CLOSED = 4, 64
-"""Of so many batches of the rule ``stochastic`` one is measured, by the state of the gate."""
+Gradients = Mapping[str, Tensor | None]
+EVERY = {"topk": 1, "stochastic": 4}
+"""Of so many batches of a rule one is measured."""
 MOST_AHEAD = 4096
 """Batches drawn and not trained that are remembered."""
+
+
+class AggregatedGradient:
+    """Keep the sum of all N examples' gradients, along which priorities count (Eq. 9)."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], num_samples: int) -> None:
+        self.parameters, self.num_samples = dict(parameters), num_samples
+        self.total = {
+            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for name, p in self.parameters.items()
+        }
+        # examples that the total covers; it follows Eq. 9 too, as Adam corrects its moments
+        self.covered = 0.0
+
+    @property
+    def scale(self) -> float:
+        """Factor from ``total`` to a sum over all N examples; 1 after some epochs."""
+        return self.num_samples / self.covered if self.covered else 1.0
+
+    @property
+    def direction(self) -> dict[str, Tensor]:
+        """The aggregated gradient, a sum over N examples; zeros while nothing is known."""
+        return {name: part * self.scale for name, part in self.total.items()}
+
+    def to_device(self) -> None:
+        """Move the sum to where the parameters are."""
+        for name, parameter in self.parameters.items():
+            self.total[name] = self.total[name].to(parameter.device)
+
+    def absorb(self, num_new: int, gradients: Gradients) -> None:
+        """Add the mean gradient of a batch (Alg. 1, l. 22)."""
+        self.to_device()
+        # Eq. 9: gbar <- (1 - n / N) gbar + n g
+        num_new = min(num_new, self.num_samples)
+        keep = 1 - num_new / self.num_samples
+        for name, total in self.total.items():
+            total.mul_(keep)
+            if (new := gradients[name]) is not None:
+                total.add_(new, alpha=num_new)
+        self.covered = keep * self.covered + num_new
 
 
 class PriorityFeed(BatchSampler):
     """Draw PGD's batches and learn from the gradients that training computes anyway.
 
     Used in place of the sampler. As a DataLoader's ``batch_sampler`` it learns from the loss:
-    ``SampledLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
+    ``WeightedLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
     between ``backward`` and the optimizer's step. Either is one iteration of Algorithm 1 per
     batch *trained*; batches may be drawn ahead.
 
@@ -39,7 +78,8 @@ class PriorityFeed(BatchSampler):
     sampler : PGDSampler
         Draws the batches.
     model : nn.Module
-        The model trained. Has hooks until :meth:`close` or the end of a ``with`` block.
+        The model trained, whose outputs have the examples in their first dimension. Has hooks
+        until :meth:`close` or the end of a ``with`` block.
     layers : {"last", "all"}
         Which parameters the priorities count: the last layer's cost little and rank almost
         alike; all cost about one more forward pass.
@@ -47,17 +87,18 @@ class PriorityFeed(BatchSampler):
     Raises
     ------
     ValueError
-        If the model has no parameters, or a layer is not linear in its parameters.
+        If the model has no parameters, or a layer is not linear in its parameters. In training,
+        if neither the layers nor forward mode have its priorities.
 
     Notes
     -----
     Priorities count along the gradient before this batch (Alg. 1, l. 20); the very first batch
-    has none to follow. ``topk`` measures every batch. ``stochastic`` measures one in 4 while its
-    gate is open and one in 64 while it is closed; each stands for those since the one before, so
-    that the aggregate remembers an epoch.
+    has none to follow. ``topk`` measures every batch. ``stochastic`` measures one in 4, which
+    stands for those since the one before, so that the aggregate remembers an epoch.
 
-    The model's outputs have the examples in their first dimension. The layers' priorities are
-    compared with forward mode once; if they differ, forward mode takes over, with a warning.
+    The layers' priorities are checked once: they are wrong where examples are not in the first
+    dimension of a layer, or its parameters are used outside it. Then the forward mode of
+    :func:`~flwr_hetero.sampler.sample_priorities` takes over, with a warning.
 
     References
     ----------
@@ -66,19 +107,14 @@ class PriorityFeed(BatchSampler):
 
     Examples
     --------
-    >>> import torch
-    >>> from torch.utils.data import DataLoader, TensorDataset
-    >>> from flwr_hetero.sampler import SampledLoss
-    >>> _ = torch.manual_seed(0)
-    >>> data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
-    >>> model = nn.Linear(3, 2)
-    >>> feed = PriorityFeed(PGDSampler(len(data), 4, rule="topk"), model)
-    >>> criterion = SampledLoss(feed)
-    >>> for epoch in range(3):
-    ...     for inputs, targets in DataLoader(data, batch_sampler=feed, num_workers=0):
-    ...         criterion(model(inputs), targets).backward()
+    >>> from flwr_hetero.sampler import WeightedLoss
+    >>> model, inputs, targets = nn.Linear(3, 2), torch.ones(8, 3), torch.arange(8) % 2
+    >>> feed = PriorityFeed(PGDSampler(8, 4, rule="topk"), model)
+    >>> criterion = WeightedLoss(feed)
+    >>> for indices in feed:
+    ...     criterion(model(inputs[indices]), targets[indices]).backward()
     >>> feed.summary()["coverage"]
-    1.0
+    0.5
     """
 
     learns = True
@@ -88,24 +124,9 @@ class PriorityFeed(BatchSampler):
         self.sampler, self.layers = sampler, layers
         self.listener = LayerPriorities(model, layers)
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
-        self._trained = 0
+        self._trained, self._every = 0, EVERY[sampler.rule]
         self._ahead: deque[Batch] = deque(maxlen=MOST_AHEAD)
         self._watch: RemovableHandle | None = None
-
-    @property
-    def measure_every(self) -> int:
-        """Of so many batches one is measured."""
-        if self.sampler.rule == "topk":
-            return 1
-        return EVERY_OPEN if self.sampler.is_open else EVERY_CLOSED
-
-    @property
-    def _absorbs(self) -> bool:
-        """Whether the gradient of the batch to be trained next is added to the aggregate."""
-        every = self.measure_every
-        # with the gate closed the batch before gives its gradient too: a fresh direction
-        before = not self.sampler.is_open and (self._trained + 1) % every == 0
-        return before or self._trained % every == 0
 
     def next_batch(self) -> Batch:
         """Draw the next batch."""
@@ -113,20 +134,24 @@ class PriorityFeed(BatchSampler):
         self._aim()
         return self._ahead[-1]
 
-    def take(self) -> Batch:
-        """Collect the oldest batch that iteration yielded; nothing is learnt from that alone."""
-        noted = self._is_helped, self.unhelped_passes
-        batch = super().take()
-        self._is_helped, self.unhelped_passes = noted
-        return batch
-
     def _aim(self) -> None:
         """Point along the present gradient if the batch to be trained next is to be measured."""
-        measured = self._trained % self.measure_every == 0
         self.listener.direction = {}
-        if measured and self._ahead and self.gradient.is_known:
+        if self._trained % self._every == 0 and self._ahead and self.gradient.covered:
             self.gradient.to_device()
             self.listener.direction = self.gradient.total
+
+    def note_help(self) -> None:
+        """Do nothing: of a batch that was taken nothing is learnt."""
+
+    def _find(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the weights of a batch that was drawn; those before it will not be trained."""
+        for _ in range(len(self._ahead)):
+            drawn, weights = self._ahead.popleft()
+            if np.array_equal(drawn, indices):
+                super().note_help()
+                return weights
+        raise invalid("indices", list(indices), "be of a batch drawn and not yet trained")
 
     def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
         """Learn from the backward pass of these losses, when it has been run.
@@ -134,20 +159,22 @@ class PriorityFeed(BatchSampler):
         The losses' own gradients are the factors with which they count in it, whatever scales
         them: weights, gradient accumulation or a ``GradScaler``.
         """
+        # of a loss without a backward pass
         if self._watch is not None:
-            self._watch.remove()  # of a loss without a backward pass
+            self._watch.remove()
         if not losses.requires_grad:
             return
         weights = self._find(indices)
         parameters = {n: p for n, p in self.gradient.parameters.items() if p.requires_grad}
 
         def end(gradients: Sequence[Tensor | None] | None, scale: float) -> None:
-            if gradients is not None:  # else a GradScaler skips this step
-                found = dict.fromkeys(self.gradient.parameters)
+            # else a GradScaler skips this step
+            if gradients is not None:
+                found = dict.fromkeys(self.gradient.total)
                 found |= dict(zip(parameters, gradients, strict=True))
                 self._learn(indices, weights, scale, found)
 
-        if (self._absorbs or self.listener.direction) and parameters:
+        if self._trained % self._every == 0 and parameters:
             self._watch = on_backward(losses, weights, list(parameters.values()), end)
         else:
             losses.register_hook(lambda _: self._count())  # type: ignore[no-untyped-call]
@@ -160,20 +187,10 @@ class PriorityFeed(BatchSampler):
         measured in one, less if by the last layer alone.
         """
         gradients = {name: p.grad for name, p in self.gradient.parameters.items()}
-        measured = self._learn(indices, self._find(indices), 1.0, gradients)
-        if not measured:
+        if not self._learn(indices, self._find(indices), 1.0, gradients):
             return 0
         passes = self.layers == "all" or self.listener.by_forward_mode
         return len(indices) if passes else reading_cost(len(indices))
-
-    def _find(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the weights of a batch that was drawn; those before it will not be trained."""
-        for _ in range(len(self._ahead)):
-            drawn, weights = self._ahead.popleft()
-            if np.array_equal(drawn, indices):
-                self.note_help()
-                return weights
-        raise invalid("indices", list(indices), "be of a batch drawn and not yet trained")
 
     def _learn(
         self,
@@ -182,20 +199,18 @@ class PriorityFeed(BatchSampler):
         scale: float,
         gradients: Gradients,
     ) -> bool:
-        """Do Algorithm 1's lines 9 to 11 and 22; return whether priorities were measured.
-
-        gradients: of the mean of weights * losses; the losses counted ``scale`` times as much.
-        """
-        absorbs = self._absorbs
+        """Learn from the gradients of the mean of ``weights * losses``; say if it was measured."""
+        # Alg. 1, l. 9: the loss of example i had the factor scale * weight_i / batch
         measured = self.listener.collect(len(indices))
-        self.listener.direction = {}  # the next batch may be another sampler's
+        # the next batch may be another sampler's
+        self.listener.direction = {}
         if measured is not None:
-            # the loss of example i had the factor scale * weight_i / batch, the direction 1 / scale
             factors = weights * scale / (self.gradient.scale * len(indices))
-            priorities, norms = torch.stack(measured).cpu().numpy() / factors
-            self.sampler.update(indices, priorities, norms, weights)
-        if absorbs:
-            self.gradient.absorb(len(indices) * self.measure_every, gradients)
+            # l. 10: those of S and T are one batch
+            self.sampler.update(indices, measured.cpu().numpy() / factors)
+        if self._trained % self._every == 0:
+            # l. 11 and 22: a batch stands for those since the one measured before
+            self.gradient.absorb(len(indices) * self._every, gradients)
         self._count()
         return measured is not None
 
@@ -234,25 +249,28 @@ class PriorityFeed(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return the state of the sampler, the aggregated gradient, and what the check found."""
-        own: StateDict = {
+        total = self.gradient.total.items()
+        return self.sampler.state_dict() | {
+            **{f"gradient.{name}": part.cpu().numpy().copy() for name, part in total},
+            "gradient_covered": self.gradient.covered,
             "batches": self._trained,
             "is_checked": self.listener.is_checked,
             "by_forward_mode": self.listener.by_forward_mode,
         }
-        return self.sampler.state_dict() | self.gradient.state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        schema = {"batches": int, "is_checked": bool, "by_forward_mode": bool}
-        check_state(state, schema, "PriorityFeed")
-        before = self.gradient.state_dict()
-        self.gradient.load_state_dict(state)
-        try:
-            self.sampler.load_state_dict(state)
-        except ValueError:
-            self.gradient.load_state_dict(before)
-            raise
-        self._trained = cast(int, state["batches"])
+        sums = {f"gradient.{n}": (tuple(p.shape), "f") for n, p in self.gradient.total.items()}
+        own = {"gradient_covered": float, "batches": int, "is_checked": bool}
+        check_state(state, {**sums, **own, "by_forward_mode": bool}, "PriorityFeed")
+        arrays, covered = [np.asarray(state[key]) for key in sums], float(state["gradient_covered"])
+        bounded = 0.0 <= covered <= self.num_samples * (1 + 1e-9)
+        if not (bounded and all(np.isfinite(array).all() for array in arrays)):
+            raise ValueError("state of PriorityFeed must hold finite sums over the samples.")
+        self.sampler.load_state_dict(state)
+        for part, array in zip(self.gradient.total.values(), arrays, strict=True):
+            part.copy_(torch.from_numpy(array))
+        self.gradient.covered, self._trained = covered, int(state["batches"])
         self.listener.is_checked = bool(state["is_checked"])
         self.listener.by_forward_mode = bool(state["by_forward_mode"])
 

@@ -13,8 +13,14 @@ from flwr_hetero.client.batch_sampler import (
     coverage_and_age,
 )
 from flwr_hetero.errors import check_choice, check_number
-from flwr_hetero.pgd.algorithm import Trend, choose_batch, learn, start_trend
-from flwr_hetero.pgd.priority_shuffle import PriorityShuffle
+from flwr_hetero.pgd.algorithm import (
+    Trend,
+    choose_batch,
+    expected_counts,
+    learn,
+    start_trend,
+    weighted_shuffle,
+)
 from flwr_hetero.state_dict import StateDict, check_state
 
 RULES = ("stochastic", "topk")
@@ -24,8 +30,8 @@ class PGDSampler(BatchSampler):
     r"""Prioritised gradient descent: prefer examples whose gradient agrees with that of all.
 
     ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, from
-    :func:`~flwr_hetero.sampler.sample_priorities` or, cheaper, from the training step itself
-    by :class:`~flwr_hetero.sampler.PriorityFeed`.
+    :func:`~flwr_hetero.sampler.sample_priorities` or from the training step itself by
+    :class:`~flwr_hetero.sampler.PriorityFeed`.
 
     Parameters
     ----------
@@ -36,34 +42,19 @@ class PGDSampler(BatchSampler):
     seed : int, keyword-only
         Seed of the sampler's own random generator.
     rule : {"stochastic", "topk"}
-        How a batch is drawn and weighted:
-
-        - ``stochastic``: with probability
-          :math:`q_i = (1 - \lambda) \sqrt{|p_i|} / \sum \sqrt{|p|} + \lambda / N` and weight
-          :math:`1 / (N q_i)`: unbiased, however old the priorities. Each epoch is a shuffle
-          in which example i occurs about :math:`N q_i` times. While the ``gate`` is closed the
-          batches are those of uniform sampling.
-        - ``topk``: the paper's Algorithm 1 with aggressive updates (PGD-A), round-robin plus
-          top. Biased.
+        ``stochastic``: each epoch is a shuffle in which example i occurs about :math:`N q_i`
+        times, with :math:`q_i = (1 - \lambda) \sqrt{|p_i|} / \sum \sqrt{|p|} + \lambda / N` and
+        weight :math:`1 / (N q_i)`: unbiased, however old the priorities. ``topk``: the paper's
+        Algorithm 1 with aggressive updates (PGD-A), round-robin plus top: biased, and behind
+        uniform sampling in all our trials (``flwr_hetero_studies/papers/pgd``).
     renewal_share : float
         :math:`r / (k + r)` in (0, 1]: part of a batch taken regardless of priority, in turn
         or uniformly (:math:`\lambda`).
-    gate : float
-        ``stochastic`` draws by priority only while priorities reduce the second moment of the
-        gradient by this factor, as measured on batches that come with gradient norms; 0 keeps
-        the gate open.
 
     Raises
     ------
     ValueError
         If an argument is out of its range.
-
-    Notes
-    -----
-    ``stochastic`` is not the paper's. It is the default because ``topk`` loses to uniform
-    sampling in all our trials (``flwr_hetero_studies/papers/pgd``): the mean gradient of the top
-    examples is biased and too long. The square root is the exponent of least variance among
-    1, 1/2 and 0.
 
     References
     ----------
@@ -81,12 +72,12 @@ class PGDSampler(BatchSampler):
 
     learns_from = "priority"
     learns = True
-    cure = (
+    hint = (
         "give the DataLoader batch_sampler=PriorityFeed(sampler, model), "
-        "and take as loss: criterion = SampledLoss(loader.batch_sampler)"
+        "and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
     feed: ClassVar[Callable[["PGDSampler", Any], BatchSampler] | None] = None
-    """Makes a sampler that learns from a model's gradients; PriorityFeed, which needs torch."""
+    """Makes a sampler that learns from a model's gradients: PriorityFeed, which needs torch."""
 
     def __init__(
         self,
@@ -96,138 +87,108 @@ class PGDSampler(BatchSampler):
         seed: int = 0,
         rule: str = "stochastic",
         renewal_share: float = 0.5,
-        gate: float = 1.5,
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
         self.rule = check_choice("rule", rule, RULES)
         self.renewal_share = check_number("renewal_share", renewal_share, "(0, 1]")
-        gate = check_number("gate", gate, "[0, inf)")
-        self.draw: PriorityShuffle | TopPriority
-        if rule == "stochastic":
-            self.draw = PriorityShuffle(
-                num_samples, batch_size, seed=seed, mixing=self.renewal_share, gate=gate
-            )
-        else:
-            num_renewed = max(1, round(renewal_share * min(self.batch_size, self.num_samples)))
-            self.draw = TopPriority(num_samples, batch_size, seed=seed, num_renewed=num_renewed)
+        self.trend, self.iteration = start_trend(self.num_samples), 0
+        # topk: the round-robin, and examples taken from it; stochastic: an epoch and its place
+        self.order = self.rng.permutation(self.num_samples)
+        self.weights = np.ones(self.num_samples)
+        self.position = 0 if rule == "topk" else self.num_samples
 
     @property
-    def is_open(self) -> bool:
-        """Whether batches are drawn by priority; always, unless the gate is closed."""
-        return self.draw.is_open
+    def num_renewed(self) -> int:
+        """Examples of a batch of ``topk`` that are taken in turn.
+
+        All of them until every example had its turn or a priority: the paper's initial pass over
+        the data, spread over the first epoch.
+        """
+        size = min(self.batch_size, self.num_samples)
+        if self.position < self.num_samples and (self.trend.computed_at < 0).any():
+            return size
+        return max(1, round(self.renewal_share * size))
+
+    def next_batch(self) -> Batch:
+        """Draw the next batch with its weights; at most N examples, each once with ``topk``."""
+        return self._round_robin_and_top() if self.rule == "topk" else self._next_of_epoch()
+
+    def _round_robin_and_top(self) -> Batch:
+        # Alg. 1, l. 4 to 15: S, then T
+        size, num_renewed = min(self.batch_size, self.num_samples), self.num_renewed
+        share = {"num_renewed": num_renewed, "num_top": size - num_renewed}
+        indices = choose_batch(self.trend, self.order, self.position, self.iteration, **share)
+        self.position += num_renewed
+        return indices, np.ones(size)
+
+    def _next_of_epoch(self) -> Batch:
+        self.iteration += 1
+        if self.position >= self.num_samples:
+            counts = expected_counts(self.trend.priority, self.renewal_share)
+            self.order, self.position = weighted_shuffle(counts, self.rng), 0
+            self.weights = 1.0 / counts[self.order]
+        # the last batch of an epoch may be smaller
+        part = slice(self.position, self.position + self.batch_size)
+        self.position = min(self.position + self.batch_size, self.num_samples)
+        return self.order[part], self.weights[part]
+
+    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+        """Learn the signed priorities of a batch, or of all examples (the paper's first pass)."""
+        index, priority = self.check_scores(indices, scores)
+        # Alg. 1, l. 10 and 21
+        self.trend = learn(self.trend, index, priority, self.iteration)
+        if self.rule == "topk":
+            self.iteration += 1
+        elif len(index) == self.num_samples == len(np.unique(index)):
+            self.position = self.num_samples  # all are new: so is the epoch
 
     def fed_by(self, model: Any) -> BatchSampler:
         """Return a PriorityFeed, which learns from the gradients of this model."""
         make = type(self).feed
         return self if make is None else make(self, model)
 
-    def next_batch(self) -> Batch:
-        """Draw the next batch with its weights; at most N examples, each once with ``topk``."""
-        return self.draw.next_batch()
-
-    def update(
-        self,
-        indices: NDArray[np.int64],
-        scores: NDArray[np.float64],
-        norms: NDArray[np.float64] | None = None,
-        weights: NDArray[np.float64] | None = None,
-    ) -> None:
-        r"""Learn the signed priorities of a batch, or of all examples (the paper's first pass).
-
-        For the gate: ``norms``, the gradient norms up to a common factor, :math:`\sqrt{|p|}` if
-        left out; and the ``weights`` with which the batch was drawn, those of the last if left
-        out.
-        """
-        self.draw.update(indices, scores, norms, weights)
-
     def summary(self) -> dict[str, float]:
-        """Describe the state of the rule for the history: coverage, mean age, ..."""
-        return self.draw.summary()
+        """Describe the state for the history: coverage, mean age in batches, and what is drawn."""
+        own = coverage_and_age(self.trend.computed_at, self.iteration)
+        if self.rule == "topk":
+            known = self.trend.priority[self.trend.computed_at >= 0]
+            return own | {"negative-share": float((known < 0).mean()) if known.size else 0.0}
+        counts = expected_counts(self.trend.priority, self.renewal_share)
+        return own | {"effective-share": float(1.0 / (1.0 / counts).mean())}
 
     def state_dict(self) -> StateDict:
-        """Return all that is needed to continue; about 25 bytes a sample."""
-        return self.draw.state_dict() | {"rule": self.rule}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue where ``state_dict`` was taken; see the parent for errors."""
-        check_state(state, {"rule": str}, "PGDSampler")
-        if state["rule"] != self.rule:
-            raise ValueError(
-                f"state of PGDSampler must hold rule={self.rule}, got {state['rule']}."
-            )
-        self.draw.load_state_dict(state)
-
-
-class TopPriority(BatchSampler):
-    """The rule ``topk``: Algorithm 1.
-
-    Until every example had its turn or a priority, whole batches are taken in turn: the paper's
-    initial pass over the data, spread over the first epoch.
-    """
-
-    is_open = True
-
-    def __init__(self, num_samples: int, batch_size: int, *, seed: int, num_renewed: int) -> None:
-        super().__init__(num_samples, batch_size, seed=seed)
-        self.num_renewed = num_renewed
-        self.order = self.rng.permutation(self.num_samples)
-        self.trend = start_trend(self.num_samples)
-        self.turns = self.iteration = 0
-
-    @property
-    def is_warming_up(self) -> bool:
-        """Whether some examples had neither a turn nor a priority yet."""
-        return self.turns < self.num_samples and bool((self.trend.computed_at < 0).any())
-
-    def next_batch(self) -> Batch:
-        """Take the next examples in turn (first) and those of highest priority (last)."""
-        size = min(self.batch_size, self.num_samples)
-        in_turn = size if self.is_warming_up else min(self.num_renewed, size)
-        share = {"num_renewed": in_turn, "num_top": size - in_turn}
-        indices = choose_batch(self.trend, self.order, self.turns, self.iteration, **share)
-        self.turns += in_turn
-        return indices, np.ones(size)
-
-    def update(
-        self, indices: NDArray[np.int64], scores: NDArray[np.float64], *for_gate: object
-    ) -> None:
-        """Learn the priorities of S and T (Algorithm 1, lines 10 and 21)."""
-        index, priority = self.check_scores(indices, scores)
-        self.trend = learn(self.trend, index, priority, self.iteration)
-        self.iteration += 1
-
-    def summary(self) -> dict[str, float]:
-        """Return coverage, share of negative priorities and mean age in iterations."""
-        priority = self.trend.priority[self.trend.computed_at >= 0]
-        negative = float((priority < 0).mean()) if priority.size else 0.0
-        return {
-            "negative-share": negative,
-            **coverage_and_age(self.trend.computed_at, self.iteration),
-        }
-
-    def state_dict(self) -> StateDict:
-        """Return sizes, generator, turn and trend: 24 bytes a sample."""
+        """Return all that is needed to continue: 32 bytes a sample."""
         return super().state_dict() | {
+            "rule": self.rule,
             "order": self.order.astype(np.int32),
+            "weights": self.weights.copy(),
             "priority": self.trend.priority.copy(),
             "slope": self.trend.slope.copy(),
             "computed_at": self.trend.computed_at.astype(np.int32),
-            "turns": self.turns,
+            "position": self.position,
             "iteration": self.iteration,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        kinds = {"order": "i", "priority": "f", "slope": "f", "computed_at": "i"}
-        vectors = {name: ((self.num_samples,), kind) for name, kind in kinds.items()}
-        check_state(state, vectors | {"turns": int, "iteration": int}, "TopPriority")
-        order, priority, slope, computed_at = (np.asarray(state[name]) for name in vectors)
-        turns, iteration = int(state["turns"]), int(state["iteration"])
-        check_permutation(order, "TopPriority")
-        if not np.isfinite(slope).all() or np.isinf(priority).any() or min(turns, iteration) < 0:
-            raise ValueError("state of TopPriority must hold finite numbers and counts from 0.")
+        num, owner = self.num_samples, type(self).__name__
+        kinds = {"order": "i", "weights": "f", "priority": "f", "slope": "f", "computed_at": "i"}
+        vectors = {name: ((num,), kind) for name, kind in kinds.items()}
+        check_state(state, vectors | {"rule": str, "position": int, "iteration": int}, owner)
+        if state["rule"] != self.rule:
+            raise ValueError(f"state of {owner} must hold rule={self.rule}, got {state['rule']}.")
+        order, weights, priority, slope, computed_at = (np.asarray(state[n]) for n in vectors)
+        position, iteration = int(state["position"]), int(state["iteration"])
+        if self.rule == "topk":
+            check_permutation(order, owner)
+        inside = order.min() >= 0 and order.max() < num and min(position, iteration) >= 0
+        light = weights.min() > 0.0 and weights.max() <= 1.0 / self.renewal_share * (1 + 1e-6)
+        finite = np.isfinite(slope).all() and not np.isinf(priority).any()
+        if not (inside and light and finite) or (self.rule != "topk" and position > num):
+            raise ValueError(f"state of {owner} must hold entries within their bounds.")
         super().load_state_dict(state)
-        self.order, self.turns, self.iteration = order.astype(np.int64), turns, iteration
+        self.order, self.weights = order.astype(np.int64), weights.astype(np.float64)
         self.trend = Trend(
             priority.astype(np.float64), slope.astype(np.float64), computed_at.astype(np.int64)
         )
+        self.position, self.iteration = position, iteration

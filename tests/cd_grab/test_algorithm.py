@@ -9,7 +9,6 @@ from flwr_hetero.cd_grab.algorithm import (
     herding_bound,
     own_share,
     pair_balance,
-    relative_herding,
     reorder,
     unit_signs,
 )
@@ -161,19 +160,6 @@ def test_herding_bound_is_equation_8(num_nodes, num_units, dim):
                 prefix += vectors[i, orders[i, j]] - mean
         worst = max(worst, np.abs(prefix).max())
     assert herding_bound(vectors, orders) == pytest.approx(worst, abs=1e-9)
-
-
-def test_relative_herding_is_free_of_scale_and_shift():
-    rng = np.random.default_rng(0)
-    passes = [rng.standard_normal((n, 3)) for n in (6, 6, 4)]
-    centred = [p - p.mean(axis=0) for p in passes]
-    usual = np.sqrt(np.mean([np.sum(row**2) for p in centred for row in p]))
-    prefixes = [sum(p[:last].sum(axis=0) for p in centred) for last in range(1, 7)]
-    expected = max(np.linalg.norm(prefix) for prefix in prefixes) / usual
-    assert relative_herding(passes) == pytest.approx(expected)
-    moved = [1e-6 * (p + i) for i, p in enumerate(passes)]
-    assert relative_herding(moved) == pytest.approx(expected)
-    assert relative_herding([np.ones((4, 2))]) == 0.0
 
 
 # --- errors --------------------------------------------------------------------------

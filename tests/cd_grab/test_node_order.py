@@ -4,18 +4,11 @@ import numpy as np
 import pytest
 
 from flwr_hetero.cd_grab.algorithm import pair_balance, reorder, unit_signs
-from flwr_hetero.cd_grab.node_order import NodeOrder, OwnMean, OwnPairs, Reshuffled, ServedOrder
+from flwr_hetero.cd_grab.node_order import NodeOrder, OwnPairs, Reshuffled, ServedOrder
 from flwr_hetero.cd_grab.order_server import OrderServer
-from flwr_hetero.cd_grab.wire import (
-    Answer,
-    Terms,
-    read_answer,
-    read_report,
-    write_instruction,
-    write_report,
-)
+from flwr_hetero.cd_grab.wire import Answer, Terms, read_report, write_report
 
-ALL = [NodeOrder, Reshuffled, OwnPairs, OwnMean, ServedOrder]
+ALL = [NodeOrder, Reshuffled, OwnPairs, ServedOrder]
 
 
 def vectors_of(num_units, dim=6, seed=0):
@@ -88,22 +81,6 @@ def test_own_pairs_is_pair_balance_of_one_node(num_units):
         order = reorder(order, unit_signs(signs, num_units))
 
 
-def test_own_mean_is_grab_with_the_last_mean():
-    own, vectors, order, mean = OwnMean(8), vectors_of(8) + 3.0, np.arange(8), np.zeros(6)
-    for number in range(4):
-        moved = vectors + number  # gradients change from pass to pass
-        assert visit(own, moved, 8) == order.tolist()
-        if number:
-            np.testing.assert_allclose(own.mean, mean)  # of gradients as they came
-        signs, total = [], np.zeros(6)
-        for unit in order:
-            z = moved[unit] - mean
-            sign = 1 if np.linalg.norm(total + z) <= np.linalg.norm(total - z) else -1
-            total += sign * z
-            signs.append(sign)
-        order, mean = reorder(order, signs), moved.mean(axis=0)
-
-
 # --- the served order ----------------------------------------------------------------
 
 
@@ -166,28 +143,16 @@ def test_half_a_pair_ends_with_its_pass():
     assert np.array_equal(order.report().diffs, seen[0::2] - seen[1::2])
 
 
-def test_whole_order_is_adopted_at_once():
+def test_whole_order_is_adopted_at_once_and_within_a_pass():
     order = ServedOrder(4)
     visit(order, vectors_of(4), 3)
     order.follow(Answer(9, order=np.array([3, 2, 1, 0])))
     assert visit(order, vectors_of(4), 4) == [3, 2, 1, 0]
     assert (order.version, order.report().version) == (9, 9)
-
-
-def test_whole_order_continues_within_a_pass():
-    vectors, server, terms = vectors_of(8), OrderServer(), Terms(num_units=8)
-    unbroken, restarted = ServedOrder(8), ServedOrder(8)
-    visit(unbroken, vectors, 4)
-    server.receive({"a": unbroken.report()})
-    again = OrderServer()
-    again.load_state_dict(server.state_dict())
-    for order, by in ((unbroken, server), (restarted, again)):
-        read = read_answer(write_instruction(terms, by.answer("a")), 8, is_new=order.is_new)
-        order.follow(read)
-        assert visit(order, vectors, 4) == [4, 5, 6, 7]
-        by.receive({"a": order.report()})
-    assert server.states["a"].version == again.states["a"].version == 1
-    assert server.states["a"].order.tolist() == again.states["a"].order.tolist()
+    order.follow(Answer(9, order=np.array([3, 2, 1, 0]), first_pair=1))
+    assert visit(order, vectors_of(4), 2) == [1, 0]
+    seen = order.report()
+    assert (seen.version, seen.first_pair, len(seen.diffs)) == (9, 1, 1)
 
 
 @pytest.mark.parametrize("version", [0, 2, 5])

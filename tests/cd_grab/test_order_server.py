@@ -114,30 +114,6 @@ def test_joiner_enters_the_group():
     assert server.states["node-0"].overlap > 0.99
 
 
-PATTERNS = {  # of 20 nodes: who takes part, and whether balancing them together is of use
-    "all": (lambda step, rng: range(20), True),
-    "halves": (lambda step, rng: range(10 * (step % 2), 10 * (step % 2) + 10), True),
-    "a fifth lost": (lambda step, rng: np.flatnonzero(rng.random(20) > 0.2), True),
-    "ten": (lambda step, rng: sorted(rng.choice(20, 10, replace=False)), False),
-    "three": (lambda step, rng: sorted(rng.choice(20, 3, replace=False)), False),
-}
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_first_reports_show_whether_it_is_of_use(pattern):
-    nodes_of, is_of_use = PATTERNS[pattern]
-    for seed in range(3):
-        fleet, server, rng = Fleet(20, num_units=8), OrderServer(), np.random.default_rng(seed)
-        for step in range(24):
-            assert not (server.is_of_no_use and step < 4)
-            fleet.round(server, nodes_of(step, rng))
-        assert server.is_of_no_use != is_of_use
-        assert len(server.shares) == 32
-        exact = OrderServer(exact=True)
-        exact.shares = server.shares
-        assert not exact.is_of_no_use  # it is the paper's to the letter
-
-
 # --- outliers ------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.cd_grab.order_server import OrderServer
 from flwr_hetero.cd_grab.sampler import METHODS, OrderedSampler
 from flwr_hetero.cd_grab.wire import Answer, Terms, read_report, write_instruction
-from flwr_hetero.sampler import SampledLoss
+from flwr_hetero.sampler import WeightedLoss
 
 # --- units, batches, weights ---------------------------------------------------------
 
@@ -69,12 +69,11 @@ def run_pass(sampler, gradients):
     return visited
 
 
-@pytest.mark.parametrize("method", ["id-grab", "id-grab-mean"])
 @pytest.mark.parametrize("unit", ["example", "batch"])
-def test_own_orders_follow_gradients(method, unit):
+def test_own_orders_follow_gradients(unit):
     gradients = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
-    sampler = OrderedSampler(20, 3, method=method, unit=unit)
-    order = METHODS[method](len(sampler.units))
+    sampler = OrderedSampler(20, 3, method="id-grab", unit=unit)
+    order = METHODS["id-grab"](len(sampler.units))
     for _ in range(4):
         expected = order.next_units(len(sampler.units))
         examples = [sampler.units[unit] for unit in expected]
@@ -105,32 +104,6 @@ def test_server_may_set_the_number_of_units():
     each = OrderedSampler(12, 2, unit="example")
     each.follow(write_instruction(Terms(num_units=4), Answer()))
     assert len(each.units) == 12
-
-
-@pytest.mark.parametrize("seen", [0, 3, 8])
-def test_told_to_balance_alone_it_is_id_grab(seen):
-    """From the next pass on, whole gradients and all; an order server may take over again."""
-    gradients = torch.randn(8, 30, generator=torch.Generator().manual_seed(1))
-    sampler, twin = OrderedSampler(8, 1), OrderedSampler(8, 1, method="id-grab")
-    sampler.follow(write_instruction(Terms(sketch_size=4), Answer()))
-    for _ in range(seen):
-        indices, _ = sampler.next_batch()
-        sampler.observe(gradients[indices])
-    for number in range(4):
-        sampler.follow({keys.ALONE: True})
-        assert sampler.report() == {}
-        other = OrderedSampler(8, 1)
-        other.load_state_dict(sampler.state_dict())
-        sampler = other
-        for _ in range(8 - seen if number == 0 else 8):  # the rest of the pass
-            indices, _ = sampler.next_batch()
-            sampler.observe(gradients[indices])
-        if number or not seen:
-            run_pass(twin, gradients)
-            assert sampler.node_order.order.tolist() == twin.node_order.order.tolist()
-    assert sampler.node_order.order.tolist() != list(range(8))
-    sampler.follow(write_instruction(Terms(sketch_size=4), Answer()))
-    assert (sampler.report()[keys.VERSION], sampler.state_dict()["alone"]) == (0, False)
 
 
 @pytest.mark.parametrize("other", [{"sketch_size": 6}, {"sketch_size": 4, "sketch_seed": 1}])
@@ -173,13 +146,13 @@ def by_hand(method, passes):
     return sampler
 
 
-@pytest.mark.parametrize("method", ["cd-grab", "id-grab", "id-grab-mean"])
+@pytest.mark.parametrize("method", ["cd-grab", "id-grab"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("factor", [1.0, 1024.0])
 def test_a_loss_shows_what_observe_is_told(method, workers, factor):
     model, sampler = small_model(), OrderedSampler(22, 3, method=method)
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / factor)
     for _ in range(3):
         for inputs, targets in DataLoader(DATA, batch_sampler=sampler, num_workers=workers):
@@ -195,7 +168,7 @@ def observed(sampler, kind):
     """Visit a pass in one of the ways of a training loop; return the gradients observed."""
     model, seen = small_model(), []
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     sampler.node_order.observe = lambda vectors: seen.extend(vectors)
     loader = DataLoader(DATA, batch_sampler=sampler)
     for number, (inputs, targets) in enumerate(loader):
@@ -237,7 +210,7 @@ def test_a_pass_goes_on_after_a_stop():
 def test_what_workers_drew_ahead_of_a_stop_is_visited_later():
     sampler, seen = OrderedSampler(22, 3, method="id-grab"), []
     sampler.train_model(model := small_model())
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for _ in range(4):
         batches = iter(DataLoader(DATA, batch_sampler=sampler, num_workers=2))
         for _, (inputs, targets) in zip(range(3), batches, strict=False):
@@ -329,11 +302,10 @@ def test_bad_gradients_are_refused():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", ["id-grab", "id-grab-mean"])
-def test_a_pass_whose_end_is_not_trained_gives_an_order(method, workers):
-    sampler, orders = OrderedSampler(22, 3, method=method), []
+def test_a_pass_whose_end_is_not_trained_gives_an_order(workers):
+    sampler, orders = OrderedSampler(22, 3, method="id-grab"), []
     sampler.train_model(model := small_model())
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for _ in range(3):
         loader = DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
         for number, (inputs, targets) in enumerate(loader):
@@ -350,7 +322,7 @@ def test_batches_fetched_before_the_end_and_trained_after_it_count():
     plain = observed(OrderedSampler(22, 3, method="id-grab"), "plain")
     sampler, model, seen = OrderedSampler(22, 3, method="id-grab"), small_model(), []
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     sampler.node_order.observe = lambda vectors: seen.extend(vectors)
     for fetched in (3, 4):
         batches = iter(sampler)
@@ -366,7 +338,7 @@ def test_batches_fetched_before_the_end_and_trained_after_it_count():
 
 def test_a_fixed_order_visits_later_what_workers_drew_ahead():
     sampler, seen = OrderedSampler(22, 3, method="shuffle-once"), []
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for _ in range(7):
         batches = iter(DataLoader(DATA, batch_sampler=sampler, num_workers=2))
         for _, (inputs, targets) in zip(range(3), batches, strict=False):
@@ -381,7 +353,7 @@ def test_sparse_gradients():
     sampler, words = OrderedSampler(22, 3, method="id-grab"), torch.randint(9, (22, 4))
     model = nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 3))
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for indices in sampler:
         criterion(model(words[indices]), DATA.tensors[1][indices]).backward()
     assert len(sampler.node_order.signs) == 3

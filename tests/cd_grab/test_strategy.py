@@ -24,15 +24,8 @@ from flwr_hetero.cd_grab.sampler import OrderedSampler
 from flwr_hetero.cd_grab.wire import Report, write_report
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.mod import load_state
-from flwr_hetero.strategy import (
-    BiasedLocalSGD,
-    CDGraB,
-    HerdingMeter,
-    LocalSteps,
-    RandomSelection,
-    Recorded,
-)
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, LocalSteps, Recorded
+from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 
 def nodes_of(grid):
@@ -76,20 +69,21 @@ def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
     assert orders[-1] != orders[0]
     tolerance = 1e-4 if dtype == np.float32 else 1e-10
     np.testing.assert_allclose(rounds.result.arrays["w"].numpy(), w, rtol=tolerance)
-    assert set(rounds.of("cd-grab", "own-share")) <= ({0.0} if len(sizes) > 1 else {0.0, 1.0})
+    assert set(rounds.of("cd_grab", "own_share")) <= ({0.0} if len(sizes) > 1 else {0.0, 1.0})
     itemsize = np.dtype(dtype).itemsize
-    assert max(rounds.of("cd-grab", "bytes-up")) >= len(sizes) * DIM * itemsize
+    assert max(rounds.of("cd_grab", "bytes_up")) >= len(sizes) * DIM * itemsize
 
 
 # --- sketched mode -------------------------------------------------------------------
 
 
 def settled_herding(method, sizes=(60,) * 6, num_rounds=14, outlier=-1, **options):
-    strategy = HerdingMeter(CDGraB(fedavg(), on_missing="warn", **options))
+    inner = CDGraB(fedavg(), **options) if method == "cd-grab" else fedavg()
+    strategy = HerdingMeter(inner)
     grid = grid_of(list(sizes), method=method, lr=0.001, outlier=outlier)
     rounds = Rounds(strategy, grid, num_rounds)
     assert rounds.reasons() == []
-    return np.mean(rounds.of("herding", "herding-bound")[-4:]), rounds
+    return np.mean(rounds.of("herding", "herding_bound")[-4:]), rounds
 
 
 def test_orders_of_all_nodes_go_together():
@@ -97,18 +91,18 @@ def test_orders_of_all_nodes_go_together():
     alone, _ = settled_herding("id-grab")
     random, _ = settled_herding("d-rr")
     assert ours < 0.7 * alone < 0.5 * random
-    assert set(rounds.of("cd-grab", "pairs")) == {6 * 15}
-    assert rounds.of("cd-grab", "pairs-together") == rounds.of("cd-grab", "pairs")
-    first, second = rounds.of("cd-grab", "bytes-down")[:2]
+    assert set(rounds.of("cd_grab", "pairs")) == {6 * 15}
+    assert rounds.of("cd_grab", "pairs_together") == rounds.of("cd_grab", "pairs")
+    first, second = rounds.of("cd_grab", "bytes_down")[:2]
     assert second - first == 6 * 2  # 15 signs in 2 bytes
 
 
 def test_num_units_brings_unequal_nodes_together():
     sizes = [24, 48, 96, 120]
     _, rounds = settled_herding("cd-grab", sizes, 2)
-    assert set(rounds.of("cd-grab", "pairs-together")) == {0}
+    assert set(rounds.of("cd_grab", "pairs_together")) == {0}
     _, rounds = settled_herding("cd-grab", sizes, 2, num_units=24)
-    assert set(rounds.of("cd-grab", "pairs-together")) == {4 * 12}
+    assert set(rounds.of("cd_grab", "pairs_together")) == {4 * 12}
 
 
 KNOWN = [*(("id", 1000 + i) for i in range(3)), *(("node", i) for i in range(3))]
@@ -144,55 +138,6 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
     assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
 
 
-# --- where a common sum is of no use -------------------------------------------------
-
-
-def few(**settings):
-    """Train two of ten nodes a round, which seldom are the same."""
-    return RandomSelection(CDGraB(fedavg(), **settings), 2, seed=1)
-
-
-def test_nodes_balance_themselves_where_groups_change(caplog):
-    grid, strategy = grid_of([12] * 10, lr=0.001), few()
-    rounds = Rounds(strategy, grid, 50)
-    up, down = rounds.of("cd-grab", "bytes-up"), rounds.of("cd-grab", "bytes-down")
-    by = rounds.of("cd-grab", "balanced-by")
-    (line,) = [r.getMessage() for r in caplog.records if "balance themselves" in r.getMessage()]
-    assert "% of each vote are a node's own" in line
-    assert "method='id-grab'" in line
-    first = by.index("nodes")
-    assert 16 <= first <= 30  # 32 reports of nodes seen before
-    assert by[first:] == ["nodes"] * (50 - first)
-    assert min(up[:first]) > 2 * 2 * 3 * DIM  # two nodes, two bytes a number, three pairs
-    assert up[first:] == [0] * (50 - first)
-    assert max(down[first:]) <= 2 * 10 < min(down[:first])
-    assert rounds.reasons() == []
-    sampler = OrderedSampler(12, BATCH, method="cd-grab")
-    alone = 0
-    for node in nodes_of(grid):
-        sampler.seed = node - 1000
-        sampler.load_state_dict(load_state(grid.context(node), "order"))
-        assert sorted(sampler.node_order.order) == list(range(6))
-        alone += sampler.state_dict()["alone"]
-    assert alone == 10
-
-
-def test_all_nodes_stay_together():
-    rounds = Rounds(CDGraB(fedavg()), grid_of([12] * 6), 12)
-    assert set(rounds.of("cd-grab", "balanced-by")) == {None}
-    assert min(rounds.of("cd-grab", "bytes-up")) > 0
-
-
-def test_switched_off_server_goes_on_after_a_resume():
-    before, after = few(), few()
-    Rounds(before, grid_of([12] * 10), 30)
-    assert before.inner.is_off
-    assert before.inner.server.states == {}
-    after.inner.load_state_dict(before.inner.state_dict())
-    rounds = Rounds(after, grid_of([12] * 10), 4)  # no node has to report
-    assert rounds.of("cd-grab", "bytes-up") == [0] * 4
-
-
 # --- faults --------------------------------------------------------------------------
 
 
@@ -212,7 +157,7 @@ def test_node_that_lost_its_state_gets_its_order():
     assert orders[6] != list(range(10))  # round 7: the order of round 6, had it not lost it
     assert not state.lost
     assert state.version == 8
-    assert rounds.of("cd-grab", "pairs") == [15] * 5 + [10] + [15] * 3
+    assert rounds.of("cd_grab", "pairs") == [15] * 5 + [10] + [15] * 3
 
 
 @pytest.mark.parametrize("kind", ["errs", "garbage"])
@@ -221,7 +166,7 @@ def test_dropped_reply_costs_its_node_one_pass(kind):
     grid, strategy = grid_of([20] * 3, faults=[fault]), CDGraB(fedavg())
     rounds = Rounds(strategy, grid, 8, timeout=100.0)
     assert len(rounds.reasons()) == 2
-    assert rounds.of("cd-grab", "pairs") == [15, 15, 10, 10, 15, 15, 15, 15]
+    assert rounds.of("cd_grab", "pairs") == [15, 15, 10, 10, 15, 15, 15, 15]
     states = strategy.server.states
     assert [states[f"node-{i}"].version for i in range(3)] == [8, 6, 8]
     for i, node in enumerate(nodes_of(grid)):
@@ -238,8 +183,8 @@ def test_joiner_and_a_node_without_orders():
             grid.join(DeviceProfile())
 
     rounds = Rounds(CDGraB(fedavg()), grid, 6, on_round_end=join)
-    assert rounds.of("cd-grab", "pairs") == [10, 10, 10, 15, 15, 15]
-    assert rounds.of("cd-grab", "pairs-together")[-1] == 15
+    assert rounds.of("cd_grab", "pairs") == [10, 10, 10, 15, 15, 15]
+    assert rounds.of("cd_grab", "pairs_together")[-1] == 15
     assert rounds.reasons() == []
 
 
@@ -265,7 +210,7 @@ def test_bad_report_drops_its_reply(changes, reason):
     rounds = Rounds(strategy, grid_of([16] * 3, mods=[lie]), 4)
     (said,) = rounds.reasons()
     assert reason in said
-    assert rounds.of("cd-grab", "pairs") == [12, 8, 12, 12]
+    assert rounds.of("cd_grab", "pairs") == [12, 8, 12, 12]
 
 
 def test_instruction_without_an_order_is_ignored():
@@ -278,7 +223,7 @@ def test_instruction_without_an_order_is_ignored():
     grid = grid_of([16] * 3, mods=[garble])
     rounds = Rounds(CDGraB(fedavg(), num_units=8), grid, 6)
     assert rounds.reasons() == []
-    assert rounds.of("cd-grab", "pairs") == [12, 12, 8, 12, 12, 12]
+    assert rounds.of("cd_grab", "pairs") == [12, 12, 8, 12, 12, 12]
     for node in nodes_of(grid):
         assert sorted(visited(grid, node)) == list(range(8))
 
@@ -305,21 +250,30 @@ class AtLeastTen(LocalSteps):
         return np.maximum(super().num_steps(nodes), 10)
 
 
-@pytest.mark.parametrize("remembers", [True, False], ids=["nodes", "new nodes"])
-def test_killed_and_resumed_equals_unbroken(tmp_path, remembers):
+def test_killed_and_resumed_equals_unbroken(tmp_path):
     """Times too: over slow links, and measured ones that set the steps of the next round."""
     grids = {}
 
     def go(folder, evaluate_fn, resume):
         slow = [DeviceProfile(speed, uplink_mbps=0.1, downlink_mbps=0.1) for speed in (1, 2, 3)]
-        grid = grid_of([20] * 3, profiles=slow, lr=0.001)
-        if remembers:
-            grid = grids.setdefault(folder, grid)
-        inner = CDGraB(AtLeastTen(fedavg(), 20) if remembers else fedavg())
+        grid = grids.setdefault(folder, grid_of([20] * 3, profiles=slow, lr=0.001))
+        inner = CDGraB(AtLeastTen(fedavg(), 20))
         strategy = Recorded(inner, run_dir=folder, resume=resume)
         return strategy.start(grid, order_arrays(), 8, evaluate_fn=evaluate_fn)
 
     killed_and_resumed(go, tmp_path, killed_in=5)
+
+
+def test_nodes_without_state_get_their_orders_after_a_resume():
+    first, second = CDGraB(fedavg()), CDGraB(fedavg())
+    Rounds(first, grid_of([20] * 3, lr=0.001), 4)
+    second.load_state_dict(first.state_dict())
+    before = [state.order.tolist() for state in second.server.states.values()]
+    grid, seen = grid_of([20] * 3, lr=0.001), []
+    look = lambda number: seen.append([visited(grid, n) for n in nodes_of(grid)] if number else 0)  # noqa: E731
+    rounds = Rounds(second, grid, 4, on_round_end=look)
+    assert rounds.of("cd_grab", "pairs") == [0, 15, 15, 15]
+    assert seen[2] == before
 
 
 # --- settings ------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
+from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingMeter
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 NUM_NODES, HOSTILE, ROUNDS = 5, {0, 3}, 3
@@ -55,7 +56,7 @@ OWN_KEYS = {
         keys.DTYPE: ["float16", "float32", "float64", "object", "i4", ""],
         **VECTORS,
     },
-    keys.HERDING: VECTORS,
+    HERDING: VECTORS,
     keys.RESHARDING: {keys.SLOTS: INDICES, keys.CONTENT: PAYLOAD, keys.MISSING: INDICES},
     keys.SAMPLES: {keys.INDICES: INDICES, keys.LOSSES: PAYLOAD + LOSSES},
     keys.SAMPLER: {"group.name": REAL, "name": REAL},
@@ -192,7 +193,7 @@ READS = {
     "FedNova": [keys.TIMING, *STEPS],
     "CDGraB": [keys.ORDER],
     "CDGraB exact": [keys.ORDER],
-    "HerdingMeter": [keys.HERDING],
+    "HerdingMeter": [HERDING],
     "Resharding": [keys.RESHARDING],
     "AdaComm": ["loss"],
     "SamplerFacts": [keys.SAMPLER],
@@ -207,7 +208,7 @@ READS = {
     "FedAT": [keys.TIMING],
     "FedCompass": [keys.TIMING, *STEPS],
     "Recorded": ["loss"],
-    "composition": [keys.TIMING, keys.ORDER, keys.HERDING, *STEPS],
+    "composition": [keys.TIMING, keys.ORDER, HERDING, *STEPS],
 }
 """Records and metrics by wrapper, beside the arrays and the number of examples."""
 WRAPPERS = {
@@ -222,7 +223,7 @@ WRAPPERS = {
     "FedNova": lambda: ours.FedNova(fedavg(), fast_steps=4),
     "CDGraB": lambda: ours.CDGraB(fedavg(), sketch_size=4),
     "CDGraB exact": lambda: ours.CDGraB(fedavg(), mode="exact"),
-    "HerdingMeter": lambda: ours.HerdingMeter(fedavg(), sketch_size=4),
+    "HerdingMeter": lambda: HerdingMeter(fedavg(), sketch_size=4),
     "Resharding": lambda: ours.Resharding(fedavg(), share=0.5, budget_bytes=16),
     "AdaComm": lambda: rivals.AdaComm(fedavg(), 4, interval_s=0.0, loss_key="loss"),
     "SamplerFacts": lambda: ours.SamplerFacts(fedavg()),
@@ -241,7 +242,7 @@ WRAPPERS = {
     "Recorded": lambda: recorded(fedavg()),
     "composition": lambda: recorded(
         ours.OverSelect(
-            tifl(ours.BiasedLocalSGD(ours.HerdingMeter(ours.CDGraB(FedAdam(), sketch_size=4)), 4)),
+            tifl(ours.BiasedLocalSGD(HerdingMeter(ours.CDGraB(FedAdam(), sketch_size=4)), 4)),
             take=NUM_NODES,
         )
     ),
@@ -298,7 +299,7 @@ FOUND = {
     "a value whose square is infinite": ("composition", [("arrays", "w", ARRAYS[2])], 1),
     "the first to say how long vectors are": (
         "HerdingMeter",
-        [(keys.HERDING, *entry) for entry in OTHER_LENGTH],
+        [(HERDING, *entry) for entry in OTHER_LENGTH],
         1,
     ),
     "the first to say how long pairs are": (

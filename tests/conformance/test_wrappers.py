@@ -19,6 +19,7 @@ from toy import FLOWER_STRATEGIES
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
+from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2)]
 STEPS = {"fast_steps": 6}
@@ -30,7 +31,7 @@ WRAPPERS = {
     "FedNova": lambda inner=None: ours.FedNova(inner, **STEPS),
     "AdaComm": lambda inner=None: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),
-    "HerdingMeter": lambda inner=None: ours.HerdingMeter(inner, sketch_size=2),
+    "HerdingMeter": lambda inner=None: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner=None: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerFacts": lambda inner=None: ours.SamplerFacts(inner),
     "OverSelect": lambda inner=None: ours.OverSelect(inner, take=2),
@@ -53,8 +54,8 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "LocalSteps": ("local_steps", lambda f: max(f["num_steps"].values()) == 6),
     "FedNova": ("fednova", lambda f: max(f["num_steps"].values()) == 6),
     "AdaComm": ("adacomm", lambda f: f["num_steps"] < 6),
-    "CDGraB": ("cd-grab", lambda f: f["pairs"] > 0 and f["bytes-up"] > 0),
-    "HerdingMeter": ("herding", lambda f: f["herding-bound"] > 0),
+    "CDGraB": ("cd_grab", lambda f: f["pairs"] > 0 and f["bytes_up"] > 0),
+    "HerdingMeter": ("herding", lambda f: f["herding_bound"] > 0),
     "Resharding": ("resharding", lambda f: f["swaps"] > 0),
     "SamplerFacts": ("sampler", lambda f: f["coverage"] == 0.5),
     "OverSelect": ("over-select", lambda f: len(f["not_waited_for"]) > 0),
@@ -327,7 +328,8 @@ def test_other_compositions_are_refused(build, reason):
 
 
 def test_table_has_every_wrapper():
-    assert set(WRAPPERS) == set(INFO) == {*ours.__all__, *rivals.__all__} - {"Selection", "Wrapper"}
+    every = {*ours.__all__, *rivals.__all__, "HerdingMeter"}
+    assert set(WRAPPERS) == set(INFO) == every - {"Selection", "Wrapper"}
     decisions = [WRAPPERS[name]().decides for name in WRAPPERS]
     assert all(decisions)  # or a wrapper could be there twice
 

@@ -22,7 +22,6 @@ from flwr_hetero.mercury.algorithm import (
     make_groups,
     mixed_probs,
     resize,
-    speedup,
 )
 
 
@@ -181,7 +180,7 @@ def test_two_levels_draw_and_weigh_to_the_letter() -> None:
             assert weight == pytest.approx(1 / (len(members) * prob))
 
 
-# --- section 4.3 and Eq. 5 -----------------------------------------------------------------
+# --- section 4.3 -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,8 +189,3 @@ def test_two_levels_draw_and_weigh_to_the_letter() -> None:
 )
 def test_group_fits_into_the_idle_time(idle_s: float, score_s: float, size: int) -> None:
     assert group_size(idle_s, score_s, 50) == size
-
-
-def test_speedup_by_hand() -> None:
-    assert speedup(1.0, 0.0, 1.0, 1.0) == 1.0
-    assert speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from waiting import wait_until
 
-from flwr_hetero.client.sampled_loss import score_batches
+from flwr_hetero.client.weighted_loss import score_batches
 from flwr_hetero.mercury import background
-from flwr_hetero.mercury.background import Collected, collect_scores, start_scoring
+from flwr_hetero.mercury.background import collect_scores, start_scoring
 
 
 def data(count=600):
@@ -62,9 +62,9 @@ def test_scores_are_those_of_the_model_then():
     wait_until(lambda: scored(folder) == 600)
     wait_until(lambda: not maps(pid, "libtorch"))  # it waits as a small process
     wait_until(lambda: workers_of(folder) == [pid])
-    collected = collect_scores(folder)
-    np.testing.assert_allclose(collected.scores, expected, rtol=1e-6)
-    assert collected.seconds > 0
+    scores, seconds = collect_scores(folder)
+    np.testing.assert_allclose(scores, expected, rtol=1e-6)
+    assert seconds > 0
     assert not Path(folder).exists()
     wait_until(lambda: not workers_of(folder))
 
@@ -83,8 +83,7 @@ def test_worker_outlives_its_parent():
     wait_until(lambda: scored(folder) > 20)
     (pid,) = workers_of(folder)
     assert os.getsid(pid) == pid, "a session of its own"
-    collected = collect_scores(folder)
-    assert 20 < len(collected.scores) < 10**6
+    assert 20 < len(collect_scores(folder)[0]) < 10**6
     wait_until(lambda: not workers_of(folder))
     assert not Path(folder).exists()
 
@@ -134,11 +133,11 @@ def test_killed_worker_costs_what_it_had_not_scored():
     wait_until(lambda: not workers_of(folder))
     with Path(folder, background.SCORES).open("ab") as file:
         file.write(b"\0" * 3)  # in the middle of a score
-    collected = collect_scores(folder)
-    count = len(collected.scores)
+    scores, _ = collect_scores(folder)
+    count = len(scores)
     assert 20 < count < 10**6
     expected = score_batches(model, [(inputs[:count], targets[:count])])
-    np.testing.assert_allclose(collected.scores, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
     assert not Path(folder).exists()
 
 
@@ -148,7 +147,7 @@ def test_failed_job_leaves_nothing_behind():
     folder = start_scoring(model, inputs, torch.full((600,), 99))  # no such class
     wait_until(lambda: not Path(folder).exists())
     wait_until(lambda: not workers_of(folder))
-    assert collect_scores(folder) == Collected(pytest.approx(np.empty(0)), 0.0)
+    assert [len(collect_scores(folder)[0]), collect_scores(folder)[1]] == [0, 0.0]
 
 
 def test_caller_goes_on_and_keeps_its_signals(monkeypatch):
@@ -156,7 +155,7 @@ def test_caller_goes_on_and_keeps_its_signals(monkeypatch):
     monkeypatch.setattr(background, "MODULE", "timeit")  # never reads the job
     folder = start_scoring(*data(10**5))  # more than a pipe takes
     assert Path(folder).is_dir()
-    assert len(collect_scores(folder).scores) == 0  # nor wrote anything
+    assert len(collect_scores(folder)[0]) == 0  # nor wrote anything
     assert not Path(folder).exists()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(OSError, match="no/such"):
@@ -165,7 +164,7 @@ def test_caller_goes_on_and_keeps_its_signals(monkeypatch):
 
 
 def test_only_a_workers_folder_is_removed(tmp_path):
-    assert len(collect_scores(str(tmp_path)).scores) == 0
+    assert len(collect_scores(str(tmp_path))[0]) == 0
     assert tmp_path.exists()
 
 

@@ -15,7 +15,7 @@ from flwr_hetero.mercury.resharding import (
     pack,
     unpack,
 )
-from flwr_hetero.mercury.swap_table import SwapTable, match
+from flwr_hetero.mercury.strategy import SwapTable, match
 
 # --- which samples move --------------------------------------------------------------------
 
@@ -260,12 +260,13 @@ def test_damaged_shard_is_an_empty_one(damage: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"slots": np.array([[0, 0, 9, 1, 0, 0]])},
-        {"slots": np.array([[1, 0, 0, 1, 0, 0]])},
-        {"slots": np.array([[0, 0, 0]])},
-        {"received": np.array([1, 2])},
-        {"limits": np.array([1, 2])},
-        {"lengths": np.array([3])},
+        {"table": "{"},
+        {"table": "[1, 2]"},
+        {"table": '[{"a": {"0": [9, true, false, false]}}, {"a": 1}, {}, [2]]'},
+        {"table": '[{"a": {"0": [0, true]}}, {"a": 1}, {}, [3]]'},
+        {"table": '[{"a": [0]}, {"a": 1}, {}, [2]]'},
+        {"table": None},
+        {"content": np.zeros(3, np.uint8)},
     ],
 )
 def test_damaged_table_is_refused(damage: dict[str, object]) -> None:

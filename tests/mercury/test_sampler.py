@@ -1,21 +1,50 @@
-"""The sampler in use; its draws are proved in test_importance_cache, resuming in conformance."""
+"""The sampler: unbiased whatever its scores hold; strides, groups, state."""
 
 import numpy as np
 import pytest
 
-from flwr_hetero.mercury.importance_cache import IMPORTANCE_PARTS
-from flwr_hetero.mercury.sampler import ESTIMATORS, MercurySampler
+from flwr_hetero.mercury.sampler import ESTIMATORS, IMPORTANCE_PARTS, MIXING, MercurySampler
+
+N = 500
+GRADIENTS = np.random.default_rng(0).exponential(size=N) ** 2
+"""One heavy-tailed number per sample."""
+SCORES = {
+    "none": None,
+    "fresh": GRADIENTS,
+    "stale": np.random.default_rng(1).permutation(GRADIENTS),
+    "partly zero": np.where(np.arange(N) % 3 == 0, 0.0, GRADIENTS),
+    "all zero": np.zeros(N),
+    "one in all": np.eye(1, N, 6)[0] * 1e6,
+}
+
+both = pytest.mark.parametrize("estimator", ESTIMATORS)
 
 
-def norms(num_samples: int) -> np.ndarray:
-    return np.random.default_rng(0).exponential(size=num_samples) ** 2
+def scored(kind: str = "fresh", step: int = 2) -> MercurySampler:
+    """Make a sampler of one batch a stride, that knows every ``step``-th score."""
+    sampler = MercurySampler(N, N, seed=2)
+    if (scores := SCORES[kind]) is not None:
+        indices = np.arange(0, N, step)
+        sampler.update(indices, scores[indices])
+    return sampler
 
 
-@pytest.mark.parametrize("num_samples", [60, 640], ids=["stride 1", "stride 10"])
-@pytest.mark.parametrize("gate", [0.0, 1.2])
-def test_flat_is_unbiased_in_use(gate: float, num_samples: int) -> None:
-    sampler = MercurySampler(num_samples, 8, seed=1, gate=gate)
-    gradients = norms(num_samples)
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("kind", SCORES)
+def test_mean_gradient_is_unbiased(kind: str, step: int) -> None:
+    sampler = scored(kind, step)
+    batches = [sampler.next_batch() for _ in range(120)]
+    indices, weights = (np.concatenate(x) for x in zip(*batches, strict=True))
+    estimates = weights * GRADIENTS[indices]
+    error = estimates.std() / np.sqrt(len(estimates))
+    assert abs(estimates.mean() - GRADIENTS.mean()) < 4.5 * error
+    assert weights.max() <= 1 / MIXING + 1e-9
+
+
+@pytest.mark.parametrize("num_samples", [60, 480], ids=["stride 1", "stride 7"])
+def test_flat_is_unbiased_in_use(num_samples: int) -> None:
+    sampler = MercurySampler(num_samples, 8, seed=1)
+    gradients = GRADIENTS[:num_samples].copy()
     for group in range(16):  # the choice of groups matters
         gradients[sampler.groups.members(group)] *= 1 + 3 * (group % 2) + group
     estimates = []
@@ -32,27 +61,6 @@ def test_flat_is_unbiased_in_use(gate: float, num_samples: int) -> None:
     assert abs(np.mean(estimates) - gradients.mean()) < 4.5 * error
 
 
-def test_gate_opens_and_closes() -> None:
-    sampler = MercurySampler(1000, 32, seed=0)
-    assert not sampler.cache.is_open
-    sampler.update(np.arange(1000), norms(1000))
-    assert sampler.cache.is_open
-    assert sampler.next_batch()[1].std() > 0
-    for _ in range(300):  # the scores no longer follow the cache: it is useless
-        indices, _ = sampler.next_batch()
-        sampler.update(indices, np.ones(len(indices)))
-    assert not sampler.cache.is_open
-    assert set(sampler.next_batch()[1].tolist()) == {1.0}
-
-
-def test_closed_gate_reshuffles_uniformly() -> None:
-    sampler = MercurySampler(50, 8, seed=3, gate=1e9)
-    sampler.update(np.arange(50), norms(50))
-    for _ in range(2):
-        assert sorted(index for batch in sampler for index in batch) == list(range(50))
-        assert all(set(sampler.take()[1].tolist()) == {1.0} for _ in range(7))
-
-
 def test_paper_draws_from_few_groups_by_all_scores() -> None:
     sampler = MercurySampler(640, 8, estimator="paper")
     for _ in range(20):
@@ -61,20 +69,76 @@ def test_paper_draws_from_few_groups_by_all_scores() -> None:
         assert sum(owners) == 4
         sampler.update(indices, np.arange(1.0, 9.0))
         assert sampler.next_batch()
-        assert sampler.cache.coverage > 0, "pending scores are learnt before each draw"
+        assert sampler.coverage > 0, "pending scores are learnt before each draw"
+
+
+# --- what is known, and when it counts -----------------------------------------------------
+
+
+def test_samples_without_a_score_count_as_average() -> None:
+    sampler = MercurySampler(8, 1)
+    sampler.update(np.array([0, 1]), np.array([4.0, 2.0]))
+    assert sampler.importance.tolist() == [4.0, 2.0] + [3.0] * 6
+    assert sampler.coverage == 0.25
+    sampler.next_batch()
+    sampler.update(np.array([2, 2]), np.array([9.0, 9.0]))  # no doubling yet
+    assert sampler.importance[7] == 3.0
+    sampler.update(np.array([3, 3]), np.array([1.0, 1.0]))
+    assert sampler.importance[7] == 4.0
+    assert sampler.scored_at.tolist() == [0, 0, 1, 1, -1, -1, -1, -1]
+    sampler.forget(np.array([0]))  # another sample took its place
+    assert sampler.importance.tolist() == [4.0, 2.0, 9.0, 1.0] + [4.0] * 4
+    sampler.forget(np.arange(8))
+    assert sampler.coverage == 0.0
+    sampler.update(np.array([3, 3]), np.array([7.0, 7.0]))
+    assert sampler.importance.tolist() == [7.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stride"), [((500, 32), 1), ((480, 4), 15), ((10**6, 32), 32), ((3, 8), 1)]
+)
+def test_stride_is_an_eighth_of_an_epoch(sizes: tuple[int, int], stride: int) -> None:
+    assert MercurySampler(*sizes).stride == stride
+
+
+def test_stride_is_drawn_and_learnt_at_once() -> None:
+    sampler = MercurySampler(480, 4)
+    for number in range(1, 16):
+        indices, weights = sampler.next_batch()
+        assert weights.tolist() == [1.0] * 4, "nothing is learnt within the stride"
+        sampler.update(indices, 1.0 + np.arange(4))
+        assert (sampler.coverage > 0) == (number == 15)
+    assert any(sampler.next_batch()[1].std() > 0 for _ in range(15))
+
+
+@pytest.mark.parametrize("how", ["group", "batches", "forget"])
+def test_news_drop_what_was_drawn(how: str) -> None:
+    sampler = MercurySampler(2000, 4)
+    sampler.next_batch()
+    assert len(sampler.state_dict()["drawn"]) == 31  # type: ignore[arg-type]
+    if how == "group":
+        sampler.update(np.arange(100), np.full(100, 9.0))
+    for first in range(0, 128, 4) if how == "batches" else ():
+        sampler.update(np.arange(first, first + 4), np.ones(4))
+    if how == "forget":
+        sampler.forget(np.array([5]))
+    assert len(sampler.state_dict()["drawn"]) == 0  # type: ignore[arg-type]
 
 
 def test_group_takes_effect_at_once() -> None:
     sampler = MercurySampler(128, 8)  # groups as small as a batch
     sampler.update(sampler.next_batch()[0], np.ones(8))
-    assert sampler.cache.coverage == 0.0
+    assert sampler.coverage == 0.0
     sampler.update(sampler.refresh_indices()[:5], np.ones(5))
-    assert sampler.cache.coverage > 0.0
+    assert sampler.coverage > 0.0
+    before = sampler.state_dict()
+    sampler.update(np.empty(0, dtype=np.int64), np.empty(0))
+    assert all(np.array_equal(value, before[key]) for key, value in sampler.state_dict().items())
     sampler.update(sampler.groups.members(0)[:5], np.ones(5))  # no group was asked for
     assert sampler.state_dict()["num_pending"] == 1
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@both
 def test_group_size_follows_the_link(estimator: str) -> None:
     sampler = MercurySampler(1000, 8, estimator=estimator)
     assert len(sampler.refresh_indices()) == 1000 // 16
@@ -82,15 +146,37 @@ def test_group_size_follows_the_link(estimator: str) -> None:
         sampler.resize_groups(size)
         group = sampler.refresh_indices()
         assert 0 < len(group) <= size
-        sampler.update(group, norms(1000)[group])
+        sampler.update(group, np.arange(len(group)))
         assert len(sampler.next_batch()[0]) == 8
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_losses_become_error_probabilities() -> None:
+    sampler = MercurySampler(2, 1, scores="loss")
+    sampler.update(np.arange(2), np.array([np.log(2.0), 50.0]))
+    assert sampler.importance.tolist() == [0.5, 1.0]
+
+
+def test_summary_describes_the_sampling() -> None:
+    sampler = MercurySampler(200, 10, seed=0)
+    assert sampler.summary()["coverage"] == 0.0
+    sampler.update(np.arange(200), GRADIENTS[:200])
+    sampler.next_batch()
+    summary = sampler.summary()
+    assert summary["coverage"] == summary["mean-age"] == 1.0
+    assert 0.2 < summary["effective-share"] < 1.0
+    low, middle, high = (summary[name] for name in IMPORTANCE_PARTS)
+    assert low < middle < high
+    assert all(isinstance(value, float) for value in summary.values())
+
+
+# --- sizes, state and errors ---------------------------------------------------------------
+
+
+@both
 @pytest.mark.parametrize("size", [1, 3, 40, 300, 1000])  # strides of 1, of 9 and 31
 def test_resumes_between_group_and_scores(size: int, estimator: str) -> None:
-    make = lambda: MercurySampler(size, 4, seed=5, estimator=estimator, gate=1.05)  # noqa: E731
-    scores = norms(size)
+    make = lambda: MercurySampler(size, 4, seed=5, estimator=estimator)  # noqa: E731
+    scores = np.resize(GRADIENTS, size)
 
     def play(stop: int | None) -> list[object]:
         sampler, trace, group = make(), [], np.empty(0, dtype=np.int64)
@@ -105,6 +191,7 @@ def test_resumes_between_group_and_scores(size: int, estimator: str) -> None:
             if i % 5 == 4:
                 sampler.resize_groups(1 + i % size)
             indices, weights = sampler.next_batch()
+            assert (weights > 0).all()
             sampler.update(indices, scores[indices] / (1 + 0.01 * i))
             trace += [indices.tolist(), weights.tolist()]
         return trace
@@ -112,77 +199,42 @@ def test_resumes_between_group_and_scores(size: int, estimator: str) -> None:
     assert all(play(stop) == play(None) for stop in (0, 1, 4, 5, 10))
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 3])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_tiny_data(num_samples: int, estimator: str) -> None:
-    sampler = MercurySampler(num_samples, 8, estimator=estimator)
-    for _ in range(5):
-        indices, weights = sampler.next_batch()
-        assert (weights > 0).all()
-        sampler.update(indices, np.ones(len(indices)))
-        assert 1 <= len(sampler.refresh_indices()) <= num_samples
-
-
 @pytest.mark.parametrize(
-    ("arguments", "rule"),
+    ("call", "rule"),
     [
-        ({"estimator": "cycle"}, "estimator must be one of flat, paper"),
-        ({"scores": "norm"}, "scores must be one of importance, loss"),
-        ({"gate": -1.0}, r"gate must be a number in \[0, inf\)"),
+        (lambda: MercurySampler(9, 4, estimator="cycle"), "estimator must be one of flat, paper"),
+        (lambda: MercurySampler(9, 4, scores="norm"), "scores must be one of importance, loss"),
+        *[
+            (lambda size=size: MercurySampler(9, 4).resize_groups(size), "size must be a whole nu")
+            for size in (0, 2.5)
+        ],
     ],
 )
-def test_refuses_arguments(arguments: dict[str, object], rule: str) -> None:
+def test_bad_arguments_are_refused(call, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        MercurySampler(**({"num_samples": 20, "batch_size": 4} | arguments))  # type: ignore[arg-type]
+        call()
 
 
-@pytest.mark.parametrize("size", [0, 2.5])
-def test_refuses_group_size(size: int) -> None:
-    with pytest.raises(ValueError, match="size must be a whole number of at least 1"):
-        MercurySampler(20, 4).resize_groups(size)
+DAMAGES: list[dict[str, object]] = [
+    {"importance": np.full(N, np.nan, dtype=np.float32)},
+    {"importance": np.full(N, -1, dtype=np.float32)},
+    {"drawn": np.full((1, N), N)},
+    {"drawn": np.zeros((1, N + 1), dtype=np.int64)},
+    {"pending_indices": np.array([-1])},
+    {"pending_scores": np.ones(1)},
+    {"pending_indices": np.array([0]), "pending_scores": np.array([np.inf])},
+    {"group_order": np.zeros(N, dtype=np.int32)},
+    {"group_turn": 99},
+    {"steps": -1},
+    {"estimator": "paper"},
+]
 
 
-def test_losses_become_error_probabilities() -> None:
-    sampler = MercurySampler(2, 4, scores="loss")
-    sampler.update(np.arange(2), np.array([np.log(2.0), 50.0]))
-    assert sampler.cache.values.tolist() == [0.5, 1.0]
-
-
-def test_empty_update_changes_nothing() -> None:
-    sampler = MercurySampler(640, 4)
-    before = sampler.state_dict()
-    sampler.update(np.empty(0, dtype=np.int64), np.empty(0))
-    assert all(np.array_equal(value, before[key]) for key, value in sampler.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"group_order": np.zeros(20, dtype=np.int32)},
-        {"group_turn": 99},
-        {"steps": -1},
-        {"estimator": "paper"},
-    ],
-    ids=lambda damage: "-".join(damage),
-)
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: "-".join(damage))
 def test_damaged_state_is_refused(damage: dict[str, object]) -> None:
-    sampler, good = MercurySampler(20, 4, seed=1), MercurySampler(20, 4).state_dict()
+    sampler, good = scored("none"), scored().state_dict()
     before = sampler.state_dict()
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(ValueError, match="must"):
         sampler.load_state_dict(good | damage)  # type: ignore[arg-type]
     assert all(np.array_equal(value, before[key]) for key, value in sampler.state_dict().items())
-
-
-def test_summary_describes_the_sampling() -> None:
-    sampler = MercurySampler(200, 10, seed=0)
-    assert sampler.summary()["coverage"] == 0.0
-    sampler.update(np.arange(200), norms(200))
-    sampler.next_batch()
-    summary = sampler.summary()
-    assert summary["importance-open"] == summary["coverage"] == summary["mean-age"] == 1.0
-    assert 0.2 < summary["effective-share"] < 1.0
-    low, middle, high = (summary[name] for name in IMPORTANCE_PARTS)
-    assert low < middle < high
-    assert all(isinstance(value, float) for value in summary.values())
-    sampler.forget(np.array([3, 5]))
-    assert sampler.summary()["coverage"] == 0.99
+    sampler.load_state_dict(good)

@@ -8,10 +8,9 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_hetero import keys
-from flwr_hetero.client.sampled_loss import score_batches
 from flwr_hetero.client.timing import note_pace, read_pace
+from flwr_hetero.client.weighted_loss import score_batches
 from flwr_hetero.mercury import scoring
-from flwr_hetero.mercury.background import Collected
 from flwr_hetero.mercury.sampler import MercurySampler
 from flwr_hetero.mod import load_state, save_state
 
@@ -34,9 +33,9 @@ def sampler_and_model() -> tuple[MercurySampler, torch.nn.Module]:
 
 @pytest.mark.parametrize(("idle_s", "size"), [(2.0, 150), (0.0, 0), (None, 0), (100.0, N)])
 def test_group_is_as_long_as_the_wait(idle_s, size):
-    sampler, _ = sampler_and_model()
-    group = scoring.next_group(node(idle_s=idle_s), sampler)
-    assert len(group) == size  # of 180, cut into equal parts
+    sampler, model = sampler_and_model()
+    found = scoring.score_hidden(model, DATA, node(idle_s=idle_s), sampler)
+    assert found == size == sampler.coverage * N  # of 180, cut into equal parts
 
 
 def test_samples_are_scored_by_the_model():
@@ -44,13 +43,8 @@ def test_samples_are_scored_by_the_model():
     indices = np.arange(0, N, 2)
     assert scoring.score(model, DATA, sampler, indices) == N // 2
     losses = score_batches(model, [DATA])[indices]
-    np.testing.assert_allclose(sampler.cache.values[indices], 1 - np.exp(-losses), rtol=1e-5)
+    np.testing.assert_allclose(sampler.importance[indices], 1 - np.exp(-losses), rtol=1e-5)
     assert scoring.score(model, DATA, sampler, indices[:0]) == 0
-
-
-def test_emulated_node_scores_at_once():
-    sampler, model = sampler_and_model()
-    assert 0 < scoring.score_hidden(model, DATA, node(), sampler) / N == sampler.cache.coverage
 
 
 def test_real_node_scores_in_the_background(monkeypatch):
@@ -69,10 +63,9 @@ def test_real_node_scores_in_the_background(monkeypatch):
     assert torch.equal(targets, DATA[1][group])
     assert limit_s == 70.0
 
-    collected = Collected(np.full(5, 9.0), 0.1)
-    monkeypatch.setattr(scoring, "collect_scores", lambda folder: collected)
+    monkeypatch.setattr(scoring, "collect_scores", lambda folder: (np.full(5, 9.0), 0.1))
     scoring.collect_hidden(sampler, context)
-    assert sampler.cache.coverage == 5 / N
+    assert sampler.coverage == 5 / N
     assert read_pace(context).score_s == pytest.approx((0.01 + 0.1 / 5) / 2)
     monkeypatch.setattr(scoring, "collect_scores", pytest.fail)
     scoring.collect_hidden(sampler, context)  # once only
@@ -90,10 +83,9 @@ def test_real_node_scores_in_the_background(monkeypatch):
 )
 def test_unusable_scores_are_not_used(job, scores, warns, monkeypatch, caplog):
     (sampler, _), context = sampler_and_model(), node(emulated=False)
-    collected = Collected(np.array(scores), 0.1)
-    monkeypatch.setattr(scoring, "collect_scores", lambda folder: collected)
+    monkeypatch.setattr(scoring, "collect_scores", lambda folder: (np.array(scores), 0.1))
     save_state(context, "scoring", job)
     with caplog.at_level(logging.WARNING):
         scoring.collect_hidden(sampler, context)
     assert ("scores from the background not used" in caplog.text) == warns
-    assert sampler.cache.coverage == 0.0
+    assert sampler.coverage == 0.0

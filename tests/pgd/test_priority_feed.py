@@ -1,92 +1,97 @@
-"""PGD's sampler, fed by the training step itself."""
+"""PGD's sampler, fed by the training step itself, and the aggregated gradient."""
 
 import numpy as np
 import pytest
 import torch
-from pgd.nets import LOSS, NUM, Tied, TiedByHand, data, image_net
+from oracles.pgd import renew_sum
+from pgd.nets import LOSS, NUM, Tied, TiedByHand, data, image_net, small
 from torch import nn
 
-from flwr_hetero.client.sampled_loss import gradient_norms
 from flwr_hetero.pgd import priority_feed
-from flwr_hetero.pgd.layer_priorities import LayerPriorities
+from flwr_hetero.pgd.priorities import LayerPriorities
+from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.pgd.sampler import RULES
-from flwr_hetero.sampler import (
-    PGDSampler,
-    PriorityFeed,
-    SampledLoss,
-    UniformSampler,
-    sample_priorities,
-)
+from flwr_hetero.sampler import PGDSampler, PriorityFeed, WeightedLoss, sample_priorities
 
 
-def small():
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-    return model, *data(model)
+@pytest.fixture
+def every_batch(monkeypatch):
+    monkeypatch.setitem(priority_feed.EVERY, "stochastic", 1)
+
+
+def step(model, feed, optimizer, inputs, targets):
+    """Train as a user would; return the batch and what it cost."""
+    indices, weights = feed.next_batch()
+    optimizer.zero_grad()
+    losses = LOSS(model(inputs[indices]), targets[indices])
+    (losses * torch.from_numpy(weights).to(losses)).mean().backward()
+    extra = feed.on_batch(model, indices, losses)
+    optimizer.step()
+    return indices, extra
 
 
 def loop(model, feed, inputs, targets, steps):
-    """Train as a user would; with a plain sampler, too."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for _ in range(steps):
-        indices, weights = feed.next_batch()
-        optimizer.zero_grad()
-        losses = LOSS(model(inputs[indices]), targets[indices])
-        (losses * torch.from_numpy(weights).to(losses)).mean().backward()
-        if isinstance(feed, PriorityFeed):
-            feed.on_batch(model, indices, losses)
-        optimizer.step()
-        feed.update(indices, losses.detach().numpy())
+        step(model, feed, optimizer, inputs, targets)
+
+
+def test_aggregate_follows_eq_9():
+    weight = nn.Parameter(torch.zeros(3))
+    gradient = AggregatedGradient({"w": weight}, num_samples=10)
+    rng, total, covered = np.random.default_rng(0), np.zeros(3), np.zeros(())
+    for size in (4, 2, 10, 3, 25):
+        weight.grad = torch.from_numpy(rng.normal(size=3).astype(np.float32))
+        gradient.absorb(size, {"w": weight.grad})
+        size = min(size, 10)
+        total = renew_sum(total, size * weight.grad.numpy(), size, 10)
+        covered = renew_sum(covered, np.array(float(size)), size, 10)
+        expected = total * 10 / covered
+        np.testing.assert_allclose(gradient.direction["w"].numpy(), expected, rtol=1e-5)
+
+
+def test_aggregate_follows_parameters_to_their_device():
+    """A trainer may move the model after the sampler was made."""
+    model = nn.Linear(3, 2)
+    gradient = AggregatedGradient(dict(model.named_parameters()), num_samples=10)
+    gradient.parameters = dict(model.to("meta").named_parameters())
+    gradient.absorb(4, {name: torch.ones_like(p) for name, p in model.named_parameters()})
+    assert all(part.device.type == "meta" for part in gradient.total.values())
 
 
 @pytest.mark.parametrize("layers", ["last", "all"])
 @pytest.mark.parametrize("rule", RULES)
-def test_sampler_gets_the_steps_priorities(rule, layers, monkeypatch):
-    monkeypatch.setattr(priority_feed, "EVERY_OPEN", 1)
+def test_sampler_gets_the_steps_priorities(rule, layers, monkeypatch, every_batch):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 5))
     inputs, targets = data(model)
-    sampler = PGDSampler(NUM, 8, rule=rule, gate=0, seed=1)
+    sampler = PGDSampler(NUM, 8, rule=rule, seed=1)
     feed = PriorityFeed(sampler, model, layers=layers)
     updates, update = [], sampler.update
     monkeypatch.setattr(sampler, "update", lambda *given: (updates.append(given), update(*given)))
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    total = torch.zeros(5, 9)
-    for step in range(9):
-        indices, weights = feed.next_batch()
+    optimizer, total = torch.optim.SGD(model.parameters(), 0.05), torch.zeros(5, 9)
+    for number in range(9):
         direction = feed.gradient.direction
-        expected = sample_priorities(model, LOSS, inputs[indices], targets[indices], direction)
-        optimizer.zero_grad()
-        losses = LOSS(model(inputs[indices]), targets[indices])
-        (losses * torch.from_numpy(weights).to(losses)).mean().backward()
-        upper = gradient_norms(model(inputs[indices]), targets[indices])
-        extra = feed.on_batch(model, indices, losses)
-        assert extra == ((8 if layers == "all" else 2) if step else 0)  # 0.3 of a pass each
+        expected = sample_priorities(model, LOSS, inputs, targets, direction)
+        indices, extra = step(model, feed, optimizer, inputs, targets)
+        assert extra == ((8 if layers == "all" else 2) if number else 0)  # 0.3 of a pass each
         total = (1 - 8 / NUM) * total + 8 * model[3].weight.grad
         torch.testing.assert_close(feed.gradient.total["3.weight"], total)
-        optimizer.step()
-        assert len(updates) == step  # the first batch has no direction
+        assert len(updates) == number  # the first batch has no direction
         if updates:
-            index, scores, norms, drawn = updates[-1]
-            np.testing.assert_array_equal(drawn, weights)
-            np.testing.assert_array_equal(index, indices)
-            np.testing.assert_allclose(scores, expected.numpy(), rtol=1e-3, atol=1e-2)
-            np.testing.assert_allclose(norms / norms[0], upper / upper[0], rtol=1e-4)
+            np.testing.assert_array_equal(updates[-1][0], indices)
+            found = updates[-1][1]
+            np.testing.assert_allclose(found, expected[indices].numpy(), rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize(
-    ("rule", "gate", "measured", "absorbed"),
-    [
-        ("stochastic", 1.2, [6, 11], [1, 5, 6, 10, 11]),
-        ("stochastic", 0.0, [3, 5, 7, 9, 11, 13], [1, 3, 5, 7, 9, 11, 13]),
-        ("topk", 1.2, list(range(2, 14)), list(range(1, 14))),
-    ],
+    ("rule", "measured"),
+    [("stochastic", [3, 5, 7, 9, 11, 13]), ("topk", list(range(2, 14)))],
 )
-def test_which_batches_are_measured(rule, gate, measured, absorbed, monkeypatch):
-    monkeypatch.setattr(priority_feed, "EVERY_OPEN", 2)
-    monkeypatch.setattr(priority_feed, "EVERY_CLOSED", 5)
+def test_which_batches_are_measured(rule, measured, monkeypatch):
+    monkeypatch.setitem(priority_feed.EVERY, "stochastic", 2)
     model, inputs, targets = small()
-    sampler, updates, sums = PGDSampler(NUM, 4, rule=rule, gate=gate), [], []
+    sampler, updates, sums = PGDSampler(NUM, 4, rule=rule), [], []
     feed = PriorityFeed(sampler, model)
     monkeypatch.setattr(sampler, "update", lambda *_: updates.append(feed._trained + 1))
     add = feed.gradient.absorb
@@ -97,35 +102,35 @@ def test_which_batches_are_measured(rule, gate, measured, absorbed, monkeypatch)
     )
     loop(model, feed, inputs, targets, 13)
     assert updates == measured
-    assert [batch for batch, _ in sums] == absorbed
-    assert {num for _, num in sums} == {4 * feed.measure_every}
+    every = measured[1] - measured[0]
+    assert sums == [(batch, 4 * every) for batch in [1, *measured]]
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_diverged_losses_teach_nothing(rule, monkeypatch):
-    monkeypatch.setattr(priority_feed, "EVERY_OPEN", 1)
+def test_diverged_losses_teach_nothing(rule, every_batch):
     model, inputs, targets = small()
-    feed = PriorityFeed(PGDSampler(NUM, 4, rule=rule, gate=0), model)
+    feed = PriorityFeed(PGDSampler(NUM, 4, rule=rule), model)
     loop(model, feed, inputs, targets, 9)
-    before = feed.sampler.summary() | feed.gradient.state_dict()
+    before = feed.state_dict()
     with torch.no_grad():
         model[1].weight.fill_(torch.nan)
     with pytest.raises(ValueError, match=r"scores must be finite, got .nan.*has diverged"):
         loop(model, feed, inputs, targets, 1)
-    after = feed.sampler.summary() | feed.gradient.state_dict()
-    np.testing.assert_equal(after | {"mean-age": 0}, before | {"mean-age": 0})
+    after = feed.state_dict()
+    for name in ("priority", "gradient.1.weight", "gradient_covered", "batches"):
+        np.testing.assert_equal(after[name], before[name])
 
 
 def test_full_pass_is_the_papers_first_step():
     torch.manual_seed(2)
     model = image_net()
-    model(torch.randn(4, 1, 8, 8))
     inputs, targets = data(model)
+    model(inputs)
     buffers = [b.clone() for b in model.buffers()]
     feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model, layers="all")
     for _ in range(2):  # the second one in the middle of training
         feed.full_pass(model, LOSS, inputs, targets, batch_size=7)
-        assert feed.listener.collect() is None
+        assert feed.listener.collect(NUM) is None
         feed.next_batch()
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
@@ -136,9 +141,9 @@ def test_full_pass_is_the_papers_first_step():
     for name, part in feed.gradient.direction.items():
         torch.testing.assert_close(part, gradient[name], rtol=1e-4, atol=1e-4)
     expected = sample_priorities(model, LOSS, inputs, targets, gradient)
-    found = feed.sampler.draw.trend.priority
+    found = feed.sampler.trend.priority
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-3)
-    assert not feed.sampler.draw.is_warming_up
+    assert feed.sampler.num_renewed == 2
 
 
 @pytest.mark.parametrize(
@@ -152,14 +157,15 @@ def test_full_pass_is_the_papers_first_step():
 )
 def test_damaged_state_is_refused(key, value, match):
     model, inputs, targets = small()
-    feed = PriorityFeed(PGDSampler(NUM, 4, gate=0), model)
+    feed = PriorityFeed(PGDSampler(NUM, 4), model)
     state = feed.state_dict()
     loop(model, feed, inputs, targets, 5)
     before = feed.state_dict()
     with pytest.raises(ValueError, match=match):
         feed.load_state_dict({**state, key: value})
     after = feed.state_dict()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert all(np.array_equal(before[name], after[name], equal_nan=name == "priority")
+               for name in before)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -180,16 +186,6 @@ def test_bad_arguments_are_refused(model, layers, match):
         PriorityFeed(PGDSampler(4, 2), model, layers=layers)
 
 
-def test_closed_gate_trains_as_uniform_sampling():
-    results = []
-    for draw in (PGDSampler(NUM, 4, seed=2, gate=1e9), UniformSampler(NUM, 4, seed=2)):
-        model, inputs, targets = small()
-        feed = PriorityFeed(draw, model) if isinstance(draw, PGDSampler) else draw
-        loop(model, feed, inputs, targets, 70)
-        results.append([p.detach().clone() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
 # --- fed by the loss ---------------------------------------------------------------------
 
 
@@ -201,7 +197,7 @@ def measured_by_loss(layers, dtype=None, scale=1.0, steps=8):
     sampler = PGDSampler(NUM, 4, rule="topk")
     feed, told = PriorityFeed(sampler, model, layers=layers), []
     sampler.update = lambda *given: told.append(given)
-    criterion, batches = SampledLoss(feed), iter(feed)
+    criterion, batches = WeightedLoss(feed), iter(feed)
     for _ in range(min(steps, len(feed))):
         indices = next(batches)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
@@ -220,10 +216,9 @@ def test_scaled_and_half_precision_losses_tell_the_same(layers, dtype, scale, er
     plain, total = measured_by_loss(layers)
     told, aggregate = measured_by_loss(layers, dtype, scale)
     assert len(told) == len(plain) == 5
-    for (indices, *found), (same, *expected) in zip(told, plain, strict=True):
+    for (indices, found), (same, expected) in zip(told, plain, strict=True):
         np.testing.assert_array_equal(indices, same)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, atol=error * np.abs(other).max())
+        np.testing.assert_allclose(found, expected, atol=error * np.abs(expected).max())
     for name, part in aggregate.items():
         torch.testing.assert_close(part, total[name], rtol=error, atol=error * 10)
 
@@ -237,7 +232,7 @@ def test_a_scalers_overflow_is_no_batch():
 def test_losses_without_a_backward_pass_teach_nothing():
     model, inputs, targets = small()
     feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model)
-    criterion = SampledLoss(feed)
+    criterion = WeightedLoss(feed)
     for indices in feed:
         criterion(model(inputs[indices]).detach(), targets[indices])
     losses = [criterion(model(inputs[indices]), targets[indices]) for indices in feed]
@@ -248,44 +243,40 @@ def test_losses_without_a_backward_pass_teach_nothing():
 
 
 def test_batches_that_are_only_taken_are_an_error():
-    model, _, _ = small()
-    feed = PriorityFeed(PGDSampler(NUM, 4), model)
+    feed = PriorityFeed(PGDSampler(NUM, 4), small()[0])
     for _ in range(2):
         for _ in feed:
             feed.take()
-    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*SampledLoss"):
+    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*WeightedLoss"):
         next(iter(feed))
 
 
-@pytest.mark.parametrize(("model", "by_forward_mode"), [(Tied, False), (TiedByHand, True)])
-def test_layers_are_checked_once_in_all_rounds(model, by_forward_mode, caplog, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "takes_over"),
+    [(Tied, False), (TiedByHand, True), (lambda: TiedByHand().bfloat16(), True),
+     (lambda: image_net().bfloat16(), False)],
+)  # fmt: skip
+def test_layers_are_checked_once_in_all_rounds(make, takes_over, caplog, monkeypatch):
     checks, check = [], LayerPriorities._error
     monkeypatch.setattr(
         LayerPriorities, "_error", lambda *given: (checks.append(1), check(*given))[1]
     )
-    words, targets, state = torch.randint(5, (NUM, 4)), torch.arange(NUM) % 5, None
+    torch.manual_seed(2)
+    net, state = make(), None
+    words, targets = torch.randint(5, (NUM, 4)), torch.arange(NUM) % 5
+    if isinstance(net, nn.Sequential):
+        words = torch.randn(NUM, 1, 8, 8).bfloat16()
     for _ in range(3):
-        net = model()
         feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
         if state is not None:
             feed.load_state_dict(state)
-        criterion = SampledLoss(feed)
+        criterion = WeightedLoss(feed)
         for indices in feed:
             criterion(net(words[indices]), targets[indices]).backward()
         state = feed.state_dict()
-        assert feed.listener.by_forward_mode == by_forward_mode
+        assert feed.listener.by_forward_mode == takes_over
     assert len(checks) == 1
-    assert len(caplog.records) == by_forward_mode
-
-
-def test_a_model_in_bfloat16_by_forward_mode():
-    net, words, targets = TiedByHand().bfloat16(), torch.randint(5, (NUM, 4)), torch.arange(NUM) % 5
-    feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
-    feed.listener.by_forward_mode = True
-    criterion = SampledLoss(feed)
-    for _ in range(2):
-        for indices in feed:
-            criterion(net(words[indices]), targets[indices]).backward()
+    assert len(caplog.records) == takes_over
     assert feed.summary()["coverage"] == 1.0
 
 

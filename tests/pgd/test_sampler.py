@@ -1,4 +1,4 @@
-"""PGDSampler: settings, the paper's rule, sizes and damaged states."""
+"""PGDSampler: the paper's rule, the unbiased draw, sizes, settings and damaged states."""
 
 import math
 
@@ -25,7 +25,7 @@ def with_priorities(sampler, seed=0):
 def test_batch_is_round_robin_and_top():
     sampler = PGDSampler(20, 6, seed=3, rule="topk", renewal_share=0.5)
     priorities = with_priorities(sampler)
-    turn = sampler.draw.order.tolist()
+    turn = sampler.order.tolist()
     for step in range(20):
         indices, weights = sampler.next_batch()
         expected = [turn[(3 * step + i) % 20] for i in range(3)]
@@ -39,7 +39,7 @@ def test_two_iterations_by_hand():
     # priorities 8, 4, 2, 1 of the full pass in iteration 0
     sampler = PGDSampler(4, 2, seed=0, rule="topk")
     sampler.update(np.arange(4), np.array([8.0, 4.0, 2.0, 1.0]))
-    sampler.draw.order = np.array([3, 2, 1, 0])
+    sampler.order = np.array([3, 2, 1, 0])
     indices, _ = sampler.next_batch()
     assert indices.tolist() == [3, 0]
     sampler.update(indices, np.array([1.0, 1.0]))  # the first: slope -0.8 ln 8
@@ -47,7 +47,7 @@ def test_two_iterations_by_hand():
     assert indices.tolist() == [2, 1]
     sampler.update(indices, np.array([6.0, -4.0]))  # slopes 0.8 ln 3 over 2, and none
     expected = [8 ** (-0.8 * 2), -4.0, 6 * 3**0.4, 1.0]
-    np.testing.assert_allclose(estimate(sampler.draw.trend, 3), expected)
+    np.testing.assert_allclose(estimate(sampler.trend, 3), expected)
     assert sampler.summary() == {"coverage": 1.0, "negative-share": 0.25, "mean-age": 1.5}
 
 
@@ -69,11 +69,71 @@ def test_unknown_example_waits_for_its_turn():
         indices, _ = sampler.next_batch()
         if 0 not in indices:
             sampler.update(indices, np.full(2, -1.0))
-    assert not sampler.draw.is_warming_up
     top = [sampler.next_batch()[0][1] for _ in range(6)]
-    unknown = np.flatnonzero(sampler.draw.trend.computed_at < 0)
+    unknown = np.flatnonzero(sampler.trend.computed_at < 0)
     assert 0 in unknown
     assert not set(top) & set(unknown)
+
+
+@pytest.mark.parametrize(
+    ("share", "batch_size", "number"), [(0.5, 12, 6), (0.01, 12, 1), (1.0, 12, 12), (0.5, 99, 20)]
+)
+def test_number_of_renewed_examples(share, batch_size, number):
+    sampler = PGDSampler(40, batch_size, rule="topk", renewal_share=share)
+    assert sampler.num_renewed == min(batch_size, 40)
+    with_priorities(sampler)
+    assert sampler.num_renewed == number
+
+
+# --- the unbiased draw -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("renewal_share", [0.25, 0.5, 1.0])
+def test_weighted_mean_is_unbiased(renewal_share):
+    rng = np.random.default_rng(5)
+    gradients = rng.normal(size=(30, 3)) + np.linspace(0, 4, 30)[:, None]
+    sampler = PGDSampler(30, 8, seed=5, renewal_share=renewal_share)
+    sampler.update(np.arange(30), rng.lognormal(size=30) * rng.choice([1, 1, -1], 30))
+    sampler.update(np.arange(10), np.zeros(10))  # no priority at all must not mean never drawn
+    means = [[], [], [], []]  # by place in the epoch
+    for step in range(8000):
+        indices, weights = sampler.next_batch()
+        assert weights.max() <= 1 / renewal_share * (1 + 1e-6)
+        means[step % 4].append((weights[:, None] * gradients[indices]).mean(0))
+    for found in means:
+        error = np.mean(found, 0) - gradients.mean(0)
+        standard_error = np.std(found, 0) / math.sqrt(len(found))
+        assert (np.abs(error) < 4 * standard_error + 1e-9).all()
+
+
+def test_draws_by_root_of_absolute_priority():
+    sampler = PGDSampler(4, 4, seed=0, renewal_share=0.2)
+    sampler.update(np.arange(4), np.array([16.0, -4.0, 1.0, 0.0]))
+    expected = 4 * (np.array([4, 2, 1, 0]) / 7 * 0.8 + 0.05)
+    counts = np.zeros(4)
+    for _ in range(1000):
+        indices, weights = sampler.next_batch()
+        np.testing.assert_allclose(weights, 1 / expected[indices], rtol=1e-6)
+        times = np.bincount(indices, minlength=4)
+        assert ((times >= np.floor(expected)) & (times <= np.ceil(expected))).all()
+        counts += times
+    np.testing.assert_allclose(counts / 1000, expected, atol=0.06)
+    assert sampler.summary()["effective-share"] == pytest.approx(1 / (1 / expected).mean())
+
+
+def test_priorities_count_from_the_next_epoch_on():
+    sampler = PGDSampler(10, 4, seed=3)
+    epoch = [sampler.next_batch() for _ in range(2)]
+    assert all((weights == 1).all() for _, weights in epoch)  # nothing is known: a permutation
+    sampler.update(np.array([1, 2]), np.array([1e4, 1.0]))
+    epoch.append(sampler.next_batch())
+    assert [len(batch) for batch, _ in epoch] == [4, 4, 2]
+    assert sorted(np.concatenate([batch for batch, _ in epoch]).tolist()) == list(range(10))
+    assert any((weights != 1).any() for _, weights in (sampler.next_batch() for _ in range(3)))
+    sampler.update(np.arange(10), np.ones(10))  # of all: at once
+    later = [sampler.next_batch() for _ in range(3)]
+    assert [len(batch) for batch, _ in later] == [4, 4, 2]
+    assert all((weights == 1).all() for _, weights in later)
 
 
 # --- both rules ------------------------------------------------------------------------
@@ -82,7 +142,7 @@ def test_unknown_example_waits_for_its_turn():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(1, 1), (1, 8), (3, 8), (50, 7)])
 def test_small_and_odd_sizes(rule, num_samples, batch_size):
-    sampler = PGDSampler(num_samples, batch_size, seed=0, rule=rule, gate=0)
+    sampler = PGDSampler(num_samples, batch_size, seed=0, rule=rule)
     for step in range(12):
         indices, weights = sampler.next_batch()
         assert 1 <= len(indices) == len(weights) <= batch_size
@@ -98,26 +158,22 @@ def test_small_and_odd_sizes(rule, num_samples, batch_size):
         ("topk", "order", np.zeros(8, dtype=np.int32)),
         ("topk", "priority", np.full(8, np.inf)),
         ("topk", "slope", np.full(8, np.nan)),
-        ("topk", "turns", -1),
+        ("topk", "position", -1),
         ("topk", "iteration", -1),
         ("stochastic", "rule", "topk"),
         ("stochastic", "order", np.full(8, 8, dtype=np.int32)),
         ("stochastic", "weights", np.zeros(8)),
         ("stochastic", "weights", np.full(8, 2.1)),
-        ("stochastic", "importance", np.full(8, -1.0, dtype=np.float32)),
-        ("stochastic", "importance", np.full(8, np.nan, dtype=np.float32)),
+        ("stochastic", "weights", np.full(8, np.nan)),
         ("stochastic", "position", 9),
-        ("stochastic", "steps", -1),
-        ("stochastic", "moments", np.array([1.0, math.nan, 1.0, 1.0])),
-        ("stochastic", "moments", np.array([1.0, -1.0, 1.0, 1.0])),
     ],
 )
 def test_damaged_state_is_refused(rule, key, value):
-    sampler, twin = (PGDSampler(8, 4, seed=1, rule=rule, gate=0) for _ in range(2))
+    sampler, twin = (PGDSampler(8, 4, seed=1, rule=rule) for _ in range(2))
     state = sampler.state_dict()
     with_priorities(sampler)
     with_priorities(twin)
-    with pytest.raises(ValueError, match=r"state|importance must be"):
+    with pytest.raises(ValueError, match="state of PGDSampler must hold"):
         sampler.load_state_dict({**state, key: value})
     for _ in range(3):
         np.testing.assert_array_equal(sampler.next_batch()[0], twin.next_batch()[0])
@@ -129,18 +185,8 @@ def test_damaged_state_is_refused(rule, key, value):
         ({"rule": "top"}, "rule must be one of stochastic, topk"),
         ({"renewal_share": 0.0}, r"renewal_share must be a number in \(0, 1\]"),
         ({"renewal_share": math.nan}, "renewal_share must be"),
-        ({"gate": -1.0}, r"gate must be a number in \[0, inf\)"),
-        ({"gate": math.inf}, "gate must be"),
     ],
 )
 def test_bad_arguments_are_refused(change, match):
     with pytest.raises(ValueError, match=match):
         PGDSampler(**({"num_samples": 10, "batch_size": 4} | change))
-
-
-@pytest.mark.parametrize(
-    ("share", "batch_size", "number"), [(0.5, 12, 6), (0.01, 12, 1), (1.0, 12, 12), (0.5, 99, 20)]
-)
-def test_number_of_renewed_examples(share, batch_size, number):
-    sampler = PGDSampler(40, batch_size, rule="topk", renewal_share=share)
-    assert sampler.draw.num_renewed == number

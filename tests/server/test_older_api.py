@@ -183,7 +183,7 @@ def test_nothing_of_a_reply_is_lost_or_kept_twice():
     assert reply.content["model"]["n"].dtype == "int64"
     assert reply.metadata.reply_to_message_id == message_id
     assert payload_bytes(reply.content) == payload_bytes(toy_reply().content)
-    assert adapter._asked == {}
+    assert adapter._sent == {}
 
 
 def toy_reply():

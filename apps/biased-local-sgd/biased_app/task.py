@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero.errors import invalid
 from flwr_hetero.strategy import BiasedLocalSGD, FedNova, Wrapper
 from flwr_hetero_studies.tasks import Examples, load_partition
-from flwr_hetero_studies.tasks.inner import INNER, inner_strategy
+from flwr_hetero_studies.tasks.run import INNER, inner_strategy
 from flwr_hetero_studies.tasks.settings import Settings
 
 BIASES = {

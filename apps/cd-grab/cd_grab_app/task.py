@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Strategy
 
 from flwr_hetero.errors import invalid
-from flwr_hetero.strategy import CDGraB, HerdingMeter
+from flwr_hetero.strategy import CDGraB
+from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 from flwr_hetero_studies.tasks.settings import Settings
 
 CD_GRAB = "cd-grab"
-METHODS = (CD_GRAB, "id-grab", "id-grab-mean", "d-rr", "shuffle-once")
+METHODS = (CD_GRAB, "id-grab", "d-rr", "shuffle-once")
 INNER: dict[str, type[FedAvg]] = {
     "fedavg": FedAvg,
     "fedadam": FedAdam,

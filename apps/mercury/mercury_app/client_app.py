@@ -71,7 +71,6 @@ def open_sampler(
         settings.batch_size,
         seed=node.seed,
         estimator=settings.estimator,
-        gate=settings.gate,
         scores="loss",
     )
     restore(sampler, context, STATE)
@@ -103,10 +102,9 @@ def offer_samples(
     """Add samples to the reply, the important ones first: RAW SAMPLES LEAVE THE DEVICE."""
 
     def choose(count: int, by_importance: bool) -> NDArray[np.int64] | None:
-        cache = sampler.cache
-        if by_importance and cache.coverage < KNOWN_SHARE:
+        if by_importance and sampler.coverage < KNOWN_SHARE:
             return None  # later, when importance is known
-        importance = cache.values if by_importance else np.ones(sampler.num_samples)
+        importance = sampler.importance if by_importance else np.ones(sampler.num_samples)
         return offer(importance, sampler.groups, count, sampler.rng)
 
     slots: list[int] = []

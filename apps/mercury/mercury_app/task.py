@@ -21,7 +21,6 @@ class MercurySettings(Settings):
 
     sampling: str = "bacc"
     estimator: str = "flat"
-    gate: float = 1.2
     local_steps: int = 5
     communication: str = "fixed"
     adapt_every_s: float = 10.0
@@ -40,7 +39,6 @@ class MercurySettings(Settings):
         if self.resharding == "importance" and self.sampling == "uniform":
             rule = "go with a sampling that finds out importance"
             raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")
-        check_number("gate", self.gate, "[0, inf)")
         check_count("local-steps", self.local_steps)
         check_number("adapt-every-s", self.adapt_every_s, "[0, inf)")
         check_number("reshard-share", self.reshard_share, "(0, 1]")

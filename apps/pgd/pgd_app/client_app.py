@@ -1,8 +1,11 @@
 """The node: train on prioritised samples and keep their priorities between rounds."""
 
+from logging import WARNING
+
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from torch import Tensor, nn
 
 from flwr_hetero import keys
@@ -52,7 +55,11 @@ def open_feed(
 
 def look(model: nn.Module, node: NodeTask) -> dict[str, float]:
     """Compute all priorities of the node's samples, for the plots; trains nothing."""
-    priorities, _ = all_priorities(model, node.losses, *on_device(model, node))
+    try:
+        priorities, _ = all_priorities(model, node.losses, *on_device(model, node))
+    except ValueError as error:  # of an LSTM, which has no forward mode
+        log(WARNING, "no look at the priorities: %s", error)
+        return {}
     relative = priorities / (np.abs(priorities).mean() or 1.0)
     stats = {
         f"priority-over-mean-size.{q}th percentile": float(np.quantile(relative, q / 100))

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero.errors import check_choice, check_count, check_number
-from flwr_hetero.pgd.layer_priorities import LAYERS
+from flwr_hetero.pgd.priorities import LAYERS
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler, UniformSampler
 from flwr_hetero.strategy import SamplerFacts
@@ -24,7 +24,6 @@ class PGDSettings(Settings):
     rule: str = "stochastic"
     renewal_share: float = 0.5
     step_ratio: float = 0.0
-    gate: float = 1.5
     layers: str = "last"
     full_pass: bool = False
     look_every: int = 5
@@ -46,14 +45,8 @@ class PGDSettings(Settings):
         batch_size = max(1, batch_size)
         if self.rule == "uniform":
             return UniformSampler(num_samples, batch_size, seed=seed)
-        return PGDSampler(
-            num_samples,
-            batch_size,
-            seed=seed,
-            rule=self.rule,
-            renewal_share=self.renewal_share,
-            gate=self.gate,
-        )
+        share = self.renewal_share
+        return PGDSampler(num_samples, batch_size, seed=seed, rule=self.rule, renewal_share=share)
 
     def looks_in(self, server_round: Any) -> bool:
         """Whether nodes measure all their priorities in this round."""

@@ -37,13 +37,13 @@ def local_run(num_rounds=3, *, nodes=4, grid=None, **config):
 def test_every_method_runs(method):
     rounds = local_run(4, method=method)
     assert rounds[-1]["global"]["accuracy"] > 0.8
-    assert all(record["herding"]["herding-bound"] > 0 for record in rounds[1:])
+    assert all(record["herding"]["herding_bound"] > 0 for record in rounds[1:])
     steps = round(0.9 * 1438 / 4 / 16)
     assert rounds[-1]["train"]["num-steps"] == steps
     if method == "cd-grab":
-        assert rounds[-1]["cd-grab"]["pairs-together"] == 4 * (steps // 2)
+        assert rounds[-1]["cd_grab"]["pairs_together"] == 4 * (steps // 2)
     else:
-        assert "cd-grab" not in rounds[-1]
+        assert "cd_grab" not in rounds[-1]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_every_method_runs(method):
 )
 def test_every_setting_runs(config, pairs):
     rounds = local_run(2, **config)
-    assert rounds[-1]["cd-grab"]["pairs"] == pairs
+    assert rounds[-1]["cd_grab"]["pairs"] == pairs
     assert np.isfinite(rounds[-1]["global"]["loss"])
 
 

@@ -42,7 +42,7 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
         assert last["global"]["accuracy"] > 0.8
     if app == "cd-grab":
         assert last[app]["pairs-together"] == 40
-        assert last["herding"]["herding-bound"] < first["herding"]["herding-bound"]
+        assert last["herding"]["herding_bound"] < first["herding"]["herding_bound"]
     if app == "mercury":
         assert last["sampler"]["coverage"] == 1.0
     if app == "pgd":

@@ -149,7 +149,6 @@ def test_adacomm_takes_fewer_steps_as_the_loss_falls():
         ({"communication": "none"}, "communication must be one of"),
         ({"resharding": "yes"}, "resharding must be one of"),
         ({"resharding": "importance", "sampling": "uniform"}, "resharding must go with a sampling"),
-        ({"gate": -1.0}, "gate must be a number in"),
         ({"local_steps": -1}, "local-steps must be a whole number"),
     ],
 )

@@ -31,7 +31,6 @@ def start(num_nodes=3, **settings):
         {"full_pass": True, "rule": "topk"},
         {"step_ratio": 0.02, "rule": "topk", "local_steps": 7},
         {"step_ratio": 0.02, "rule": "uniform", "local_steps": 7},
-        {"gate": 0.0},
     ],
 )
 def test_every_setting_learns(settings):
@@ -50,8 +49,7 @@ def test_what_was_learned_outlives_the_round():
     run = start(rule="topk", local_steps=3)
     coverage = [record["sampler"]["coverage"] for record in run.go_on(3)]
     assert coverage[0] < coverage[1] < coverage[2]
-    turns = run.state()[SCALARS]["turns"]
-    assert turns == 9 * 16
+    assert run.state()[SCALARS]["position"] == 9 * 16
 
 
 def test_priorities_are_on_the_clock():
@@ -108,7 +106,7 @@ def test_uniform_sampling_reports_only_the_looks():
 
 
 def test_two_runs_with_one_seed_are_equal():
-    results = [start(rule="stochastic", gate=0.0).go_on(3) for _ in range(2)]
+    results = [start(rule="stochastic").go_on(3) for _ in range(2)]
     assert [r["train"] for r in results[0]] == [r["train"] for r in results[1]]
 
 
@@ -119,7 +117,6 @@ def test_two_runs_with_one_seed_are_equal():
         ({"layers": "first"}, "layers must be one of"),
         ({"renewal_share": 0.0}, "renewal_share must be a number in"),
         ({"step_ratio": 1.5}, "step-ratio must be a number in"),
-        ({"gate": -1.0}, "gate must be a number in"),
         ({"local_steps": -1}, "local-steps must be a whole number of at least 0"),
         ({"look_every": -1}, "look-every must be a whole number of at least 0"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
@@ -27,9 +27,7 @@ def six_nodes(tmp_path):
 
 def test_four_methods_on_six_real_nodes(six_nodes, tmp_path):
     folder = tmp_path / "run"
-    history = (
-        Experiment(six_nodes, folder, COMPOSITION_APP, work=WORK).start().finish(timeout_s=600)
-    )
+    history = FleetRun(six_nodes, folder, COMPOSITION_APP, work=WORK).start().finish(timeout_s=600)
     assert [record["round"] for record in history] == [0, 1, 2, 3, 4], history
     assert not any(record["failures"] for record in history)
     tiers, latency = (history[0]["tifl"][key] for key in ("tiers", "latency"))

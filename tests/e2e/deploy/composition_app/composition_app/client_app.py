@@ -30,7 +30,7 @@ def train(message, context):
     if ordered:
         sampler = OrderedSampler(EXAMPLES, BATCH, seed=partition, method="cd-grab")
     else:
-        sampler = MercurySampler(EXAMPLES, BATCH, seed=partition, gate=0.0)
+        sampler = MercurySampler(EXAMPLES, BATCH, seed=partition)
     known = restore(sampler, context, "sampler")
     if ordered:
         sampler.follow(message.content.config_records.get(keys.ORDER, {}))

@@ -1,0 +1,345 @@
+"""Important samples move between nodes while they train; off unless you use this wrapper."""
+
+import json
+from bisect import insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from logging import WARNING
+from math import ceil
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from flwr_hetero import keys
+from flwr_hetero._flwr import log
+from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.mercury.resharding import MAX_SLOTS, Delivery, bytes_in, ints_in
+from flwr_hetero.records import read_number
+from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.contract import Contract
+from flwr_hetero.server.profiling import identify_nodes
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+
+SAMPLES = Contract(
+    keys.RESHARDING,
+    "samples offered and received",
+    "    from flwr_hetero.mercury.resharding import NodeShard, pack, unpack\n"
+    "    if shard := NodeShard.open(msg, context):  # before training: others' samples\n"
+    '        slots, content = list(shard.held), b"".join(shard.held.values())\n'
+    "        inputs[slots], targets[slots] = unpack(content, inputs.shape[1:], num_classes)\n"
+    "    if shard:  # after training: SAMPLES LEAVE THE NODE; choose as in apps/mercury\n"
+    "        slots = shard.offers(len(targets), 4 * inputs[0].size + 8, choose)\n"
+    "        shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))",
+    "which exchange none",
+    "leave out",
+)
+"""What nodes must do: see ``apps/mercury``."""
+MOST = 2.0
+"""A node may offer as many samples as this times the median node."""
+
+Swap = tuple[tuple[str, int], tuple[str, int]]
+"""Two slots, each as (node, slot), that exchange what they hold."""
+
+
+def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swap]:
+    """Pair slots of different nodes at random, always from the nodes with the most slots left."""
+    left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
+    # nodes by how many slots they have left: a swap costs the same however many nodes there are
+    by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
+    for node, slots in left.items():
+        by_size[len(slots)].append(node)  # in the order of their names
+
+    def take_fullest() -> str:
+        fullest = next(nodes for nodes in reversed(by_size) if nodes)
+        return fullest.pop(int(rng.integers(len(fullest))))
+
+    swaps: list[Swap] = []
+    num_left = len(left) - len(by_size[0])
+    while num_left > 1:
+        one, other = take_fullest(), take_fullest()
+        swaps.append(((one, left[one].pop()), (other, left[other].pop())))
+        for node in (one, other):
+            insort(by_size[len(left[node])], node)
+            num_left -= not left[node]
+    return swaps
+
+
+@dataclass
+class Slot:
+    """A place in a node's data: what it holds, and whether that is known to have arrived."""
+
+    sample_id: int
+    offered: bool = True
+    exchanged: bool = False
+    confirmed: bool = False
+
+
+class SwapTable:
+    """Which node holds which sample; samples are opaque byte strings."""
+
+    # the table alone decides: a node that has not received a delivery does not train on the slot,
+    # so a failure at any point neither loses a sample nor lets two nodes train on it
+
+    def __init__(self) -> None:
+        self.store: list[bytes] = []
+        self.slots: dict[str, dict[int, Slot]] = {}
+        self.received: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
+        """Slots that a node may offer in all."""
+
+    def set_limits(self, claims: Mapping[str, int]) -> None:
+        """Fix how many slots nodes may offer: as they say at first, within reason."""
+        if new := {node: claim for node, claim in claims.items() if node not in self.limits}:
+            usual = float(np.median([*self.limits.values(), *new.values()]))
+            most = ceil(MOST * usual)
+            self.limits |= {node: min(claim, most) for node, claim in new.items()}
+
+    def room(self, node: str) -> int:
+        """Return how many more slots a node may offer; None said yet: any."""
+        return self.limits.get(node, MAX_SLOTS) - len(self.slots.get(node, {}))
+
+    def add(self, node: str, slots: list[int], content: bytes) -> None:
+        """Store copies of the samples that a node offers, up to its limit; a slot once."""
+        table, size = self.slots.get(node, {}), len(content) // max(len(slots), 1)
+        sizes = {len(self.store[slot.sample_id]) for slot in table.values()}
+        if size * len(slots) != len(content) or (slots and (sizes - {size} or not size)):
+            raise ValueError(f"{len(content)} bytes are not {len(slots)} samples of one size.")
+        if len(set(slots)) < len(slots) or min(slots, default=0) < 0:
+            raise ValueError("offered slots must be distinct and not negative.")
+        room, self.slots[node] = self.room(node), table
+        for place, slot in enumerate(slots):
+            # the table knows better than the node what is there
+            if slot in table:
+                table[slot].offered = True
+            elif room > 0:
+                room -= 1
+                table[slot] = Slot(len(self.store))
+                self.store.append(content[place * size : (place + 1) * size])
+        self.received[node] = self.received.get(node, 0) + len(slots)
+
+    def swap(self, rng: np.random.Generator) -> int:
+        """Exchange as many offered slots of different nodes as possible."""
+        # samples of one size change places: a node cannot train on others'
+        by_bytes: dict[int, dict[str, list[int]]] = {}
+        for node, slots in self.slots.items():
+            offers = [number for number, slot in slots.items() if slot.offered]
+            if offers:
+                size = len(self.store[slots[offers[0]].sample_id])
+                by_bytes.setdefault(size, {})[node] = offers
+        swaps = [pair for _, offers in sorted(by_bytes.items()) for pair in match(offers, rng)]
+        for pair in swaps:
+            one, other = (self.slots[node][number] for node, number in pair)
+            one.sample_id, other.sample_id = other.sample_id, one.sample_id
+            for slot in (one, other):
+                slot.offered, slot.exchanged, slot.confirmed = False, True, False
+        return len(swaps)
+
+    def deliver(self, node: str) -> Delivery:
+        """Say what a node holds, with the content that it has not confirmed."""
+        held = {n: s for n, s in sorted(self.slots.get(node, {}).items()) if s.exchanged}
+        sent = [number for number, slot in held.items() if not slot.confirmed]
+        content = b"".join(self.store[held[number].sample_id] for number in sent)
+        return Delivery(list(held), [slot.sample_id for slot in held.values()], sent, content)
+
+    def confirm(self, node: str, missing: list[int]) -> None:
+        """Note what a node still lacks after a delivery: nothing, or all if it lost its state."""
+        # what is not confirmed is sent again
+        lacking = set(missing)
+        for number, slot in self.slots.get(node, {}).items():
+            slot.confirmed = number not in lacking
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Iterate over the slots of all nodes."""
+        return (slot for slots in self.slots.values() for slot in slots.values())
+
+    def state_dict(self) -> StateDict:
+        """Return the table as text, and the samples one after the other."""
+        slots = {
+            node: {number: list(vars(slot).values()) for number, slot in own.items()}
+            for node, own in self.slots.items()
+        }
+        sizes = [len(sample) for sample in self.store]
+        return {
+            "table": json.dumps([slots, self.received, self.limits, sizes]),
+            "content": np.frombuffer(b"".join(self.store), np.uint8),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+        check_state(state, {"table": str, "content": ((-1,), "u")}, "Resharding")
+        content = state["content"]
+        try:
+            rows, received, limits, sizes = json.loads(state["table"])
+            slots = {
+                node: {int(number): Slot(*fields) for number, fields in own.items()}
+                for node, own in rows.items()
+            }
+            ids = [slot.sample_id for own in slots.values() for slot in own.values()]
+            whole = sum(sizes) == len(content) and min(sizes, default=1) > 0
+            if not (whole and all(0 <= each < len(sizes) for each in ids)):
+                raise ValueError(f"{len(content)} bytes, samples {sizes[:3]}...")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"state of Resharding must hold a whole table ({error}).") from None
+        self.store = [part.tobytes() for part in np.split(content, np.cumsum([0, *sizes]))[1:-1]]
+        self.slots, self.received, self.limits = slots, received, limits
+
+
+class Resharding(Wrapper):
+    """Exchange samples between nodes, the important ones first (Mercury, section 4.2).
+
+    **Raw samples leave the devices and pass through the server, which keeps a copy of every
+    sample moved until the run ends.** Use it only where that is allowed.
+
+    Each node offers a share of its samples once; copies travel with its replies. The server swaps
+    offered samples of different nodes at random, so that no node's data grows or shrinks. Its
+    table alone says who holds a sample: what gets lost on the way is sent again, and no two nodes
+    train on the same sample. In the paper devices exchange samples among themselves.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What aggregates; FedAvg if left out.
+    share : float
+        Part of its samples that a node offers, in (0, 1].
+    budget_bytes : int
+        Samples per reply, in bytes: what the link can carry beside the model.
+    by_importance : bool
+        False: any samples, the importance-agnostic baseline.
+    seed : int
+        Of the swaps.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
+    MissingHelpError
+        In the first round, if no node takes part in the exchange.
+
+    References
+    ----------
+    Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance
+    Sampling", SenSys 2021, section 4.2.
+
+    Examples
+    --------
+    >>> strategy = Resharding(share=0.2, budget_bytes=500_000)
+    >>> Resharding(share=2.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: share must be a number in (0, 1], got 2.0.
+    """
+
+    name: ClassVar[str] = "resharding"
+    decides = frozenset({"samples"})
+    contracts = (SAMPLES,)
+    only_rounds = "samples move between rounds, when no node is at work"
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        share: float = 0.1,
+        budget_bytes: int = 1_000_000,
+        by_importance: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.share = check_number("share", share, "(0, 1]")
+        self.budget_bytes = check_count("budget_bytes", budget_bytes, 1)
+        self.rng = np.random.default_rng(check_count("seed", seed))
+        super().__init__(strategy)
+        self.by_importance, self.table = by_importance, SwapTable()
+        self._asked: set[int] = set()
+        self._info: dict[str, Any] = {}
+
+    def on_start(self, run: Run) -> None:
+        """After a resume, identify the nodes that the samples belong to."""
+        self._identify(run.exchange(run.round + 1), run.grid)
+
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
+        """Identify newcomers: one that was here before may have swapped samples."""
+        self._identify(context, grid)
+        return grid
+
+    def _identify(self, context: Exchange, grid: Grid) -> None:
+        # a message to a newcomer would tell it to train on samples that another node holds
+        registry = self.fleet.nodes
+        nodes = set(grid.get_node_ids()) - registry.in_flight.keys() - self._asked
+        unknown = {node for node in nodes if not registry.knows(node)}
+        if unknown and any(slot.exchanged for slot in self.table):
+            self._asked |= unknown
+            identify_nodes(self, context, grid, context.timeout_s)
+
+    def on_instructions(
+        self, context: Exchange, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Tell each node what it holds and what it may offer."""
+        delivered = 0
+        for message in messages:
+            node = self.identity(message.metadata.dst_node_id)
+            delivery = self.table.deliver(node)
+            delivered += len(delivery.content)
+            message.content[keys.RESHARDING] = ConfigRecord(
+                {
+                    keys.SHARE: self.share,
+                    keys.BY_IMPORTANCE: self.by_importance,
+                    keys.BUDGET: self.budget_bytes if self.table.room(node) > 0 else 0,
+                    keys.RECEIVED: self.table.received.get(node, 0),
+                    **delivery.to_record(),
+                }
+            )
+        self._info = {"delivered_bytes": delivered, "offered_bytes": 0}
+        return messages
+
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Store what nodes offer, and swap."""
+        records = {}
+        for reply in replies:
+            if keys.RESHARDING in reply.content.config_records:
+                node = self.identity(reply.metadata.src_node_id)
+                records[node] = reply.content.config_records[keys.RESHARDING]
+                del reply.content[keys.RESHARDING]
+        # a node may offer the share of what it says at first to have, within reason
+        claims = {node: read_number(record, keys.NUM_SAMPLES) for node, record in records.items()}
+        self.table.set_limits(
+            {node: ceil(self.share * min(n, MAX_SLOTS)) for node, n in claims.items() if n > 0}
+        )
+        for node, record in records.items():
+            # a bad offer costs the offer: the model in the reply counts
+            try:
+                self._take(node, record)
+            except ValueError as error:
+                log(WARNING, "%s: offered samples not taken: %s", node, error)
+        self._info["swaps"] = self.table.swap(self.rng)
+        self._info["waiting"] = sum(slot.offered for slot in self.table)
+        return replies
+
+    def _take(self, node: str, record: Mapping[str, Any]) -> None:
+        """Store what a node offers; ValueError if it may not."""
+        known = len(self.table.slots.get(node, {}))
+        self.table.confirm(node, ints_in(record, keys.MISSING, known))
+        content = bytes_in(record, keys.CONTENT)
+        if len(content) > self.budget_bytes:
+            raise ValueError(f"{len(content)} bytes, the budget is {self.budget_bytes}")
+        if node not in self.table.limits:
+            raise ValueError(f"{keys.NUM_SAMPLES} must be a number above 0")
+        self.table.add(node, ints_in(record, keys.SLOTS, len(content)), content)
+        self._info["offered_bytes"] += len(content)
+
+    def round_info(self) -> dict[str, Any]:
+        """Return this round's swaps, waiting offers and bytes of samples."""
+        return self._info
+
+    def state_dict(self) -> StateDict:
+        """Return the table with every sample moved so far, and the generator."""
+        return {**self.table.state_dict(), "rng": rng_to_str(self.rng)}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        check_state(state, {"rng": str}, "Resharding")
+        self.table.load_state_dict(state)
+        self.rng = rng_from_str(str(state["rng"]))

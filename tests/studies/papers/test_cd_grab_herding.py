@@ -1,0 +1,122 @@
+"""HerdingMeter: the bound of whole passes, and bad records."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from order_toy import Rounds, fedavg, grid_of
+
+from flwr_hetero import keys
+from flwr_hetero.cd_grab.algorithm import reorder
+from flwr_hetero.strategy import CDGraB
+from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingMeter, relative_herding
+from flwr_hetero_studies.papers.cd_grab.orders import OwnMean
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {keys.NUM_UNITS: 0},
+        {keys.NUM_UNITS: "8"},
+        {keys.SKETCH_SIZE: 99},
+        {keys.SKETCH_SIZE: 2},
+        {keys.VECTORS: bytes(3)},
+        {keys.VECTORS: "text"},
+        {keys.SCALE: float("nan")},
+        {keys.SCALE: None},
+    ],
+)
+def test_bad_record_drops_its_reply(change):
+    def lie(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 1:
+            record = dict(reply.content[HERDING]) | change
+            kept = {k: v for k, v in record.items() if v is not None}
+            reply.content[HERDING] = ConfigRecord(kept)
+        return reply
+
+    rounds = Rounds(HerdingMeter(fedavg()), grid_of([16] * 3, method="d-rr", mods=[lie]), 2)
+    assert len(rounds.reasons()) == 2
+    assert all(bound > 0 for bound in rounds.of("herding", "herding_bound"))
+
+
+def test_bound_waits_for_whole_passes():
+    rounds = Rounds(HerdingMeter(CDGraB(fedavg(), mode="exact")), grid_of([12] * 2), 12)
+    bounds = rounds.of("herding", "herding_bound")
+    assert [bound is not None for bound in bounds] == ([False] * 5 + [True]) * 2
+
+
+def test_first_length_may_be_outvoted():
+    def lie(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 0:
+            record = reply.content[HERDING]
+            record.update({keys.SKETCH_SIZE: 1, keys.VECTORS: np.ones(8, "<f2").tobytes()})
+        return reply
+
+    grid = grid_of([16] * 3, method="d-rr", mods=[lie])
+    rounds = Rounds(HerdingMeter(fedavg()), grid, 1)
+    (reason,) = rounds.reasons()
+    assert "sketches of 1, not 5" in reason
+
+
+@pytest.mark.parametrize("idle", [{0, 1, 2}, {1}])
+def test_nodes_that_have_seen_nothing_yet_are_waited_for(idle):
+    def rest(message, context, call_next):
+        number = message.content["config"]["server-round"]
+        if number == 1 and context.node_config["partition-id"] in idle:
+            message.content["config"]["num-steps"] = 0
+        return call_next(message, context)
+
+    rounds = Rounds(HerdingMeter(fedavg()), grid_of([16] * 3, method="d-rr", mods=[rest]), 2)
+    assert rounds.reasons() == []
+    assert [bound is None for bound in rounds.of("herding", "herding_bound")] == [True, False]
+
+
+@pytest.mark.parametrize(("name", "value"), [("sketch_size", 0), ("seed", -1)])
+def test_bad_settings_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        HerdingMeter(**{name: value})
+
+
+def test_last_whole_pass_counts():
+    meter = HerdingMeter(sketch_size=1)
+    meter._length = 1
+    record = {keys.NUM_UNITS: 2, keys.SKETCH_SIZE: 1, keys.SCALE: 1.0}
+    parts = [np.array(part, "<f2").tobytes() for part in ([1], [2, 3])]
+    assert meter._add("node-0", record | {keys.VECTORS: parts[0]}) is None
+    assert meter._add("node-0", record | {keys.VECTORS: parts[1]}).tolist() == [[2], [3]]
+
+
+def test_relative_herding_is_free_of_scale_and_shift():
+    rng = np.random.default_rng(0)
+    passes = [rng.standard_normal((n, 3)) for n in (6, 6, 4)]
+    centred = [p - p.mean(axis=0) for p in passes]
+    usual = np.sqrt(np.mean([np.sum(row**2) for p in centred for row in p]))
+    prefixes = [sum(p[:last].sum(axis=0) for p in centred) for last in range(1, 7)]
+    expected = max(np.linalg.norm(prefix) for prefix in prefixes) / usual
+    assert relative_herding(passes) == pytest.approx(expected)
+    moved = [1e-6 * (p + i) for i, p in enumerate(passes)]
+    assert relative_herding(moved) == pytest.approx(expected)
+    assert relative_herding([np.ones((4, 2))]) == 0.0
+
+
+# --- GraB on each node -----------------------------------------------------------------
+
+
+def test_own_mean_is_grab_with_the_last_mean():
+    own, order, mean = OwnMean(8), np.arange(8), np.zeros(6)
+    vectors = np.random.default_rng(0).standard_normal((8, 6)) + 3.0
+    for number in range(4):
+        moved = vectors + number  # gradients change from pass to pass
+        for unit in order:
+            assert own.next_units(1).tolist() == [unit]
+            own.observe(moved[[unit]])
+        if number:
+            np.testing.assert_allclose(own.mean, mean)  # of gradients as they came
+        signs, total = [], np.zeros(6)
+        for unit in order:
+            z = moved[unit] - mean
+            sign = 1 if np.linalg.norm(total + z) <= np.linalg.norm(total - z) else -1
+            total += sign * z
+            signs.append(sign)
+        order, mean = reorder(order, signs), moved.mean(axis=0)
