@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import POLL_S, Exchange
-from flwr_hetero.server.contract import check_enough_updates
 from flwr_hetero.server.nodes import MINIMA, GridView, whole_grid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper

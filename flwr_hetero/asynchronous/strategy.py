@@ -16,8 +16,8 @@ from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
 from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.composition import check_enough_updates, check_unscaled
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import check_enough_updates, check_unscaled
 from flwr_hetero.server.nodes import GridView, online_nodes
 from flwr_hetero.server.rounds import Loop
 from flwr_hetero.server.selection import Selection

@@ -20,8 +20,8 @@ from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
 from flwr_hetero.biased_local_sgd.strategy import MAX_RATIO
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes, read_number
+from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import check_enough_updates, name_of
 from flwr_hetero.server.nodes import is_simulated, online_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps

@@ -11,10 +11,11 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
+from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import STEPS, Contract, loss_contract, training_loss
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
+from flwr_hetero_studies.rivals.node_memory import loss_support, training_loss
 
 STATE = {"num_steps": int, "first_loss": float, "loss": float, "adapted_at_s": float}
 """Attributes that are saved."""
@@ -44,7 +45,7 @@ class AdaComm(Wrapper):
 
     name: ClassVar[str] = "adacomm"
     decides = frozenset({"steps"})
-    contracts = STEPS, loss_contract(None, "whose loss does not count")
+    contracts = STEPS, loss_support("whose loss does not count")
 
     def __init__(
         self, strategy: Strategy | None = None, first_steps: int = 20, *, interval_s: float = 60.0
@@ -76,7 +77,7 @@ class AdaComm(Wrapper):
             self.first_loss = self.loss if isnan(self.first_loss) else self.first_loss
         return replies
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
         """Return whether a reply holds the steps, or a loss."""
         if contract is STEPS:
             return super().helps(context, reply, contract)

@@ -8,8 +8,8 @@ from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_number
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import check_enough_updates
 
 
 class FedAsync(Rule):

@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import _flwr
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
+from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract, loss_contract, loss_per_sample
 from flwr_hetero.server.profiling import time_nodes
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory
+from flwr_hetero_studies.rivals.node_memory import NodeMemory, loss_per_sample, loss_support
 
 CLIP = CUT_OFF = 0.95
 """Quantile above which utilities are equal; part of the k-th utility that is enough."""
@@ -76,7 +76,7 @@ class Oort(NodeMemory, Selection):
 
     name: ClassVar[str] = "oort"
     facts = "known", "profile_s", "gains", "pace", "new_share"
-    contracts = (loss_contract(None, "whose samples count as learnt"),)
+    contracts = (loss_support("whose samples count as learnt"),)
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Oort(NodeMemory, Selection):
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
             self.pace = min(1.0, self.pace + PACE_STEP)
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(loss_per_sample(metrics))

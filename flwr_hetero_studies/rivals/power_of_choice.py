@@ -13,10 +13,10 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
+from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract, loss_contract, training_loss
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory
+from flwr_hetero_studies.rivals.node_memory import NodeMemory, loss_support, training_loss
 
 
 class PowerOfChoice(NodeMemory, Selection):
@@ -32,7 +32,7 @@ class PowerOfChoice(NodeMemory, Selection):
 
     name: ClassVar[str] = "power_of_choice"
     facts = "examples", "loss"
-    contracts = (loss_contract(None, "which are selected again and again"),)
+    contracts = (loss_support("which are selected again and again"),)
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PowerOfChoice(NodeMemory, Selection):
             if not isnan(loss := training_loss(metrics)):
                 self.loss[node] = loss
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(training_loss(metrics))
