@@ -15,7 +15,7 @@ from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
-from flwr_hetero_studies.rivals.reported import loss_support, training_loss
+from flwr_hetero_studies.rivals.node_memory import loss_support, training_loss
 
 STATE = {"num_steps": int, "first_loss": float, "loss": float, "adapted_at_s": float}
 """Attributes that are saved."""

@@ -1,6 +1,5 @@
 """FedCS: leave out the nodes that cannot make a round's deadline."""
 
-import json
 from collections.abc import Set
 from logging import INFO, WARNING
 from math import inf, isfinite
@@ -13,17 +12,15 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.profiling import time_nodes
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
-from flwr_hetero_studies.rivals.reported import time_nodes
+from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
 SMOOTHING = 0.5
 """Weight of the past in a node's latency."""
 
 
-class DeadlineSelection(Selection):
+class DeadlineSelection(NodeMemory, Selection):
     """Train as many nodes as make the deadline of a round, by their measured latencies.
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in
@@ -36,6 +33,7 @@ class DeadlineSelection(Selection):
     """
 
     name: ClassVar[str] = "deadline"
+    facts = "latency_s", "deadline_s"
 
     def __init__(
         self,
@@ -76,28 +74,11 @@ class DeadlineSelection(Selection):
                 before_s = self.latency_s.get(node, now_s)
                 self.latency_s[node] = now_s + SMOOTHING * (before_s - now_s)
 
-    def on_start(self, run: Run) -> None:
-        """After a resume, find out which nodes the latencies belong to."""
-        if self.latency_s:
-            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
-
     def round_info(self) -> dict[str, Any]:
         """Return the deadline, and which nodes do not make it."""
         limit_s = self.deadline_s or inf
         late = [node for node, latency_s in self.latency_s.items() if latency_s > limit_s]
         return {"deadline_s": self.deadline_s, "left_out": late}
-
-    def state_dict(self) -> StateDict:
-        """Return latencies, deadline and generator."""
-        known = json.dumps([self.deadline_s, self.latency_s])
-        return {**super().state_dict(), "known": known, "rng": rng_to_str(self.rng)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
-        check_state(state, {"known": str, "rng": str}, "DeadlineSelection")
-        super().load_state_dict(state)
-        self.deadline_s, self.latency_s = json.loads(str(state["known"]))
-        self.rng = rng_from_str(str(state["rng"]))
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""

@@ -1,6 +1,5 @@
 """FedAT: tiers of equally fast nodes, each of which trains at its own pace."""
 
-import json
 from logging import INFO
 from typing import Any
 
@@ -17,9 +16,9 @@ from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_count
 from flwr_hetero.server.aggregate import mean_arrays, why_no_model
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.state_dict import StateDict, check_state, entries_below
+from flwr_hetero.state_dict import StateDict, entries_below
+from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
 
 def mirrored_weights(counts: ArrayLike) -> NDArray[np.float64]:
@@ -38,7 +37,7 @@ def mirrored_weights(counts: ArrayLike) -> NDArray[np.float64]:
     return weights
 
 
-class FedAT(Rule):
+class FedAT(NodeMemory, Rule):
     r"""Train in tiers: in step within a tier, asynchronously across tiers.
 
     Chai et al., "FedAT: A High-Performance and Communication-Efficient Federated Learning System
@@ -52,6 +51,7 @@ class FedAT(Rule):
     models is left out.
     """
 
+    facts = "tier", "slowest_s", "counts", "num_first"
     decides = Rule.decides | {"the global model"}
     count_argument = "clients_per_round"
 
@@ -70,14 +70,14 @@ class FedAT(Rule):
         self.slowest_s = [0.0] * num_tiers
         self.counts = [0] * num_tiers
         self.models: dict[int, ArrayRecord] = {}
-        self._num_first = self._due = 0
+        self.num_first = self._due = 0
         self._in_flight: set[int] = set()
 
     # --- tiers --------------------------------------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Start nodes that are new, and some of each tier of which none is in flight."""
-        self._num_first = self._num_first or len(idle)
+        self.num_first = self.num_first or len(idle)
         tiers = {node: self.tier.get(self.identity(node)) for node in idle}
         chosen = {node for node, tier in tiers.items() if tier is None}
         for tier in range(self.num_tiers):
@@ -120,7 +120,7 @@ class FedAT(Rule):
 
     def _filling(self) -> int:
         """Return the tier of the next node to answer for the first time; none when all are full."""
-        return len(self.tier) * self.num_tiers // max(1, self._num_first)
+        return len(self.tier) * self.num_tiers // max(1, self.num_first)
 
     def _add(self, name: str, latency_s: float) -> None:
         tier = self._filling()
@@ -163,8 +163,7 @@ class FedAT(Rule):
         """Begin without models of tiers; after a resume find out which nodes are in which tier."""
         if run.round < 0:
             self.models, self.counts = {}, [0] * self.num_tiers
-        if self.tier:
-            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
+        super().on_start(run)
 
     def round_info(self) -> dict[str, Any]:
         """Return the server update with its tier, and how often each tier has made one."""
@@ -173,20 +172,16 @@ class FedAT(Rule):
 
     def state_dict(self) -> StateDict:
         """Return tiers and their models, and the generator."""
-        known = json.dumps([self.tier, self.slowest_s, self.counts, self._num_first])
         models = {
             f"model/{tier}/{name}": array.numpy()
             for tier, arrays in self.models.items()
             for name, array in arrays.items()
         }
-        return {**super().state_dict(), "known": known, **models}
+        return super().state_dict() | models
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"known": str}, "FedAT")
         super().load_state_dict(state)
-        known = json.loads(str(state["known"]))
-        self.tier, self.slowest_s, self.counts, self._num_first = known
         for entry, values in entries_below("model/", state).items():
             tier, _, name = entry.partition("/")
             self.models.setdefault(int(tier), ArrayRecord())[name] = Array(np.asarray(values))

@@ -1,6 +1,5 @@
 """FedCompass: steps by speed, so that nodes which start at different times arrive together."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import floor, inf
@@ -21,9 +20,7 @@ from flwr_hetero.errors import check_count
 from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
-from flwr_hetero.state_dict import StateDict, check_state
+from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
 SMOOTHING = 0.1
 """Weight of the past in a node's time per step."""
@@ -66,7 +63,7 @@ def assign(
     return count, ArrivalGroup(now_s + took_s, on_clock(now_s + SLACK * took_s), step_s)
 
 
-class FedCompass(Rule):
+class FedCompass(NodeMemory, Rule):
     r"""Let nodes arrive in groups, each with the steps that fit until its group is expected.
 
     .. math:: w \leftarrow w + \sum_{i \in group} \frac{n_i}{\sum_k n_k}
@@ -81,6 +78,7 @@ class FedCompass(Rule):
     it is that of so many. Nodes that have not replied yet count as the mean of the others.
     """
 
+    facts = "step_s", "weight"
     decides = Rule.decides | {"steps"}
     client_support = (STEPS,)
 
@@ -182,23 +180,8 @@ class FedCompass(Rule):
 
     # --- history and state ----------------------------------------------------------------
 
-    def on_start(self, run: Run) -> None:
-        """After a resume, find out which nodes the measured times belong to."""
-        if self.step_s:
-            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
-
     def round_info(self) -> dict[str, Any]:
         """Return the server update with the steps of each node."""
         pending = [update.pending for update in self.updates.values()]
         steps = {self.identity(p.node_id): assigned_steps(p.instruction) for p in pending}
         return super().round_info() | {"num_steps": steps}
-
-    def state_dict(self) -> StateDict:
-        """Return the nodes' times per step and weights, and the generator."""
-        return {**super().state_dict(), "known": json.dumps([self.step_s, self.weight])}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
-        check_state(state, {"known": str}, "FedCompass")
-        super().load_state_dict(state)
-        self.step_s, self.weight = json.loads(str(state["known"]))

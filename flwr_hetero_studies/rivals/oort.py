@@ -1,10 +1,9 @@
 """Oort: select the nodes whose samples teach most per second."""
 
-import json
 from collections.abc import Set
 from logging import INFO
 from math import inf, isnan, log, nan
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Message
@@ -17,11 +16,9 @@ from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.profiling import time_nodes
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
-from flwr_hetero_studies.rivals.reported import loss_per_sample, loss_support, time_nodes
+from flwr_hetero_studies.rivals.node_memory import NodeMemory, loss_per_sample, loss_support
 
 CLIP = CUT_OFF = 0.95
 """Quantile above which utilities are equal; part of the k-th utility that is enough."""
@@ -31,14 +28,6 @@ WINDOW, PACE_STEP = 20, 0.05
 """Rounds between two looks of the pacer, and what it adds to ``pace``."""
 MOST = 1e12
 """Utilities and times are kept within this: a node may report anything."""
-
-
-class Explored(NamedTuple):
-    """A node's utility and latency when it last trained, and in which round that was."""
-
-    utility: float
-    latency_s: float
-    round: int
 
 
 def scores(
@@ -67,7 +56,7 @@ def scores(
     return np.asarray(((clipped - clipped.min()) / width + uncertain) * slow)
 
 
-class Oort(Selection):
+class Oort(NodeMemory, Selection):
     r"""Select nodes by what their samples teach and how long they take; try new ones meanwhile.
 
     .. math:: U_i = n_i \sqrt{\frac{1}{n_i} \sum_{k} l_k^2} \cdot (T / t_i)^{\alpha [t_i > T]}
@@ -86,6 +75,7 @@ class Oort(Selection):
     """
 
     name: ClassVar[str] = "oort"
+    facts = "known", "profile_s", "gains", "pace", "new_share"
     client_support = (loss_support("whose samples count as learnt"),)
 
     def __init__(
@@ -104,7 +94,8 @@ class Oort(Selection):
         self.penalty = check_number("penalty", penalty, "[0, inf)")
         self.profiling = profiling
         super().__init__(strategy, clients_per_round)
-        self.known: dict[str, Explored] = {}
+        # by node: utility and latency when it last trained, and in which round that was
+        self.known: dict[str, tuple[float, float, int]] = {}
         self.profile_s: dict[str, float] = {}
         self.gains: list[float] = []
         self._new: list[int] = []
@@ -123,7 +114,7 @@ class Oort(Selection):
 
     def preferred_s(self) -> float:
         """Return the preferred duration T of a round; without limit while nothing is known."""
-        known = {node: each.latency_s for node, each in self.known.items()}
+        known = {node: latency_s for node, (_, latency_s, _) in self.known.items()}
         latency_s = [t for t in (self.profile_s | known).values() if not isnan(t)]
         return float(np.quantile(latency_s, self.pace)) if latency_s and self.pace < 1 else inf
 
@@ -157,8 +148,8 @@ class Oort(Selection):
             loss = loss_per_sample(metrics)
             gain = read_number(metrics, weight_key, 1.0) * max(0.0, loss)
             utility = 0.0 if isnan(loss) else min(gain, MOST)
-            self.known[node] = Explored(utility, latency_s, context.round)
-        gains = [self.known[node].utility for node in good if node not in new]
+            self.known[node] = utility, latency_s, context.round
+        gains = [self.known[node][0] for node in good if node not in new]
         self.gains = [*self.gains[1 - 2 * WINDOW :], float(np.mean(gains)) if gains else 0.0]
         is_due = context.round % WINDOW == 0 and len(self.gains) == 2 * WINDOW
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
@@ -169,30 +160,11 @@ class Oort(Selection):
         (metrics,) = reply.content.metric_records.values()
         return not isnan(loss_per_sample(metrics))
 
-    def on_start(self, run: Run) -> None:
-        """After a resume, find out which nodes are known."""
-        if self.known or self.profile_s:
-            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
-
     def round_info(self) -> dict[str, Any]:
         """Return which nodes were new, their share in the next round, and the preferred time."""
         new, preferred_s = [self.identity(node) for node in self._new], self.preferred_s()
         shown_s = None if preferred_s == inf else preferred_s
         return {"new": new, "new_share": self.new_share, "preferred_s": shown_s}
-
-    def state_dict(self) -> StateDict:
-        """Return what is known of the nodes, the pacer's state and the generator."""
-        facts = [self.known, self.profile_s, self.gains, self.pace, self.new_share]
-        return {**super().state_dict(), "known": json.dumps(facts), "rng": rng_to_str(self.rng)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
-        check_state(state, {"known": str, "rng": str}, "Oort")
-        super().load_state_dict(state)
-        known, *facts = json.loads(str(state["known"]))
-        self.profile_s, self.gains, self.pace, self.new_share = facts
-        self.known = {node: Explored(*row) for node, row in known.items()}
-        self.rng = rng_from_str(str(state["rng"]))
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""

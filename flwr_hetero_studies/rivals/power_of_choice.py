@@ -1,6 +1,5 @@
 """Power-of-Choice: of some nodes drawn, train those of the largest loss."""
 
-import json
 from collections.abc import Set
 from logging import INFO
 from math import inf, isnan
@@ -16,14 +15,11 @@ from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
-from flwr_hetero_studies.rivals.reported import loss_support, training_loss
+from flwr_hetero_studies.rivals.node_memory import NodeMemory, loss_support, training_loss
 
 
-class PowerOfChoice(Selection):
+class PowerOfChoice(NodeMemory, Selection):
     """Draw candidates by their examples, and train those whose last known loss is largest.
 
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning",
@@ -35,6 +31,7 @@ class PowerOfChoice(Selection):
     """
 
     name: ClassVar[str] = "power_of_choice"
+    facts = "examples", "loss"
     client_support = (loss_support("which are selected again and again"),)
 
     def __init__(
@@ -76,27 +73,10 @@ class PowerOfChoice(Selection):
         (metrics,) = reply.content.metric_records.values()
         return not isnan(training_loss(metrics))
 
-    def on_start(self, run: Run) -> None:
-        """After a resume, find out which nodes the losses belong to."""
-        if self.examples:
-            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
-
     def round_info(self) -> dict[str, Any]:
         """Return the last known losses of the nodes that trained."""
         names = [self.identity(node) for node in self.selected]
         return {"loss": {name: self.loss[name] for name in names if name in self.loss}}
-
-    def state_dict(self) -> StateDict:
-        """Return losses and examples of the nodes, and the generator."""
-        known = json.dumps([self.loss, self.examples])
-        return {**super().state_dict(), "known": known, "rng": rng_to_str(self.rng)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
-        check_state(state, {"known": str, "rng": str}, "PowerOfChoice")
-        super().load_state_dict(state)
-        self.loss, self.examples = json.loads(str(state["known"]))
-        self.rng = rng_from_str(str(state["rng"]))
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
