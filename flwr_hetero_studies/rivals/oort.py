@@ -16,9 +16,13 @@ from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import time_nodes
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory, loss_per_sample, loss_support
+from flwr_hetero_studies.rivals.node_memory import (
+    NodeMemory,
+    loss_per_sample,
+    loss_support,
+    time_nodes,
+)
 
 CLIP = CUT_OFF = 0.95
 """Quantile above which utilities are equal; part of the k-th utility that is enough."""
