@@ -16,53 +16,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
+from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable
 from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.constant import SType
-from flwr.common.logger import console_handler, log
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.common.logger import console_handler as console_handler
+from flwr.common.logger import log as log
+from flwr.proto.node_pb2 import NodeInfo as NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as serverapp_strategy
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore.run import Run
+from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_hetero.errors import check_choice, invalid
-
-__all__ = [
-    "CLIENT_APP_RAISED",
-    "NODE_UNAVAILABLE",
-    "NUMPY",
-    "OLDER_OK",
-    "ClientAppCallable",
-    "NodeInfo",
-    "OlderReply",
-    "Run",
-    "app_tables",
-    "attributes_of",
-    "be_server_task",
-    "check_strategy",
-    "chooses_one_node",
-    "clips_on_nodes",
-    "console_handler",
-    "format_of_trees",
-    "is_older_reply",
-    "is_simulation_grid",
-    "log",
-    "new_run",
-    "older_call_hint",
-    "older_content",
-    "older_metrics",
-    "only_errors",
-    "parse_run_config",
-    "quiet_strategies",
-    "read_older",
-    "set_message_id",
-    "superlink_connection",
-    "trains_trees",
-    "unavailable",
-    "updates_needed",
-]
 
 TRIED_WITH = "1.41.0"
 """Version of flwr that all of this was tried with."""

@@ -1,7 +1,4 @@
-"""One form for every error about an argument: its name, the rule, the value, and a hint if any.
-
-And what cures errors that users meet elsewhere: on their nodes, or for want of a package.
-"""
+"""One form for every error about an argument, and cures of errors that users meet on nodes."""
 
 import re
 from collections.abc import Collection
@@ -12,33 +9,9 @@ from typing import Any
 import numpy as np
 
 
-def last_line(text: str | None) -> str:
-    """Return the last line of a message that says anything, cut to 200 characters."""
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return (lines[-1] if lines else "no reason given")[:200]
-
-
 def invalid(argument: str, value: Any, rule: str, hint: str = "") -> ValueError:
-    """Make the error for a bad argument.
+    """Make the error for a bad argument: the rule ends a sentence that begins "<argument> must".
 
-    Parameters
-    ----------
-    argument : str
-        Name of the argument as the caller wrote it.
-    value : Any
-        What was passed.
-    rule : str
-        What must hold, as the end of a sentence that begins "<argument> must".
-    hint : str, optional
-        What to do about it, where that does not follow from the rule.
-
-    Returns
-    -------
-    ValueError
-        To be raised by the caller, so that the traceback ends there.
-
-    Examples
-    --------
     >>> raise invalid("num_tiers", 9, "be at most the number of nodes, 4", "start more nodes")
     Traceback (most recent call last):
     ...
@@ -48,13 +21,7 @@ def invalid(argument: str, value: Any, rule: str, hint: str = "") -> ValueError:
 
 
 def check_key(argument: str, key: str, known: Collection[str]) -> None:
-    """Refuse a key that is not known, and name the nearest that is.
-
-    >>> check_key("run-config", "num_tiers", ["num-tiers", "seed"])
-    Traceback (most recent call last):
-    ...
-    ValueError: run-config must hold known keys only, got 'num_tiers': did you mean 'num-tiers'? ...
-    """
+    """Refuse a key that is not known, and name the nearest that is."""
     if key not in known:
         close = get_close_matches(key, known, n=1)
         hint = f"did you mean {close[0]!r}? Known are " if close else "known are "
@@ -63,15 +30,7 @@ def check_key(argument: str, key: str, known: Collection[str]) -> None:
 
 
 def check_count(argument: str, value: Any, least: int = 0, hint: str = "") -> int:
-    """Return a whole number of at least ``least``; refuse all else.
-
-    >>> check_count("seed", np.int64(3))
-    3
-    >>> check_count("interval", 2.5, 1)
-    Traceback (most recent call last):
-    ...
-    ValueError: interval must be a whole number of at least 1, got 2.5.
-    """
+    """Return a whole number of at least ``least``; refuse all else."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise invalid(argument, value, f"be a whole number of at least {least}", hint)
     return int(value)
@@ -80,8 +39,6 @@ def check_count(argument: str, value: Any, least: int = 0, hint: str = "") -> in
 def check_number(argument: str, value: Any, bounds: str, hint: str = "") -> float:
     """Return a finite number within bounds, written as an interval; refuse all else.
 
-    >>> check_number("mixing", 0.5, "[0, 1]")
-    0.5
     >>> check_number("t_max", 0, "(0, inf)")
     Traceback (most recent call last):
     ...
@@ -101,27 +58,23 @@ def check_number(argument: str, value: Any, bounds: str, hint: str = "") -> floa
 
 
 def check_choice(argument: str, value: Any, choices: Collection[Any], hint: str = "") -> Any:
-    """Return a value that is one of the choices; refuse all else.
-
-    >>> check_choice("tiering", "kmeans", ("quantile", "histogram"))
-    Traceback (most recent call last):
-    ...
-    ValueError: tiering must be one of quantile, histogram, got 'kmeans'.
-    """
+    """Return a value that is one of the choices; refuse all else."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise invalid(argument, value, f"be one of {', '.join(map(str, choices))}", hint)
     return value
+
+
+def last_line(text: str | None) -> str:
+    """Return the last line of a message that says anything, cut to 200 characters."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason given")[:200]
 
 
 # --- packages that are not installed ---------------------------------------------------------
 
 
 def install_hint(extra: str, *packages: str) -> str:
-    """Say how to install what an extra of this package asks for.
-
-    >>> install_hint("report", "jinja2", "plotly")
-    "pip install jinja2 plotly, or in a checkout of flwr-hetero: pip install -e '.[report]'"
-    """
+    """Say how to install what an extra of this package asks for."""
     checkout = f"in a checkout of flwr-hetero: pip install -e '.[{extra}]'"
     return f"pip install {' '.join(packages)}, or {checkout}" if packages else checkout
 
@@ -173,11 +126,7 @@ CURES = (
 
 
 def cure_for(reason: str) -> str:
-    """Return what cures an error of a node whose cause is known; empty for all others.
-
-    >>> cure_for("error 2: No module named 'flwr_hetero.mod'")
-    'The nodes need this package too, in the environment in which their ClientApp runs.'
-    """
+    """Return what cures an error of a node whose cause is known; empty for all others."""
     return next((cure for symptom, cure in CURES if re.search(symptom, reason)), "")
 
 

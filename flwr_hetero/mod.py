@@ -1,10 +1,8 @@
 """ClientApp mods: the node's half of every method in one, and its parts."""
 
 from flwr_hetero.client.emulation import emulated_device
-from flwr_hetero.client.follow import follow
-from flwr_hetero.client.hetero import Hetero, hetero
-from flwr_hetero.client.keep import keep, load_state, restore, save_state
-from flwr_hetero.client.steps.step_loader import StepLoader
+from flwr_hetero.client.hetero import Hetero, StepLoader, hetero
+from flwr_hetero.client.samplers import follow, keep, load_state, restore, save_state
 from flwr_hetero.client.timing import timing
 
 __all__ = [

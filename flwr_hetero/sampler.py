@@ -18,8 +18,7 @@ except ModuleNotFoundError as error:
 from flwr_hetero.biased_local_sgd.sampler import TopLossSampler
 from flwr_hetero.cd_grab.sampler import OrderedSampler
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
-from flwr_hetero.client.in_turn import InTurn
-from flwr_hetero.client.sampled_loss import SampledLoss
+from flwr_hetero.client.weighted_loss import WeightedLoss
 from flwr_hetero.mercury.sampler import MercurySampler
 from flwr_hetero.pgd.priorities import sample_priorities
 from flwr_hetero.pgd.priority_feed import PriorityFeed
@@ -27,20 +26,22 @@ from flwr_hetero.pgd.sampler import PGDSampler
 
 __all__ = [
     "BatchSampler",
-    "InTurn",
     "MercurySampler",
     "OrderedSampler",
     "PGDSampler",
     "PriorityFeed",
-    "SampledLoss",
     "TopLossSampler",
     "UniformSampler",
+    "WeightedLoss",
     "sample_priorities",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Find a name in its new place, with a warning; the old one stays for one release."""
+    if name == "SampledLoss":
+        warnings.warn("SampledLoss is now WeightedLoss", DeprecationWarning, stacklevel=2)
+        return WeightedLoss
     if name != "HerdingProbe":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = "flwr_hetero_studies.papers.cd_grab.herding"

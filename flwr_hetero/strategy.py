@@ -4,18 +4,17 @@ import warnings
 from importlib import import_module
 from typing import Any
 
+from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.baselines.fednova import FedNova
-from flwr_hetero.baselines.model_average import ModelAverage
-from flwr_hetero.baselines.over_select import OverSelect
-from flwr_hetero.biased_local_sgd.step_budget import LocalSteps
-from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD
+from flwr_hetero.biased_local_sgd.fednova import FedNova
+from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.mercury.strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerFacts
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.slices.model_average import ModelAverage
 from flwr_hetero.slices.strategy import FedSlice
 from flwr_hetero.tifl.strategy import TiFL
 

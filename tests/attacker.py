@@ -19,7 +19,7 @@ from flwr_hetero_studies import rivals
 from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (4.2, 4.1, 4.0, 1.2, 1.1, 1.0)]
-STEPS = {"fast_steps": 6, "min_steps": 2}
+STEPS = {"fast_steps": 6}
 PHASE = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 
 

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -46,6 +47,11 @@ UNWANTED = {
 }
 """Files, and which packages from outside they must not import (standard library apart)."""
 
+TWICE = {
+    *("Costs", "Experiment", "Group", "Handler", "Job", "Method", "NoReport", "Outcome"),
+    *("Pace", "Progress", "Run", "Settings", "Task", "Trained", "Work"),
+}
+"""Class names that still stand for two things."""
 MODULE = '"flwr_hetero_studies'
 """How a string would name a module of the studies."""
 
@@ -137,6 +143,16 @@ def test_files_stay_small():
     assert not [path.name for path, text in studies.items() if text.count("\n") > 380]
     folders = [path.parent for path in MODULES.values()]
     assert max(folders.count(folder) for folder in folders) <= 12
+
+
+def test_no_class_name_twice():
+    found = [
+        node.name
+        for path in [*PACKAGE.rglob("*.py"), *STUDIES.rglob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name, count in Counter(found).items() if count > 1} <= TWICE
 
 
 @pytest.mark.parametrize("folder", sorted({p.parent for p in PACKAGE.rglob("*/algorithm.py")}))

@@ -1,31 +1,84 @@
-"""FedBuff, Nguyen et al.: Algorithm 1 on NumPy arrays, and weights that do not depend on speed."""
+r"""FedBuff on NumPy arrays, and weights that do not depend on how often a node replies.
 
-from dataclasses import dataclass
+Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022,
+Algorithm 1, for a model w of version t::
+
+    1: start nodes, drawn uniformly from the idle ones       draw_nodes
+    2: when the update d_i of a node arrives, which started at version t_i:
+    3:     s <- t - t_i                                      staleness_of
+    4:     buffer <- buffer + a(s) d_i                       staleness_weights
+    5:     start another idle node                           draw_nodes
+    6: when the buffer holds K updates:                      full_buffer
+    7:     w <- w + eta_g sum(buffer) / K;  t <- t + 1       rule.Rule.on_replies
+
+What is ours is below: nodes that reply more often do not count more (:class:`RateCorrection`).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from flwr_hetero.errors import check_choice, check_number
 
+Floats = NDArray[np.float64]
+T = TypeVar("T")
+
+EXPONENTS = {"sqrt": 0.5, "none": 0.0}
+"""Exponents of staleness that have a name."""
 MEMORY = 10
 """Replies of a node over which its means are taken."""
 PRIOR = 5
 """Idle times of a node that the mean of all nodes counts as much as."""
 OUTLIER = 10.0
-"""Usual intervals that a single one counts at most."""
+"""Mean intervals that a single one counts at most."""
 OUTLYING = 2.0
 """Largest weight of an update by default, in weights that a tenth of the nodes reach."""
 SHORTEST_S = 1e-3
 """Shortest interval between two replies of a node."""
 
 
+class Shares(NamedTuple):
+    """What updates count: a scale of each, the step of all, and factors of their weights."""
+
+    scales: Floats
+    step: float = 1.0
+    factors: Floats | None = None
+    """None: all weigh alike, whatever the wrapped strategy says."""
+    clipped_share: float = 0.0
+    """Part of the weights that was cut off."""
+
+
 # --- Algorithm 1 -------------------------------------------------------------------------------
 
 
+def draw_nodes(idle: Sequence[int], room: int, rng: np.random.Generator) -> list[int]:
+    """Draw as many idle nodes as there is room for, uniformly.
+
+    >>> draw_nodes([7, 8, 9], 5, np.random.default_rng(0))
+    [7, 8, 9]
+    """
+    if room >= len(idle):
+        return list(idle)
+    drawn = rng.choice(len(idle), room, replace=False)  # Alg. 1, l. 1 and 5
+    return [idle[i] for i in sorted(drawn.tolist())]
+
+
+def staleness_of(started: ArrayLike, version: int) -> NDArray[np.int64]:
+    """Return how many server updates there were since nodes started from a version.
+
+    >>> staleness_of([7, 4], version=7)
+    array([0, 3])
+    """
+    return version - np.asarray(started, np.int64)  # Alg. 1, l. 3
+
+
 def staleness_weights(staleness: ArrayLike, exponent: float = 0.5) -> Floats:
-    r"""Weigh updates down by the merges since they started (Alg. 1, l. 4).
+    r"""Weigh updates down by the server updates since they started.
 
     .. math:: a(s) = (1 + s)^{-\alpha}
 
@@ -36,34 +89,47 @@ def staleness_weights(staleness: ArrayLike, exponent: float = 0.5) -> Floats:
     >>> staleness_weights([0, 3, 8])
     array([1.        , 0.5       , 0.33333333])
     """
-    return np.asarray((1.0 + np.asarray(staleness, np.float64)) ** -exponent)
+    return np.asarray((1.0 + np.asarray(staleness, np.float64)) ** -exponent)  # Alg. 1, l. 4
 
 
-def default_buffer(num_at_work: int) -> int:
-    """Return the number of updates K of a merge: half of the nodes at work, at least 3.
+def staleness_exponent(staleness: str | float) -> float:
+    """Return the exponent that a user asks for.
 
-    Fewer than a quarter made merges noisy in our runs; the paper has 10 of 1,000 and more.
+    >>> staleness_exponent("sqrt"), staleness_exponent("none"), staleness_exponent(1)
+    (0.5, 0.0, 1.0)
+    """
+    if isinstance(staleness, str):
+        check_choice("staleness", staleness, tuple(EXPONENTS), "or give an exponent")
+        return EXPONENTS[staleness]
+    return float(check_number("staleness", staleness, "[0, inf)"))
+
+
+def full_buffer(buffer: Sequence[T], size: int) -> list[T]:
+    """Return the first K updates when there are as many; else none.
+
+    >>> full_buffer("ab", 3), full_buffer("abcd", 3)
+    ([], ['a', 'b', 'c'])
+    """
+    return list(buffer[:size]) if len(buffer) >= size else []  # Alg. 1, l. 6
+
+
+def default_buffer(in_flight: int) -> int:
+    """Return the number of updates K of a server update: half of the nodes, at least 3.
+
+    Fewer than a quarter made updates noisy in our runs; the paper has 10 of 1,000 and more.
 
     >>> [default_buffer(n) for n in (1, 3, 6, 20)]
     [1, 3, 3, 10]
     """
-    return min(max(3, -(-num_at_work // 2)), max(1, num_at_work))
+    return min(max(3, -(-in_flight // 2)), max(1, in_flight))
 
 
 # --- weights by examples, whatever the speed: not in the paper ---------------------------------
 
 
-class Weights(NamedTuple):
-    """Weights of a buffer's updates, the step of its merge, and what clipping left out."""
-
-    weights: Floats
-    step: float
-    clipped_share: float
-
-
-def merge_weights(
+def update_weights(
     weights: ArrayLike, all_weights: ArrayLike, replies_per_s: ArrayLike, limit: float = inf
-) -> Weights:
+) -> tuple[Floats, float, float]:
     r"""Weigh a buffer's updates against the mean of all replies, not that of the buffer.
 
     .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c \bar v)}{\bar v} d_i,
@@ -74,9 +140,9 @@ def merge_weights(
     would count less, for it makes that mean.
 
     weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,), of every node;
-    limit: c, at least 1.
+    limit: c, at least 1 -> (num_updates,), the step of their mean, and the share cut off.
 
-    >>> merge_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5]).step
+    >>> update_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5])[1]
     0.6666666666666666
     """
     raw, every = np.asarray(weights, np.float64), np.asarray(all_weights, np.float64)
@@ -85,9 +151,9 @@ def merge_weights(
     mean = float(np.average(np.minimum(every, most), weights=rate))
     clipped = np.minimum(raw, most)
     if not mean:
-        return Weights(np.ones(len(raw)), 1.0, 0.0)
+        return np.ones(len(raw)), 1.0, 0.0
     left_out = 1.0 - float(clipped.sum() / raw.sum()) if raw.sum() else 0.0
-    return Weights(clipped, float(clipped.mean()) / mean, left_out)
+    return clipped, float(clipped.mean()) / mean, left_out
 
 
 def largest_weight(weights: ArrayLike) -> float:
@@ -105,12 +171,12 @@ def largest_weight(weights: ArrayLike) -> float:
 
 
 @dataclass
-class Usual:
-    """What is usual of a node's replies: running means, of the last ones or of its idle times.
+class ReplyMeans:
+    """Running means of a node's replies: of the last ones, or of all its idle times.
 
-    >>> usual = Usual()
-    >>> usual.see(weight=2.0, age_s=5.0, idle_s=None, discount=0.5)
-    >>> usual.interval_s(idle_s=1.0)
+    >>> means = ReplyMeans()
+    >>> means.add(weight=2.0, age_s=5.0, idle_s=None, discount=0.5)
+    >>> means.interval_s(idle_s=1.0)
     6.0
     """
 
@@ -121,8 +187,8 @@ class Usual:
     idle_s: float = 0.0
     starts: int = 0
 
-    def see(self, weight: float, age_s: float, idle_s: float | None, discount: float) -> None:
-        """Learn from a reply; a time counts as ten usual ones at most, as after an absence."""
+    def add(self, weight: float, age_s: float, idle_s: float | None, discount: float) -> None:
+        """Add a reply; a time counts as ten usual ones at most, as after an absence."""
         self.count = min(self.count + 1, MEMORY)
         longest_s = OUTLIER * self.age_s if self.count > 1 else inf
         age_s = min(max(age_s, SHORTEST_S), longest_s)
@@ -135,9 +201,81 @@ class Usual:
             self.idle_s += (min(idle_s, longest_s) - self.idle_s) / self.starts
 
     def interval_s(self, idle_s: float) -> float:
-        """Return the time from reply to reply; ``idle_s`` is the mean of all nodes.
-
-        Idle nodes are drawn uniformly, so that a few of a node's own idle times are but noise.
-        """
+        """Return the time from reply to reply; ``idle_s`` is the mean of all nodes."""
+        # idle nodes are drawn uniformly: a few of a node's own idle times are but noise
         mean_s = (PRIOR * idle_s + self.starts * self.idle_s) / (PRIOR + self.starts)
         return self.age_s + mean_s
+
+
+class RateCorrection:
+    r"""Weights that undo, by a power, how often each node replies; learnt from the replies.
+
+    .. math:: v_i = p_i^a \, r_i^{-b}
+
+    A node's weight is p, and ``powers`` are (a, b). ``max_weight`` is the largest weight of an
+    update in means; None: by the spread of the nodes (:func:`largest_weight`).
+    """
+
+    def __init__(self, powers: tuple[float, float], max_weight: float | None) -> None:
+        self.powers, self.max_weight = powers, max_weight
+        self.means: dict[str, ReplyMeans] = {}
+        self.last_reply_s: dict[str, float] = {}
+
+    @property
+    def undoes_rate(self) -> bool:
+        """Whether a node's updates weigh the less, the more often it replies."""
+        return self.powers[1] > 0
+
+    def weigh(
+        self,
+        nodes: Sequence[str],
+        weights: Sequence[float],
+        times_s: Sequence[tuple[float, float]],
+        discounts: Floats,
+    ) -> Shares:
+        """Learn from the replies of these nodes, sent and arrived at these times; weigh them."""
+        for node, weight, (sent_s, arrived_s), discount in zip(
+            nodes, weights, times_s, discounts.tolist(), strict=True
+        ):
+            before_s = self.last_reply_s.get(node)
+            idle_s = None if before_s is None else max(0.0, sent_s - before_s)
+            self.last_reply_s[node] = arrived_s
+            means = self.means.setdefault(node, ReplyMeans())
+            means.add(weight, arrived_s - sent_s, idle_s, discount)
+        (a, b), intervals_s = self.powers, self.intervals_s()
+        all_s = np.array(list(intervals_s.values()))
+        every = np.array([means.weight for means in self.means.values()]) ** a * all_s**b
+        limit = inf
+        if self.undoes_rate:
+            mean = float(np.average(every, weights=1 / all_s))
+            limit = self.max_weight or largest_weight(every) / mean
+            # only what is staler than usual for its node is weighed down, or slow ones count less
+            own = np.array([self.means[node].discount for node in nodes])
+            discounts = np.asarray(self.mean_discount * discounts / own)
+        raw = np.power(weights, a) * np.power([intervals_s[node] for node in nodes], b)
+        found, step, clipped_share = update_weights(raw, every, 1 / all_s, limit)
+        return Shares(discounts, step, found / np.where(weights, weights, 1.0), clipped_share)
+
+    @property
+    def mean_discount(self) -> float:
+        """Mean discount of stale updates over all replies."""
+        every = [means.discount for means in self.means.values()]
+        replies_per_s = [1 / interval_s for interval_s in self.intervals_s().values()]
+        return float(np.average(every, weights=replies_per_s))
+
+    def intervals_s(self) -> dict[str, float]:
+        """Return the mean time between each node's replies."""
+        starts = sum(means.starts for means in self.means.values())
+        idle_s = sum(m.starts * m.idle_s for m in self.means.values()) / max(1, starts)
+        return {node: means.interval_s(idle_s) for node, means in self.means.items()}
+
+    def to_str(self) -> str:
+        """Write what was learnt as JSON."""
+        means = {node: asdict(each) for node, each in self.means.items()}
+        return json.dumps({"means": means, "last_reply_s": self.last_reply_s})
+
+    def learn_from(self, text: str) -> None:
+        """Take up what :meth:`to_str` wrote."""
+        known = json.loads(text)
+        self.last_reply_s = known["last_reply_s"]
+        self.means = {node: ReplyMeans(**means) for node, means in known["means"].items()}

@@ -1,6 +1,5 @@
-"""A run without rounds: nodes stay at work, and their replies are folded in as they come."""
+"""A run without rounds: nodes stay in flight, and their updates are added as they come."""
 
-from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -9,308 +8,243 @@ from flwr.serverapp.strategy import Result
 
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.evaluation import Evaluations
-from flwr_hetero.asynchronous.mail import Mail, Sent, on_clock
-from flwr_hetero.asynchronous.rule import Arrival, Rule
+from flwr_hetero.asynchronous.message_queue import MessageQueue, Pending
 from flwr_hetero.records import config_of
+from flwr_hetero.server import rounds
 from flwr_hetero.server.checks import Expected, check_progress, is_good
 from flwr_hetero.server.context import QUORUM, Exchange, RoundInfo
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
-from flwr_hetero.server.rounds import (
-    Record,
-    Run,
-    aggregate,
-    evaluate_centrally,
-    fairness,
-    finish_round,
-    joined_rounds,
-    keep_infos,
-    opened,
-    record_start,
-)
 
 REST_S = 10.0
-"""Seconds that a node is left alone after a failure, doubled with each one in a row."""
+"""Seconds for which a node is backed off after a failure, doubled with each one in a row."""
 AWAY_GROWTH = 4
 """Factor of the rest of a node that is away; its first rest is as long as its last job was."""
 MAX_FAILURES = 6
 """Failures in a row of every node that end a run; 2 if no reply has counted yet."""
 FRUITLESS = 2
-"""Bad replies in a row, in nodes at work and from as many nodes, that end a run."""
+"""Bad replies in a row, in nodes in flight and from as many nodes, that end a run."""
 LOOK_S = 10.0
 """Seconds between two looks at which nodes of a real fleet are online."""
 
 
-def run_asynchronously(run: Run, rule: Rule) -> Result:
-    """Keep nodes at work and merge until ``num_rounds`` rounds are over.
+class Update(NamedTuple):
+    """A good reply to training, and when it arrived."""
 
-    On the same grid, from the arrays that the last run returned, what is in flight goes on.
-    """
-    paused: Paused | None = rule.paused
-    rule.paused = None
-    if paused is None or not _goes_on(run, paused):
-        paused = None
-    else:
-        run.continues, run.arrays = True, paused.newest
-    with opened(run, rule.unit):
-        if run.round < 0:
-            record_start(run)
-        work = paused.work.take_up(run) if paused else Work(run, rule)
-        while run.round < run.num_rounds and run.fleet.stop_reason is None:
-            record = work.train_round()
-            finish_round(run, record)
-        newest = run.arrays
-    run.result.arrays = run.arrays
-    rule.paused = Paused(work, newest, run.arrays)
-    return run.result
+    pending: Pending
+    reply: Message
+    arrived_s: float
 
 
-def _goes_on(run: Run, paused: "Paused") -> bool:
-    """Return whether a run begins where another one has ended."""
-    here, there = run.arrays, paused.returned
-    is_same = here is there or (
-        here.keys() == there.keys() and all(here[k].data == there[k].data for k in here)
-    )
-    return is_same and run.round < 0 and paused.work.mail.fleet is whole_grid(run.grid)
+class Engine:
+    """Nodes in flight, updates that wait to be added, and evaluations beside them."""
 
+    def __init__(self, run: rounds.Run, rule: Any) -> None:
+        self.rule, self.fleet, self.book = rule, run.fleet, run.fleet.nodes
+        self.queue = MessageQueue(run.grid, self.fleet.clock, self.fleet.costs)
+        self.evaluations = Evaluations(run, rule.evaluates_each_round)
+        self.version = 0  # server updates made
+        self.in_flight = 0  # nodes, once all that are to start have started
+        self.waiting: list[Update] = []
+        self.newest = self.returned = ArrayRecord()  # models of a run that is over
+        self._asked: dict[int, tuple[int, int]] = {}  # node: last round, and how often in it
+        self._took_s: dict[int, float] = {}  # each node's last good job
+        self._bad: list[int] = []  # nodes whose replies were bad since the last good one
+        self._lost: list[Message] = []  # to train, that came to nothing since a server update
+        self.book.in_flight.clear()  # of a run before, on another grid
+        self.book.failures["train"].clear()
+        self.take_up(run)
+        self._context, self._updated_s = self._new_context([]), self.now_s
 
-class Work:
-    """Nodes at work, replies that wait to be merged, and an evaluation beside them."""
-
-    def __init__(self, run: Run, rule: Rule) -> None:
-        self.run, self.rule, self.fleet = run, rule, run.fleet
-        self.mail = Mail(run.grid, self.fleet.clock, self.fleet.costs, run.timeout_s)
-        self.version = 0  # merges made
-        self.busy: dict[int, int] = {}  # node at work: version that it started from
-        self.team = 0  # nodes at work once all that are to start have started
-        self.buffer: list[Arrival] = []
-        self.asked: dict[int, tuple[int, int]] = {}  # node: round, and how often in it
-        self.failures: dict[int, int] = {}
-        self.took_s: dict[int, float] = {}  # each node's last good job
-        self.rests_until_s: dict[int, float] = {}
-        self.bad: list[int] = []  # nodes whose replies were bad since the last good one
-        self.lost: list[Message] = []  # instructions to train that came to nothing since a merge
-        self.evaluation = Evaluations(run, rule.evaluates_each_round)
-        self.exchange = self._new_exchange([])
-        self.merged_s = self.now_s
-
-    def take_up(self, run: Run) -> "Work":
-        """Go on in another run on the same grid."""
-        self.run, self.evaluation.run, self.mail.timeout_s = run, run, run.timeout_s
-        return self
+    def take_up(self, run: rounds.Run) -> None:
+        """Go on in a run on the same grid."""
+        self.run, self.evaluations.run, self.queue.timeout_s = run, run, run.timeout_s
 
     @property
     def now_s(self) -> float:
         """Seconds on the fleet's clock."""
         return self.fleet.clock.virtual_s
 
-    # --- nodes start and answer ------------------------------------------------------------
+    # --- out -------------------------------------------------------------------------------
 
-    def collect(self) -> list[Arrival]:
-        """Keep nodes at work until replies are due to be merged; return these."""
-        while not (due := self.rule.due(self.buffer, self.team)):
-            self._start()
-            for sent, reply in self._next(self.rule.wake_s):
-                self._receive(sent, reply)
-        return due
-
-    def _start(self) -> None:
-        """Send instructions to idle nodes: first to those that are asked to evaluate."""
-        idle = self._idle()
-        self.evaluation.keep(self.busy.keys() | idle)
-        messages = self.evaluation.messages_for(idle)
+    def start(self, trains: bool = True) -> None:
+        """Send instructions to idle nodes: first to those that evaluate, then to train."""
+        busy, backed_off = self.book.in_flight.keys(), self.book.backed_off(self.now_s)
+        # by id, for what is known of identities differs after a resume
+        idle = sorted(online_nodes(self.run.grid) - busy - backed_off)
+        messages = self.evaluations.messages_for(idle, busy)
         evaluating = {message.metadata.dst_node_id for message in messages}
         free = [node for node in idle if node not in evaluating]
-        training = len(self.busy) + len(messages) - self.evaluation.num_open
-        if free and self.rule.next_nodes(free, training, self.buffer):
+        training = len(busy) + len(messages) - self.evaluations.num_open
+        if trains and free and self.rule.choose(free, training, self.waiting):
             messages += self._instructions()
         if messages:
-            self._send(messages)
-        elif not self.mail.open and not self.rests_until_s:
+            self.queue.send(messages, self.version)
+            self.book.in_flight |= {m.metadata.dst_node_id: self.now_s for m in messages}
+        elif trains and not (self.queue.pending or backed_off):
             wait_for_nodes(self.run.grid, 1, WAIT_S)
             if idle:
                 raise RuntimeError(f"none of the {len(idle)} idle nodes is asked to train.")
-        self.team = len(self.busy)
-
-    def _idle(self) -> list[int]:
-        """Return the nodes online that are not at work and may be asked, sorted."""
-        if self.rests_until_s:
-            now_s, rests = self.now_s, self.rests_until_s.items()
-            self.rests_until_s = {node: until_s for node, until_s in rests if until_s > now_s}
-        idle = online_nodes(self.run.grid) - self.busy.keys() - self.rests_until_s.keys()
-        return sorted(idle)  # by id: what is known of identities differs after a resume
+        self.in_flight = len(busy)
 
     def _instructions(self) -> list[Message]:
         run, number = self.run, self.run.round + 1
         how = number, run.arrays, run.train_config, run.grid
         messages: list[Message] = run.strategy.configure_train(*how, run.exchange(number))
-        sort_key = self.fleet.nodes.sort_key  # Flower's samples come in any order
+        sort_key = self.book.sort_key  # Flower's samples come in any order
         messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
-        for message in messages:
-            self._count_repeat(message)
+        for message in messages:  # a node that is asked again in a round draws other samples
+            node_id = message.metadata.dst_node_id
+            last, count = self._asked.get(node_id, (run.round, 0))
+            if repeat := count if last == run.round else 0:
+                config_of(message)[keys.REPEAT] = repeat
+            self._asked[node_id] = run.round, repeat + 1
         return messages
 
-    def _count_repeat(self, message: Message) -> None:
-        """Let a node draw other samples that is asked again within one round."""
-        node_id, number = message.metadata.dst_node_id, self.run.round
-        before, count = self.asked.get(node_id, (number, 0))
-        self.asked[node_id] = number, (count if before == number else 0) + 1
-        if repeat := self.asked[node_id][1] - 1:
-            config_of(message)[keys.REPEAT] = repeat
+    # --- in --------------------------------------------------------------------------------
 
-    def _send(self, messages: Sequence[Message]) -> None:
-        self.mail.send(messages)
-        for message in messages:
-            self.busy[message.metadata.dst_node_id] = self.version
-
-    def _next(self, wake_s: float = inf) -> list[tuple[Sent, Message | None]]:
-        """Wait for replies, until a node has rested, or as long as the rule wants to merge them."""
-        look_s = inf if self.mail.is_simulated else self.now_s + LOOK_S
-        rested_s = min(self.rests_until_s.values(), default=look_s)
-        return self.mail.next(min(rested_s, wake_s))
-
-    def _receive(self, sent: Sent, reply: Message | None) -> None:
-        """Check a reply when it arrives: a bad one fills no place in the buffer."""
-        node_id = sent.node_id
-        version = self.busy.pop(node_id)
-        now = self.exchange
-        if self.evaluation.receive(sent, reply):
-            return None
-        if reply is None:
-            now.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
-            self.lost.append(sent.instruction)
-            return self._rest(node_id, self.run.timeout_s)
-        message_id = sent.instruction.metadata.message_id
-        if self.mail.is_local or not self.fleet.clock.emulated:
-            now.round_trip_s[message_id] = self.now_s - sent.sent_s
-        if not is_good(now, reply, node_id, self._expected()):
-            self.bad += [] if reply.has_error() else [node_id]
-            self.lost.append(sent.instruction)
-            return self._rest(node_id, is_away=reply.has_error())
-        self.bad.clear()
-        self.took_s[node_id] = self.now_s - sent.sent_s
-        self.failures.pop(node_id, None)
-        now.messages.append(sent.instruction)
-        self.buffer.append(Arrival(sent, reply, version, self.now_s))
-        return None
-
-    def _expected(self) -> Expected:
-        weight_key = getattr(self.run.strategy.chain()[-1], "weighted_by_key", None)
-        return Expected(self.run.arrays, weight_key)
-
-    def _rest(self, node_id: int, at_least_s: float = 0.0, is_away: bool = False) -> None:
-        """Leave a node alone after a failure; give up if no node answers any more.
-
-        A node that was too slow is still at work: it rests as long again. One that is away now
-        and then, and whose jobs are short, would rest most of the time: it is tried again soon.
-        """
-        self.rule.failed(node_id)
-        count = self.failures[node_id] = self.failures.get(node_id, 0) + 1
-        before = min(count, MAX_FAILURES) - 1
-        rest_s = max(REST_S, at_least_s) * 2**before
-        if is_away and node_id in self.took_s:
-            rest_s = min(rest_s, self.took_s[node_id] * AWAY_GROWTH**before)
-        self.rests_until_s[node_id] = on_clock(self.now_s + rest_s)
-        at_least = max(self.team, self.exchange.quorum)
-        enough = len(self.bad) >= FRUITLESS * at_least and len(set(self.bad)) >= at_least
-        if enough and self.fleet.begun:
-            raise RuntimeError(f"{len(self.bad)} bad replies in a row: {self._reasons()}.")
-        if self.busy:
+    def receive(self, wake_s: float = inf, judges: bool = True) -> None:
+        """Wait for replies, at most until a time or until a node may be asked again."""
+        back_s = self.book.back_s(self.now_s)
+        if back_s == inf and not self.queue.is_simulated:
+            back_s = self.now_s + LOOK_S
+        if not self.queue.pending and min(wake_s, back_s) == inf:
             return
-        begun, refused = self.fleet.begun or bool(self.buffer), self.exchange.refused
-        if not begun and len(refused) == len(self.failures):
-            check_progress(self.exchange)
-        tries, online = MAX_FAILURES if begun else 2, online_nodes(self.run.grid)
-        if all(self.failures.get(node, 0) >= tries for node in online):
-            raise RuntimeError(f"every node has failed {tries} times in a row: {self._reasons()}.")
-
-    def _reasons(self) -> str:
-        return "; ".join(sorted({failure.reason for failure in self.fleet.info.failures})[:3])
-
-    # --- merging -------------------------------------------------------------------------
-
-    def train_round(self) -> Record:
-        """Merge until a round is over; return its line for the history."""
-        record, count = self._merge(self.collect()), 1
-        while not self.rule.ends_round(self.team):
-            keep_infos(self.run, record)
-            record, count = joined_rounds(record, self._merge(self.collect()), count), count + 1
-        return self._evaluate(record)
-
-    def _merge(self, due: list[Arrival]) -> Record:
-        """Make the next version of the model; return what there is of the history's line."""
-        run, number = self.run, self.run.round + 1
-        due.sort(key=lambda arrival: arrival.arrived_s)
-        messages = [arrival.sent.instruction for arrival in due]
-        merged = {message.metadata.message_id for message in messages}
-        rest = [a for a in self.buffer if a.sent.instruction.metadata.message_id not in merged]
-        now, self.buffer = self.exchange, rest
-        now.messages, now.virtual_s = messages, self.now_s - self.merged_s
-        self.exchange = self._new_exchange([a.sent.instruction for a in rest])
-        self.exchange.latency, self.exchange.checked = now.latency, now.checked - merged
-        now.latency = {i: latency for i, latency in now.latency.items() if i in merged}
-        now.round, now.arrays = number, run.arrays
-        self.rule.merging(now, due, self.version)
-        before = set(now.refused)
-        asked, self.lost = [*messages, *self.lost], []
-        record = aggregate(run, now, asked, [arrival.reply for arrival in due])
-        self.version += 1
-        for node_id in now.refused.keys() - before:  # or it would fill the buffer again
-            self._rest(node_id)
-        self.merged_s = self.now_s
-        return record
-
-    def _evaluate(self, record: Record) -> Record:
-        """Evaluate the model of a round, and complete its line."""
-        number = record["round"]
-        record["global"] = evaluate_centrally(self.run, number)
-        record["evaluate"] = self._evaluated(number)
-        record |= fairness(self.fleet)
-        record["virtual_s"] = self.fleet.clock.virtual_s
-        record["failures"] = [failure._asdict() for failure in self.fleet.info.failures]
-        self.merged_s = self.now_s
-        self.fleet.info = RoundInfo()
-        return record
-
-    def _new_exchange(self, messages: list[Message]) -> Exchange:
-        exchange = self.run.exchange(self.run.round + 1)
-        exchange.messages, exchange.simulated = messages, self.mail.is_simulated
-        exchange.same_clock = self.mail.is_local or not self.mail.is_simulated
-        exchange.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
-        return exchange
-
-    def _evaluated(self, number: int) -> dict[str, Any]:
-        """Return what an evaluation has found that is over now, and begin one if it is time."""
-        found = self.evaluation.results()
-        if number == self.run.num_rounds:  # nodes evaluate the last model as they come back
-            self.evaluation.begin(number, is_last=True)
-            while not self.evaluation.is_over():
-                self._evaluate_when_idle()
-            found = self.evaluation.results() or found
-        elif self.evaluation.is_due():
-            self.evaluation.begin(number)
-        return found
-
-    def _evaluate_when_idle(self) -> None:
-        """Wait for the last evaluation; others train on if more runs are likely to follow."""
-        idle = self._idle()
-        self.evaluation.keep(self.busy.keys() | idle)
-        if self.run.continues:
-            self._start()
-        elif messages := self.evaluation.messages_for(idle):
-            self._send(messages)
-        if not self.mail.open:
-            return
-        for sent, reply in self._next():
-            if self.run.continues:
-                self._receive(sent, reply)
+        for pending, reply in self.queue.next(min(wake_s, back_s)):
+            self.book.in_flight.pop(pending.node_id, None)
+            if self.evaluations.receive(pending, reply) or not judges:
+                continue
+            if reply is not None and self._is_good(pending, reply):
+                self._bad.clear()
+                self.book.succeed(pending.node_id)
+                self._took_s[pending.node_id] = self.now_s - pending.sent_s
+                self._context.messages.append(pending.instruction)
+                self.waiting.append(Update(pending, reply, self.now_s))
             else:
-                self.busy.pop(sent.node_id)
-                self.evaluation.receive(sent, reply)
+                self._lost.append(pending.instruction)
+                self._fail(pending.node_id, reply)
+
+    def _is_good(self, pending: Pending, reply: Message) -> bool:
+        """Judge a reply when it arrives, for a bad one must fill no place in the buffer."""
+        context = self._context
+        if self.queue.is_local or not self.fleet.clock.emulated:
+            context.round_trip_s[pending.message_id] = self.now_s - pending.sent_s
+        weight_key = getattr(self.run.strategy.leaf, "weighted_by_key", None)
+        return is_good(context, reply, pending.node_id, Expected(self.run.arrays, weight_key))
+
+    def _fail(self, node_id: int, reply: Message | None) -> None:
+        """Back off from a node that has no reply, or a bad one."""
+        if reply is None:  # it was too slow and is still at work: it rests as long again
+            self._context.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
+            self._back_off(node_id, max(REST_S, self.run.timeout_s))
+        elif reply.has_error():
+            # one that is away now and then, with short jobs, would rest most of the time
+            self._back_off(node_id, REST_S, self._took_s.get(node_id, inf))
+        else:
+            self._bad.append(node_id)
+            self._back_off(node_id, REST_S)
+
+    def _back_off(self, node_id: int, rest_s: float, away_s: float = inf) -> None:
+        """Leave a node alone, longer with each failure in a row; end a run of failures."""
+        self.rule.failed(node_id)
+        before = min(self.book.fail(node_id), MAX_FAILURES) - 1
+        rest_s = min(rest_s * 2**before, away_s * AWAY_GROWTH**before)
+        self.book.back_off(node_id, self.now_s + rest_s)
+        reasons = sorted({failure.reason for failure in self.fleet.info.failures})
+        least, why = max(self.in_flight, self._context.quorum), "; ".join(reasons[:3])
+        enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
+        if enough and self.fleet.begun:
+            raise RuntimeError(f"{len(self._bad)} bad replies in a row: {why}.")
+        if self.book.in_flight:
+            return
+        begun, online = self.fleet.begun or bool(self.waiting), online_nodes(self.run.grid)
+        if not begun and len(self._context.refused) == len(self.book.failures["train"]):
+            check_progress(self._context)
+        tries = MAX_FAILURES if begun else 2
+        if {*map(self.book.identity, online)} <= self.book.failed_often(tries, "train"):
+            raise RuntimeError(f"every node has failed {tries} times in a row: {why}.")
+
+    # --- rounds of server updates ----------------------------------------------------------
+
+    def round(self) -> rounds.Record:
+        """Update the model until a round is over, and evaluate it; return its line."""
+        run, evaluations = self.run, self.evaluations
+        record, count = self.update(), 1
+        while not self.rule.ends_round():
+            rounds.keep_infos(run, record)
+            record, count = rounds.joined_rounds(record, self.update(), count), count + 1
+        record["global"] = rounds.evaluate_centrally(run, number := record["round"])
+        found = evaluations.results()
+        if number == run.num_rounds:
+            evaluations.begin(number, is_last=True)
+            while not evaluations.is_over():  # others train on if more runs are likely to follow
+                self.start(trains=run.continues)
+                self.receive(judges=run.continues)
+            found = evaluations.results() or found
+        elif evaluations.is_due():
+            evaluations.begin(number)
+        record |= {"evaluate": found, **rounds.fairness(self.fleet), "virtual_s": self.now_s}
+        record["failures"] = [failure._asdict() for failure in self.fleet.info.failures]
+        self.fleet.info, self._updated_s = RoundInfo(), self.now_s
+        return record
+
+    def update(self) -> rounds.Record:
+        """Wait until updates are due, and add them to the model; return the history's line."""
+        while not (due := self.rule.due(self.waiting, self.in_flight)):  # Alg. 1, l. 6
+            self.start()  # l. 1 and 5
+            self.receive(self.rule.wake_s)  # l. 2
+        due.sort(key=lambda update: update.arrived_s)
+        context, asked = self._take(due), [update.pending.instruction for update in due]
+        before, asked, self._lost = set(context.refused), [*asked, *self._lost], []
+        self.rule.begin(due, self.version)
+        record = rounds.aggregate(self.run, context, asked, [update.reply for update in due])
+        self.version += 1  # l. 7
+        for node_id in context.refused.keys() - before:  # or it would fill the buffer again
+            self._back_off(node_id, REST_S)
+        self._updated_s = self.now_s
+        return record
+
+    def _take(self, due: list[Update]) -> Exchange:
+        """Take out updates that wait, as an exchange with the present model of their own."""
+        now, added = self._context, {update.pending.message_id for update in due}
+        self.waiting = [u for u in self.waiting if u.pending.message_id not in added]
+        rest = self._context = self._new_context([u.pending.instruction for u in self.waiting])
+        rest.latency, rest.checked = now.latency, now.checked - added
+        now.latency = {i: latency for i, latency in now.latency.items() if i in added}
+        now.messages = [update.pending.instruction for update in due]
+        now.virtual_s = self.now_s - self._updated_s
+        now.round, now.arrays = self.run.round + 1, self.run.arrays
+        return now
+
+    def _new_context(self, messages: list[Message]) -> Exchange:
+        context = self.run.exchange(self.run.round + 1)
+        context.messages, context.overlaps = messages, True
+        context.simulated = self.queue.is_simulated
+        context.same_clock = self.queue.is_local or not self.queue.is_simulated
+        context.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
+        return context
+
+    def goes_on_in(self, run: rounds.Run) -> bool:
+        """Return whether a run begins where this one has ended."""
+        is_here = run.round < 0 and self.queue.fleet is whole_grid(run.grid)
+        return is_here and run.arrays == self.returned
 
 
-class Paused(NamedTuple):
-    """A run that has ended: its work in flight, the newest model, and the arrays returned."""
+def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
+    """Keep nodes in flight and update the model until ``num_rounds`` rounds are over.
 
-    work: Work
-    newest: ArrayRecord
-    returned: ArrayRecord
+    On the same grid, from the arrays that the last run returned, what is in flight goes on.
+    """
+    engine, rule.engine = rule.engine, None
+    if engine is not None and engine.goes_on_in(run):
+        run.continues, run.arrays = True, engine.newest
+    with rounds.opened(run, rule.unit):
+        if run.round < 0:
+            rounds.record_start(run)
+        engine = engine if run.continues else Engine(run, rule)
+        engine.take_up(run)
+        while run.round < run.num_rounds and run.fleet.stop_reason is None:
+            rounds.finish_round(run, engine.round())
+        engine.newest = run.arrays
+    run.result.arrays = engine.returned = run.arrays
+    rule.engine = engine
+    return run.result

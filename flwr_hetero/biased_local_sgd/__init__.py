@@ -12,13 +12,13 @@ Algorithm 1, for N samples, P_F fast nodes that take tau_F steps a round, and P_
      5:   divide these N_F samples among the fast nodes     shared_data.SharedSamples
      6:   divide N - N_F random samples among the slow      algorithm.slow_allocation
      7:   until the epoch is over
-     8:     slow nodes take tau_S steps                     step_budget.LocalSteps
-    11:     fast nodes take tau_F steps                     step_budget.LocalSteps
+     8:     slow nodes take tau_S steps                     strategy.LocalSteps
+    11:     fast nodes take tau_F steps                     strategy.LocalSteps
     14:     record the loss of every processed sample       sampler.TopLossSampler.update
     15:     average the models by steps, Eq. (4)            strategy.BiasedLocalSGD.weights
 
-gamma is measured unless it is given: algorithm.fast_class and class_gamma, from the step times
-in step_budget.NodeSpeeds. In the paper all nodes share one data set (shared_data.py); without
+gamma is measured unless it is given: algorithm.fast_class, of the step times in
+node_speeds.NodeSpeeds. In the paper all nodes share one data set (shared_data.py); without
 that each node runs lines 3 to 6 on its own samples (sampler.py), and nothing about a sample
 leaves it.
 """

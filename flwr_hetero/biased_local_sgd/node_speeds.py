@@ -1,16 +1,28 @@
-"""How fast each node computes and transfers, smoothed over its rounds."""
+"""How fast each node computes and transfers; the wrapper that learns it and sets steps by it."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from math import ceil, inf, isfinite
 from statistics import median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from flwr.app import ConfigRecord, Message
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, class_gamma, fast_class
-from flwr_hetero.records import read_number
-from flwr_hetero.server.context import Latency
+from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, correction_scales, fast_class
+from flwr_hetero.errors import check_number
+from flwr_hetero.records import config_of, read_number
+from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.context import Exchange, Latency
+from flwr_hetero.server.contract import STEPS, check_unscaled
+from flwr_hetero.server.profiling import identify_nodes
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict, check_state
 
 SMOOTHING = 0.5
 """Weight of the past in a node's measured times."""
@@ -21,10 +33,10 @@ It is at least half of what the quickest third needs, so that fewer nodes cannot
 """
 LONGEST_S = 1e9
 """Times are kept within 1/LONGEST_S and LONGEST_S: a node may report anything."""
-
-
 MOST_PASSES = 1_000
 """Local epochs of a message that are believed."""
+STATE = ("step_s", "link_s", "jobs", "usual_steps")
+"""Entries of a saved MeasuredSteps."""
 
 
 class Job(NamedTuple):
@@ -37,16 +49,26 @@ class Job(NamedTuple):
 
 
 class NodeSpeeds:
-    """Smoothed seconds per step and per message of every node measured so far.
+    """Smoothed seconds per step and per message of every node measured so far, by identity.
 
     ``link_s`` is the fixed cost of a message: its transfer, and all else that is no step.
     ``jobs`` is what each node would do in a round of FedAvg.
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
         self.step_s: dict[str, float] = {}
         self.link_s: dict[str, float] = {}
+        self.jobs: dict[str, Job] = {}
+
+    def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
+        """Learn a node's job, and its times of a step and of a message, from a good reply."""
+        identity = context.identity(reply.metadata.src_node_id)
+        work = reply.content.config_records.get(keys.WORK, ConfigRecord())
+        self.jobs[identity] = job_of(metrics, work, steps)
+        if (latency := context.latency_of(reply)) is not None:
+            seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
+            times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
+            self.observe(identity, steps, *times)
 
     def observe(self, node: str, steps: int, compute_s: float, link_s: float) -> None:
         """Update a node's times with those of a round."""
@@ -55,18 +77,6 @@ class NodeSpeeds:
             if node in times:
                 time_s = SMOOTHING * times[node] + (1 - SMOOTHING) * time_s
             times[node] = time_s
-
-    def note_job(self, node: str, reply: Message, steps: int) -> None:
-        """Learn from a reply of so many steps what the node's whole job would be."""
-        (metrics,) = reply.content.metric_records.values()
-        work = reply.content.config_records.get(keys.WORK, ConfigRecord())
-        passes = min(max(1, int(read_number(work, keys.PASSES, 1.0))), MOST_PASSES)
-        examples = passes * read_number(metrics, keys.NUM_EXAMPLES, 0.0)
-        processed = read_number(metrics, keys.EXAMPLES_PROCESSED, 0.0)
-        batch = processed / steps
-        whole = read_number(work, keys.JOB_STEPS, examples / batch if batch > 0 else inf)
-        known = isfinite(whole) and whole >= 1
-        self.jobs[node] = Job(passes, whole if known else inf, examples)
 
     def usual_passes(self) -> int:
         """Return the local epochs of most nodes."""
@@ -79,9 +89,8 @@ class NodeSpeeds:
         """
         least_s = _third(self.step_s.values()) / SAME_CLASS_RATIO
         step_s = [max(time_s, least_s) for time_s in self.step_s.values()]
-        fast = fast_class(step_s)
-        names = {node for node, is_fast in zip(self.step_s, fast, strict=True) if is_fast}
-        return names, class_gamma(step_s, fast)
+        fast, gamma = fast_class(step_s)
+        return {node for node, is_fast in zip(self.step_s, fast, strict=True) if is_fast}, gamma
 
     def quick_round_s(self, num_steps: int, *, with_link: bool = True) -> float:
         """Return the seconds that a quick node needs; a few cannot set it."""
@@ -91,6 +100,15 @@ class NodeSpeeds:
             return inf
         quick_s = rounds_s[max(1, int(QUICK_SHARE * len(rounds_s))) if len(rounds_s) > 3 else 0]
         return max(quick_s, _third(rounds_s) / 2)
+
+
+def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int) -> Job:
+    """Read from a reply of so many steps what the node's whole job would be."""
+    passes = min(max(1, int(read_number(work, keys.PASSES, 1.0))), MOST_PASSES)
+    examples = passes * read_number(metrics, keys.NUM_EXAMPLES, 0.0)
+    batch = read_number(metrics, keys.EXAMPLES_PROCESSED, 0.0) / steps
+    whole = read_number(work, keys.JOB_STEPS, examples / batch if batch > 0 else inf)
+    return Job(passes, whole if isfinite(whole) and whole >= 1 else inf, examples)
 
 
 def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tuple[float, float]:
@@ -116,3 +134,130 @@ def _third(times_s: Iterable[float]) -> float:
     """Return the longest time of the quickest third."""
     ordered = sorted(times_s)
     return ordered[ceil(len(ordered) / 3) - 1] if ordered else 0.0
+
+
+# --- the wrapper ---------------------------------------------------------------------------
+
+
+def assigned_steps(message: Message) -> int:
+    """Return the steps that an instruction asks for."""
+    return int(read_number(config_of(message), keys.NUM_STEPS, 0.0))
+
+
+class MeasuredSteps(Wrapper):
+    """Set each node's local steps by its measured speed; a budget overrides ``num_steps``.
+
+    ``speeds`` is the book of times, ``step_correction`` the power of the steps that is undone.
+    """
+
+    decides = frozenset({"steps"})
+    contracts = (STEPS,)
+
+    def __init__(self, strategy: Strategy | None, step_correction: float) -> None:
+        check_number("step_correction", step_correction, "[0, 1]")
+        super().__init__(strategy)
+        if step_correction:
+            check_unscaled(self, "step_correction", step_correction)
+        self.step_correction, self.speeds = step_correction, NodeSpeeds()
+        self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
+        self._assigned: dict[str, int] = {}
+
+    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+        """Return the steps of each node; shape (len(nodes),)."""
+        raise NotImplementedError
+
+    def scales(
+        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
+    ) -> NDArray[np.float64]:
+        """Return the scale of each update: mean steps of all nodes seen, over its own."""
+        for reply, count, weight in zip(replies, steps.tolist(), weights, strict=True):
+            self.usual_steps[self.identity(reply.metadata.src_node_id)] = (count, weight)
+        known, weight_of = np.array(list(self.usual_steps.values())).T
+        mean_steps = float(np.average(known, weights=weight_of))
+        return correction_scales(steps, mean_steps, self.step_correction)
+
+    # --- instructions ------------------------------------------------------------------
+
+    def on_instructions(
+        self, context: Exchange, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Write each node's steps into its own config."""
+        steps = self.num_steps([self.identity(m.metadata.dst_node_id) for m in messages])
+        steps = np.maximum(steps, self.speeds.usual_passes())  # one for each local epoch
+        for message, count in zip(messages, steps.tolist(), strict=True):
+            config_of(message)[keys.NUM_STEPS] = count
+        return messages
+
+    # --- replies -----------------------------------------------------------------------
+
+    def steps_of(self, context: Exchange, reply: Message) -> int:
+        """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
+        (metrics,) = reply.content.metric_records.values()
+        assigned = assigned_steps(context.instruction_of(reply))
+        return max(0, int(min(read_number(metrics, keys.NUM_STEPS, 0.0), assigned)))
+
+    def why_bad(self, context: Exchange, reply: Message) -> str | None:
+        """Refuse a claim that is no number of steps."""
+        (metrics,) = reply.content.metric_records.values()
+        claim, assigned = metrics.get(keys.NUM_STEPS), assigned_steps(context.instruction_of(reply))
+        if claim is None or self.steps_of(context, reply):
+            return None
+        return f"claims {claim!r} steps instead of 1 to {assigned}"
+
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Learn the nodes' speeds from the steps that count, and undo a power of these."""
+        self._assigned = {}
+        for reply in replies:
+            node_id = reply.metadata.src_node_id
+            (metrics,) = reply.content.metric_records.values()
+            assigned = assigned_steps(context.instruction_of(reply))
+            if (claim := read_number(metrics, keys.NUM_STEPS, 0.0)) > assigned:
+                context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
+            self._assigned[context.identity(node_id)] = assigned
+            if steps := self.steps_of(context, reply):
+                metrics[keys.NUM_STEPS] = steps
+                self.speeds.learn(context, reply, metrics, steps)
+        return self._corrected(context, replies) if self.step_correction else replies
+
+    def _corrected(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        start, weights = context.arrays, self.top.weights(context, replies)
+        if not any(weights):
+            return replies
+        steps = np.array([self.steps_of(context, reply) for reply in replies])
+        steps[steps == 0] = steps.max(initial=1)  # not reported: the smallest scale
+        scales = self.scales(replies, steps, weights).tolist()
+        return [
+            reply if scale == 1.0 else with_update(reply, start, start, scale)
+            for reply, scale in zip(replies, scales, strict=True)
+        ]
+
+    def on_profile_replies(self, context: Exchange, replies: list[Message]) -> None:
+        """Learn from another wrapper's profiling how fast nodes are that report their steps."""
+        for reply in replies:
+            for metrics in reply.content.metric_records.values():
+                if (steps := int(read_number(metrics, keys.NUM_STEPS, 0.0))) >= 1:
+                    self.speeds.learn(context, reply, metrics, steps)
+
+    # --- the run -----------------------------------------------------------------------
+
+    def on_start(self, run: Run) -> None:
+        """After a resume, find out which nodes the measured times belong to."""
+        if self.speeds.step_s and not run.continues:
+            identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
+
+    def round_info(self) -> dict[str, Any]:
+        """Return the steps assigned to each node and the measured gamma."""
+        return {"num_steps": self._assigned, "gamma": self.speeds.classes()[1]}
+
+    def state_dict(self) -> StateDict:
+        """Return the measured times, jobs and steps, as JSON."""
+        known = {**vars(self.speeds), "usual_steps": self.usual_steps}
+        return {name: json.dumps(table) for name, table in known.items()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        check_state(state, dict.fromkeys(STATE, str), type(self).__name__)
+        saved = {name: json.loads(str(state[name])) for name in STATE}
+        self.speeds.step_s, self.speeds.link_s = saved["step_s"], saved["link_s"]
+        self.speeds.jobs = {node: Job(*job) for node, job in saved["jobs"].items()}
+        self.usual_steps = saved["usual_steps"]

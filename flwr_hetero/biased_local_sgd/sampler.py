@@ -16,22 +16,16 @@ from flwr_hetero.state_dict import StateDict, check_state
 class TopLossSampler(BatchSampler):
     """Sample by loss (Algorithm 1) from a node's own samples, or from a list of the server.
 
-    In *private mode* the node ranks its own samples: it processes an allocation of ``share * N``
-    samples, ``high_loss_fraction`` of them with the highest recorded losses and the rest at
-    random, then makes the next one. On a slow node an allocation is all samples in random
-    order. In *shared-data mode* the server ranks, and :meth:`assign` takes its list. Either way
-    :meth:`update` records the loss of every sample as it is processed.
+    In *private mode* a fast node processes an allocation of its own samples, then makes the next
+    one; on a slow node it is all samples in random order. In *shared-data mode* the server ranks,
+    and :meth:`assign` takes its list. :meth:`update` records the losses of what is processed.
 
     Parameters
     ----------
-    num_samples : int
-        Size N of the data set that indices refer to.
-    batch_size : int
-        Examples per batch; the last of an allocation may be smaller.
-    seed : int, keyword-only
-        Seed of the sampler's own random generator.
+    num_samples, batch_size, seed : int
+        As for all samplers; the last batch of an allocation may be smaller.
     high_loss_fraction : float
-        Lambda in (0, 1]: part of a fast node's allocation that goes by loss.
+        Lambda in (0, 1]: part of a fast node's allocation that goes by loss; the rest is random.
     share : float
         Size of a fast node's allocation as a part of N, in (0, 1]; 1 is no bias at all. The
         paper's is :func:`~flwr_hetero.biased_local_sgd.algorithm.fast_share`.
@@ -83,27 +77,24 @@ class TopLossSampler(BatchSampler):
         self._position = 0
         self._assigned = False
 
-    def set_role(self, *, fast: bool, share: float) -> None:
-        """Follow the server: a change of class starts a new allocation, ``share`` counts for it."""
-        self.share = check_number("share", share, "(0, 1]")
-        if fast != self.fast:
-            self._position = len(self._allocation)
-        self.fast = bool(fast)
-
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the class that the server assigns; a node without one samples uniformly."""
+        """Take the class that the server assigns; a node without one samples uniformly.
+
+        A change of class starts a new allocation, for which the new share counts.
+        """
         role = next((record for record in records.values() if keys.FAST in record), {})
         fraction = role.get(keys.HIGH_LOSS_FRACTION, self.high_loss_fraction)
         self.high_loss_fraction = check_number("high_loss_fraction", fraction, "(0, 1]")
-        self.set_role(fast=bool(role.get(keys.FAST)), share=role.get(keys.FAST_SHARE, self.share))
+        self.share = check_number("share", role.get(keys.FAST_SHARE, self.share), "(0, 1]")
+        if (is_fast := bool(role.get(keys.FAST))) != self.fast:
+            self.fast, self._position = is_fast, len(self._allocation)
 
     def assign(self, indices: ArrayLike) -> None:
         """Process these positions of the shared data set next; in this order, then reshuffled."""
         index = np.asarray(indices)
         if index.ndim != 1 or not index.size or index.dtype.kind not in "iu":
-            raise invalid(
-                "indices", f"{index.dtype} {index.shape}", "be a non-empty list of integers"
-            )
+            given = f"{index.dtype} {index.shape}"
+            raise invalid("indices", given, "be a non-empty list of integers")
         if index.min() < 0 or index.max() >= self.num_samples:
             span = int(index.min()), int(index.max())
             raise invalid("indices", span, f"lie in range({self.num_samples})")
@@ -121,21 +112,23 @@ class TopLossSampler(BatchSampler):
     def _allocate(self) -> Indices:
         if self._assigned:
             return self.rng.permutation(self._allocation)
-        if not self.fast:
-            return self.rng.permutation(self.num_samples)
-        return fast_allocation(self.losses, self._num_fast(), self.high_loss_fraction, self.rng)
+        if self.fast:
+            # l. 3 to 5, of the node's own samples
+            return fast_allocation(self.losses, self._size(), self.high_loss_fraction, self.rng)
+        # l. 6
+        return self.rng.permutation(self.num_samples)
 
-    def _num_fast(self) -> int:
-        return max(1, round(self.share * self.num_samples))
+    def _size(self) -> int:
+        return max(1, round(self.share * self.num_samples)) if self.fast else self.num_samples
 
     def __len__(self) -> int:
         """Batches per epoch of this node: one allocation."""
-        size = self._num_fast() if self.fast else self.num_samples
-        return -(-size // self.batch_size)
+        return -(-self._size() // self.batch_size)
 
     def update(self, indices: Indices, scores: NDArray[np.float64]) -> None:
-        """Record the losses of processed samples (Alg. 1, l. 14)."""
+        """Record the losses of processed samples."""
         index, loss = self.check_scores(indices, scores)
+        # l. 14
         self.losses[index] = loss
         self._unreported[index] = True
 

@@ -95,6 +95,7 @@ class SharedSamples:
         return indices
 
     def _draw_fast(self, share: float) -> Indices:
+        # l. 2: an epoch begins; l. 3 to 5
         num_fast, _ = epoch_sizes(len(self.losses), share)
         fraction = self.high_loss_fraction or 0.0
         self._taken = fast_allocation(self.losses, num_fast, fraction, self.rng)
@@ -104,7 +105,8 @@ class SharedSamples:
         return self._taken
 
     def _draw_slow(self, share: float) -> Indices:
-        num_slow = max(1, epoch_sizes(len(self.losses), share)[1])  # with share=1 there is none
+        # l. 6; with share=1 there would be none
+        num_slow = max(1, epoch_sizes(len(self.losses), share)[1])
         taken = self._taken if self.unified and len(self._taken) < len(self.losses) else None
         return slow_allocation(len(self.losses), num_slow, self.rng, taken)
 
@@ -124,27 +126,24 @@ class SharedSamples:
             return "losses of samples that it was not assigned"
         return None
 
-    def record(self, reply: Message) -> None:
-        """Keep the losses of a reply (Alg. 1, l. 14)."""
-        record = reply.content.config_records.get(keys.SAMPLES)
-        if record is not None and reply.metadata.src_node_id in self._assigned:
-            indices, losses = read_samples(record)
-            self.losses[indices] = losses
+    def record(self, replies: Sequence[Message]) -> None:
+        """Keep the losses of good replies."""
+        for reply in replies:
+            record = reply.content.config_records.get(keys.SAMPLES)
+            if record is not None and reply.metadata.src_node_id in self._assigned:
+                indices, losses = read_samples(record)
+                self.losses[indices] = losses
 
     def round_info(self) -> dict[str, Any]:
         """Return the epoch and how many samples have a loss."""
-        return {"epoch": self.epoch, "samples-known": int((~np.isnan(self.losses)).sum())}
+        return {"epoch": self.epoch, "samples_known": int((~np.isnan(self.losses)).sum())}
 
     def state_dict(self) -> StateDict:
         """Return losses, pools and generator."""
-        return {
-            "losses": self.losses.copy(),
-            "fast": self._fast_pool.copy(),
-            "slow": self._slow_pool.copy(),
-            "taken": self._taken.copy(),
-            "epoch": self.epoch,
-            "rng": rng_to_str(self.rng),
-        }
+        pools = {"fast": self._fast_pool, "slow": self._slow_pool, "taken": self._taken}
+        copies = {name: row.copy() for name, row in pools.items()}
+        losses = self.losses.copy()
+        return {"losses": losses, **copies, "epoch": self.epoch, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
@@ -152,7 +151,6 @@ class SharedSamples:
         schema = {"losses": (self.losses.shape, "f"), "fast": pool, "slow": pool, "taken": pool}
         check_state(state, {**schema, "epoch": int, "rng": str}, "SharedSamples")
         self.losses = np.array(state["losses"], np.float32)
-        self._fast_pool = np.array(state["fast"], np.int64)
-        self._slow_pool = np.array(state["slow"], np.int64)
-        self._taken = np.array(state["taken"], np.int64)
+        pools = [np.array(state[name], np.int64) for name in ("fast", "slow", "taken")]
+        self._fast_pool, self._slow_pool, self._taken = pools
         self.epoch, self.rng = int(state["epoch"]), rng_from_str(str(state["rng"]))

@@ -1,42 +1,200 @@
-"""Biased local SGD: unbalanced steps, models weighted by steps, high losses on fast nodes."""
+"""Local steps by speed, and biased local SGD: models by steps, high losses on fast nodes."""
 
+from collections.abc import Mapping, Sequence
+from logging import INFO, WARNING
+from math import nan
 from typing import Any, ClassVar
 
+import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg, Strategy
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.biased_local_sgd.algorithm import fast_share
+from flwr_hetero._flwr import log
+from flwr_hetero.biased_local_sgd.algorithm import (
+    fast_class,
+    fast_share,
+    gamma_steps,
+    timed_steps,
+)
+from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
-from flwr_hetero.biased_local_sgd.step_budget import LocalSteps, assigned_steps
-from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.state_dict import StateDict, entries_below
+
+TRAFFIC = 0.5
+"""Largest share of transfers in a node's slice."""
+MAX_RATIO = 4.0
+"""Ratio of two nodes' steps above which the log says so."""
+
+
+class LocalSteps(MeasuredSteps):
+    r"""Set each node's local steps by its speed.
+
+    .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
+
+    The number is ``num-steps`` in the node's own config. Of what a node reports as ``num-steps`` in
+    its metrics, at most the number assigned counts.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What aggregates; FedAvg if left out.
+    fast_steps : int
+        Steps tau_F of a fast node per round.
+    budget : {"two-class", "deadline", "slice"}
+        ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
+        ``deadline_s``, transfers included. ``slice``: the same, but a node whose transfers
+        would take more than half of it gets longer; for :class:`FedBuff`.
+    gamma : float or mapping of str to float, optional
+        For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
+    deadline_s : float, optional
+        Seconds of a round. None: what a quick node needs for ``fast_steps``, the second or the one
+        that 10 % are quicker than, and at least half of what the quickest third needs.
+    max_steps : int, optional
+        Most steps of a node: ``fast_steps`` if left out, and twice that for slices.
+    step_correction : float
+        Power q in [0, 1] of its steps that is undone: updates are scaled by
+        :math:`(\bar\tau / \tau_i)^q`. 0: a node's data count by its steps. 1: as in FedAvg, but
+        few steps are magnified, with their noise.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range or does not go with the kind of budget.
+    MissingHelpError
+        In the first round, if no node reports its steps.
+
+    Notes
+    -----
+    A node that was never measured gets one step: the first round of a new fleet is its profiling.
+    A reply without ``num-steps`` is scaled least. Less than a third of the nodes cannot move a
+    measured gamma, or the default deadline by more than 2: give gamma where fewer are fast.
+
+    References
+    ----------
+    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
+    section 4.1.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> strategy = LocalSteps(FedAdam(), fast_steps=32, budget="deadline", deadline_s=60.0)
+    """
+
+    name: ClassVar[str] = "local_steps"
+    has_shared_data = False
+    """Whether all nodes see the same data, so that their weights change no objective."""
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        fast_steps: int = 32,
+        *,
+        budget: str = "two-class",
+        gamma: float | Mapping[str, float] | None = None,
+        deadline_s: float | None = None,
+        max_steps: int | None = None,
+        step_correction: float = 0.5,
+    ) -> None:
+        self.fast_steps = check_count("fast_steps", fast_steps, 1)
+        most = (2 if budget == "slice" else 1) * fast_steps if max_steps is None else max_steps
+        self.max_steps = check_count("max_steps", most, 1)
+        self.budget = check_choice("budget", budget, ("two-class", "deadline", "slice"))
+        if gamma is not None:
+            for ratio in gamma.values() if isinstance(gamma, Mapping) else [gamma]:
+                check_number("gamma", ratio, "(0, 1]")
+        if deadline_s is not None:
+            check_number("deadline_s", deadline_s, "(0, inf)")
+        other = ("deadline_s", deadline_s) if budget == "two-class" else ("gamma", gamma)
+        if other[1] is not None:
+            raise invalid(*other, f"be left out with budget={budget!r}")
+        self.gamma, self.deadline_s = gamma, deadline_s
+        super().__init__(strategy, step_correction)
+        self._has_warned = False
+
+    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+        """Return the steps of each node; shape (len(nodes),)."""
+        step_s = np.array([self.speeds.step_s.get(node, nan) for node in nodes])
+        if self.budget != "two-class":
+            link_s = np.array([self.speeds.link_s.get(node, nan) for node in nodes])
+            limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
+            traffic = TRAFFIC if self.budget == "slice" else 1.0
+            return timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
+        if isinstance(self.gamma, Mapping):
+            gammas = np.array([self.gamma.get(node, nan) for node in nodes])
+        else:
+            fast, measured = self.speeds.classes()
+            slow_gamma = measured if self.gamma is None else self.gamma
+            gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
+            if self.gamma != 1:  # balanced: no time is needed
+                gammas[np.isnan(step_s)] = nan
+        # l. 1
+        return gamma_steps(gammas, self.fast_steps, self.max_steps)
+
+    def fast_nodes(self) -> set[str]:
+        """Return the nodes of the fast class: by ``gamma`` of each node, else by measured times."""
+        if not isinstance(self.gamma, Mapping):
+            return self.speeds.classes()[0]
+        fast, _ = fast_class([1 / gamma for gamma in self.gamma.values()])
+        return {node for node, is_fast in zip(self.gamma, fast, strict=True) if is_fast}
+
+    def on_instructions(
+        self, context: Exchange, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Write each node's steps into its own config."""
+        self._say_whose_data_count()
+        return super().on_instructions(context, messages, grid)
+
+    def power(self) -> float:
+        """Return the power of its steps by which a node's own data count; 0: as in FedAvg."""
+        return 1.0 - self.step_correction
+
+    def _say_whose_data_count(self) -> None:
+        """Log once that steps differ much and the objective is not FedAvg's."""
+        if self._has_warned or self.has_shared_data or not (self.power() and self.speeds.step_s):
+            return
+        steps = self.num_steps(list(self.speeds.step_s))
+        least, most = int(steps.min()), int(steps.max())
+        self._has_warned = most > MAX_RATIO * least
+        if self._has_warned:
+            text = (
+                "%s: nodes take %d to %d steps (ratio %.3g), and a node's data count by about the "
+                "power %g of its steps (docs/objectives.md)"
+            )
+            facts = type(self).__name__, least, most, most / least, self.power()
+            log(WARNING if self.power() > 1 else INFO, text, *facts)
+
+    def summary(self) -> None:
+        """Log the step budget and the wrapped strategy's settings."""
+        text = "\t├──> %s: 1 to %d steps, %s"
+        log(INFO, text, type(self).__name__, self.max_steps, self.budget)
+        super().summary()
 
 
 class BiasedLocalSGD(LocalSteps):
     r"""Let fast nodes take more steps, weigh more and see the harder samples.
 
-    .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{("steps")}
+    .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 
     Every node gets ``num-steps`` in its own config, and ``fast``, ``fast-share`` and
     ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Metrics are
-    weighted by examples as before. Robust strategies that do not weight
-    (median, trimmed mean, Krum) keep their rule and get the steps only.
+    weighted by examples. Strategies that do not weight (median, Krum) get the steps only.
 
     Parameters
     ----------
-    strategy : Strategy, optional
-        What aggregates: any Flower strategy that derives from FedAvg, or another wrapper;
-        FedAvg if left out.
-    fast_steps : int
-        Steps tau_F of a fast node per round.
-    weighting : {"steps", "examples", "sqrt", "normalised"}, optional
-        ``steps`` is the paper's bias in aggregation, the default for shared data. For private
-        data it is as for :class:`~flwr_hetero.strategy.LocalSteps`: there the paper's would
-        weigh a node's data by about the square of its steps.
+    strategy, fast_steps, **budget
+        As for :class:`~flwr_hetero.strategy.LocalSteps`, with ``budget``, ``gamma``,
+        ``deadline_s`` and ``max_steps``.
+    weigh_by_steps : bool, optional
+        The paper's bias in aggregation, Eq. (4). None: for shared data only, as the paper has
+        them. It would weigh a node's private data by about the square of its steps.
+    step_correction : float, optional
+        As for LocalSteps. None: 0.5, or 0 where models are weighted by steps.
     high_loss_fraction : float, optional
         The bias in sampling: lambda in (0, 1]. None: all nodes sample uniformly.
     share : float, optional
@@ -49,9 +207,6 @@ class BiasedLocalSGD(LocalSteps):
     batch_size, unified, seed
         For shared data: examples per step; whether slow nodes get what the fast ones left
         (Table 6); of the server's generator.
-    **budget
-        ``budget``, ``gamma``, ``deadline_s``, ``min_steps``, ``max_steps``, ``on_missing``: as
-        for :class:`~flwr_hetero.strategy.LocalSteps`.
 
     Raises
     ------
@@ -69,14 +224,15 @@ class BiasedLocalSGD(LocalSteps):
     >>> strategy = BiasedLocalSGD(FedAdam(), fast_steps=32, high_loss_fraction=0.3)
     """
 
-    name: ClassVar[str] = "biased-local-sgd"
+    name: ClassVar[str] = "biased_local_sgd"
 
     def __init__(
         self,
         strategy: Strategy | None = None,
         fast_steps: int = 32,
         *,
-        weighting: str | None = None,
+        weigh_by_steps: bool | None = None,
+        step_correction: float | None = None,
         high_loss_fraction: float | None = 0.5,
         share: float | None = None,
         shared_samples: int | None = None,
@@ -89,8 +245,15 @@ class BiasedLocalSGD(LocalSteps):
             self.decides = self.decides | {"samples", "orders"}
             self.has_shared_data = True
             self.only_rounds = "indices are assigned to all nodes of a round together"
-        default = "sqrt" if shared_samples is None else "steps"
-        super().__init__(strategy, fast_steps, weighting=weighting or default, **budget)
+        self.weigh_by_steps = self.has_shared_data if weigh_by_steps is None else weigh_by_steps
+        if step_correction is None:
+            step_correction = 0.0 if self.weigh_by_steps else 0.5
+        if self.weigh_by_steps and step_correction:
+            rule = "be 0 or left out where models are weighted by steps"
+            raise invalid("step_correction", step_correction, rule)
+        super().__init__(strategy, fast_steps, step_correction=step_correction, **budget)
+        if self.weigh_by_steps:
+            self._check_weights_by_steps()
         if high_loss_fraction is not None:
             check_number("high_loss_fraction", high_loss_fraction, "(0, 1]", "None switches it off")
         if share is not None:
@@ -99,25 +262,39 @@ class BiasedLocalSGD(LocalSteps):
         self.high_loss_fraction, self.share = high_loss_fraction, share
         self.shared: SharedSamples | None = None
         if shared_samples is not None:
-            self.shared = SharedSamples(
-                shared_samples, batch_size, high_loss_fraction, share, unified, seed
-            )
+            how = batch_size, high_loss_fraction, share, unified, seed
+            self.shared = SharedSamples(shared_samples, *how)
+
+    def _check_weights_by_steps(self) -> None:
+        leaf, hint = type(self.leaf).__name__, "or pass weigh_by_steps=False"
+        if not isinstance(self.leaf, FedAvg):
+            raise invalid("strategy", leaf, "derive from FedAvg to weight by steps", hint)
+        if any(getattr(s, "accountant", None) for s in self.chain() if s is not self):
+            rule = "be without a privacy accountant, which asks for equal weights"
+            raise invalid("strategy", leaf, rule, hint)
+
+    def power(self) -> float:
+        """Return the power of its steps by which a node's own data count."""
+        return 2.0 if self.weigh_by_steps else super().power()
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Write each node's steps, and what it needs to choose its samples."""
+        # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
         message_of = {message.metadata.dst_node_id: message for message in messages}
-        node_ids = sorted(message_of, key=self.fleet.nodes.sort_key)
+        node_ids = sorted(message_of, key=context.fleet.nodes.sort_key)
         if self.shared is not None:  # a node that was never measured chooses its first samples
             node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
         fast_nodes = self.fast_nodes()
         steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
         fast = [self.identity(node_id) in fast_nodes for node_id in node_ids]
         if self.shared is not None:
+            # l. 3 to 6 of the data that all nodes see
             self.shared.assign([message_of[node_id] for node_id in node_ids], steps, fast)
         elif self.high_loss_fraction is not None and node_ids:
+            # l. 3 to 6 are the nodes' own: TopLossSampler needs N_F / N and lambda
             share = self.share or fast_share(steps, fast) or 1.0
             for node_id, is_fast in zip(node_ids, fast, strict=True):
                 config = config_of(message_of[node_id])
@@ -125,18 +302,25 @@ class BiasedLocalSGD(LocalSteps):
                 config[keys.HIGH_LOSS_FRACTION] = self.high_loss_fraction
         return messages
 
-    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Check steps, learn the nodes' speeds and, with shared data, the losses."""
-        good = super().on_replies(context, replies)
-        if self.shared is not None:
-            for reply in good:
-                self.shared.record(reply)
-        return good
-
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
-        """Return what is wrong with the steps or, with shared data, with the losses."""
-        reason = super().why_bad(context, reply)
-        return reason or (self.shared.why_bad(reply) if self.shared else None)
+        """Refuse nonsense of steps and, with shared data, of losses."""
+        bad_losses = None if self.shared is None else self.shared.why_bad(reply)
+        return super().why_bad(context, reply) or bad_losses
+
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Learn the nodes' speeds and, with shared data, the losses."""
+        if self.shared is not None:
+            # l. 14
+            self.shared.record(replies)
+        return super().on_replies(context, replies)
+
+    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
+        """Weight models by their steps (l. 15, Eq. 4): the fewest for those that report none."""
+        if not self.weigh_by_steps:
+            return super().weights(context, replies)
+        steps = [self.steps_of(context, reply) for reply in replies]
+        fewest = min((count for count in steps if count), default=1)
+        return [float(count or fewest) for count in steps]
 
     def round_info(self) -> dict[str, Any]:
         """Return steps, gamma and, with shared data, epoch and samples of known loss."""

@@ -15,7 +15,7 @@ from flwr_hetero.cd_grab.gradients import sketch_gradients
 from flwr_hetero.cd_grab.node_order import METHODS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.client.sampled_loss import on_backward
+from flwr_hetero.client.weighted_loss import on_backward
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
@@ -37,7 +37,7 @@ class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
 
     The data are split at random into units of about equal size: whole batches or single examples.
-    The gradients of whole batches come from :class:`~flwr_hetero.sampler.SampledLoss`, after
+    The gradients of whole batches come from :class:`~flwr_hetero.sampler.WeightedLoss`, after
     :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch.
 
     Parameters
@@ -86,9 +86,9 @@ class OrderedSampler(BatchSampler):
     """
 
     learns = True
-    cure = (
+    hint = (
         "call hetero.batches(loader, msg, model=model) or follow(loader.batch_sampler, msg, "
-        "context, model), and take as loss: criterion = SampledLoss(loader.batch_sampler)"
+        "context, model), and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
 
     def __init__(
@@ -275,7 +275,7 @@ class OrderedSampler(BatchSampler):
         """Say that gradients are missing, if any are wanted."""
         wanted = self.node_order.learns and (self.method != "cd-grab" or self._is_served)
         if wanted and self._was_watched and not self._is_observed:
-            return f"OrderedSampler learns nothing: no gradient was observed; {self.cure}"
+            return f"OrderedSampler learns nothing: no gradient was observed; {self.hint}"
         return ""
 
     # --- the order server --------------------------------------------------------------

@@ -9,8 +9,8 @@ from flwr_hetero import __version__
 from flwr_hetero.cli import doctor, fleet, run, runs, watch
 from flwr_hetero.errors import install_hint
 
+# Entry points by which other packages add commands.
 COMMANDS = "flwr_hetero.commands"
-"""Entry points by which other packages add commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,18 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options) or 0)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         return _failed(str(error))
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         return _failed(f"{package} is not installed: {install_hint('report', package)}")
-    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        # Elsewhere it is a mistake of ours; of a run directory, what stands in its files.
         if not (folders := getattr(options, "directories", ())):
             raise
         where, kind = ", ".join(map(str, folders)), type(error).__name__
         return _failed(f"{where}: what no run writes ({kind}: {error})")
-    except RuntimeError as error:
-        return _failed(str(error))
 
 
 def _failed(why: str) -> int:
@@ -43,11 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"flwr-hetero {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run.add(commands)
-    runs.add(commands)
-    watch.add(commands)
-    fleet.add(commands)
-    doctor.add(commands)
+    for module in (run, runs, watch, fleet, doctor):
+        module.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda each: each.name):
-        entry.load()(commands)
+        # A package whose command is broken must not take the other commands with it.
+        try:
+            entry.load()(commands)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            print(f"flwr-hetero: no command {entry.name} ({entry.value}): {why}", file=sys.stderr)
     return parser

@@ -14,18 +14,18 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from flwr_hetero import __version__
+from flwr_hetero.cli.run import add_configs, check_run_config
 from flwr_hetero.errors import install_hint
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
+# Extra of the package, and what needs it.
 EXTRAS = {"node": "training", "report": "run directories", "task": "the apps", "simulation": "Ray"}
-"""Extra of the package, and what needs it."""
-DIAL_S = 5.0
-"""Seconds that a SuperLink may take to answer."""
-HTTPS = 443
+# Seconds that a SuperLink may take to answer; its port if none is given.
+DIAL_S, HTTPS = 5.0, 443
+# Address by which Flower starts a SuperLink of its own, for simulation.
 LOCAL = ":local:"
-"""Address by which Flower starts a SuperLink of its own, for simulation."""
+# Key of the federation-config: share of a GPU for each simulated node.
 NUM_GPUS = "client-resources-num-gpus"
-"""Key of the federation-config: share of a GPU for each simulated node."""
 
 Finding: TypeAlias = tuple[str, str]
 
@@ -35,29 +35,16 @@ def add(commands: Any) -> None:
     text = "check the installation, a SuperLink and an app's run-config"
     parser = commands.add_parser("doctor", help=text, description=text)
     parser.add_argument("app", nargs="?", type=Path, metavar="APP", help="folder of an app")
-    parser.add_argument(
-        "--superlink", metavar="NAME", help="connection in Flower's config.toml to try"
-    )
+    text = "connection in Flower's config.toml to try"
+    parser.add_argument("--superlink", metavar="NAME", help=text)
     add_configs(parser)
     parser.set_defaults(run=_doctor)
 
 
-def add_configs(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``flwr run`` has for an app's and a simulation's settings."""
-    for name, short, example in (
-        ("run", ["-c"], "num-tiers=3 policy='vanilla'"),
-        ("federation", [], "num-supernodes=20 client-resources-num-cpus=1"),
-    ):
-        text = f'as for flwr run, such as "{example}"'
-        parser.add_argument(
-            f"--{name}-config", *short, action="append", default=[], metavar="KEYS", help=text
-        )
-
-
 def _doctor(options: argparse.Namespace) -> int:
-    states = []
+    states = set()
     for state, text in _findings(options):
-        states.append(state)
+        states.add(state)
         print(f"{state:<5} {text}", flush=True)
     return int(FAIL in states)
 
@@ -67,8 +54,12 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from gpus(options.federation_config)
     if options.superlink:
         yield from superlink(options.superlink)
-    if options.app:
-        yield from run_config(options.app, options.run_config, options.federation_config)
+    if app := options.app:
+        try:
+            keys = check_run_config(app, options.run_config, options.federation_config)
+            yield OK, f"run-config of {app}: {len(keys)} keys"
+        except ValueError as error:
+            yield FAIL, f"run-config of {app}: {error}"
 
 
 def installation() -> Iterator[Finding]:
@@ -81,8 +72,8 @@ def installation() -> Iterator[Finding]:
     yield OK if tried else NOTE, f"flwr {flwr}" + ("" if tried else f", tried with {TRIED_WITH}")
     for extra, what in EXTRAS.items():
         if wanting := sorted(set(missing("flwr-hetero", extra))):
-            cure = install_hint(extra)
-            yield NOTE, f"{what} need{'s' * (extra != 'task')} {', '.join(wanting)}: {cure}"
+            hint = install_hint(extra)
+            yield NOTE, f"{what} need{'s' * (extra != 'task')} {', '.join(wanting)}: {hint}"
         else:
             yield OK, f"extra {extra}, for {what}"
 
@@ -92,12 +83,8 @@ def missing(name: str, extra: str) -> Iterator[str]:
     from packaging.requirements import Requirement
 
     for need in map(Requirement, metadata.requires(name) or ()):
-        marker = need.marker
-        if (
-            marker is None
-            or marker.evaluate({"extra": ""})
-            or not marker.evaluate({"extra": extra})
-        ):
+        asked = [bool(need.marker and need.marker.evaluate({"extra": e})) for e in ("", extra)]
+        if asked != [False, True]:  # not of this extra alone
             continue
         try:
             found = metadata.version(need.name)
@@ -139,7 +126,7 @@ def superlink(name: str) -> Iterator[Finding]:
         yield OK, f"superlink {name}: simulation on this machine"
         return
     try:
-        _dial(connection)
+        _dial(address, connection)
     except ssl.SSLError as error:
         text = getattr(error, "verify_message", "") or error.reason
         yield FAIL, f"superlink {name}: TLS with {address}: {text}: see root-certificates"
@@ -150,15 +137,13 @@ def superlink(name: str) -> Iterator[Finding]:
         yield _nodes(name)
 
 
-def _dial(connection: dict[str, Any]) -> None:
-    address = urlsplit("//" + str(connection.get("address", "")).rpartition("//")[2])
-    host = address.hostname or ""
-    with socket.create_connection((host, address.port or HTTPS), DIAL_S) as plain:
-        if connection.get("insecure"):
-            return
-        context = ssl.create_default_context(cafile=connection.get("root-certificates"))
-        with context.wrap_socket(plain, server_hostname=host):
-            pass
+def _dial(address: str, connection: dict[str, Any]) -> None:
+    url = urlsplit("//" + address.rpartition("//")[2])
+    host = url.hostname or ""
+    with socket.create_connection((host, url.port or HTTPS), DIAL_S) as plain:
+        if not connection.get("insecure"):
+            context = ssl.create_default_context(cafile=connection.get("root-certificates"))
+            context.wrap_socket(plain, server_hostname=host).close()
 
 
 def _nodes(name: str) -> Finding:
@@ -173,13 +158,3 @@ def _nodes(name: str) -> Finding:
         return FAIL, f"superlink {name}: its SuperNodes cannot be listed: {last[0]}"
     online = sum(node["status"] == "online" for node in listed)
     return OK if online else FAIL, f"{online} of {len(listed)} registered SuperNodes are online"
-
-
-def run_config(app: Path, given: list[str], federation: list[str]) -> Iterator[Finding]:
-    """Check an app's run-config by Flower's rules and its own."""
-    from flwr_hetero.cli.run_config import check_run_config
-
-    try:
-        yield OK, f"run-config of {app}: {len(check_run_config(app, given, federation))} keys"
-    except ValueError as error:
-        yield FAIL, f"run-config of {app}: {error}"

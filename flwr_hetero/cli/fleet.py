@@ -1,6 +1,7 @@
 """Commands on real fleets: ``fleet up``, ``status``, ``down``, ``certificates``."""
 
 import argparse
+from collections.abc import Callable
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from flwr_hetero.errors import check_count
 if TYPE_CHECKING:
     from flwr_hetero.fleet.real_fleet import RealFleet
 
-DEFAULT_FOLDER = "~/flwr-hetero-fleet"
+FOLDER = "~/flwr-hetero-fleet"
 
 
 def add(above: Any) -> None:
@@ -19,35 +20,30 @@ def add(above: Any) -> None:
     commands = above.add_parser("fleet", help=text, description=text).add_subparsers(
         required=True, metavar="COMMAND"
     )
-    up = commands.add_parser(
-        "up",
-        help="start a SuperLink and SuperNodes with TLS and keys",
-        description="Start a SuperLink and SuperNodes with TLS and keys. While they are up, EVERY "
-        "USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's SuperLink asks for no credentials on "
-        "127.0.0.1.",
-    )
-    add = up.add_argument
-    add("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
+
+    def command(name: str, run: Callable[..., None], text: str, warning: str = "") -> Any:
+        parser = commands.add_parser(name, help=text, description=f"{text}. {warning}")
+        parser.set_defaults(run=run)
+        return parser.add_argument
+
+    others = "While they are up, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's "
+    others += "SuperLink asks for no credentials on 127.0.0.1."
+    up = command("up", _up, "start a SuperLink and SuperNodes with TLS and keys", others)
+    up("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
     kinds = "uniform, paper-5 or a TOML file of devices: speeds become shares of one CPU"
-    add("--fleet", default="uniform", help=kinds)
-    add("--cpu", type=float, default=1.0, help="share of one CPU for the fastest (default: 1)")
-    add("--database", action="store_true", help="the SuperLink's state survives its restart")
-    up.set_defaults(run=_up)
-    status = commands.add_parser("status", help="show which processes run")
-    status.set_defaults(run=_status)
-    down = commands.add_parser("down", help="end what `up` started and remove its files")
-    down.add_argument("--keep", action="store_true", help="leave the files, to read the logs")
-    down.set_defaults(run=_down)
-    for command in (up, status, down):
-        place = f"the fleet's folder (default: {DEFAULT_FOLDER})"
-        command.add_argument("--dir", default=DEFAULT_FOLDER, help=place)
-    keys = commands.add_parser("certificates", help="make keys and certificates for real devices")
-    add = keys.add_argument
+    up("--fleet", default="uniform", help=kinds)
+    up("--cpu", type=float, default=1.0, help="share of one CPU for the fastest (default: 1)")
+    up("--database", action="store_true", help="the SuperLink's state survives its restart")
+    status = command("status", _status, "show which processes run")
+    down = command("down", _down, "end what `up` started and remove its files")
+    down("--keep", action="store_true", help="leave the files, to read the logs")
+    for add in (up, status, down):
+        add("--dir", default=FOLDER, help=f"the fleet's folder (default: {FOLDER})")
+    add = command("certificates", _certificates, "make keys and certificates for real devices")
     add("dir", help="folder; an authority in it is used again, its ca.key for --host only")
     add("--host", nargs="+", default=[], help="the SuperLink's names and addresses")
     add("--node", nargs="+", default=[], help="names of devices that need a key")
     add("--days", type=int, help="validity of the SuperLink's certificate (default: 13 months)")
-    keys.set_defaults(run=_certificates)
 
 
 def _fleet(options: argparse.Namespace) -> "RealFleet":

@@ -5,25 +5,30 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.cli.doctor import add_configs
-from flwr_hetero.errors import check_count
+from flwr_hetero.errors import check_count, check_key, invalid
 from flwr_hetero.progress import bar
 
 RUN_ID = re.compile(r"Successfully started run (\d+)")
 COMPLETED = "finished:completed"
-ROUND = re.compile(r"(?:round|merge) +(\d+)/(\d+)  ")
+# Line of a run's log after each round.
+LINE = re.compile(r"(?:round|merge|update) +(\d+)/(\d+)  ")
+# Lines of Flower and Ray that say nothing of the run.
 NOISE = re.compile(
     r"Starting logstream|Since flwr 1\.32|Federation `|change federation size|simulation-config"
     r"|Successfully installed|dependencies|Created env for run|uv sync took|^\s*warnings\.warn"
     r"|FutureWarning: Tip: In future versions of Ray|Manually terminating ClientAppActor"
     r"|^(\S*INFO\s*\S*:)?\s*$"
 )
-"""Lines of Flower and Ray that say nothing of the run."""
+# Key of the federation-config: simulated nodes.
+NUM_NODES = "num-supernodes"
+# Key of run-configs that no fleet can fulfil that is smaller.
+AT_MOST_ALL = "clients-per-round"
 
 
 def add(commands: Any) -> None:
@@ -39,13 +44,21 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> int:
-    from flwr_hetero.cli.run_config import check_run_config
+def add_configs(parser: argparse.ArgumentParser) -> None:
+    """Add the options that ``flwr run`` has for an app's and a simulation's settings."""
+    for names, example in (
+        (("--run-config", "-c"), "num-tiers=3 policy='vanilla'"),
+        (("--federation-config",), "num-supernodes=20 client-resources-num-cpus=1"),
+    ):
+        text = f'as for flwr run, such as "{example}"'
+        parser.add_argument(*names, action="append", default=[], metavar="KEYS", help=text)
 
+
+def _run(options: argparse.Namespace) -> int:
     federation = list(options.federation_config)
     if options.nodes is not None:
         check_count("--nodes", options.nodes, 1)
-        federation.append(f"num-supernodes={options.nodes} client-resources-num-cpus=1")
+        federation.append(f"{NUM_NODES}={options.nodes} client-resources-num-cpus=1")
     check_run_config(options.app, options.run_config, federation)
     flwr = str(Path(sys.executable).with_name("flwr"))
     where = [options.superlink] if options.superlink else []
@@ -76,9 +89,52 @@ def _follow(command: list[str], *, verbose: bool) -> tuple[int, str]:
                 print(line, end="", flush=True)
             if found := RUN_ID.search(line):
                 run_id = found[1]
-            if found := ROUND.search(line):
+            if found := LINE.search(line):
                 if total != (total := int(found[2])):  # a baseline comes first
                     bars.close()
                     advance = bars.enter_context(bar(total))
                 advance(int(found[1]))
     return process.returncode, run_id
+
+
+# -- an app's run-config, checked before Flower sees it, which answers a mistyped key by a code --
+
+
+def check_run_config(
+    app: Path, given: Sequence[str], federation: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the run-config that Flower would give the app; refuse keys and values it would not.
+
+    Values are checked by the app's own rules: a class with ``from_run_config`` that its ServerApp's
+    module has or imports. What is asked of the nodes must fit their number, where that is given.
+    """
+    from flwr_hetero._flwr import app_tables, parse_run_config
+
+    components, defaults = app_tables(app)
+    changed = parse_run_config(given)
+    for key in changed:
+        check_key("run-config", key, defaults)
+    config = {**defaults, **changed}
+    if rules := _rules(app, components["serverapp"].partition(":")[0]):
+        rules.from_run_config(config)
+    num_nodes = parse_run_config(federation).get(NUM_NODES)
+    if num_nodes is not None:
+        check_count(NUM_NODES, num_nodes, 1)
+        wanted = changed.get(AT_MOST_ALL)
+        if isinstance(wanted, int) and wanted > num_nodes:
+            rule = f"be at most the number of nodes, {num_nodes}"
+            raise invalid(AT_MOST_ALL, wanted, rule, "start more nodes or ask fewer")
+    return config
+
+
+def _rules(app: Path, module: str) -> Any:
+    """Find the class that checks an app's run-config, the most derived of several; None if none."""
+    sys.path.insert(0, str(app.resolve()))
+    try:
+        found = vars(import_module(module)).values()
+    except ImportError as error:
+        raise invalid("app", str(app), f"be importable ({module}: {error})") from error
+    finally:
+        sys.path.pop(0)
+    rules = [each for each in found if isinstance(each, type) and hasattr(each, "from_run_config")]
+    return max(rules, key=lambda each: len(each.__mro__), default=None)

@@ -3,15 +3,12 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr_hetero.errors import invalid
 
-if TYPE_CHECKING:
-    from flwr_hetero.report.compare.groups import Comparison
-
+# As typed, and in the history.
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
-"""As typed, and in the history."""
 
 
 def add(commands: Any) -> None:
@@ -25,57 +22,29 @@ def add(commands: Any) -> None:
     )
     compare.set_defaults(run=_compare)
     for command in (report, compare):
-        command.add_argument(
-            "directories", nargs="+", metavar="DIR", help="run directory (output-dir)"
-        )
-    compare.add_argument(
-        "--metric",
-        help="what to compare, such as accuracy or cd_grab/own_share (default: "
-        "the first run's accuracy, else its loss)",
+        folders = "run directory (output-dir)"
+        command.add_argument("directories", nargs="+", metavar="DIR", help=folders)
+    add, way = compare.add_argument, compare.add_mutually_exclusive_group().add_argument
+    text = "what to compare, such as accuracy or local_steps/gamma (default: the first run's "
+    add("--metric", help=f"{text}accuracy, else its loss)")
+    better = {"dest": "falls", "default": None}
+    text = "lower is better (default: by the metric's name, such as loss, error or bound)"
+    way("--lower", action="store_true", **better, help=text)
+    way("--higher", action="store_false", **better, help="higher is better")
+    text = "value to reach (default: the baseline's end less a point, the end being the median "
+    add("--target", type=float, help=f"{text}of the last five evaluations)")
+    text = "folder of the run to measure against (default: the first)"
+    add("--baseline", metavar="RUN", help=text)
+    text = "what to measure by (default: the first of these that all runs have)"
+    add("--clock", choices=CLOCKS, help=text)
+    page, text = (
+        Path("compare.html"),
+        "the page, one file that works offline (default: %(default)s)",
     )
-    way = compare.add_mutually_exclusive_group()
-    way.add_argument(
-        "--lower",
-        dest="falls",
-        action="store_true",
-        default=None,
-        help="lower is better (default: by the metric's name, such as loss, error or bound)",
-    )
-    way.add_argument(
-        "--higher", dest="falls", action="store_false", default=None, help="higher is better"
-    )
-    compare.add_argument(
-        "--target",
-        type=float,
-        help="value to reach (default: the baseline's end less a point, the end being the median "
-        "of the last five evaluations)",
-    )
-    compare.add_argument(
-        "--baseline",
-        metavar="RUN",
-        help="folder of the run to measure against (default: the first)",
-    )
-    compare.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        help="what to measure by (default: the first of these that all runs have)",
-    )
-    compare.add_argument(
-        "--out",
-        type=Path,
-        default=Path("compare.html"),
-        metavar="PAGE.html",
-        help="the page, one file that works offline (default: compare.html)",
-    )
+    add("--out", type=Path, default=page, metavar="PAGE.html", help=text)
     for kind in ("json", "csv"):
-        compare.add_argument(
-            f"--{kind}",
-            type=Path,
-            nargs="?",
-            const=Path(),
-            metavar="FILE",
-            help=f"write the figures as {kind.upper()}, too (default: beside the page)",
-        )
+        text = f"write the figures as {kind.upper()}, too (default: beside the page)"
+        add(f"--{kind}", type=Path, nargs="?", const=Path(), metavar="FILE", help=text)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -88,7 +57,7 @@ def _report(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     """Compare runs, the first being the baseline; those that differ in the seed are one kind."""
-    from flwr_hetero.report.compare.groups import compare, csv_text, figures, read_runs
+    from flwr_hetero.report.compare import compare, csv_text, figures, read_runs
     from flwr_hetero.report.compare.page import write_page
 
     outs = (options.out, options.json, options.csv)
@@ -111,33 +80,4 @@ def _compare(options: argparse.Namespace) -> None:
             is_json = kind == "json"
             text = json.dumps(figures(comparison), indent=2) if is_json else csv_text(comparison)
             path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    _print_table(comparison)
     print("\n".join([*comparison.sentences, str(page)]))
-
-
-def _print_table(comparison: "Comparison") -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from flwr_hetero.report.compare.verdict import cost_text, mean_of, times
-    from flwr_hetero.report.style import figure, words
-
-    judge = comparison.judge
-    target = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    for name in ("runs", f"to {target}", "speed-up", "end"):
-        table.add_column(name, justify="right")
-    for group in comparison.groups:
-        cost = mean_of([run.cost for run in group.results if run.cost is not None])
-        end = mean_of([run.end for run in group.results])
-        table.add_row(
-            Text(group.label),
-            str(len(group.runs)),
-            cost_text(judge.clock, cost, group.pace.unit),
-            times(group.speed.factor) if group.speed else "",
-            figure(judge.metric, end or 0.0),
-        )
-    Console().print(table)

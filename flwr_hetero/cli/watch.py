@@ -3,19 +3,21 @@
 import argparse
 import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 HOST = "127.0.0.1"
-LOOK_S = 1.0
-"""Seconds between two looks at the run."""
-LAST_S = 6.0
-"""Seconds for which the end of a run is served: pages ask every 2 s."""
+# Seconds between two looks at the run, and for which its end is served: pages ask every 2 s.
+LOOK_S, LAST_S = 1.0, 6.0
+# A run has stalled that adds no round for so long, and for as long as so many rounds took.
 QUIET_S, QUIET_ROUNDS = 60.0, 10
-"""A run has stalled that adds no round for so long, and for as long as so many rounds took."""
+# States of a run, as its page notes them.
+WAITING, RUNNING, ENDED = "No round yet.", "", "ended"
+STALLED = "No new round for a while: the run has stalled, or waits for a slow node."
+KILLED = "The run was killed: its process is gone. resume=true continues from its checkpoint."
 
 
 def add(commands: Any) -> None:
@@ -28,14 +30,14 @@ def add(commands: Any) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    watched = Watched(options.directory.expanduser().absolute())
-    server = serve(watched, options.port)
+    page = LivePage(options.directory.expanduser().absolute())
+    server = serve(page, options.port)
     address = f"http://{HOST}:{server.server_address[1]}/"
     print(f"{address}  (ends with the run, or by Ctrl-C)", flush=True)
     try:
-        while watched.look() != ENDED:
+        while page.look() != ENDED:
             time.sleep(LOOK_S)
-        print(f"The run has ended: {watched.folder}", flush=True)
+        print(f"The run has ended: {page.folder}", flush=True)
         time.sleep(LAST_S)
     except KeyboardInterrupt:
         pass
@@ -44,42 +46,29 @@ def _watch(options: argparse.Namespace) -> None:
         server.server_close()
 
 
-WAITING, RUNNING, STALLED, KILLED, ENDED = (
-    "No round yet.",
-    "",
-    "No new round for a while: the run has stalled, or waits for a slow node.",
-    "The run was killed: its process is gone. resume=true continues from its checkpoint.",
-    "ended",
-)
-"""States of a run, as its page notes them."""
+class LivePage:
+    """The page's data as of the last change of a run directory."""
 
-
-@dataclass
-class Watched:
-    """A run directory, and the page's data as of its last change."""
-
-    folder: Path
-    state: str = WAITING
-    data: str = "{}"
-    _seen: tuple[Any, ...] = field(default=(), init=False)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, ""
+        self._version: tuple[Any, ...] = ()
 
     def look(self) -> str:
         """Read what is new; return the run's state."""
-        from flwr_hetero.report.document import data_json
         from flwr_hetero.report.page import run_data
 
-        self.state = state_of(self.folder)
-        seen: tuple[Any, ...] = ()
-        if self.state != WAITING:
+        state = state_of(self.folder)
+        version: tuple[Any, ...] = ()
+        if state != WAITING:
             history = (self.folder / "history.jsonl").stat()
-            seen = (self.state, history.st_mtime_ns, history.st_size)
-        if seen != self._seen or self.data == "{}":
-            empty = {"kind": "run", "title": self.folder.name, "where": str(self.folder)}
-            data = run_data(self.folder) if seen else empty | {"tables": []}
-            if self.state not in (RUNNING, ENDED):
-                data["notes"] = [self.state]
-            self.data, self._seen = data_json(data), seen
-        return self.state
+            version = (state, history.st_mtime_ns, history.st_size)
+        if version != self._version or not self.data:
+            data: dict[str, Any] = {"title": self.folder.name, "where": str(self.folder)}
+            data = run_data(self.folder) if version else data | {"kind": "run", "tables": []}
+            if state not in (RUNNING, ENDED):
+                data["notes"] = [state]
+            self.data, self._version = json.dumps(data, allow_nan=False), version
+        return state
 
 
 def state_of(folder: Path, now_s: float | None = None) -> str:
@@ -102,38 +91,35 @@ def state_of(folder: Path, now_s: float | None = None) -> str:
 def _is_locked(path: Path) -> bool:
     from filelock import FileLock, Timeout
 
-    if not path.exists():
-        return False
-    lock = FileLock(path, timeout=0)
     try:
-        lock.acquire()
+        if path.exists():  # to look must not make the file
+            FileLock(path).acquire(timeout=0).lock.release()
     except Timeout:
         return True
-    lock.release()
     return False
 
 
-def serve(watched: Watched, port: int = 0) -> ThreadingHTTPServer:
+def serve(page: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """Serve a run's page on the loopback interface, from a thread."""
-    from flwr_hetero.report.document import DATA, render
+    from flwr_hetero.report.page import DATA, render
+
+    answers: dict[str, tuple[str, Callable[[], str]]] = {
+        "/": ("text/html", lambda: render(json.loads(page.data))),
+        f"/{DATA}": ("application/json", lambda: page.data),
+    }
 
     class Handler(BaseHTTPRequestHandler):
         """Answers with the page, and with its data."""
 
         def do_GET(self) -> None:
-            """Answer a browser of this machine; not a page elsewhere that points a name here."""
+            """Answer a browser of this machine."""
             host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in (HOST, "localhost"):
-                self.send_error(403)
-            elif self.path == "/":
-                self._send("text/html", render(json.loads(watched.data)))
-            elif self.path == f"/{DATA}":
-                self._send("application/json", watched.data)
-            else:
+            # A page elsewhere may point a name of its own here, and would read the run.
+            if host not in (HOST, "localhost") or self.path not in answers:
                 self.send_error(404)
-
-        def _send(self, kind: str, text: str) -> None:
-            body = text.encode()
+                return
+            kind, text = answers[self.path]
+            body = text().encode()
             self.send_response(200)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -144,7 +130,7 @@ def serve(watched: Watched, port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Keep the terminal for what matters."""
 
-    watched.look()
+    page.look()
     server = ThreadingHTTPServer((HOST, port), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.handler import current_handler, say_once
+from flwr_hetero.client.handler import current_handler
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
@@ -17,20 +17,24 @@ if TYPE_CHECKING:
 else:
     try:
         from torch.utils.data import Sampler
-    except ImportError:  # a node without torch has no DataLoader either
+    # a node without torch has no DataLoader either
+    except ImportError:
         Sampler = object
 
 Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Indices in the local data and, for each, the factor of its loss."""
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class BatchSampler(ABC, Sampler):
     """Draw mini-batches of indices with a weight for each example's loss.
 
     Iterating yields one epoch of index lists, so an instance is a ``batch_sampler`` for
-    ``torch.utils.data.DataLoader``, and a ``Sampler`` of torch. Indices and weights of each batch
-    are kept in order until :meth:`take` collects them, also when a DataLoader with workers draws
-    ahead.
+    ``torch.utils.data.DataLoader``. Indices and weights of each batch are kept in order until
+    :meth:`take` collects them, also when a DataLoader with workers draws ahead.
 
     Parameters
     ----------
@@ -40,19 +44,6 @@ class BatchSampler(ABC, Sampler):
         Examples per batch.
     seed : int, keyword-only
         Seed of the sampler's own random generator.
-
-    Attributes
-    ----------
-    learns_from : {"loss", "importance", "priority"}
-        What :meth:`update` expects as scores.
-    learns : bool
-        Whether there is anything to learn. If so, iterating over the data a third time although
-        no batch was taken or updated before is an error.
-    on_missing : {"raise", "warn"}
-        What to do then.
-    on_pass_end : callable or None
-        Called after each epoch of an iteration, also one that stops early, and when its last
-        batch was taken; see :func:`flwr_hetero.mod.keep`.
 
     Raises
     ------
@@ -71,31 +62,33 @@ class BatchSampler(ABC, Sampler):
     """
 
     learns_from = "loss"
+    """What :meth:`update` expects as scores: ``loss``, ``importance`` or ``priority``."""
     learns = False
-    cure: ClassVar[str] = "take as loss: criterion = SampledLoss(loader.batch_sampler)"
+    """Whether there is anything to learn; then a training loop must take or update its batches."""
+    needs_model = False
+    """Whether :meth:`watch` looks at gradients of a model's parameters."""
+    hint: ClassVar[str] = "take as loss: criterion = WeightedLoss(loader.batch_sampler)"
+    """What a training loop lacks from which nothing is learnt."""
 
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
-        self.on_pass_end: Callable[[], None] | None = None
-        self.on_missing = "raise"
+        self.on_pass_end: Callable[[], None] = _nothing
+        """Called after each iteration, also a broken one, and when its last batch is taken."""
         self.continues = False
         """Whether the next pass only prolongs the one before, whose batches are still in use."""
         self.unhelped_passes = 0
+        """Passes in a row in which the training loop left out its part."""
         self._drawn: deque[Batch] = deque()
         self._pass, self._is_helped, self._awaits_takes = 0, False, False
 
     @abstractmethod
     def next_batch(self) -> Batch:
-        """Draw the next mini-batch.
+        """Draw the next mini-batch: indices and weights, both of shape (batch,).
 
-        Returns
-        -------
-        indices : ndarray of int64, shape (batch,)
-            Positions in the local data set, in ``range(num_samples)``.
-        weights : ndarray of float64, shape (batch,)
-            Factor for each example's loss; the step is the mean of ``weights * losses``.
+        The indices are positions in the local data set, the weights factors of the examples'
+        losses: the step is the mean of ``weights * losses``.
         """
 
     @abstractmethod
@@ -111,8 +104,9 @@ class BatchSampler(ABC, Sampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield one epoch of batches as lists of indices, keeping each for ``take``."""
-        if (handler := current_handler()) is not None:
-            handler.use(self)
+        if (handler := current_handler()) is not None and self not in handler.used:
+            handler.used.append(self)
+        # a pass or two may only look at the data; a third is a training loop that learns nothing
         if self.unhelped_passes >= 2:
             self.check_help()
         self.begin_pass()
@@ -124,12 +118,13 @@ class BatchSampler(ABC, Sampler):
             self.unhelped_passes = 0 if self._is_helped else self.unhelped_passes + 1
             self._awaits_takes = bool(self._drawn)
         except GeneratorExit:
+            # the loop was left early; garbage collection may close it after the next has begun
             if number == self._pass:
                 self.give_back()
             raise
         finally:
             if number == self._pass:
-                self.end_pass()
+                self.on_pass_end()
 
     def begin_pass(self) -> None:
         """Prepare for an iteration: what was not taken of an earlier one is dropped."""
@@ -142,11 +137,6 @@ class BatchSampler(ABC, Sampler):
         """Batches that an iteration gives: an epoch."""
         return len(self)
 
-    def end_pass(self) -> None:
-        """Report the end of an iteration."""
-        if self.on_pass_end is not None:
-            self.on_pass_end()
-
     def give_back(self) -> None:
         """Put back what was drawn ahead and will not be trained, where that matters."""
 
@@ -154,7 +144,7 @@ class BatchSampler(ABC, Sampler):
         """End an iteration that is still open, as the loop over it has ended."""
         self.give_back()
         self._pass += 1
-        self.end_pass()
+        self.on_pass_end()
 
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
@@ -168,7 +158,7 @@ class BatchSampler(ABC, Sampler):
     def batch_done(self) -> None:
         """Report the end of a pass again if its last batch was drawn ahead and is now in use."""
         if self._awaits_takes and not self._drawn:
-            self.end_pass()
+            self.on_pass_end()
 
     def note_help(self) -> None:
         """Note that the training loop does its part."""
@@ -179,16 +169,12 @@ class BatchSampler(ABC, Sampler):
         if self._is_helped or not self.learns:
             return ""
         name = type(self).__name__
-        return f"{name} learns nothing: no batch was taken or updated; {self.cure}"
+        return f"{name} learns nothing: no batch was taken or updated; {self.hint}"
 
     def check_help(self) -> None:
-        """Raise, or warn once, if the training loop left out what the sampler needs."""
+        """Refuse to go on if the training loop left out what the sampler needs."""
         if text := self.missing():
-            if self.on_missing != "warn":
-                raise RuntimeError(text)
-            say_once(text)
-
-    # --- the server ------------------------------------------------------------------------
+            raise RuntimeError(text)
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Follow the records of a training instruction, where they are of this sampler's."""
@@ -197,9 +183,6 @@ class BatchSampler(ABC, Sampler):
         """Return the records that go into the reply to it."""
         return {}
 
-    needs_model = False
-    """Whether :meth:`watch` looks at gradients of a model's parameters."""
-
     def train_model(self, model: Any) -> None:
         """Name the model that is trained on the batches."""
 
@@ -207,23 +190,15 @@ class BatchSampler(ABC, Sampler):
         """Return the sampler to draw with where this model is trained on the batches."""
         return self
 
-    # --- state -----------------------------------------------------------------------------
-
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""
-        return {
-            "num_samples": self.num_samples,
-            "batch_size": self.batch_size,
-            "rng": rng_to_str(self.rng),
-        }
+        sizes: StateDict = {"num_samples": self.num_samples, "batch_size": self.batch_size}
+        return sizes | {"rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken.
 
-        Raises
-        ------
-        ValueError
-            If the state is damaged, or of other data; the sampler is then unchanged.
+        ValueError if the state is damaged, or of other data; the sampler is then unchanged.
         """
         owner = type(self).__name__
         check_state(state, {"num_samples": int, "batch_size": int, "rng": str}, owner)
@@ -243,6 +218,7 @@ class BatchSampler(ABC, Sampler):
         if index.size and (index.min() < 0 or index.max() >= self.num_samples):
             span = (int(index.min()), int(index.max()))
             raise invalid("indices", span, f"lie in range({self.num_samples})")
+        # kept, one such score would decide all later draws
         bad = score[~np.isfinite(score)]
         if bad.size:
             hint = "the model has diverged, lower the learning rate"
@@ -296,6 +272,7 @@ class UniformSampler(BatchSampler):
         check_permutation(order, owner)
         if not 0 <= position <= self.num_samples:
             raise ValueError(f"state of {owner} must hold a position in the data, got {position}.")
+        # the parent checks the rest: nothing has changed until all of the state is found good
         super().load_state_dict(state)
         self.order, self.position = order.astype(np.int64), position
 
@@ -309,7 +286,5 @@ def check_permutation(order: NDArray[np.generic], owner: str) -> None:
 def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str, float]:
     """Summarise when each sample was scored, -1 where never: share scored and mean age."""
     ages = now - scored_at[scored_at >= 0]
-    return {
-        "coverage": len(ages) / len(scored_at),
-        "mean-age": float(ages.mean()) if ages.size else 0.0,
-    }
+    mean_age = float(ages.mean()) if ages.size else 0.0
+    return {"coverage": len(ages) / len(scored_at), "mean-age": mean_age}

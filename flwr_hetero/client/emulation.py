@@ -101,10 +101,12 @@ def stamp(
     """Write the emulated times into a reply; an error reply stays as it is."""
     if not reply.has_content():
         return
-    reply.content.pop(keys.TIMING, None)  # a mod's own clock reading is no payload
+    # a mod's own clock reading is no payload
+    reply.content.pop(keys.TIMING, None)
     processed, scored, hidden = work(reply)
     train_s = compute_time_s(profile, processed, scored, rng)
-    if record := reply.content.config_records.get(keys.WORK):  # a step is by the device's clock too
+    # a step is by the device's clock too
+    if record := reply.content.config_records.get(keys.WORK):
         record[keys.STEP_TIME] = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
     transfer_s = transfer_time_s(
         profile, payload_bytes(message.content), payload_bytes(reply.content)
@@ -123,6 +125,7 @@ def work(reply: Message) -> tuple[float, float, float]:
         metrics.update(record)
     metrics |= older_metrics(reply.content)
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES
+    # an evaluation only goes forward; what a node claims below 0 counts as nothing said
     defaults = {stated: 1.0, keys.EXAMPLES_SCORED: 0.0, keys.EXAMPLES_HIDDEN: 0.0}
     processed, scored, hidden = (
         value if (value := read_number(metrics, key, default)) >= 0 else default

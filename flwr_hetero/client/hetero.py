@@ -1,18 +1,20 @@
 """The node's half of every method: one mod around the ClientApp, one loader inside it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import Context, Message
 
+from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
+from flwr_hetero.client.data_pass import Passes, empty_pass, is_ours, length_of, passes_of
 from flwr_hetero.client.handler import say_once
-from flwr_hetero.client.steps.samplers import SamplerMaker, attend, with_sampler
-from flwr_hetero.client.steps.source import is_ours
-from flwr_hetero.client.steps.step_loader import MOD, StepLoader, asked_steps
-from flwr_hetero.client.steps.work import current_work
+from flwr_hetero.client.samplers import SamplerMaker, attend, with_sampler
 from flwr_hetero.client.timing import timing
-from flwr_hetero.errors import check_count
+from flwr_hetero.client.work import Work, current_work
+from flwr_hetero.errors import check_count, invalid
+
+MOD = "add to the ClientApp: from flwr_hetero.mod import hetero; app = ClientApp(mods=[hetero])"
 
 
 class Hetero:
@@ -41,28 +43,19 @@ class Hetero:
         msg: Message | Mapping[str, Any],
         sampler: SamplerMaker | None = None,
         model: Any = None,
-    ) -> StepLoader:
+    ) -> "StepLoader":
         """Give the batches that the server asks for; the next message goes on where this one ends.
 
         Parameters
         ----------
-        loader : iterable of batches
-            The ``DataLoader``, a list, or any other iterable that can be passed over again. A
-            sampler of this package in it is kept and follows the server.
-        msg : Message or mapping
-            The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
-            ``fit`` of Flower's older API.
+        loader, msg : iterable of batches, Message or mapping
+            As of :class:`StepLoader`, which is returned. A sampler of this package in the loader
+            is kept and follows the server.
         sampler : class of flwr_hetero.sampler, optional
             Put in place of the loader's own; or a function of the number of samples and the batch
             size that makes one. Train then with ``criterion()`` of the result.
         model : nn.Module, optional
-            The model that is trained, for samplers that learn from its gradients
-            (``OrderedSampler``, ``PGDSampler``).
-
-        Returns
-        -------
-        StepLoader
-            In place of the loader.
+            The model that is trained, for samplers that learn from its gradients.
 
         Raises
         ------
@@ -78,8 +71,7 @@ class Hetero:
         if sampler is not None:
             loader = with_sampler(loader, sampler, model)
         steps = StepLoader(loader, msg)
-        own = getattr(loader, "batch_sampler", None)
-        if is_ours(own):
+        if is_ours(own := getattr(loader, "batch_sampler", None)):
             attend(own, msg, model)
         return steps
 
@@ -89,23 +81,10 @@ class Hetero:
         default: int | None = None,
         batch_size: int | None = None,
     ) -> int | None:
-        """Return the steps that the server asks for, for code without a loader.
+        """Return the steps that the server asks for, else ``default``: for code without a loader.
 
-        With this call the node states that it takes them: the mod reports them.
-
-        Parameters
-        ----------
-        msg : Message or mapping
-            As for :meth:`batches`.
-        default : int, optional
-            Steps that the app takes unasked.
-        batch_size : int, optional
-            Examples of a step, so that the examples processed are reported as well.
-
-        Returns
-        -------
-        int or None
-            The steps to take: the server's, else ``default``.
+        With this call the node states that it takes them: the mod reports them, and with the
+        examples of a step, ``batch_size``, the examples processed.
 
         Examples
         --------
@@ -127,3 +106,146 @@ class Hetero:
 
 hetero = Hetero()
 """The node's half: ``ClientApp(mods=[hetero])``, ``hetero.batches(loader, msg)``."""
+
+
+class StepLoader:
+    """Give the number of batches that the server asks for: as many optimisation steps.
+
+    With :data:`~flwr_hetero.mod.hetero` around the ClientApp the pass over the data goes on from
+    message to message, so that few steps a message miss no example. A loop over epochs stays as it
+    is: as many passes share the steps as the app made for the message before; at first
+    ``local-epochs`` of the run-config, or 1. Without ``num-steps`` the loader's own passes are
+    given. Without a mod each message begins anew, and the first ``for`` takes all steps.
+
+    Parameters
+    ----------
+    loader : iterable of batches
+        A ``DataLoader``, a list, or any other iterable that can be passed over again. Attributes
+        that are not here are the loader's.
+    msg : Message or mapping
+        The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
+        ``fit`` of Flower's older API.
+
+    Attributes
+    ----------
+    num_steps : int or None
+        Batches asked for in the message; ``len()`` is those of one pass.
+    metrics : dict of str to int
+        ``num-steps`` and ``examples-processed`` of the message so far; the latter only if batches
+        hold tensors or arrays. The mod reports them by itself.
+
+    Raises
+    ------
+    ValueError
+        If an argument is none of these, ``num-steps`` is below 1, or a pass gives no batch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> loader = StepLoader([np.zeros(32), np.zeros(8)], {"num-steps": 5})
+    >>> [len(batch) for epoch in range(3) for batch in loader]
+    [32, 8, 32, 8, 32]
+    >>> loader.metrics
+    {'num-steps': 5, 'examples-processed': 112}
+    """
+
+    def __init__(self, loader: Iterable[Any], msg: Message | Mapping[str, Any]) -> None:
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise invalid("loader", type(loader).__name__, "give batches when it is iterated")
+        self._loader, self.num_steps = loader, asked_steps(msg)
+        work = current_work()
+        if work is None:
+            say_once(f"without its mod a loader begins a new pass with each message: {MOD}")
+        elif self.num_steps is not None and work.planned > 1:
+            say_once("the server sets the steps of a message: the app's local epochs share them")
+        self._work = work or Work()
+        self._passes: Passes | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give a pass: of the batches asked for its share, or the loader's own."""
+        count = self._work.begin_pass(self.num_steps, length_of(self._loader))
+        for batch in self._loader if self.num_steps is None else self._asked(count):
+            self._work.count(batch_length(batch))
+            yield batch
+            self._work.step_done()
+        self._work.end_pass()
+
+    def __len__(self) -> int:
+        """Batches of a pass: the share of those asked for, else the loader's."""
+        if self.num_steps is None:
+            return len(self._loader)  # type: ignore[arg-type]
+        return self._work.allotment(self.num_steps)
+
+    def _asked(self, count: int) -> Iterator[Any]:
+        """Give so many batches, of several passes of the loader if need be."""
+        own = getattr(self._loader, "batch_sampler", None)
+        is_kept = self._work.context is not None
+        # samplers of this package know by themselves where they are
+        if count and is_kept and not is_ours(own):
+            self._passes = self._passes or passes_of(self._loader)
+        if count and self._passes is not None:
+            for place, batch in self._passes.take(self._work.enter(self._passes), count):
+                self._work.place = place
+                yield batch
+            return
+        given = 0
+        while given < count:
+            if given and is_ours(own):
+                # the last batch may be in use when the next is drawn
+                own.continues = True
+            before = given
+            for given, batch in enumerate(self._loader, before + 1):
+                yield batch
+                if given == count:
+                    # workers have drawn ahead: the next pass begins before they are gone
+                    if is_kept and is_ours(own):
+                        own.settle()
+                    return
+            if given == before:
+                raise empty_pass()
+
+    def __getattr__(self, name: str) -> Any:
+        # of a copy that is being made
+        if name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Steps and examples so far."""
+        return self._work.metrics
+
+    def criterion(self, loss_fn: Any = None) -> Any:
+        """Make the loss to train with, of ``loss_fn`` or cross-entropy.
+
+        A :class:`~flwr_hetero.sampler.WeightedLoss` where a sampler of this package draws, which
+        learns from it; else the mean loss.
+        """
+        from flwr_hetero.client.weighted_loss import criterion_for  # needs torch
+
+        return criterion_for(getattr(self._loader, "batch_sampler", None), loss_fn)
+
+
+def asked_steps(msg: object) -> int | None:
+    """Return the ``num-steps`` of an instruction, from the first ConfigRecord that has it."""
+    if isinstance(msg, Message):
+        records: list[Mapping[str, Any]] = list(msg.content.config_records.values())
+    elif isinstance(config := getattr(msg, "config", msg), Mapping):
+        records = [config]
+    else:
+        rule = "be the message passed to the ClientApp, or the config passed to fit"
+        raise invalid("msg", type(msg).__name__, rule)
+    for record in records:
+        if keys.NUM_STEPS in record:
+            return check_count(keys.NUM_STEPS, record[keys.NUM_STEPS], 1)
+    return None
+
+
+def batch_length(batch: Any) -> int | None:
+    """Return the length of the first tensor or array in a batch; None if it has none."""
+    if shape := getattr(batch, "shape", None):
+        return int(shape[0])
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(batch, (Mapping, tuple, list)):
+        return None
+    return next((size for part in parts if (size := batch_length(part)) is not None), None)

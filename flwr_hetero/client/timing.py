@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client.device import FORWARD_SHARE
-from flwr_hetero.client.handler import handling
+from flwr_hetero.client.handler import CURRENT, Handler
+from flwr_hetero.client.samplers import finish
 from flwr_hetero.records import read_number
 
 
@@ -29,7 +30,8 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     start_s = time.monotonic()
     reply = call_app(message, context, call_next)
     end_s = time.monotonic()
-    if context.node_config.get(keys.EMULATED) is not True:  # else the profile gives the pace
+    # of an emulated node the profile gives the pace
+    if context.node_config.get(keys.EMULATED) is not True:
         _observe_round(context, message, start_s, end_s)
     if reply.has_content():
         reply.content[keys.TIMING] = timing_record(context, end_s - start_s, 0.0, emulated=False)
@@ -40,14 +42,20 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 def call_app(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Call the ClientApp; then keep what is to be kept, and add what its steps and samplers say."""
-    with handling(message, context) as handler:
+    token = CURRENT.set(handler := Handler(message, context))
+    try:
         reply: Any = call_next(message, context)
-        if not isinstance(reply, Message):  # without a reply a SuperNode waits for ever
+        # without a reply a SuperNode waits for ever
+        if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
         trained = message.metadata.message_type == MessageType.TRAIN
-        for name, record in handler.finish(trained=trained).items():
-            if reply.has_content() and name not in reply.content:
-                reply.content[name] = ConfigRecord(dict(record))
+        found = finish(handler, trained=trained)
+    finally:
+        CURRENT.reset(token)
+    # what the app reports by itself counts
+    for name, record in found.items():
+        if reply.has_content() and name not in reply.content:
+            reply.content[name] = ConfigRecord(dict(record))
     return reply
 
 
@@ -63,36 +71,31 @@ def timing_record(
     return record
 
 
-class Pace(NamedTuple):
+class NodePace(NamedTuple):
     """Idle time of a node per round, and its time to score one example; smoothed."""
 
     idle_s: float
     score_s: float
 
 
-def read_pace(context: Context) -> Pace | None:
+def read_pace(context: Context) -> NodePace | None:
     """Read a node's pace from its state; None before the first observation."""
     record = context.state.config_records.get(keys.PACE)
     if record is None or keys.IDLE_TIME not in record:
         return None
     example_s = read_number(record, keys.EXAMPLE_TIME, 0.0)
-    return Pace(read_number(record, keys.IDLE_TIME, 0.0), FORWARD_SHARE * example_s)
+    return NodePace(read_number(record, keys.IDLE_TIME, 0.0), FORWARD_SHARE * example_s)
 
 
 def note_pace(context: Context, idle_s: float, example_s: float) -> None:
-    r"""Update a node's pace by one round; NaN where nothing was observed.
-
-    A moving average that follows a change within a few rounds; bad values are skipped.
-
-    .. math:: \bar x \leftarrow (\bar x + x) / 2
-    """
+    """Update a node's pace by one round; NaN where nothing was observed."""
     record = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
     known = keys.IDLE_TIME in record
     for key, new in ((keys.IDLE_TIME, idle_s), (keys.EXAMPLE_TIME, example_s)):
         old = read_number(record, key, 0.0)
-        observed = isfinite(new) and new >= 0.0
+        # a moving average that follows a change within a few rounds; bad values are skipped
         average = 0.5 * old + 0.5 * new if known else new
-        record[key] = average if observed else old
+        record[key] = average if isfinite(new) and new >= 0.0 else old
 
 
 def _observe_round(context: Context, message: Message, start_s: float, end_s: float) -> None:
@@ -107,17 +110,17 @@ def _observe_round(context: Context, message: Message, start_s: float, end_s: fl
 
 def device_info() -> dict[str, str | float]:
     """Read from jetson-stats what changes a Jetson's speed; tried with a stand-in only."""
-    try:
-        from jtop import jtop  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        return {}
     info: dict[str, str | float] = {}
-    with suppress(Exception), jtop() as board:  # whatever fails there, training goes on
-        with suppress(Exception):
-            info["model"] = str(board.board["hardware"]["Model"])
-        with suppress(Exception):
-            info["power-mode"] = str(board.nvpmodel)
-        with suppress(Exception):
+    # whatever fails there, training goes on
+    with suppress(Exception):
+        from jtop import jtop  # type: ignore[import-not-found,unused-ignore]
+
+        with jtop() as board:
+            with suppress(Exception):
+                info["model"] = str(board.board["hardware"]["Model"])
+            with suppress(Exception):
+                info["power-mode"] = str(board.nvpmodel)
             celsius = [float(sensor["temp"]) for sensor in board.temperature.values()]
-            info["temperature-c"] = max(c for c in celsius if isfinite(c) and c > -100)  # -256: off
+            # a sensor that is off reads -256
+            info["temperature-c"] = max(c for c in celsius if isfinite(c) and c > -100)
     return info

@@ -1,17 +1,14 @@
-"""Keys and certificates of a fleet: an authority, the SuperLink's certificate, node keys.
-
-By TLS a device authenticates its SuperLink; by the device's own key the SuperLink authenticates
-a registered device. All keys are elliptic (P-384), which Flower requires of node keys.
-"""
+"""Keys and certificates of a fleet: an authority, the SuperLink's certificate, node keys."""
 
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -23,29 +20,20 @@ CA_DAYS, SERVER_DAYS = 3650, 397
 CLOCK_SKEW = timedelta(days=1)
 """Certificates are valid from a day ago, for devices whose clock is behind."""
 WARN_DAYS = 30
-CURES = {
+HINTS = {
     SERVER_CERTIFICATE: "make the next one with `flwr-hetero fleet certificates --host`, install "
     "it and restart the SuperLink",
     CA_CERTIFICATE: "make a new authority in another folder, and give it to all machines",
 }
-_PEM = serialization.Encoding.PEM
-_CURVE = ec.SECP384R1
 
 
 def make_authority(folder: Path) -> None:
     """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` to be kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_absent(folder / CA_CERTIFICATE, folder / CA_KEY)
-    key = ec.generate_private_key(_CURVE())
-    name = _name("flwr-hetero fleet authority")
-    certificate = (
-        _builder(name, name, key.public_key(), CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA384())
-    )
-    _write_new(folder / CA_KEY, _private_pem(key), secret=True)
-    _write_new(folder / CA_CERTIFICATE, certificate.public_bytes(_PEM))
+    key, name = _new_key(), _name("flwr-hetero fleet authority")
+    certificate = _certificate(key, name, CA_DAYS, (key, name))
+    private = _private(key, pem.PrivateFormat.PKCS8)
+    _write_pair(folder / CA_KEY, private, folder / CA_CERTIFICATE, certificate)
 
 
 def has_authority(folder: Path) -> bool:
@@ -59,36 +47,29 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
     names = list(dict.fromkeys(hosts))
     if not names:
         raise invalid("hosts", names, "name the SuperLink", "pass the names that devices dial")
-    issuer, issuer_key = _load_authority(folder)
-    key = ec.generate_private_key(_CURVE())
-    certificate = (
-        _builder(_name(names[0][:64]), issuer.subject, key.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName([_host(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
-            critical=False,
-        )
-        .sign(issuer_key, hashes.SHA384())
+    issuer_key, issuer = _load_authority(folder)
+    extensions = (
+        x509.SubjectAlternativeName([_host(name) for name in names]),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
     )
-    for name in (SERVER_KEY, SERVER_CERTIFICATE):
-        (folder / name).unlink(missing_ok=True)
-    _write_new(folder / SERVER_KEY, _private_pem(key), secret=True)
-    _write_new(folder / SERVER_CERTIFICATE, certificate.public_bytes(_PEM))
+    key, name = _new_key(), _name(names[0][:64])
+    certificate = _certificate(key, name, days, (issuer_key, issuer.subject), *extensions)
+    for path in (files := (folder / SERVER_KEY, folder / SERVER_CERTIFICATE)):
+        path.unlink(missing_ok=True)
+    _write_pair(files[0], _private(key, pem.PrivateFormat.PKCS8), files[1], certificate)
 
 
 def expiring(folder: Path, now: datetime | None = None) -> list[str]:
     """Say which certificates in a folder have expired, or will within :data:`WARN_DAYS`."""
     now, lines = now or datetime.now(UTC), []
-    for name in (SERVER_CERTIFICATE, CA_CERTIFICATE):
-        if not (folder / name).is_file():
+    for path in (folder / SERVER_CERTIFICATE, folder / CA_CERTIFICATE):
+        if not path.is_file():
             continue
-        end = x509.load_pem_x509_certificate((folder / name).read_bytes()).not_valid_after_utc
+        end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         if (end - now).days < WARN_DAYS:
             when = f"expires in {(end - now).days} days" if end > now else "HAS EXPIRED"
-            lines.append(f"{folder / name} {when}, on {end:%Y-%m-%d}: {CURES[name]}")
+            lines.append(f"{path} {when}, on {end:%Y-%m-%d}: {HINTS[path.name]}")
     return lines
 
 
@@ -97,38 +78,46 @@ def make_node_key(folder: Path, node: str) -> None:
     if not node or Path(node).name != node or node.endswith(".pub"):
         raise invalid("node", node, "be a plain file name")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_absent(folder / node, folder / f"{node}.pub")
-    key = ec.generate_private_key(_CURVE())
-    private = key.private_bytes(
-        _PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    _write_new(folder / node, private, secret=True)
-    _write_new(folder / f"{node}.pub", public + f" {node}\n".encode())
+    key = _new_key()
+    private = _private(key, pem.PrivateFormat.OpenSSH)
+    public = key.public_key().public_bytes(pem.Encoding.OpenSSH, pem.PublicFormat.OpenSSH)
+    public += f" {node}\n".encode()
+    _write_pair(folder / node, private, folder / f"{node}.pub", public)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    start = datetime.now(UTC) - CLOCK_SKEW
-    return (
+def _certificate(
+    key: ec.EllipticCurvePrivateKey,
+    subject: x509.Name,
+    days: int,
+    issuer: tuple[ec.EllipticCurvePrivateKey, x509.Name],
+    *extensions: x509.ExtensionType,
+) -> bytes:
+    """Make a certificate; that of an authority if it is its own issuer."""
+    issuer_key, issuer_name = issuer
+    is_authority, start = issuer_key is key, datetime.now(UTC) - CLOCK_SKEW
+    # in this order: signatures, then what no key here is for, certificates, revocations
+    usage = x509.KeyUsage(not is_authority, *[False] * 4, *[is_authority] * 2, *[False] * 2)
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .issuer_name(issuer_name)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + CLOCK_SKEW + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), True)
+        .add_extension(usage, True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
     )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(issuer_key, hashes.SHA384()).public_bytes(pem.Encoding.PEM)
 
 
-def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _load_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
         certificate = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
-        key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
+        key = pem.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
     except (OSError, ValueError) as error:
         hint = f"put {CA_CERTIFICATE} and {CA_KEY} there"
         raise invalid("folder", str(folder), f"hold an authority ({error})", hint) from error
@@ -137,7 +126,17 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
     if key.public_key() != certificate.public_key():
         rule = f"hold a {CA_KEY} that belongs to {CA_CERTIFICATE}"
         raise invalid("folder", str(folder), rule)
-    return certificate, key
+    return key, certificate
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    # By TLS a device authenticates its SuperLink; by its own key the SuperLink authenticates it.
+    # Flower requires elliptic node keys.
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: pem.PrivateFormat) -> bytes:
+    return key.private_bytes(pem.Encoding.PEM, form, pem.NoEncryption())
 
 
 def _name(common_name: str) -> x509.Name:
@@ -146,41 +145,20 @@ def _name(common_name: str) -> x509.Name:
 
 def _host(name: str) -> x509.GeneralName:
     try:
-        address: IPv4Address | IPv6Address = ip_address(name)
+        return x509.IPAddress(ip_address(name))
     except ValueError:
         if name.replace(".", "").isdigit():
             raise invalid("hosts", name, "hold names or addresses that exist") from None
         return x509.DNSName(name)
-    return x509.IPAddress(address)
 
 
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-
-
-def _check_absent(*paths: Path) -> None:
-    for path in paths:
+def _write_pair(secret: Path, private: bytes, other: Path, public: bytes) -> None:
+    """Write two files that are not there yet; the first is a secret."""
+    for path in (secret, other):
         if path.exists():
             hint = "keep it, or remove it and everything made from it"
             raise invalid("file", str(path), "not be there yet", hint)
-
-
-def _write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file that is not there yet; a secret is at no moment readable by others."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with os.fdopen(os.open(path, flags, 0o600 if secret else 0o644), "wb") as file:
-        file.write(content)
+    # made with its mode: at no moment can others read the first
+    for path, content, mode in ((secret, private, 0o600), (other, public, 0o644)):
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)

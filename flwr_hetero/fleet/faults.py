@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from flwr.app import Array, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from flwr_hetero.errors import check_choice
 
@@ -45,10 +45,6 @@ class Fault:
     --------
     >>> Fault(3, "garbage", corrupt="nan").hits(3, 7, "train")
     True
-    >>> Fault(3, "sleeps")
-    Traceback (most recent call last):
-    ...
-    ValueError: kind must be one of dies, errs, late, garbage, got 'sleeps'.
     """
 
     partition_id: int
@@ -72,33 +68,39 @@ class Fault:
         )
 
 
+LIES = {
+    "extra-metric": {"unknown": 1.0},
+    "nan-weight": {"num-examples": float("nan")},
+    "negative-weight": {"num-examples": -1.0},
+}
+"""Metrics of a corrupted reply."""
+
+
 def corrupt(content: RecordDict, how: str) -> None:
-    """Corrupt a reply in place; without what is to be corrupted it stays, or StopIteration."""
+    """Corrupt a reply in place; one that lacks what is to be corrupted stays as it is."""
     for name, arrays in [*content.array_records.items()][:1]:
-        first = next(iter(arrays))
-        match how:
-            case "nan":
-                values = arrays[first].numpy().astype(np.float32)
-                values.flat[0] = np.nan
-                arrays[first] = Array(values)
-            case "shape":
-                arrays[first] = Array(np.zeros((2, 3, 1), dtype=np.float32))
-            case "bytes":
-                old = arrays[first]
-                arrays[first] = Array(old.dtype, old.shape, old.stype, b"not an array")
-            case "missing-array":
-                del arrays[first]
-            case "extra-array":
-                arrays["unknown"] = Array(np.zeros(1, dtype=np.float32))
-            case "no-arrays":
-                del content[name]
+        if first := next(iter(arrays), None):
+            _corrupt_arrays(arrays, first, how)
+        if how == "no-arrays":
+            del content[name]
     for name, metrics in [*content.metric_records.items()][:1]:
-        match how:
-            case "no-metrics":
-                del content[name]
-            case "extra-metric":
-                metrics["unknown"] = 1.0
-            case "nan-weight":
-                metrics["num-examples"] = float("nan")
-            case "negative-weight":
-                metrics["num-examples"] = -1.0
+        metrics.update(LIES.get(how, {}))
+        if how == "no-metrics":
+            del content[name]
+
+
+def _corrupt_arrays(arrays: ArrayRecord, first: str, how: str) -> None:
+    match how:
+        case "nan":
+            values = arrays[first].numpy().astype(np.float32)
+            values.flat[0] = np.nan
+            arrays[first] = Array(values)
+        case "shape":
+            arrays[first] = Array(np.zeros((2, 3, 1), dtype=np.float32))
+        case "bytes":
+            old = arrays[first]
+            arrays[first] = Array(old.dtype, old.shape, old.stype, b"not an array")
+        case "missing-array":
+            del arrays[first]
+        case "extra-array":
+            arrays["unknown"] = Array(np.zeros(1, dtype=np.float32))

@@ -23,21 +23,20 @@ from flwr_hetero._flwr import (
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.fleet.local_node import Answer, LocalNode
-from flwr_hetero.fleet.worker_pool import WorkerPool
+from flwr_hetero.fleet.local_node import Answer, LocalNode, WorkerPool, answer_all
 
 FIRST_NODE_ID = 1_000
 POLL_S = 0.1
 """Virtual seconds that an unsuccessful poll takes."""
-_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID = 1, 1, 1
 
 
 @dataclass
-class _Traffic:
-    """Number of messages sent so far; arrival and reply of those not collected."""
+class Traffic:
+    """Messages of an emulated fleet: how many were sent, and replies not collected yet."""
 
     asked: int = 0
     pending: dict[str, tuple[float, Message]] = field(default_factory=dict)
+    """When a reply arrives, and the reply."""
     in_order: list[tuple[float, str]] = field(default_factory=list)
     """Arrivals as a heap; some may have been collected."""
     kept_until: list[tuple[float, str]] = field(default_factory=list)
@@ -62,7 +61,7 @@ class LocalGrid(Grid):
 
     Each instruction runs the ClientApp at once; its reply *arrives* after the latency that the
     node's profile gives it. Waiting advances ``virtual_time_s`` and nothing else. A node does
-    one job at a time, as a SuperNode does.
+    one job at a time, as a SuperNode does. Global generators are seeded for each message.
 
     Parameters
     ----------
@@ -78,8 +77,9 @@ class LocalGrid(Grid):
     faults : sequence of Fault
         What goes wrong.
     workers : int
-        Processes that run the ClientApp, forked from this one; 0 or 1: this process. The results
-        are the same for any number, if torch has one thread here, as it has there.
+        Processes, forked from this one, that run the ClientApp for messages pushed together; 0 or
+        1: this one. Results are the same, if torch has one thread here, as it has there. They end
+        with :meth:`close` or a ``with`` block, the grid, and this process.
 
     Attributes
     ----------
@@ -92,17 +92,6 @@ class LocalGrid(Grid):
     ------
     ValueError
         If there is no profile, or no workers: off Linux, or once this process uses the GPU.
-
-    Notes
-    -----
-    Messages pushed together are worked on side by side. FedBuff mostly sends one at a time, so
-    that workers do not help it. The global generators of Python, NumPy and torch are seeded for
-    each message. Workers end with :meth:`close` or a ``with`` block, the grid, and this process.
-
-    The content of a message is copied record by record, so that a ClientApp cannot change what
-    other nodes see; array payloads are immutable bytes and shared. A message that is not answered
-    within its ``ttl``, in virtual seconds, is answered with an error as by Flower; so are messages
-    that were collected or never sent.
 
     Examples
     --------
@@ -131,13 +120,11 @@ class LocalGrid(Grid):
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
         check_count("workers", workers)
-        self.client_app = client_app
-        self.seed = seed
-        self.faults = list(faults)
+        self.client_app, self.seed, self.faults = client_app, seed, list(faults)
         self.virtual_time_s = 0.0
         self.arrived_s: dict[str, float] = {}
-        self.traffic = _Traffic()
-        self._run = new_run(be_server_task(_RUN_ID, _TASK_ID, _SUPERLINK_NODE_ID))
+        self.traffic = Traffic()
+        self._run = new_run(be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._num_partitions = len(profiles)
         self._nodes: dict[int, LocalNode] = {}
@@ -157,19 +144,14 @@ class LocalGrid(Grid):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- the fleet -----------------------------------------------------------------
-
     def join(self, profile: DeviceProfile) -> int:
-        """Add a node to the fleet, bring it online and return its id.
-
-        Its ``partition-id`` is the next free one; ``num-partitions`` stays that of the start.
-        """
+        """Add a node to the fleet, with the next ``partition-id``; return its id."""
         partition = len(self._nodes)
         node_id = FIRST_NODE_ID + partition
         config: dict[str, Any] = {keys.PARTITION_ID: partition, keys.EMULATED: True}
         config["num-partitions"] = self._num_partitions
         context = Context(self._run.run_id, node_id, config, RecordDict(), dict(self._run_config))
-        self._nodes[node_id] = LocalNode(profile, context)
+        self._nodes[node_id] = LocalNode(profile, context, self.seed)
         self._online[node_id] = None
         return node_id
 
@@ -190,8 +172,6 @@ class LocalGrid(Grid):
     def context(self, node_id: int) -> Context:
         """Return a node's live context, for tests to read or damage its state."""
         return self._nodes[node_id].context
-
-    # --- Flower's Grid -------------------------------------------------------------
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -220,10 +200,8 @@ class LocalGrid(Grid):
         return self._online.keys()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send instructions to the nodes; return the message ids of those that there are.
-
-        ValueError for a reply, and for a message that was sent before.
-        """
+        """Send instructions to the nodes; return the message ids of those that there are."""
+        # here and not in a clock of its own: time goes on when somebody waits or asks
         self.traffic.forget(self.virtual_time_s)
         distinct = list({id(message): message for message in messages}.values())
         for metadata in (message.metadata for message in distinct):
@@ -241,18 +219,17 @@ class LocalGrid(Grid):
         for message in messages:
             by_node.setdefault(message.metadata.dst_node_id, []).append(message)
         now_s, online = self.virtual_time_s, [i for i in by_node if i in self._online]
-        work = [(self._nodes[i], by_node[i]) for i in online]
-        given = self.seed, self.faults, now_s
+        jobs = [(self._nodes[i], by_node[i]) for i in online]
         if self._pool is not None:
-            found = self._pool.answer(work, *given)
+            found = self._pool.answer(jobs, self.faults, now_s)
         else:
-            found = [node.answer_all(own, self.client_app, *given) for node, own in work]
+            found = [answer_all(job, self.client_app, self.faults, now_s) for job in jobs]
         answers = dict(zip(online, found, strict=True))
         offline = Error(NODE_UNAVAILABLE, "the node is offline")
+        nodes = [message.metadata.dst_node_id for message in messages]
         return [
             answers[i].pop(0) if i in answers else (now_s, Message(offline, reply_to=message))
-            for message in messages
-            for i in [message.metadata.dst_node_id]
+            for i, message in zip(nodes, messages, strict=True)
         ]
 
     def _keep(self, message: Message, answer: Answer) -> str:
@@ -260,6 +237,7 @@ class LocalGrid(Grid):
         (arrival_s, reply), message_id = answer, message.metadata.message_id
         message.metadata.delivered_at = datetime.now(UTC).isoformat()
         until_s = self.virtual_time_s + message.metadata.ttl
+        # as by Flower: what is not answered within its time to live is answered with an error
         if reply is None or arrival_s > until_s:
             arrival_s, reply = until_s, unavailable(message_id)
         else:
@@ -270,7 +248,7 @@ class LocalGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``."""
         ids = set(message_ids)
-        arrived = [*self._unknown(ids), *self._collect(ids, self.virtual_time_s)]
+        arrived = self._collect(ids)
         if ids and not arrived:
             self.virtual_time_s += POLL_S
         return arrived
@@ -284,39 +262,22 @@ class LocalGrid(Grid):
     def wait_for(
         self, message_ids: Iterable[str], timeout: float | None = None, enough: int | None = None
     ) -> list[Message]:
-        """Wait for the replies to instructions sent before.
+        """Wait for replies, ``timeout`` virtual seconds at most; return them as they arrive.
 
-        Parameters
-        ----------
-        message_ids : iterable of str
-            From :meth:`push_messages`.
-        timeout : float, optional
-            Seconds of virtual time. None: nodes that never answer are waited for until their
-            messages end.
-        enough : int, optional
-            Wait for no more replies than this, errors not counted.
-
-        Returns
-        -------
-        list of Message
-            In order of arrival. Replies that come later can still be pulled.
+        Without a time-out nodes that never answer are waited for until their messages end. Replies
+        that come later can still be pulled. No more than ``enough`` good ones are waited for.
         """
-        now_s = self.virtual_time_s
-        deadline_s = inf if timeout is None else now_s + timeout
-        ids = set(message_ids)
-        pending = {i: self.traffic.pending[i] for i in ids & self.traffic.pending.keys()}
-        arrivals = [arrival_s for arrival_s, _ in pending.values()]
-        good = sorted(at_s for at_s, reply in pending.values() if reply.has_content())
-        in_time = [arrival_s for arrival_s in arrivals if arrival_s <= deadline_s]
-        if enough is not None and len(good) >= enough and good[enough - 1] <= deadline_s:
+        ids, pending = set(message_ids), self.traffic.pending
+        awaited = [pending[i] for i in ids & pending.keys()]
+        # errors are no replies that a round could use
+        good = sorted(arrival_s for arrival_s, reply in awaited if reply.has_content())
+        until_s = max((arrival_s for arrival_s, _ in awaited), default=self.virtual_time_s)
+        if enough is not None and len(good) >= enough:
             until_s = good[enough - 1]
-        elif len(in_time) < len(arrivals) and deadline_s < inf:
-            until_s = deadline_s
-        else:
-            until_s = max(in_time, default=now_s)
-        self.virtual_time_s = max(now_s, until_s)
-        arrived = self._collect(ids, min(deadline_s, self.virtual_time_s))
-        return [*self._unknown(ids - pending.keys()), *arrived]
+        if timeout is not None:
+            until_s = min(until_s, self.virtual_time_s + timeout)
+        self.virtual_time_s = max(self.virtual_time_s, until_s)
+        return self._collect(ids)
 
     def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
         """Wait for the next reply, or until a virtual time; return what has arrived by then."""
@@ -324,6 +285,7 @@ class LocalGrid(Grid):
         pending, queue = self.traffic.pending, self.traffic.in_order
         mine: set[str] = set()
         others: list[tuple[float, str]] = []
+        # the first of mine ends the wait, but what arrives at the same time is collected as well
         while queue and queue[0][0] <= until_s:
             at_s, message_id = heappop(queue)
             if message_id in pending and message_id not in ids:
@@ -335,14 +297,12 @@ class LocalGrid(Grid):
             heappush(queue, entry)
         if until_s < inf:
             self.virtual_time_s = max(self.virtual_time_s, until_s)
-        return self._collect(mine, self.virtual_time_s)
+        return self._collect(mine)
 
-    def _collect(self, ids: set[str], until_s: float) -> list[Message]:
+    def _collect(self, ids: set[str]) -> list[Message]:
+        """Return the replies that have arrived, and errors for messages that there are not."""
         pending = self.traffic.pending
+        unknown = [unavailable(i) for i in sorted(ids - pending.keys())]
         arrived = sorted((pending[i][0], i) for i in ids & pending.keys())
-        self.arrived_s = {i: arrival_s for arrival_s, i in arrived if arrival_s <= until_s}
-        return [pending.pop(i)[1] for i in self.arrived_s]
-
-    def _unknown(self, ids: set[str]) -> list[Message]:
-        """Return errors for messages that were collected, have ended or were never sent."""
-        return [unavailable(i) for i in sorted(ids - self.traffic.pending.keys())]
+        self.arrived_s = {i: at_s for at_s, i in arrived if at_s <= self.virtual_time_s}
+        return [*unknown, *(pending.pop(i)[1] for i in self.arrived_s)]

@@ -1,10 +1,6 @@
-"""Processes of a real fleet: their commands, and a tag in the environment to find and end them.
+"""A real fleet on disk and as processes: its file, its commands, a tag to find and end them."""
 
-A child inherits its parent's environment, so all that Flower starts in turn carries the tag. A
-process is ended through a handle taken before its tag is read: never another one that got the
-same process id meanwhile.
-"""
-
+import json
 import os
 import random
 import signal
@@ -14,116 +10,96 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
+from typing import Any
 
+from flwr_hetero.errors import invalid
 from flwr_hetero.fleet import certificates
 from flwr_hetero.fleet.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
-from flwr_hetero.fleet.fleet_file import HOST, FleetFile, SuperNodeSpec
 
+FILE = "fleet.json"
+DRAFT = f"{FILE}.draft"
+HOST = "127.0.0.1"
+PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to outgoing connections, which could take one before it is used."""
+BIN = Path(sys.executable).parent
+CONNECTION = "fleet"
+"""Name of the SuperLink connection in the fleet's own Flower configuration."""
 TAG = "FLWR_HETERO_FLEET"
-"""Environment variable: the folder of the fleet that a process belongs to."""
+"""Environment variable, which children inherit: the folder of the fleet of a process."""
 GRACE_S = 6.0
 """Seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5."""
 EXEC_S = 0.2
 """Seconds for which a process without an environment may be one that still loads its program."""
 PROC = Path("/proc")
-CONNECTION = "fleet"
-"""Name of the SuperLink connection in the fleet's own Flower configuration."""
-BIN = Path(sys.executable).parent
-PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to outgoing connections, which could take one before it is used."""
 
-_started: list[int] = []
+_started: list["subprocess.Popen[bytes]"] = []
 
 
-# --- tagged processes --------------------------------------------------------------
+@dataclass(frozen=True)
+class SuperNodeSpec:
+    """One SuperNode: its limits, ports and process; one whose link is limited has a relay."""
+
+    name: str
+    cpu: float = 1.0
+    uplink_mbps: float = inf
+    downlink_mbps: float = inf
+    port: int = 0
+    relay_port: int = 0
+    pid: int = 0
 
 
-def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]) -> int:
-    """Start a tagged process that stays when this one ends; return its id."""
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**environment, TAG: str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    process.returncode = 0  # so that Python does not warn of a child that is left running
-    _started.append(process.pid)
-    return process.pid
+@dataclass(frozen=True)
+class FleetFile:
+    """A fleet, as ``up`` left it."""
 
+    port: int
+    database: bool = False
+    superlink_pid: int = 0
+    throttle_pid: int = 0
+    nodes: list[SuperNodeSpec] = field(default_factory=list)
 
-def find(folder: Path) -> list[int]:
-    """Find the processes that carry a fleet's tag."""
-    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and has_tag(pid, folder)]
+    @property
+    def address(self) -> str:
+        """Of the SuperLink, as Flower wants it."""
+        return f"{HOST}:{self.port}"
 
+    @property
+    def needs_throttle(self) -> bool:
+        """Whether any node has a limit."""
+        return any(node.cpu < 1 or node.relay_port for node in self.nodes)
 
-def has_tag(pid: int, folder: Path) -> bool:
-    """Return whether a process is alive and belongs to a fleet."""
-    try:
-        environment = _environment(pid)
-    except OSError:
-        return False
-    return f"{TAG}={folder}".encode() in environment.split(b"\0")
+    def node(self, name: str) -> SuperNodeSpec:
+        """Find a node."""
+        by_name = {node.name: node for node in self.nodes}
+        if name not in by_name:
+            raise invalid("node", name, f"be one of {[*by_name]}")
+        return by_name[name]
 
+    def with_node(self, node: SuperNodeSpec) -> "FleetFile":
+        """Return a copy in which the node of the same name is replaced."""
+        return replace(self, nodes=[node if n.name == node.name else n for n in self.nodes])
 
-def _environment(pid: int) -> bytes:
-    """Read a process's environment; wait for it while a new program is loaded.
+    def save(self, folder: Path) -> None:
+        """Replace the file in one step."""
+        draft = folder / DRAFT
+        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.replace(folder / FILE)
 
-    For some microseconds or, on a busy machine, milliseconds a process has a program but no
-    environment, also after ``Popen`` has returned. Zombies and kernel threads have no program.
-    """
-    process, deadline_s = PROC / str(pid), time.monotonic() + EXEC_S
-    while not (environment := (process / "environ").read_bytes()):
-        (process / "exe").readlink()
-        if time.monotonic() > deadline_s:
-            break
-        time.sleep(0.001)
-    return environment
-
-
-def end(folder: Path, grace_s: float = GRACE_S) -> int:
-    """End all processes that carry a fleet's tag and wait until they are gone; return how many."""
-    asked: set[int] = set()
-    deadline_s = time.monotonic() + grace_s
-    while pids := find(folder):
-        late = time.monotonic() > deadline_s
-        for pid in pids if late else set(pids) - asked:
-            signal_one(pid, folder, signal.SIGKILL if late else signal.SIGTERM)
-        asked.update(pids)
-        time.sleep(0.1)
-    collect()
-    return len(asked)
-
-
-def signal_one(pid: int, folder: Path, signal_number: int) -> None:
-    """Send a signal to one process of a fleet, and continue it if it was stopped."""
-    if pid < 1:  # never started; the kernel would refuse the number itself
-        return
-    with suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
+    @classmethod
+    def load(cls, folder: Path) -> "FleetFile":
+        """Read the file."""
+        path = folder / FILE
+        if not path.is_file():
+            raise invalid("dir", str(folder), "hold a fleet", "start one with `up`")
         try:
-            if has_tag(pid, folder):
-                signal.pidfd_send_signal(handle, signal_number)
-                signal.pidfd_send_signal(handle, signal.SIGCONT)
-        finally:
-            os.close(handle)
-
-
-def collect() -> None:
-    """Collect ended processes that this one started, so that none is a zombie."""
-    for pid in list(_started):
-        with suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                continue
-        _started.remove(pid)
-
-
-# --- Flower's commands -------------------------------------------------------------
+            stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**stored | {"nodes": [SuperNodeSpec(**node) for node in stored["nodes"]]})
+        except (ValueError, TypeError, KeyError) as error:
+            hint = "end it with `down` and start a new one"
+            raise invalid("dir", str(folder), f"hold a readable {FILE} ({error})", hint) from error
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
@@ -146,8 +122,7 @@ def superlink_command(folder: Path, fleet: FleetFile) -> list[str]:
     """Return the command of the SuperLink: TLS, authentication of SuperNodes, no installing."""
     keys = folder / "keys"
     return [
-        str(BIN / "flower-superlink"),
-        *("--host", HOST, "--port", str(fleet.port)),
+        *(str(BIN / "flower-superlink"), "--host", HOST, "--port", str(fleet.port)),
         *("--ssl-ca-certfile", str(keys / CA_CERTIFICATE)),
         *("--ssl-certfile", str(keys / SERVER_CERTIFICATE)),
         *("--ssl-keyfile", str(keys / SERVER_KEY)),
@@ -194,6 +169,7 @@ def no_proxy() -> dict[str, str]:
 def free_ports(count: int) -> list[int]:
     """Find unused ports of the loopback interface."""
     found: list[int] = []
+    # held until all are found, or one would be found twice
     with ExitStack() as held:
         for port in random.SystemRandom().sample(PORTS, len(PORTS)):
             if len(found) == count:
@@ -209,3 +185,77 @@ def listens(port: int) -> bool:
     """Return whether a process listens on a port of the loopback interface."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
+
+
+def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]) -> int:
+    """Start a tagged process that stays when this one ends; return its id."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment, TAG: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _started.append(process)
+    return process.pid
+
+
+def find(folder: Path) -> list[int]:
+    """Find the processes that carry a fleet's tag."""
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and has_tag(pid, folder)]
+
+
+def has_tag(pid: int, folder: Path) -> bool:
+    """Return whether a process is alive and belongs to a fleet."""
+    process, deadline_s = PROC / str(pid), time.monotonic() + EXEC_S
+    with suppress(OSError):
+        # For some microseconds or, on a busy machine, milliseconds a process has a program but no
+        # environment, also after Popen has returned. Zombies and kernel threads have no program.
+        while not (found := (process / "environ").read_bytes()):
+            (process / "exe").readlink()
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(0.001)
+        return f"{TAG}={folder}".encode() in found.split(b"\0")
+    return False
+
+
+def end(folder: Path, grace_s: float = GRACE_S) -> int:
+    """End all processes that carry a fleet's tag and wait until they are gone; return how many."""
+    asked: set[int] = set()
+    deadline_s = time.monotonic() + grace_s
+    while pids := find(folder):
+        # what was started meanwhile is asked as well; whoever is deaf or frozen is killed
+        late = time.monotonic() > deadline_s
+        for pid in pids if late else set(pids) - asked:
+            signal_one(pid, folder, signal.SIGKILL if late else signal.SIGTERM)
+        asked.update(pids)
+        time.sleep(0.1)
+    collect()
+    return len(asked)
+
+
+def signal_one(pid: int, folder: Path, signal_number: int) -> None:
+    """Send a signal to one process of a fleet, and continue it if it was stopped."""
+    # never started; the kernel would refuse the number itself
+    if pid < 1:
+        return
+    with suppress(ProcessLookupError):
+        # a handle taken before the tag is read is of no other process that got the same id since
+        handle = os.pidfd_open(pid)
+        try:
+            if has_tag(pid, folder):
+                signal.pidfd_send_signal(handle, signal_number)
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+        finally:
+            os.close(handle)
+
+
+def collect() -> None:
+    """Collect ended processes that this one started, so that none is a zombie."""
+    for process in _started:
+        process.poll()

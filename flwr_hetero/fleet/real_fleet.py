@@ -9,28 +9,22 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import isinf
 from pathlib import Path
 from shlex import quote
 from urllib.request import getproxies, proxy_bypass
 
 from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.fleet import certificates, processes
-from flwr_hetero.fleet.fleet_file import DRAFT, FILE, HOST, FleetFile, SuperNodeSpec, specs_of
+from flwr_hetero.fleet.processes import DRAFT, FILE, HOST, FleetFile, SuperNodeSpec
 
-START_S = 120.0
-"""Seconds that a process may take to come up."""
-END_S = 30.0
-"""Seconds that a process may take to end."""
-ANSWER_S = 60.0
-"""Seconds that the SuperLink may take to list the nodes online."""
+START_S, END_S, ANSWER_S = 120.0, 30.0, 60.0
+"""Seconds that a process may take to come up, to end, and to list the nodes online."""
 NODES = "nodes.json"
 """In the fleet's ``FLWR_HOME``: the names of registered node ids."""
-_OWN = (
-    *("keys", "home", "homes", "logs"),
-    *("state.db", "state.db-wal", "state.db-shm"),  # the last two after a hard end
-    *(FILE, DRAFT),
-)
+# the database leaves the last two behind after a hard end
+OWN = ("keys", "home", "homes", "logs", FILE, DRAFT, "state.db", "state.db-wal", "state.db-shm")
 
 
 class RealFleet:
@@ -57,15 +51,12 @@ class RealFleet:
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        self.folder = folder.resolve()
-        self.settings = dict(settings or {})
+        self.folder, self.settings = folder.resolve(), dict(settings or {})
 
     @property
     def file(self) -> FleetFile:
         """The fleet's file, as last saved."""
         return FleetFile.load(self.folder)
-
-    # --- start -----------------------------------------------------------------------
 
     def up(
         self,
@@ -77,37 +68,20 @@ class RealFleet:
     ) -> None:
         """Make keys, start everything, register the SuperNodes, wait until all are online.
 
-        Parameters
-        ----------
-        profiles : sequence of DeviceProfile
-            One per SuperNode. ``compute_factor`` becomes a share of one CPU, link speeds are
-            kept, the rest does not apply to real processes.
-        cpu : float
-            Share of one CPU that the fastest gets, in (0, 1]. Shares hold only as long as all of
-            them together fit into the machine.
-        database : bool
-            Keep the SuperLink's state in a file, so that it survives a restart.
-        say : callable
-            Called with a line per step.
-
-        Raises
-        ------
-        ValueError
-            If there is no profile, ``cpu`` is out of range, or the folder is not empty.
-        RuntimeError
-            If something does not start; its log is quoted, and what was started is ended.
+        Each profile is a SuperNode: speeds become shares of one CPU, of which the fastest gets
+        ``cpu`` in (0, 1], link speeds are kept. With ``database`` the SuperLink's state survives a
+        restart. ``say`` is called with a line per step. ValueError for bad arguments or a folder
+        that is not empty; RuntimeError with its log if something does not start.
         """
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
-        specs = specs_of(list(profiles), cpu)
+        check_number("cpu", cpu, "(0, 1]")
         self._claim()
-        port, *ports = processes.free_ports(1 + 2 * len(specs))
-        nodes = [
-            replace(node, port=ports.pop(), relay_port=ports.pop() if node.has_slow_link else 0)
-            for node in specs
-        ]
+        port, *ports = processes.free_ports(1 + 2 * len(profiles))
+        nodes = specs_of(profiles, cpu, ports)
         fleet = FleetFile(port=port, database=database, nodes=nodes)
-        fleet.save(self.folder)  # first, so that `down` can end all that comes after
+        # first, so that `down` can end all that comes after
+        fleet.save(self.folder)
         try:
             processes.prepare(self.folder, fleet)
             say("starting the SuperLink")
@@ -128,15 +102,30 @@ class RealFleet:
 
     def _claim(self) -> None:
         """Take the folder; of two that want it at once one is refused."""
-        free = not self.folder.exists() or not any(self.folder.iterdir())
+        # its file is made, not written over: both may have seen that the folder is empty
         with suppress(FileExistsError):
-            if free:
+            if not self.folder.exists() or not any(self.folder.iterdir()):
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self.folder.chmod(0o700)
                 (self.folder / FILE).touch(exist_ok=False)
                 return
         hint = "end the fleet in it with `down`, or choose another"
         raise invalid("dir", str(self.folder), "be empty or new", hint)
+
+    def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
+        """Register the public keys of SuperNodes, and keep the ids that the SuperLink gives."""
+        ids, said = {}, ""
+        for node in nodes:
+            key = str(self.folder / "keys" / f"{node.name}.pub")
+            register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
+            try:
+                done = self.flwr(*register, "--format", "json", timeout_s=START_S)
+                said = f"\n{done.stdout}{done.stderr}"
+                ids[str(json.loads(done.stdout)["node-id"])] = node.name
+            except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
+                text = f"{node.name} cannot be registered: {error}{said}"
+                raise RuntimeError(text) from error
+        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
 
     def start_superlink(self) -> None:
         """Start the SuperLink, also again after it was ended, and wait until it listens."""
@@ -150,27 +139,19 @@ class RealFleet:
             time.sleep(0.1)
 
     def start_node(self, name: str) -> None:
-        """Start a SuperNode, also again after it was ended: its key makes it the same node."""
+        """Start a SuperNode, also again after it was ended."""
+        # its key makes it the same node for the SuperLink
         fleet = self.file
         node = fleet.node(name)
         pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
         fleet.with_node(replace(node, pid=pid)).save(self.folder)
 
+    def _start(self, name: str, command: list[str]) -> int:
+        environment = processes.environment(self.folder / "homes" / name) | self.settings
+        return processes.start(command, self.folder, self._log(name), environment)
+
     def wait_online(self, names: Collection[str], timeout_s: float = START_S) -> None:
-        """Wait until SuperNodes are online.
-
-        Parameters
-        ----------
-        names : collection of str
-            Their names.
-        timeout_s : float
-            Seconds to wait.
-
-        Raises
-        ------
-        RuntimeError
-            If one or the SuperLink ends, or time is up; its log is quoted.
-        """
+        """Wait until the SuperNodes of these names are online; RuntimeError if one is not."""
         deadline_s = time.monotonic() + timeout_s
         while missing := sorted(set(names) - self.online()):
             if not self.is_alive(self.file.superlink_pid):
@@ -180,7 +161,12 @@ class RealFleet:
                 raise self._failure((gone or missing)[0])
             time.sleep(0.5)
 
-    # --- use -------------------------------------------------------------------------
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def _failure(self, name: str) -> RuntimeError:
+        tail = self._log(name).read_text(encoding="utf-8", errors="replace")[-2000:]
+        return RuntimeError(f"{name} did not come up. The end of {self._log(name)}:\n{tail}")
 
     def flwr(self, *arguments: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
         """Run Flower's command line against this fleet."""
@@ -195,6 +181,7 @@ class RealFleet:
 
     def run_line(self) -> str:
         """Return a shell line that runs TiFL on this fleet, with settings for its size."""
+        # behind a proxy Flower would look for this machine's own address there
         settings = {"FLWR_HOME": str(self.folder / "home")}
         if getproxies().keys() - {"no"} and not proxy_bypass(HOST):
             settings["no_proxy"] = processes.no_proxy()["no_proxy"]
@@ -210,6 +197,7 @@ class RealFleet:
         try:
             ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
             listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
+        # before registration, or while the SuperLink starts or is busy
         except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
             return set()
         here = [node["node-id"] for node in listed if node["status"] == "online"]
@@ -222,8 +210,6 @@ class RealFleet:
     def is_alive(self, pid: int) -> bool:
         """Return whether a process is alive and one of this fleet."""
         return processes.has_tag(pid, self.folder)
-
-    # --- end -------------------------------------------------------------------------
 
     def end_process(self, pid: int, signal_number: int = signal.SIGKILL) -> None:
         """End one process of the fleet and wait until it is gone; others are not touched."""
@@ -239,55 +225,32 @@ class RealFleet:
             processes.signal_one(pid, self.folder, signal.SIGCONT)
 
     def down(self, *, keep: bool = False) -> int:
-        """End every process of the fleet and remove its files; nothing else is touched.
+        """End every process of the fleet; remove its files, unless they are to be kept.
 
-        Parameters
-        ----------
-        keep : bool
-            Leave the files, to read the logs.
-
-        Returns
-        -------
-        int
-            Number of processes ended.
-
-        Raises
-        ------
-        ValueError
-            If there is no fleet in the folder.
+        Returns how many have ended; nothing else is touched.
         """
         if not any((self.folder / name).is_file() for name in (FILE, DRAFT)):
             raise invalid("dir", str(self.folder), "hold a fleet")
         ended = processes.end(self.folder)
         if not keep:
-            for path in (self.folder / name for name in _OWN):
+            for path in (self.folder / name for name in OWN):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
         return ended
 
-    def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
-        """Register the public keys of SuperNodes, and keep the ids that the SuperLink gives."""
-        ids = {}
-        for node in nodes:
-            key = str(self.folder / "keys" / f"{node.name}.pub")
-            register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
-            try:
-                done = self.flwr(*register, "--format", "json", timeout_s=START_S)
-                ids[str(json.loads(done.stdout)["node-id"])] = node.name
-            except subprocess.TimeoutExpired as error:
-                raise RuntimeError(f"{node.name} cannot be registered: {error}") from error
-            except (ValueError, KeyError) as error:
-                text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
-                raise RuntimeError(text) from error
-        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
 
-    def _start(self, name: str, command: list[str]) -> int:
-        environment = processes.environment(self.folder / "homes" / name) | self.settings
-        log = self.folder / "logs" / f"{name}.log"
-        return processes.start(command, self.folder, log, environment)
-
-    def _failure(self, name: str) -> RuntimeError:
-        log = self.folder / "logs" / f"{name}.log"
-        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        return RuntimeError(f"{name} did not come up. The end of {log}:\n{tail}")
+def specs_of(
+    profiles: Sequence[DeviceProfile], cpu: float, ports: Sequence[int]
+) -> list[SuperNodeSpec]:
+    """Turn device profiles into limits for SuperNodes on this machine; two ports for each."""
+    fastest, specs = max(profile.compute_factor for profile in profiles), []
+    for number, profile in enumerate(profiles):
+        port, relay_port = ports[2 * number : 2 * number + 2]
+        share, links = (
+            profile.compute_factor / fastest,
+            (profile.uplink_mbps, profile.downlink_mbps),
+        )
+        relay_port = 0 if isinf(min(links)) else relay_port
+        specs.append(SuperNodeSpec(f"node-{number}", cpu * share, *links, port, relay_port))
+    return specs

@@ -1,9 +1,4 @@
-"""Flower's SuperNode, ended when it gives its SuperLink up: ``python -m ... OPTIONS``.
-
-``flower-supernode`` serves its ClientApps from a thread that keeps the process when the loop that
-talks to the SuperLink is over, for instance because a certificate has expired: nothing would start
-it again.
-"""
+"""Flower's SuperNode, ended when it gives its SuperLink up: ``python -m ... OPTIONS``."""
 
 import signal
 import traceback
@@ -17,6 +12,8 @@ def main() -> None:
         command.load()()
     except Exception:
         traceback.print_exc()
+    # A thread that serves its ClientApps keeps the process when the loop that talks to the
+    # SuperLink is over, as by an expired certificate: nothing would start it again.
     signal.raise_signal(signal.SIGTERM)
 
 

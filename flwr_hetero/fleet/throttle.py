@@ -1,8 +1,4 @@
-"""CPU limits by SIGSTOP and SIGCONT, link limits by a relay: ``python -m ... FOLDER``.
-
-This works for any user on any Linux: cgroups need root, ``nice`` only matters when CPUs are
-short, affinity cannot give less than one core.
-"""
+"""CPU limits by SIGSTOP and SIGCONT, link limits by a relay: ``python -m ... FOLDER``."""
 
 import asyncio
 import os
@@ -15,8 +11,7 @@ from pathlib import Path
 
 from flwr_hetero.client.device import check_link
 from flwr_hetero.errors import check_number
-from flwr_hetero.fleet.fleet_file import FILE, HOST, FleetFile
-from flwr_hetero.fleet.processes import has_tag
+from flwr_hetero.fleet.processes import FILE, HOST, FleetFile, has_tag
 
 BURST_S = 0.1
 """Seconds for which a device that was idle may run at full speed."""
@@ -24,37 +19,27 @@ CHUNK_BYTES = 16 * 1024
 POLL_S = 0.02
 """Seconds between two polls of the devices' processes."""
 
-
-# --- CPU ---------------------------------------------------------------------------
-
-
-class CpuBucket:
-    """A token bucket of CPU time: fills at ``share`` seconds per second.
-
-    It may go into debt (a process runs on until it is stopped), and debt is paid in full: over
-    some tenths of a second the share is exact while polls are at most ``BURST_S`` apart. A later
-    poll finds the bucket full, and the device gets less than its share.
-    """
-
-    def __init__(self, share: float) -> None:
-        self.share = check_number("share", share, "(0, 1]")
-        self.credit_s = self.share * BURST_S
-
-    def may_run(self, elapsed_s: float, used_s: float) -> bool:
-        """Account for the time since the last call; return whether the device may run on."""
-        self.credit_s += self.share * elapsed_s - used_s
-        self.credit_s = min(self.credit_s, self.share * BURST_S)
-        return self.credit_s > 0
+# This works for any user on any Linux: cgroups need root, nice only matters when CPUs are short,
+# affinity cannot give less than one core.
 
 
 class Throttle:
     """Keep the ClientApp processes below a device's SuperNode at their CPU share."""
 
     def __init__(self, share: float) -> None:
-        self.bucket = CpuBucket(share)
+        self.share = check_number("share", share, "(0, 1]")
+        self.credit_s, self._polled_s = self.share * BURST_S, time.monotonic()
         self._used_s: dict[int, float] = {}
         self._stopped = False
-        self._polled_s = time.monotonic()
+
+    def may_run(self, elapsed_s: float, used_s: float) -> bool:
+        """Account for the time since the last call; return whether the device may run on."""
+        # A bucket of CPU time that fills at ``share`` seconds per second. A process runs on until
+        # it is stopped, and pays its debt in full: the share is exact while polls are at most
+        # BURST_S apart. A later one finds the bucket full, and the device gets less.
+        self.credit_s += self.share * elapsed_s - used_s
+        self.credit_s = min(self.credit_s, self.share * BURST_S)
+        return self.credit_s > 0
 
     def poll(self, supernode: int) -> None:
         """Measure the device's processes once, and stop or continue them."""
@@ -62,7 +47,7 @@ class Throttle:
         pids = [pid for executor in children(supernode) for pid in descendants(executor)]
         times = {pid: cpu_time_s(pid) for pid in pids}
         used_s = sum(time_s - self._used_s.get(pid, 0.0) for pid, time_s in times.items())
-        runs = self.bucket.may_run(now_s - self._polled_s, used_s)
+        runs = self.may_run(now_s - self._polled_s, used_s)
         self._used_s, self._polled_s = times, now_s
         if not runs or self._stopped:
             send(pids, signal.SIGCONT if runs else signal.SIGSTOP)
@@ -70,14 +55,11 @@ class Throttle:
 
 
 def cpu_time_s(pid: int) -> float:
-    """Return the CPU time that a process has used, finished threads included.
-
-    Linux numbers the clock of a process as ``~pid << 3 | 2``; ``/proc`` counts in steps of 10 ms.
-    """
-    try:
+    """Return the CPU time that a process has used, finished threads included."""
+    # Linux numbers the clock of a process as ~pid << 3 | 2; /proc counts in steps of 10 ms
+    with suppress(OSError):
         return time.clock_gettime(~pid << 3 | 2)
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def children(pid: int) -> list[int]:
@@ -103,16 +85,12 @@ def send(pids: list[int], signal_number: int) -> None:
             os.kill(pid, signal_number)
 
 
-# --- link --------------------------------------------------------------------------
-
-
 class LinkBucket:
     """A token bucket without burst for one direction of a link: data waits for its turn."""
 
     def __init__(self, mbps: float) -> None:
         check_link("mbps", mbps)
-        self.mbps = mbps
-        self.free_at_s = -inf
+        self.mbps, self.free_at_s = mbps, -inf
 
     def delay_s(self, num_bytes: int, now_s: float) -> float:
         """Queue data behind what is on the link; return when it has passed."""
@@ -142,16 +120,16 @@ class Relay:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _serve(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, outs = asyncio.current_task(), [near_out]
         assert task is not None
         self._open.add(task)
-        outs = [near_out]
         try:
             far, far_out = await asyncio.open_connection(*self.target)
             outs.append(far_out)
             await asyncio.gather(_pump(near, far_out, self.up), _pump(far, near_out, self.down))
+        # the device sees a cut connection, as on any network
         except (OSError, asyncio.CancelledError):
-            pass  # the device sees a cut connection, as on any network
+            pass
         finally:
             self._open.discard(task)
             for out in outs:
@@ -166,26 +144,18 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, link: 
     sink.write_eof()
 
 
-# --- the process -------------------------------------------------------------------
-
-
 async def enforce(folder: Path) -> None:
-    """Enforce the limits of a fleet until cancelled; then let everything run freely.
-
-    The fleet's file is read again when it changes: a restarted SuperNode has another process id.
-    """
-    fleet = FleetFile.load(folder)
+    """Enforce the limits of a fleet until cancelled; then let everything run freely."""
+    fleet, changed_ns = FleetFile.load(folder), 0
     throttles = {node.name: Throttle(node.cpu) for node in fleet.nodes if node.cpu < 1}
-    relays = {
-        node.relay_port: Relay((HOST, fleet.port), node.uplink_mbps, node.downlink_mbps)
-        for node in fleet.nodes
-        if node.has_slow_link
-    }
-    for port, relay in relays.items():
-        await relay.listen(port)
-    changed_ns = 0
+    relays = []
+    for node in fleet.nodes:
+        if node.relay_port:
+            relays.append(Relay((HOST, fleet.port), node.uplink_mbps, node.downlink_mbps))
+            await relays[-1].listen(node.relay_port)
     try:
         while True:
+            # a SuperNode that was started again has another process id
             if (now_ns := (folder / FILE).stat().st_mtime_ns) != changed_ns:
                 fleet, changed_ns = FleetFile.load(folder), now_ns
             for name, throttle in throttles.items():
@@ -196,7 +166,7 @@ async def enforce(folder: Path) -> None:
         for name in throttles:
             if has_tag(pid := fleet.node(name).pid, folder):
                 send(descendants(pid), signal.SIGCONT)
-        for relay in relays.values():
+        for relay in relays:
             await relay.close()
 
 

@@ -28,7 +28,7 @@ from flwr_hetero.errors import check_count, check_number
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from flwr_hetero.client.sampled_loss import Loss
+    from flwr_hetero.client.weighted_loss import Loss
 
 PREFIX = "flwr-hetero-scoring-"
 SCORES, SECONDS = "scores.f8", "seconds.f8"
@@ -119,7 +119,7 @@ def _exit(*_: object) -> None:
 
 def _score(job: bytes, folder: Path, deadline_s: float) -> None:
     """Append scores to the folder until done or unwanted."""
-    from flwr_hetero.client.sampled_loss import LOSS, score_batches  # PyTorch
+    from flwr_hetero.client.weighted_loss import LOSS, score_batches  # PyTorch
 
     model, inputs, targets, loss_fn, batch_size = pickle.loads(job)
     device = next(model.parameters()).device

@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Message
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.client.keep import load_state, save_state
+from flwr_hetero.client.samplers import load_state, save_state
 from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.algorithm import Groups
 from flwr_hetero.state_dict import StateDict, check_state

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from flwr_hetero._flwr import log
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.emulation import is_emulated
-from flwr_hetero.client.keep import load_state, save_state
-from flwr_hetero.client.sampled_loss import LOSS, Loss, score_batches
+from flwr_hetero.client.samplers import load_state, save_state
 from flwr_hetero.client.timing import note_pace, read_pace
+from flwr_hetero.client.weighted_loss import LOSS, Loss, score_batches
 from flwr_hetero.mercury.algorithm import group_size
 from flwr_hetero.mercury.background import collect_scores, start_scoring
 from flwr_hetero.mercury.sampler import MercurySampler

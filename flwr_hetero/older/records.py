@@ -1,73 +1,75 @@
 """What a client of Flower's older API is sent and answers, and what a strategy sees of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import OLDER_OK, OlderReply, is_older_reply, older_content, read_older
+from flwr_hetero._flwr import OLDER_OK, is_older_reply, older_content, read_older
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import view_array
 
-METRICS, LOSS = "metrics", "loss"
+CATEGORIES = ("train", "evaluate")
 
 
-class Asked(NamedTuple):
-    """An instruction as the strategy wrote it: "train" or "evaluate", and the arrays' names."""
+class OlderMessage(NamedTuple):
+    """An instruction in the older form, and how the strategy named the model and its arrays."""
 
-    category: str
-    arrays_key: str
-    names: tuple[str, ...]
+    message: Message
+    category: str = ""
+    arrays_key: str = ""
+    names: tuple[str, ...] = ()
 
 
 class NoReplyError(ValueError):
     """A client of the older API says that it has not done what it was asked."""
 
 
-def asked_in(content: RecordDict, category: str) -> Asked:
-    """Note how a strategy names the model in an instruction."""
+def to_older(message: Message) -> OlderMessage:
+    """Write an instruction in the form of the older API; records of this package stay beside it."""
+    content, category = message.content, message.metadata.message_type.partition(".")[0]
+    if category not in CATEGORIES:
+        return OlderMessage(message)
     found = list(content.array_records.items())
     if len(found) != 1:
         rule = "send one ArrayRecord, as the older API has one list of arrays"
         raise invalid("the strategy", [name for name, _ in found], rule)
-    ((name, arrays),) = found
-    return Asked(category, name, tuple(arrays))
-
-
-def to_older(content: RecordDict, asked: Asked) -> RecordDict:
-    """Write an instruction in the form of the older API; records of this package stay beside it."""
     config: dict[str, Any] = {}
     for name, record in content.config_records.items():
-        if not name.startswith(keys.PREFIX):
-            config |= record
+        config |= {} if name.startswith(keys.PREFIX) else record
     for key, value in config.items():
         if isinstance(value, list):
             hint = "give a list as several keys, or as text"
             raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
-    older = older_content(asked.category, content.array_records[asked.arrays_key], config)
+    ((name, arrays),) = found
+    older = older_content(category, arrays, config)
     older.update(_own_records(content))
-    return older
+    # a twin shares the metadata, so that both get the id when it is sent
+    twin = Message(older, metadata=message.metadata)  # type: ignore[call-overload]
+    return OlderMessage(twin, category, name, tuple(arrays))
 
 
-def from_older(content: RecordDict, asked: Asked) -> tuple[RecordDict, dict[str, str]]:
+def from_older(content: RecordDict, sent: OlderMessage) -> tuple[RecordDict, dict[str, str]]:
     """Read a reply; return it in today's form, and the kinds of metrics that are no numbers."""
-    if not is_older_reply(content, asked.category):
+    if not is_older_reply(content, sent.category):
         return content, {}
-    reply = read_older(content, asked.category)
+    reply = read_older(content, sent.category)
     if reply.status != OLDER_OK:
         raise NoReplyError(reply.message)
-    records: dict[str, Any] = {}
-    if asked.category == "train":
-        records[asked.arrays_key] = _named(reply.tensors, reply.tensor_type, asked.names)
-    numbers, others = _split(reply.metrics)
-    records[METRICS] = MetricRecord(numbers | _reported(reply, asked.category))
-    return RecordDict(records | _own_records(content)), others
-
-
-def _reported(reply: OlderReply, category: str) -> dict[str, Any]:
-    loss = {} if category == "train" else {LOSS: float(reply.loss)}
-    return loss | {keys.NUM_EXAMPLES: int(reply.num_examples)}
+    numbers: dict[str, Any] = {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in reply.metrics.items()
+        if isinstance(value, int | float)
+    }
+    others = sorted(reply.metrics.keys() - numbers.keys())
+    numbers |= {} if sent.category == "train" else {"loss": float(reply.loss)}
+    numbers[keys.NUM_EXAMPLES] = int(reply.num_examples)
+    records: dict[str, Any] = {"metrics": MetricRecord(numbers)}
+    if sent.category == "train":
+        records[sent.arrays_key] = _named(reply.tensors, reply.tensor_type, sent.names)
+    kinds = {name: type(reply.metrics[name]).__name__ for name in others}
+    return RecordDict(records | _own_records(content)), kinds
 
 
 def _named(tensors: Sequence[bytes], stype: str, names: tuple[str, ...]) -> ArrayRecord:
@@ -85,17 +87,6 @@ def _array(data: bytes, stype: str) -> Array:
     except Exception:  # the parser of a header raises what it likes
         return bare
     return Array(str(values.dtype), values.shape, stype, data)
-
-
-def _split(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Part metrics into numbers, yes as 1, and the types of all others by name."""
-    numbers = {
-        name: int(value) if isinstance(value, bool) else value
-        for name, value in metrics.items()
-        if isinstance(value, int | float)
-    }
-    others = sorted(metrics.keys() - numbers.keys())
-    return numbers, {name: type(metrics[name]).__name__ for name in others}
 
 
 def _own_records(content: RecordDict) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_hetero.client.sampled_loss import Loss, at_least_single, scoring
+from flwr_hetero.client.weighted_loss import Loss, at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 
 Parameters: TypeAlias = Mapping[str, Tensor]

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.device import reading_cost
-from flwr_hetero.client.sampled_loss import Loss, on_backward
+from flwr_hetero.client.weighted_loss import Loss, on_backward
 from flwr_hetero.errors import invalid
 from flwr_hetero.pgd.priorities import LayerPriorities, all_priorities
 from flwr_hetero.pgd.sampler import PGDSampler
@@ -69,7 +69,7 @@ class PriorityFeed(BatchSampler):
     """Draw PGD's batches and learn from the gradients that training computes anyway.
 
     Used in place of the sampler. As a DataLoader's ``batch_sampler`` it learns from the loss:
-    ``SampledLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
+    ``WeightedLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
     between ``backward`` and the optimizer's step. Either is one iteration of Algorithm 1 per
     batch *trained*; batches may be drawn ahead.
 
@@ -107,10 +107,10 @@ class PriorityFeed(BatchSampler):
 
     Examples
     --------
-    >>> from flwr_hetero.sampler import SampledLoss
+    >>> from flwr_hetero.sampler import WeightedLoss
     >>> model, inputs, targets = nn.Linear(3, 2), torch.ones(8, 3), torch.arange(8) % 2
     >>> feed = PriorityFeed(PGDSampler(8, 4, rule="topk"), model)
-    >>> criterion = SampledLoss(feed)
+    >>> criterion = WeightedLoss(feed)
     >>> for indices in feed:
     ...     criterion(model(inputs[indices]), targets[indices]).backward()
     >>> feed.summary()["coverage"]

@@ -72,9 +72,9 @@ class PGDSampler(BatchSampler):
 
     learns_from = "priority"
     learns = True
-    cure = (
+    hint = (
         "give the DataLoader batch_sampler=PriorityFeed(sampler, model), "
-        "and take as loss: criterion = SampledLoss(loader.batch_sampler)"
+        "and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
     feed: ClassVar[Callable[["PGDSampler", Any], BatchSampler] | None] = None
     """Makes a sampler that learns from a model's gradients: PriorityFeed, which needs torch."""

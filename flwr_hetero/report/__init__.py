@@ -4,7 +4,8 @@ Reading a run directory needs NumPy only; recording a run and its report need th
 ``report``: ``pip install -e ".[report]"`` in the checkout.
 """
 
-from flwr_hetero.report.history import History, read_history, time_to_target
+from flwr_hetero.report.compare.verdict import time_to_target
+from flwr_hetero.report.history import History, read_history
 from flwr_hetero.report.run_dir import RunDirectory
 
 __all__ = ["History", "RunDirectory", "read_history", "time_to_target"]

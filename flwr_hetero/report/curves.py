@@ -6,31 +6,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.report.history import (
-    CLOCKS,
-    FAIRNESS,
-    FEDBUFF,
-    METRICS,
-    PLAIN,
-    TIFL,
-    History,
-    as_dict,
-    once,
-)
+from flwr_hetero.report.history import CLOCKS, FAIRNESS, METRICS, TIFL, Floats, History
 from flwr_hetero.report.nodes import busy_s, last_fairness
-from flwr_hetero.report.style import heading, is_share, size, time_unit
+from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
 
-GRID = 100
-"""Points of a mean over seeds."""
+# Points of a mean over seeds, and metrics to choose from.
+GRID, MAX_FIGURES = 100, 40
+# Longer curves are drawn as mean and range of so many spans: a page stays small.
 MAX_POINTS = 400
-"""Longer curves are drawn as mean and range of so many spans."""
-MAX_FIGURES = 40
-"""Metrics to choose from."""
-PANELS = (TIFL, FEDBUFF, FAIRNESS)
-"""Sections that have charts of their own."""
-BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
-
-Floats = NDArray[np.float64]
+FAIR = (f"{FAIRNESS}/mean", f"{FAIRNESS}/worst_tenth")
+# Sections that are not chosen from as a whole: metrics come first, others have charts.
+DRAWN = (*METRICS, TIFL, FAIRNESS)
+UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
 class Line(NamedTuple):
@@ -65,7 +52,7 @@ def curve_data(
                 "key": name,
                 "label": heading(name.rpartition("/")[2]),
                 "section": name.rpartition("/")[0],
-                "percent": is_share(fair.metric if fair and name.startswith(FAIRNESS) else name),
+                "percent": is_share(fair.metric if fair and name in FAIR else name),
                 "target": target if name == metric else None,
             }
             for name in names
@@ -73,10 +60,7 @@ def curve_data(
         "lines": [
             {
                 **{"label": line.label, "colour": line.colour, "dash": line.dash},
-                "curves": {
-                    name: {axis.key: _curve(line.histories, name, axis) for axis in axes}
-                    for name in names
-                },
+                "curves": _curves(line.histories, names, axes),
             }
             for line in lines
         ],
@@ -92,18 +76,15 @@ def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
         if not all(longest) or (key == "round" and len(units) > 1):
             continue
         if key == "bytes":
-            unit = size(max(longest)).split()[1]
-            found.append(Axis(key, f"{label} ({unit})", BYTES.get(unit, 1.0)))
+            symbol, scale = size_unit(max(longest))
+            found.append(Axis(key, f"{label} ({symbol})", scale))
         elif key == "round":
             found.append(Axis(key, f"{units.pop()}s", 1.0))
         else:
-            scale, unit = time_unit(max(longest))
-            named = {"device_s": f"device-{UNITS[unit]}"}.get(key, f"{label} ({unit})")
-            found.append(Axis(key, named, scale))
+            symbol = time_unit(max(longest))
+            label = f"{label} ({symbol})" if label else f"device-{UNITS[symbol]}"
+            found.append(Axis(key, label, TIMES[symbol]))
     return sorted(found, key=lambda axis: axis.key != clock)
-
-
-UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
 def column_of(history: History, key: str) -> Floats:
@@ -111,9 +92,7 @@ def column_of(history: History, key: str) -> Floats:
     if key == "bytes":
         both = np.array([history.column("bytes_up"), history.column("bytes_down")])
         return np.nancumsum(np.nansum(both, axis=0))
-    if key == "device_s":
-        return np.nancumsum(busy_s(history))
-    return history.column(key)
+    return np.nancumsum(busy_s(history)) if key == "device_s" else history.column(key)
 
 
 def spans(count: int) -> list[NDArray[np.int64]]:
@@ -122,74 +101,49 @@ def spans(count: int) -> list[NDArray[np.int64]]:
 
 
 def _names(histories: Sequence[History], first: str | None) -> list[str]:
-    """Return the metrics and figures of wrappers that all runs have."""
-    known = dict.fromkeys([] if first is None else [first])
-    known |= dict.fromkeys(histories[0].metrics(METRICS))
-    known |= dict.fromkeys([f"{FAIRNESS}/mean", f"{FAIRNESS}/worst-tenth"])
-    known |= dict.fromkeys(name for name in _figures(histories[0]))
-    shared = [n for n in known if n == first or all(_is_known(h, n) for h in histories)]
-    return shared[:MAX_FIGURES]
+    """Return the metrics, but all zeros, and the figures of wrappers that all runs have."""
+
+    def is_known(history: History, name: str) -> bool:
+        if name not in history.names:
+            return False
+        return name in figures or bool(np.nansum(np.abs(history.metric(name))))
+
+    one = histories[0]
+    figures = [name for name, (section, _) in one.names.items() if section not in DRAWN]
+    known = dict.fromkeys([*one.metrics(METRICS), *FAIR, *figures])
+    shared = [name for name in known if all(is_known(history, name) for history in histories)]
+    return list(dict.fromkeys([*([] if first is None else [first]), *shared]))[:MAX_FIGURES]
 
 
-def _is_known(history: History, name: str) -> bool:
-    if name in _figures(history):
-        return True
-    return name in history.metrics() and bool(np.nansum(np.abs(history.metric(name))))
-
-
-@once
-def _figures(history: History) -> dict[str, Floats]:
-    """Collect what wrappers say each round, as lowest, median and highest: (rounds, 3)."""
-    found: dict[str, Floats] = {}
-    sections = [name for name in history.wrapper_sections() if name not in PANELS]
-    for place, record in enumerate(history.rounds):
-        for section in sections:
-            for key, value in as_dict(record.get(section)).items():
-                if numbers := _numbers(value):
-                    name = f"{section}/{key}"
-                    if name not in found:
-                        found[name] = np.full((len(history.rounds), 3), np.nan)
-                    numbers.sort()
-                    middle = (numbers[len(numbers) // 2] + numbers[(len(numbers) - 1) // 2]) / 2
-                    found[name][place] = numbers[0], middle, numbers[-1]
+def _curves(
+    histories: Sequence[History], names: Sequence[str], axes: Sequence[Axis]
+) -> dict[str, Any]:
+    xs = {axis.key: [column_of(h, axis.key) / axis.scale for h in histories] for axis in axes}
+    found = {}
+    for name in names:
+        tables = [history.range_of(name) for history in histories]
+        found[name] = {key: _curve(columns, tables) for key, columns in xs.items()}
     return found
 
 
-def _numbers(value: Any) -> list[float]:
-    """Return the numbers in a value; none if it holds anything else."""
-    items = value.values() if isinstance(value, dict) else value
-    known = [x for x in (items if isinstance(value, dict | list) else [value]) if x is not None]
-    return known if set(map(type, known)) <= PLAIN else []
-
-
-def _curve(histories: Sequence[History], name: str, axis: Axis) -> dict[str, list[float]]:
+def _curve(columns: Sequence[Floats], tables: Sequence[Floats]) -> dict[str, list[float]]:
     """Return a run's points, or mean and range of spans, or of seeds on a common grid."""
     lines = []
-    for history in histories:
-        x, table = column_of(history, axis.key) / axis.scale, _figures(history).get(name)
-        if table is None:
-            table = np.repeat(history.metric(name)[:, None], 3, axis=1)
+    for x, table in zip(columns, tables, strict=True):
         known = ~np.isnan(x) & ~np.isnan(table[:, 1])
         lines.append((x[known], table[known]))
     if len(lines) == 1:
         [(x, table)] = lines
-        parts = spans(len(x))
-        low, high = (table[:, place] for place in (0, 2))
-        return _banded(
-            np.array([x[part].mean() for part in parts]),
-            np.array([table[part, 1].mean() for part in parts]),
-            np.array([low[part].min() for part in parts]),
-            np.array([high[part].max() for part in parts]),
-        )
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    grid = np.linspace(first, last, GRID) if last > first else np.array([first])
-    values = np.array([np.interp(grid, x, table[:, 1]) for x, table in lines])
-    return _banded(grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-
-
-def _banded(x: Floats, y: Floats, low: Floats, high: Floats) -> dict[str, list[float]]:
-    bands = {"x": x, "y": y} | ({"low": low, "high": high} if (high > low).any() else {})
-    return {key: rounded(band) for key, band in bands.items()}
+        low, middle, high = table.T
+        ways = ((np.mean, x), (np.mean, middle), (np.min, low), (np.max, high))
+        found = [np.array([way(column[part]) for part in spans(len(x))]) for way, column in ways]
+    else:
+        first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+        grid = np.linspace(first, last, GRID) if last > first else np.array([first])
+        values = np.array([np.interp(grid, x, table[:, 1]) for x, table in lines])
+        found = [grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0)]
+    keys = ("x", "y", "low", "high") if (found[2] < found[3]).any() else ("x", "y")
+    return {key: rounded(column) for key, column in zip(keys, found, strict=False)}
 
 
 def rounded(values: Floats) -> list[Any]:

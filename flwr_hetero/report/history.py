@@ -1,22 +1,22 @@
-"""The history of a run: the files of its directory, its rounds, and the time to a target."""
+"""The history of a run: the files of its directory, its lines as they are read, its figures."""
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from itertools import compress
-from math import isfinite
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isfinite, nan
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import check_choice, check_number, invalid
-from flwr_hetero.report.lines import parse
+from flwr_hetero.errors import invalid
 
-_Result = TypeVar("_Result")
+Floats = NDArray[np.float64]
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"
@@ -25,24 +25,24 @@ REPORT = "report.html"
 CHECKPOINT = "checkpoint"
 LOCK = ".lock"
 
-TIFL = "tifl"
-"""Section of the history that holds tiers."""
-FEDBUFF = "fedbuff"
-"""Section of a run without rounds: who was merged, how stale and how old."""
-FEDSLICE = "fedslice"
-"""Section of a run whose lines are rounds of several updates of the model."""
+# Sections of tiers, of updates by nodes that do not wait, of rounds with several of them.
+TIFL, FEDBUFF, FEDSLICE = "tifl", "fedbuff", "fedslice"
+# Section of how good the model is on each node.
 FAIRNESS = "fairness"
-"""Section of how good the model is on each node."""
-EVALUATED = "evaluated-round"
-"""No metric: the merge whose model the nodes evaluated, which went on meanwhile."""
+# Where metrics are looked up, in this order: central evaluation first.
 METRICS = ("global", "evaluate", "train")
-"""Where metrics are looked up, in this order: central evaluation first."""
+# Sections whose keys are nodes.
+BY_NODE = ("latency", "weights")
+# No metric: the round whose model the nodes evaluated, while others trained on.
+EVALUATED = "evaluated-round"
+# A change of the model, where nodes do not wait for each other.
+UPDATE = "server update"
+# Clock in the history to its name on pages.
 CLOCKS = {
     "virtual_s": "time on the fleet's clock",
     "wall_s": "time on the server's clock",
     "round": "rounds",
 }
-"""Clock in the history to its name on pages."""
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -86,115 +86,94 @@ class History:
 
     rounds: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = ()
-    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was computed of the rounds, which do not change."""
 
     @property
     def last_round(self) -> int:
         """Number of the last round; -1 if there is none."""
         return int(self.rounds[-1]["round"]) if self.rounds else -1
 
-    @cached_property
+    @property
     def is_buffered(self) -> bool:
         """Whether no node waits for others: updates are merged as they come."""
         return any(FEDBUFF in record for record in self.rounds)
 
-    @cached_property
+    @property
     def unit(self) -> str:
-        """What a record is of: a round, or a merge of a run without rounds."""
-        is_in_rounds = any(FEDSLICE in record for record in self.rounds)
-        return "merge" if self.is_buffered and not is_in_rounds else "round"
+        """What a record is of: a round, or a server update of a run without rounds."""
+        is_of_rounds = any(FEDSLICE in record for record in self.rounds)
+        return UPDATE if self.is_buffered and not is_of_rounds else "round"
 
     @property
-    def update(self) -> str:
-        """What a change of the model is called where no node waits."""
-        return "merge" if self.unit == "merge" else "server update"
-
-    @property
-    def clock(self) -> tuple[str, NDArray[np.float64]]:
+    def clock(self) -> tuple[str, Floats]:
         """The fleet's clock by its key, or the server's where there is no other."""
         name = "virtual_s" if np.nansum(self.column("virtual_s")) > 0 else "wall_s"
         return name, self.column(name)
 
-    def column(self, *path: str) -> NDArray[np.float64]:
-        """Collect one number per round by its keys, such as ``"tifl", "tier"``; NaN where none."""
-        if path not in self._known:
-            values: list[Any] = list(self.rounds)
-            for key in path:
-                values = [as_dict(value).get(key) for value in values]
-            self._known[path] = as_numbers(values)
-            self._known[path].flags.writeable = False
-        return cast(NDArray[np.float64], self._known[path])
+    @cached_property
+    def table(self) -> dict[tuple[str, str], Floats]:
+        """Lowest, median and highest number in each round, (rounds, 3), by section and key."""
+        found: dict[tuple[str, str], Floats] = {}
+        for place, record in enumerate(self.rounds):
+            for section, entries in record.items():
+                is_named = isinstance(entries, dict) and section not in BY_NODE
+                for key, value in entries.items() if is_named else [("", entries)]:
+                    # A metric is one number; of a wrapper each node, tier or reply may have one.
+                    is_list = section in METRICS and isinstance(value, list)
+                    if key != EVALUATED and not is_list and (numbers := numbers_in(value)):
+                        if (section, key) not in found:
+                            found[section, key] = np.full((len(self.rounds), 3), nan)
+                        row = min(numbers), median(numbers), max(numbers)
+                        found[section, key][place] = row
+        return found
 
     @cached_property
-    def _sections(self) -> dict[str, list[str]]:
-        """Keys of all dicts in the rounds, and the numbers in each."""
-        found: dict[str, dict[str, None]] = {}
-        for record in self.rounds:
-            for section, figures in record.items():
-                if isinstance(figures, dict):
-                    known = found.setdefault(section, {})
-                    if new := figures.keys() - known:
-                        ordered = [key for key in figures if key in new]
-                        numbers = as_numbers([figures[key] for key in ordered])
-                        known |= dict.fromkeys(compress(ordered, np.isfinite(numbers).tolist()))
-        return {section: list(known) for section, known in found.items()}
-
-    def wrapper_sections(self) -> list[str]:
-        """Return the keys under which rounds keep figures of the wrappers, TiFL's among them."""
-        return [key for key in self._sections if key not in (*METRICS, "latency", "weights")]
-
-    def metrics(self, sections: tuple[str, ...] | None = None) -> list[str]:
-        """Return the names that :meth:`metric` knows, of some sections or all.
+    def names(self) -> dict[str, tuple[str, str]]:
+        """What metrics and figures are called, to their section and key; metrics come first.
 
         Metrics have bare names; wrappers' figures, and names that are taken, ``section/key``.
         """
-        names: dict[str, None] = {}
-        for section in (*METRICS, *self.wrapper_sections()) if sections is None else sections:
-            for key in self._sections.get(section, ()):
-                if key == EVALUATED:
-                    continue
-                is_free = section in METRICS and key not in names
-                names[key if is_free else f"{section}/{key}"] = None
-        return list(names)
+        found: dict[str, tuple[str, str]] = {}
+        for section, key in sorted(
+            self.table, key=lambda place: (*METRICS, place[0]).index(place[0])
+        ):
+            is_free = section in METRICS and key not in found
+            found |= {key if is_free else f"{section}/{key}": (section, key)} if key else {}
+        return found
 
-    def metric(self, name: str) -> NDArray[np.float64]:
+    def column(self, section: str, key: str = "") -> Floats:
+        """Collect one number per round, such as ``"tifl", "tier"``; NaN where there is none."""
+        known = self.table.get((section, key))
+        return np.full(len(self.rounds), nan) if known is None else known[:, 1].copy()
+
+    def metrics(self, sections: Sequence[str] = ()) -> list[str]:
+        """Return the names that :meth:`metric` knows, of some sections or all."""
+        return [name for name, place in self.names.items() if not sections or place[0] in sections]
+
+    def metric(self, name: str) -> Floats:
         """Collect a metric per round, by bare name or ``section/key``; NaN where a round has none.
+
+        Of an entry with several numbers, such as one per node, it is the median.
 
         Raises
         ------
         ValueError
             If no round has it.
         """
-        section, slash, key = name.partition("/")
-        if slash and not np.isnan(values := self.column(section, key)).all():
-            return values
-        for section in METRICS:
-            if not np.isnan(values := self.column(section, name)).all():
-                return values
-        known = ", ".join(self.metrics()) or "none at all"
-        raise invalid("metric", name, f"be in the history, which has {known}")
+        return self.range_of(name)[:, 1]
+
+    def range_of(self, name: str) -> Floats:
+        """Collect the lowest, median and highest number of a metric: shape (rounds, 3)."""
+        place = self.names.get(name, tuple(name.split("/", 1)))
+        if place not in self.table:
+            known = ", ".join(self.names) or "none at all"
+            raise invalid("metric", name, f"be in the history, which has {known}")
+        return self.table[place]
 
     def main_metric(self) -> str | None:
         """Return the metric to judge the run by: an accuracy, else a loss, else any."""
         names = self.metrics(METRICS)
-        for word in ("acc", "loss", ""):
-            for name in names:
-                if word in name.lower():
-                    return name
-        return None
-
-
-def once(compute: Callable[[History], _Result]) -> Callable[[History], _Result]:
-    """Let a function compute something of a history once, for the rounds do not change."""
-
-    @wraps(compute)
-    def known(history: History) -> _Result:
-        if compute not in history._known:
-            history._known[compute] = compute(history)
-        return cast(_Result, history._known[compute])
-
-    return known
+        found = (name for word in ("acc", "loss", "") for name in names if word in name.lower())
+        return next(found, None)
 
 
 def read_history(directory: str | Path) -> History:
@@ -218,24 +197,87 @@ def read_history(directory: str | Path) -> History:
     folder = Path(directory)
     if not folder.is_dir():
         raise invalid("run directory", str(directory), "exist")
-    path = folder / HISTORY
-    if not path.is_file():
+    if not (folder / HISTORY).is_file():
         runs = sorted(str(found.parent) for found in folder.glob(f"*/{HISTORY}"))
         hint = f"did you mean {' '.join(runs)}" if runs else ""
         raise invalid("run directory", str(directory), f"hold a {HISTORY}", hint)
     notes = []
     rounds: dict[int, dict[str, Any]] = {}
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+    # newline="\n": texts may hold other separators of lines, and JSON does not escape them all
+    with (folder / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
-            record, why = parse(line)
-            if record is None:
-                why = why if line.endswith("\n") else "is torn"
+            try:
+                record = parse(line)
+            except ValueError as error:
+                why = error if line.endswith("\n") else "is torn"
                 notes.append(f"line {number} {why} and was left out")
                 continue
             if record["round"] in rounds:
                 notes.append(f"round {record['round']} occurs twice; the later line counts")
             rounds[record["round"]] = record
     return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
+
+
+# -- a line, which may come from anywhere --
+
+OLD = (
+    *("biased-local-sgd", "cd-grab", "local-steps", "model-average", "over-select"),
+    *("power-of-choice", "balanced-by", "bytes-down", "bytes-up", "by-node", "examples-wanted"),
+    *("herding-bound", "num-steps", "own-share", "pairs-together", "samples-known", "signed-sum"),
+    "worst-tenth",
+)
+# Wrappers and their figures in lines of older versions, to their names of today.
+SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
+NUMBERS, TEXTS, TIERS = {int, float, bool, type(None)}, {str, type(None)}, range(10_000)
+PER_TIER = ("tier_probs", "tier_chances", "credits", "tier_accuracy")
+# What a line may hold, where it holds anything: a list or a dict, and the types in it.
+SHAPES: tuple[tuple[str, str, type, set[Any]], ...] = (
+    ("selected", "", list, TEXTS),
+    ("failures", "", list, {dict}),
+    *(("failures", key, list, TEXTS) for key in ("node", "reason")),
+    ("latency", "", dict, NUMBERS),
+    (FEDSLICE, "", dict, NUMBERS),
+    (FEDBUFF, "nodes", list, TEXTS),
+    *((FEDBUFF, key, list, NUMBERS) for key in ("staleness", "age_s")),
+    (TIFL, "tiers", dict, {int}),
+    (TIFL, "latency", dict, NUMBERS),
+    *((TIFL, key, list, NUMBERS) for key in PER_TIER),
+)
+# The keys of all lines are one set of texts: else they are most of a history's memory.
+_DECODER = json.JSONDecoder(
+    parse_int=lambda digits: int(digits) if len(digits) < 19 else inf,
+    object_pairs_hook=lambda pairs: {sys.intern(key): value for key, value in pairs},
+)
+
+
+def parse(line: str) -> dict[str, Any]:
+    """Read a line; a ValueError says why it is none that a run writes."""
+    try:
+        found = _DECODER.decode(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or type(found.get("round")) is not int:
+        raise ValueError("is no round")
+    record = {str(SPELLING.get(k, k)): _respelled(k, x) for k, x in found.items()}
+    for section, key, kind, types in SHAPES:
+        value: Any = record.get(section)
+        if key and isinstance(value, dict):
+            value = value.get(key)
+        elif key and isinstance(value, list):
+            value = [as_dict(each).get(key) for each in value]
+        items = value.values() if isinstance(value, dict) else value
+        if value is not None and not (type(value) is kind and {*map(type, items)} <= types):
+            raise ValueError(f"has a {section} that no run writes")
+    if any(tier not in TIERS for tier in as_dict(as_dict(record.get(TIFL)).get("tiers")).values()):
+        raise ValueError(f"has a {TIFL} that no run writes")
+    return record
+
+
+def _respelled(section: str, entries: Any) -> Any:
+    """Give figures today's names; metrics and nodes are called as users called them."""
+    if not isinstance(entries, dict) or section in (*METRICS, *BY_NODE):
+        return entries
+    return {SPELLING.get(key, key): value for key, value in entries.items()}
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -245,89 +287,20 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def as_number(value: Any) -> float:
     """Return a finite number of the history; NaN where it has something else."""
-    is_number = isinstance(value, int | float) and isfinite(value)
-    return float(value) if is_number else float("nan")
+    return float(value) if isinstance(value, int | float) and isfinite(value) else nan
 
 
-PLAIN = {int, float, bool, type(None)}
-
-
-def as_numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+def as_numbers(values: Sequence[Any]) -> Floats:
     """Return the finite numbers of a list of the history; NaN where it has something else."""
-    plain = set(map(type, values)) <= PLAIN
+    plain = {*map(type, values)} <= NUMBERS
     array = np.array(values if plain else [as_number(value) for value in values], np.float64)
     array[np.isinf(array)] = np.nan
     return array
 
 
-LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
-
-
-def lower_is_better(metric: str) -> bool:
-    """Return whether a metric improves by falling."""
-    return any(word in metric.lower() for word in LOWER_IS_BETTER)
-
-
-def best_round(history: History, metric: str, *, falls: bool | None = None) -> int:
-    """Find the position of a metric's best value."""
-    values = history.metric(metric)
-    return int(np.nanargmin(values) if _falls(metric, falls) else np.nanargmax(values))
-
-
-def settled_value(history: History, metric: str, *, falls: bool | None = None) -> float:
-    """Return the level that a run holds at its end: the median of its last five values."""
-    values = history.metric(metric)
-    tail = sorted(values[~np.isnan(values)][-5:].tolist(), reverse=_falls(metric, falls))
-    return float(tail[(len(tail) - 1) // 2])
-
-
-def time_to_target(
-    history: History,
-    metric: str,
-    target: float,
-    clock: str = "virtual_s",
-    *,
-    falls: bool | None = None,
-) -> float | None:
-    """Return when a run first reaches a target: seconds or rounds since the start, None if never.
-
-    Parameters
-    ----------
-    history : History
-        A run.
-    metric : str
-        As for :meth:`History.metric`.
-    target : float
-        The value to reach.
-    clock : {"virtual_s", "wall_s", "round"}
-        What to measure by.
-    falls : bool, optional
-        Whether the metric must fall to the target; by its name if left out.
-
-    Raises
-    ------
-    ValueError
-        If the metric or the clock is unknown, or the target not finite.
-
-    Examples
-    --------
-    >>> history = History(
-    ...     (
-    ...         {"round": 0, "virtual_s": 0.0, "global": {"accuracy": 0.1}},
-    ...         {"round": 1, "virtual_s": 18.0, "global": {"accuracy": 0.6}},
-    ...     )
-    ... )
-    >>> time_to_target(history, "accuracy", 0.5)
-    18.0
-    """
-    check_choice("clock", clock, CLOCKS)
-    check_number("target", target, "(-inf, inf)")
-    values, times = history.metric(metric), history.column(clock)
-    with np.errstate(invalid="ignore"):
-        reached = values <= target if _falls(metric, falls) else values >= target
-    hits = times[reached & ~np.isnan(times)]
-    return float(hits[0]) if len(hits) else None
-
-
-def _falls(metric: str, falls: bool | None) -> bool:
-    return lower_is_better(metric) if falls is None else falls
+def numbers_in(value: Any) -> list[float]:
+    """Return the numbers in an entry; none if it holds anything else."""
+    items = [*value.values()] if isinstance(value, dict) else value
+    known = [x for x in (items if isinstance(items, list) else [items]) if x is not None]
+    is_known = all(isinstance(x, int | float) for x in known)
+    return [x for x in known if isfinite(x)] if is_known else []

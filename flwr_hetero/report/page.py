@@ -1,44 +1,63 @@
-"""``report.html``: the page of a run."""
+"""Pages: one file each that needs no network; ``report.html`` is the page of a run."""
 
+import gzip
+from base64 import b64encode
 from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader
+from plotly.offline import get_plotlyjs
 
-from flwr_hetero.report.compare.groups import Run
-from flwr_hetero.report.compare.verdict import Judge, cost_text, default_target, first_reach
+from flwr_hetero.report.compare import Run, compare
+from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
 from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.document import write_page
-from flwr_hetero.report.history import (
-    REPORT,
-    History,
-    best_round,
-    lower_is_better,
-    read_config,
-    read_history,
-    settled_value,
-)
-from flwr_hetero.report.nodes import device_seconds, failure_groups, last_fairness, node_stats
+from flwr_hetero.report.history import REPORT, History, read_config, read_history, replace
+from flwr_hetero.report.nodes import busy_s, failure_groups, last_fairness, node_stats
 from flwr_hetero.report.panels import panels_of
-from flwr_hetero.report.style import (
-    UNKNOWN,
-    duration,
-    figure,
-    method_colours,
-    on_nodes,
-    size,
-    words,
-)
+from flwr_hetero.report.style import duration, figure, method_colours, on_nodes, size, words
 from flwr_hetero.report.tables import Named, rounds_table, settings_table, tables_of
 
+# Where a page that is served looks for newer data.
+DATA = "data.json"
 
-class Fact(NamedTuple):
-    """One figure at the top of the page."""
 
-    label: str
-    value: str
-    note: str = ""
+def write_page(data: Mapping[str, Any], path: Path) -> Path:
+    """Write a page that its own scripts draw from its data, in one step; return its path."""
+    replace(path, render(data).encode())
+    return path
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """Make a page."""
+    loader = Environment(loader=PackageLoader("flwr_hetero.report", ""), autoescape=True)
+    sources = {name: loader.loader.get_source(loader, name)[0] for name in ("page.js", "page.css")}  # type: ignore[union-attr]
+    plotly, plotly_hash = _plotly()
+    return loader.get_template("page.html").render(
+        data=data,
+        css=sources["page.css"],
+        script=sources["page.js"],
+        plotly=plotly,
+        hashes=[plotly_hash, _hash(sources["page.js"])],
+        path=DATA,
+    )
+
+
+@lru_cache(1)
+def _plotly() -> tuple[str, str]:
+    """Return plotly's script, compressed to a third, and its hash; the page unpacks it."""
+    source = get_plotlyjs()
+    return b64encode(gzip.compress(source.encode(), mtime=0)).decode(), _hash(source)
+
+
+def _hash(script: str) -> str:
+    return b64encode(sha256(script.encode()).digest()).decode()
+
+
+# -- the page of a run --
 
 
 def write_report(directory: str | Path) -> Path:
@@ -66,15 +85,17 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     if not history.rounds:
         data["notes"].append("No round was completed: the log gives the reason.")
         return data
-    judge = _judge(history)
+    run = Run(folder, history, settings)
+    found = compare([run]) if history.main_metric() else None
+    judge = found.judge if found else None
     metric, clock = (judge.metric, judge.clock) if judge else (None, history.clock[0])
-    [colour] = method_colours([Run(folder, history, settings).method])
     name = str(settings.get("policy") or settings.get("selection") or folder.name)
+    [colour] = method_colours([run.method])
     line = Line(name, colour, "solid", [history])
     tables = [*tables_of([Named("", None, history)]), rounds_table(history)]
     return data | {
-        "sentences": [_reached(history, judge)] if judge else [],
-        "facts": [fact._asdict() for fact in facts(history, settings, judge)],
+        "sentences": [_reached(found.judge, found.groups[0].results[0])] if found else [],
+        "facts": facts(history, settings, judge),
         "curves": curve_data([line], metric, clock, judge.target if judge else None),
         "panels": panels_of(history, clock),
         "tables": [table.data() for table in tables] + data["tables"],
@@ -89,77 +110,51 @@ def _where(folder: Path, config: Mapping[str, Any]) -> str:
     return ", ".join([*parts, str(folder)])
 
 
-def _judge(history: History) -> Judge | None:
-    """Choose what the run has reached: its end less a point, as ``compare`` does."""
-    metric = history.main_metric()
-    if metric is None:
-        return None
-    name, clock = history.clock
-    falls = lower_is_better(metric)
-    target = default_target([history], metric, falls=falls)
-    return Judge(metric, target, name if np.nansum(clock) > 0 else "round", falls)
-
-
-def _reached(history: History, judge: Judge) -> str:
+def _reached(judge: Judge, result: Result) -> str:
     """Say what was reached and when."""
-    place, unit = first_reach(history, judge), history.unit
-    end = figure(judge.metric, settled_value(history, judge.metric, falls=judge.falls))
-    text = f"{words(judge.metric).capitalize()} {end} at the end"
-    if place is None:
-        return f"{text}, of {history.last_round} {unit}s."
-    at = float(history.column(judge.clock)[place])
-    goal, spent = figure(judge.metric, judge.target), cost_text(judge.clock, at, unit)
-    number = history.rounds[place]["round"]
-    when = "" if judge.clock == "round" else f", in {unit} {number} of {history.last_round}"
-    return f"{text}; {goal} is reached after {spent}{when}."
+    text = f"{words(judge.metric).capitalize()} {figure(judge.metric, result.end)} at the end"
+    if result.to_target is None:
+        return f"{text}, of {result.rounds} {result.unit}s."
+    goal = figure(judge.metric, judge.target)
+    spent = cost_text(judge.clock, result.to_target, result.unit)
+    when = f", in {result.unit} {result.reached} of {result.rounds}"
+    return f"{text}; {goal} is reached after {spent}{'' if judge.clock == 'round' else when}."
 
 
-def facts(history: History, settings: Mapping[str, Any], judge: Judge | None) -> list[Fact]:
-    """Sum up a run."""
-    nodes, failures, unit = node_stats(history), failure_groups(history), history.unit
-    trained = sum(node.selected > node.lost for node in nodes)
-    count = sum(len(group.rounds) for group in failures)
-    rounds = len({number for group in failures for number in group.rounds})
-    up, down = (float(np.nansum(history.column(key))) for key in ("bytes_up", "bytes_down"))
+def facts(
+    history: History, settings: Mapping[str, Any], judge: Judge | None
+) -> list[dict[str, str]]:
+    """Sum up a run: label, value and note of each figure at the top of the page."""
+    found, unit = [], history.unit
+    if judge:
+        values = history.metric(judge.metric)
+        best = int(np.nanargmin(values) if judge.falls else np.nanargmax(values))
+        last, top = (figure(judge.metric, x) for x in (values[~np.isnan(values)][-1], values[best]))
+        note = f"best {top} in {unit} {history.rounds[best]['round']}"
+        found.append((f"Last {words(judge.metric)}", last, note))
+    if fair := last_fairness(history):
+        label = f"{on_nodes(fair.metric)} on the worst tenth of the nodes"
+        note = f"{figure(fair.metric, fair.mean)} on all {fair.nodes}, {unit} {fair.round}"
+        found.append((label, figure(fair.metric, fair.worst), note))
     planned = settings.get("num-server-rounds")
     note = "as planned" if planned == history.last_round else f"of {planned} planned"
-    lost = f"in {rounds} {unit}s" if count else "every reply was good"
-    return [
-        *([_quality(history, judge.metric)] if judge else []),
-        *_fairness(history),
-        Fact(f"{unit}s".capitalize(), str(history.last_round), note if planned else ""),
-        *_times(history),
-        Fact("Traffic", size(up + down), f"{size(up)} up, {size(down)} down"),
-        Fact("Nodes", str(len(nodes)) if nodes else UNKNOWN, f"{trained} of them trained"),
-        Fact("Failures", str(count), lost),
-    ]
-
-
-def _quality(history: History, metric: str) -> Fact:
-    values, best = history.metric(metric), best_round(history, metric)
-    final = figure(metric, values[~np.isnan(values)][-1])
-    note = f"best {figure(metric, values[best])} in {history.unit} {history.rounds[best]['round']}"
-    return Fact(f"Last {words(metric)}", final, note)
-
-
-def _fairness(history: History) -> list[Fact]:
-    found = last_fairness(history)
-    if found is None:
-        return []
-    mean = f"{figure(found.metric, found.mean)} on all {found.nodes}"
-    value = figure(found.metric, found.worst)
-    label = f"{on_nodes(found.metric)} on the worst tenth of the nodes"
-    return [Fact(label, value, f"{mean}, {history.unit} {found.round}")]
-
-
-def _times(history: History) -> list[Fact]:
+    found.append((f"{unit}s".capitalize(), str(history.last_round), note if planned else ""))
     virtual, wall = history.column("virtual_s"), history.column("wall_s")
     has_profiling = history.rounds[0]["round"] == 0 and virtual[0] > 0
     notes = [f"{duration(wall[-1])} on the server's clock"] if np.isfinite(wall[-1]) else []
     notes += [f"{duration(virtual[0])} of it before round 1"] if has_profiling else []
-    busy_s = device_seconds(history)
-    at_work = f"{busy_s / virtual[-1]:.3g} nodes at work on average" if virtual[-1] > 0 else ""
-    return [
-        Fact("Time on the fleet's clock", duration(virtual[-1]), ", ".join(notes)),
-        Fact("Time of all devices", duration(busy_s), at_work),
+    seconds = float(busy_s(history).sum())
+    busy = f"{seconds / virtual[-1]:.3g} nodes in flight on average" if virtual[-1] > 0 else ""
+    up, down = (float(np.nansum(history.column(key))) for key in ("bytes_up", "bytes_down"))
+    nodes, failures = node_stats(history), failure_groups(history)
+    trained = sum(node.selected > node.lost for node in nodes)
+    rounds = len({number for *_, numbers in failures for number in numbers})
+    count = sum(len(numbers) for *_, numbers in failures)
+    found += [
+        ("Time on the fleet's clock", duration(virtual[-1]), ", ".join(notes)),
+        ("Time of all devices", duration(seconds), busy),
+        ("Traffic", size(up + down), f"{size(up)} up, {size(down)} down"),
+        ("Nodes", str(len(nodes)) if nodes else "?", f"{trained} of them trained"),
+        ("Failures", str(count), f"in {rounds} {unit}s" if count else "every reply was good"),
     ]
+    return [dict(zip(("label", "value", "note"), fact, strict=True)) for fact in found]

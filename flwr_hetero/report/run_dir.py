@@ -25,6 +25,7 @@ from flwr_hetero.report.history import (
     HISTORY,
     LOCK,
     MODEL,
+    parse,
     read_config,
     read_history,
     replace,
@@ -35,71 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# What the extra ``report`` installs, and a run needs before its end.
 NEEDED = ("filelock", "safetensors", "jinja2", "plotly")
-"""What the extra ``report`` installs, and a run needs before its end."""
-ENDING_S = 30.0
-"""Seconds for which a resume waits for the run before, which may be at its report."""
+# Distributions whose versions a run notes.
 PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
-"""Distributions whose versions a run notes."""
-
+# Seconds for which a resume waits for the run before, which may be at its report.
+ENDING_S = 30.0
 SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
 HIDDEN = "(hidden)"
-
-
-def plain(value: Any) -> Any:
-    """Convert a value to what JSON can hold."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=str)
-    if isinstance(value, Sequence) and not isinstance(value, bytes | PurePath):
-        return [plain(item) for item in value]
-    return str(value)
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a run's settings to JSON, without secrets."""
-    return {
-        str(key).replace("_", "-"): HIDDEN if SECRET.search(str(key)) else plain(value)
-        for key, value in config.items()
-    }
-
-
-def command_line(arguments: Iterable[str]) -> str:
-    """Write a command as one would type it, without its secrets."""
-    words: list[str] = []
-    hide_next = False
-    for word in arguments:
-        option, equals, _ = word.partition("=")
-        is_secret = not hide_next and word.startswith("-") and bool(SECRET.search(option))
-        if hide_next:
-            words.append(shlex.quote(HIDDEN))
-        elif is_secret and equals:
-            words.append(f"{option}={shlex.quote(HIDDEN)}")
-        else:
-            words.append(shlex.quote(word))
-        hide_next = is_secret and not equals
-    return " ".join(words)
-
-
-def environment() -> dict[str, Any]:
-    """Return versions, platform and command of this process."""
-    versions = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return {
-        "versions": versions,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "command": command_line(sys.argv),
-    }
 
 
 class RunDirectory:
@@ -112,18 +56,15 @@ class RunDirectory:
     config : mapping
         Settings and seeds. What looks like a token or a password is not written.
     resume : bool, keyword-only
-        Continue the run in the folder. Its history is cut back to the checkpoint. Its settings are
-        replaced then, not before: a run that refuses the checkpoint leaves them as they were.
+        Continue the run in the folder, whose history is cut back to the checkpoint.
     argument : str, keyword-only
-        What the caller calls the path, for errors: ``run_dir`` of ``Recorded``, ``output-dir`` in
-        a run-config.
+        What the caller calls the path, for errors.
 
     Raises
     ------
     ValueError
-        If the path is relative (a ServerApp does not run where you typed the command), is no
-        folder that can be written to, is in use by another run (for a resume: still after half a
-        minute), holds another run and ``resume`` is not set, or holds no checkpoint and it is set.
+        If the path is relative, is no folder that can be written to, is in use by another run (for
+        a resume: still after half a minute), holds a run without ``resume``, or no checkpoint.
     ModuleNotFoundError
         If a package of the extra ``report`` is not installed.
 
@@ -146,44 +87,35 @@ class RunDirectory:
         if missing := [name for name in NEEDED if util.find_spec(name) is None]:
             hint = install_hint("report", *missing)
             raise ModuleNotFoundError(f"a run directory needs {missing[0]}: {hint}")
-        self.path, self.resume, self._argument = Path(path).expanduser(), resume, argument
+        self.path, self.resume, self._last_round = Path(path).expanduser(), resume, -1
+        self.checkpoint_dir = self.path / CHECKPOINT
         if not self.path.is_absolute():
             raise invalid(argument, str(path), "be an absolute path")
         if not resume and self._has_history():
-            raise invalid(
-                argument, str(path), "not hold another run", "resume=True goes on with it"
-            )
+            rule, hint = "not hold another run", "resume=True goes on with it"
+            raise invalid(argument, str(path), rule, hint)
         if resume and not any(self.checkpoint_dir.glob("*.npz")):
             hint = "correct the path, or leave resume out to start a run in a folder of its own"
             raise invalid(argument, str(path), "hold a checkpoint to resume from", hint)
-        self._last_round = -1
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock()
+            self._lock = self._take_lock(argument)
+            # Written with the first round: a resume that is refused leaves the settings.
             self._config: bytes | None = self._make_config(config or {})
             if not self._has_history():
                 self._write_config()
             (self.path / HISTORY).touch()
-            self._cut_after(read_history(self.path).last_round)  # without a torn line
+            self._cut_after(math.inf)
         except OSError as error:
             rule = f"be a folder to write to ({error})"
             raise invalid(argument, str(path), rule) from error
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """Folder for what is needed to resume."""
-        return self.path / CHECKPOINT
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a round's line to the history; it is on disk when this returns.
 
         NumPy values become plain numbers, numbers that are not finite become null. Lines of this
-        round and of later ones, left by a run that is being resumed, are dropped.
-
-        Raises
-        ------
-        ValueError
-            If ``round`` is not an integer from 0.
+        round and of later ones, left by a run that is being resumed, are dropped. A ValueError
+        refuses a ``round`` that is no integer from 0.
         """
         line = plain(record)
         number = check_count("round", line.get("round"))
@@ -191,7 +123,7 @@ class RunDirectory:
         if number <= self._last_round:
             self._cut_after(number - 1)
         with (self.path / HISTORY).open("a", encoding="utf-8") as file:
-            file.write(_line(line))
+            file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._last_round = number
@@ -199,10 +131,7 @@ class RunDirectory:
     def cut_after(self, last_round: int) -> None:
         """Drop the rounds after the one that a resumed run continues from; -1 drops all.
 
-        Raises
-        ------
-        ValueError
-            If the history lacks a round up to that one.
+        A ValueError says which round up to that one the history lacks.
         """
         known = {record["round"] for record in read_history(self.path).rounds}
         if lost := sorted(set(range(last_round + 1)) - known):
@@ -213,15 +142,22 @@ class RunDirectory:
         self._write_config()
         self._cut_after(last_round)
 
-    def _cut_after(self, last_round: int) -> None:
-        kept = [r for r in read_history(self.path).rounds if r["round"] <= last_round]
-        replace(self.path / HISTORY, "".join(map(_line, kept)).encode())
-        self._last_round = kept[-1]["round"] if kept else -1
+    def _cut_after(self, last_round: float) -> None:
+        kept: dict[int, str] = {}
+        with (self.path / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                with suppress(ValueError):  # a torn line goes
+                    if (number := parse(line)["round"]) <= last_round:
+                        kept[number] = line.rstrip("\n") + "\n"
+        # Lines stay as they were written: a resume that is refused has changed nothing.
+        replace(self.path / HISTORY, "".join(kept[number] for number in sorted(kept)).encode())
+        self._last_round = max(kept, default=-1)
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, name to array, as ``model.safetensors`` in one step."""
         from safetensors.numpy import save  # an extra, needed for a model only
 
+        # The format stores memory as it lies: strided arrays are copied first.
         whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         replace(self.path / MODEL, save(whole))
 
@@ -242,7 +178,7 @@ class RunDirectory:
         """Let another run use the directory."""
         self._lock.release()
 
-    def _take_lock(self) -> "FileLock":
+    def _take_lock(self, argument: str) -> "FileLock":
         from filelock import FileLock, Timeout
 
         timeout_s = ENDING_S if self.resume else 0.0
@@ -250,9 +186,8 @@ class RunDirectory:
         try:
             lock.acquire()
         except Timeout:
-            hint = "end that run first, or choose another folder"
-            rule = "be in use by one run only"
-            raise invalid(self._argument, str(self.path), rule, hint) from None
+            rule, hint = "be in use by one run only", "end that run first, or choose another folder"
+            raise invalid(argument, str(self.path), rule, hint) from None
         return lock
 
     def _has_history(self) -> bool:
@@ -260,13 +195,22 @@ class RunDirectory:
         return path.is_file() and path.stat().st_size > 0
 
     def _make_config(self, config: Mapping[str, Any]) -> bytes:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        content: dict[str, Any] = {"started": now, "resumed": []}
-        if self._has_history():
-            before = read_config(self.path)
-            content["started"] = before.get("started", now)
-            content["resumed"] = [*before.get("resumed", []), now]
-        content |= {"settings": settings_of(config), **environment()}
+        now, versions = datetime.now(UTC).isoformat(timespec="seconds"), {}
+        for name in PACKAGES:
+            with suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+        settings = {str(key).replace("_", "-"): value for key, value in config.items()}
+        hidden = {key: HIDDEN for key in settings if SECRET.search(key)}
+        before = read_config(self.path) if self._has_history() else {}
+        content = {
+            "started": before.get("started", now),
+            "resumed": [*before.get("resumed", []), now] if self._has_history() else [],
+            "settings": plain(settings | hidden),
+            "versions": versions,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "command": command_line(sys.argv),
+        }
         return (json.dumps(content, indent=2) + "\n").encode()
 
     def _write_config(self) -> None:
@@ -275,5 +219,31 @@ class RunDirectory:
             self._config = None
 
 
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"
+def plain(value: Any) -> Any:
+    """Convert a value to what JSON can hold."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | PurePath):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """Write a command as one would type it, without its secrets."""
+    words: list[str] = []
+    hide_next = False
+    for word in arguments:
+        option, equals, _ = word.partition("=")
+        is_secret = not hide_next and word.startswith("-") and bool(SECRET.search(option))
+        shown = f"{option}={shlex.quote(HIDDEN)}" if is_secret and equals else shlex.quote(word)
+        words.append(shlex.quote(HIDDEN) if hide_next else shown)
+        hide_next = is_secret and not equals
+    return " ".join(words)

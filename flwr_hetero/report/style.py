@@ -3,28 +3,21 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-SUFFIXES = {"_s": "s", "_bytes": "bytes", "_mbps": "Mbit/s"}
-"""End of a key to its unit."""
-
+# Shown for a figure that the history does not have.
 UNKNOWN = "?"
-"""Shown for a figure that the history does not have."""
+# End of a key to its unit.
+SUFFIXES = {"_s": "s", "_bytes": "bytes", "_mbps": "Mbit/s"}
+TIMES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
+# Symbol of a unit to its size.
+BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
-class TimeUnit(NamedTuple):
-    """A unit for an axis of time."""
-
-    seconds: float
-    symbol: str
-
-
-def time_unit(longest_s: float) -> TimeUnit:
-    """Choose the unit for a duration."""
-    units = (TimeUnit(86400.0, "d"), TimeUnit(3600.0, "h"), TimeUnit(60.0, "min"))
-    return next((unit for unit in units if longest_s >= 3 * unit.seconds), TimeUnit(1.0, "s"))
+def time_unit(longest_s: float) -> str:
+    """Choose the unit for an axis of time: one of :data:`TIMES`."""
+    return next((symbol for symbol, unit_s in TIMES.items() if longest_s >= 3 * unit_s), "s")
 
 
 def duration(seconds: float) -> str:
@@ -35,11 +28,10 @@ def duration(seconds: float) -> str:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 59.5:
         return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
+    # Each unit is rounded as a whole: 59.6 minutes are an hour, not 60 minutes.
+    if (whole := round(seconds)) < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    if minutes < 1440:
+    if (minutes := round(seconds / 60)) < 1440:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24} h"
@@ -49,10 +41,13 @@ def size(num_bytes: float) -> str:
     """Write a number of bytes."""
     if not math.isfinite(num_bytes):
         return UNKNOWN
-    for factor, symbol in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(num_bytes) >= factor:
-            return f"{num_bytes / factor:.3g} {symbol}"
-    return f"{num_bytes:.0f} B"
+    symbol, factor = size_unit(num_bytes)
+    return f"{num_bytes / factor:.3g} {symbol}"
+
+
+def size_unit(num_bytes: float) -> tuple[str, float]:
+    """Choose the unit for a number of bytes: its symbol, and the bytes in it."""
+    return next((unit for unit in BYTES.items() if num_bytes >= unit[1]), ("B", 1.0))
 
 
 def is_share(metric: str) -> bool:
@@ -64,9 +59,7 @@ def figure(metric: str, value: float) -> str:
     """Write the value of a metric."""
     if not math.isfinite(value):
         return UNKNOWN
-    if is_share(metric) and 0 <= value <= 1:
-        return f"{100 * value:.1f} %"
-    return f"{value:.4g}"
+    return f"{100 * value:.1f} %" if is_share(metric) and 0 <= value <= 1 else f"{value:.4g}"
 
 
 def words(key: str) -> str:
@@ -90,14 +83,12 @@ def on_nodes(metric: str) -> str:
 
 # Okabe and Ito's colours: distinct under all common forms of colour blindness.
 BLUE, SKY, GREEN, ORANGE, RED = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00"
-GREY = "#8c8c8c"
-
+PURPLE, GREY = "#cc79a7", "#8c8c8c"
+# From the fastest tier to the slowest.
 TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
-"""From the fastest tier to the slowest."""
-
-PURPLE = "#cc79a7"
-
 RUN_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
+RUN_DASHES = ("solid", "dash", "dashdot", "dot")
+# A method's colour on every page; FedAvg and random selection are one.
 METHOD_COLOURS = {
     "fedavg": GREY,
     "fedbuff": SKY,
@@ -107,8 +98,6 @@ METHOD_COLOURS = {
     "mercury": PURPLE,
     "pgd": ORANGE,
 }
-"""A method's colour on every page; FedAvg and random selection are one."""
-RUN_DASHES = ("solid", "dash", "dashdot", "dot")
 
 
 def tier_colours(count: int) -> list[str]:

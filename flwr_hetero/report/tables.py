@@ -6,24 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flwr_hetero.report.history import METRICS, TIFL, History, as_dict, as_numbers
-from flwr_hetero.report.nodes import (
-    failure_groups,
-    last_fairness,
-    merged_replies,
-    node_stats,
-    num_tiers,
-)
+from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats, num_tiers
 from flwr_hetero.report.style import duration, figure, heading, on_nodes
 
-MAX_ROWS = 1000
-"""Longest table on a page; the histories have the rest."""
-MAX_METRICS = 4
-"""Metrics in the table of rounds."""
-MAX_NUMBERS = 12
-"""Round numbers in a row of the failures."""
+# Longest table on a page, metrics in the table of rounds, round numbers in a row of failures: the
+# history has the rest.
+MAX_ROWS, MAX_METRICS, MAX_NUMBERS = 1000, 4, 12
 
+# A text, and the number to sort by.
 Cell = tuple[str, float | None]
-"""A text, and the number to sort by."""
 
 
 class Table(NamedTuple):
@@ -39,8 +30,7 @@ class Table(NamedTuple):
         """Return what the page needs."""
         left_out = len(self.rows) - MAX_ROWS
         more = f" The first {MAX_ROWS} of {len(self.rows)} rows." if left_out > 0 else ""
-        shown = {"rows": [*self.rows[:MAX_ROWS]], "caption": self.caption + more}
-        return self._asdict() | shown
+        return self._asdict() | {"rows": self.rows[:MAX_ROWS], "caption": self.caption + more}
 
 
 class Named(NamedTuple):
@@ -50,34 +40,28 @@ class Named(NamedTuple):
     seed: int | None
     history: History
 
-    @property
-    def cells(self) -> list[Cell]:
-        """Label and seed."""
-        return [text(self.label), ("" if self.seed is None else str(self.seed), self.seed)]
-
 
 def text(value: object) -> Cell:
     """Make a cell that is sorted by its text."""
     return str(value), None
 
 
-def number(value: float, shown: str = "") -> Cell:
+def number(value: float | None, shown: str = "") -> Cell:
     """Make a cell that is sorted by its number; an empty one if there is none."""
-    return (shown or f"{value:.10g}", float(value)) if np.isfinite(value) else ("", None)
+    if value is None or not np.isfinite(value):
+        return "", None
+    return shown or f"{value:.10g}", float(value)
 
 
 def tables_of(runs: Sequence[Named]) -> list[Table]:
     """Return the tables for which runs have figures; a single run is not named in its rows."""
-    found = []
-    for head, caption, rows_of in TABLES:
-        rows = [[*run.cells, *row] for run in runs for row in rows_of(run.history)]
-        start = 0 if len(runs) > 1 else 2
-        title, *columns = head
-        names = ["run", "seed", *columns][start:]
-        used = [i for i in range(len(names)) if any(row[start + i][0] for row in rows)]
-        rows = [[row[start + i] for i in used] for row in rows]
-        if rows:
-            found.append(Table(title, [names[i] for i in used], rows, caption))
+    found, start = [], 0 if len(runs) > 1 else 2
+    for title, names, caption, rows_of in TABLES:
+        head = ["run", "seed", *names]
+        rows = [[text(r.label), number(r.seed), *row] for r in runs for row in rows_of(r.history)]
+        used = [i for i in range(start, len(head)) if any(row[i][0] for row in rows)]
+        rows = [[row[i] for i in used] for row in rows]
+        found += [Table(title, [head[i] for i in used], rows, caption)] if rows else []
     return found
 
 
@@ -104,88 +88,67 @@ def _tiers(history: History) -> Iterator[list[Cell]]:
 
 
 def _nodes(history: History) -> Iterator[list[Cell]]:
-    fair, replies = last_fairness(history), merged_replies(history)
+    fair = last_fairness(history)
     for node in node_stats(history):
-        seen = fair.by_node.get(node.identity, np.nan) if fair else np.nan
-        merged = replies.get(node.identity)
-        stale = float(np.mean(merged.staleness)) if merged else np.nan
+        quality = fair.by_node.get(node.identity, np.nan) if fair else np.nan
         yield [
             text(node.identity),
-            number(np.nan if node.tier is None else node.tier),
+            number(node.tier),
             number(node.typical_s, duration(node.typical_s)),
             number(node.selected),
             number(node.lost),
-            number(stale, f"{stale:.1f}"),
-            number(seen, figure(fair.metric if fair else "", seen)),
+            number(node.staleness, f"{node.staleness:.1f}"),
+            number(quality, figure(fair.metric if fair else "", quality)),
         ]
 
 
 def _fairness(history: History) -> Iterator[list[Cell]]:
     if fair := last_fairness(history):
-        yield [
-            text(on_nodes(fair.metric)),
-            number(fair.worst, figure(fair.metric, fair.worst)),
-            number(fair.mean, figure(fair.metric, fair.mean)),
-            number(fair.nodes),
-            number(fair.round),
-        ]
+        levels = [number(level, figure(fair.metric, level)) for level in (fair.worst, fair.mean)]
+        yield [text(on_nodes(fair.metric)), *levels, number(fair.nodes), number(fair.round)]
 
 
 def _failures(history: History) -> Iterator[list[Cell]]:
-    for group in failure_groups(history):
-        once = list(dict.fromkeys(group.rounds))  # a round has training and evaluation
+    for node, reason, rounds in failure_groups(history):
+        once = list(dict.fromkeys(rounds))  # a round has training and evaluation
         more = f", and {len(once) - MAX_NUMBERS} more" if len(once) > MAX_NUMBERS else ""
         shown = ", ".join(map(str, once[:MAX_NUMBERS])) + more
-        yield [text(group.node), text(group.reason), number(len(group.rounds)), (shown, once[0])]
+        yield [text(node), text(reason), number(len(rounds)), (shown, once[0])]
 
 
+# Title, head, caption, and what makes the rows of a run.
 TABLES = (
-    (
-        ("Tiers", "tier", "nodes", "median latency", "rounds", "share of rounds",
-         "time of these rounds", "accuracy"),
-        "Tier 0 holds the fastest nodes.",
-        _tiers,
-    ),
-    (
-        ("Nodes", "node", "tier", "median latency", "asked", "lost", "mean staleness", "quality"),
-        "Asked: how often it was selected. Lost: replies that did not count. Quality: the model's "
-        "on the node's own data, as last measured.",
-        _nodes,
-    ),
-    (
-        ("Fairness", "metric", "worst tenth of the nodes", "mean", "nodes", "as of"),
-        "As last measured by the nodes.",
-        _fairness,
-    ),
-    (
-        ("Failures", "node", "reason", "times", "in"),
-        "Each cost that reply and nothing else.",
-        _failures,
-    ),
+    ("Tiers", ("tier", "nodes", "median latency", "rounds", "share of rounds",
+               "time of these rounds", "accuracy"),
+     "Tier 0 holds the fastest nodes.", _tiers),
+    ("Nodes", ("node", "tier", "median latency", "asked", "lost", "mean staleness", "quality"),
+     "Asked: how often it was selected. Lost: replies that did not count. Quality: the model's "
+     "on the node's own data, as last measured.", _nodes),
+    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "as of"),
+     "As last measured by the nodes.", _fairness),
+    ("Failures", ("node", "reason", "times", "in"),
+     "Each cost that reply and nothing else.", _failures),
 )  # fmt: skip
 
 
 def rounds_table(history: History) -> Table:
     """Return a row per round, the latest first."""
     metrics = history.metrics(METRICS)[:MAX_METRICS]
-    columns = [history.metric(name) for name in metrics]
-    clock = history.clock[1]
-    seconds, tiers = np.diff(clock, prepend=0.0), history.column(TIFL, "tier")
-    with_tiers = [] if np.isnan(tiers).all() else ["tier"]
+    levels = [(name, history.metric(name)) for name in metrics]
+    clock, tiers = history.clock[1], history.column(TIFL, "tier")
+    seconds, has_tiers = np.diff(clock, prepend=0.0), not np.isnan(tiers).all()
+    unit, count = history.unit, len(history.rounds)
     rows = []
-    for place in range(len(history.rounds) - 1, -1, -1)[:MAX_ROWS]:
+    for place in range(count - 1, -1, -1)[:MAX_ROWS]:
         record = history.rounds[place]
         row = [number(record["round"])]
-        row += [number(s, duration(s)) for s in (clock[place], seconds[place])]
-        row += [number(tiers[place]) for _ in with_tiers]
+        row += [number(column[place], duration(column[place])) for column in (clock, seconds)]
+        row += [number(tiers[place])] if has_tiers else []
         row += [number(len(set(record.get("selected") or ())))]
         row += [number(len(record.get("failures") or ()))]
-        values = [column[place] for column in columns]
-        rows.append(
-            [*row, *(number(v, figure(m, v)) for m, v in zip(metrics, values, strict=True))]
-        )
-    unit, count = history.unit, len(history.rounds)
-    head = [unit, "time", f"this {unit}", *with_tiers, "nodes", "failures"]
+        row += [number(column[place], figure(name, column[place])) for name, column in levels]
+        rows.append(row)
+    head = [unit, "time", f"this {unit}", *(["tier"] if has_tiers else []), "nodes", "failures"]
     head += [heading(name).lower() for name in metrics]
     caption = f"The last {MAX_ROWS} of {count}." if count > MAX_ROWS else ""
     return Table(f"{unit.capitalize()}s", head, rows, caption, folded=True)

@@ -267,20 +267,15 @@ def _why_bad_array(array: Array, sent: Array) -> str | None:
         return f"has type {values.dtype}, which cannot be averaged"
     if reason := _why_bad_values(values):
         return f"holds {reason}"
-    if values.dtype not in (model, bool) and _largest(values) > _limit_of(model):
-        return f"holds figures too large for {sent.dtype}"
+    if values.dtype not in (model, bool) and model.kind in "fiu":
+        limit = (np.finfo if model.kind == "f" else np.iinfo)(model).max
+        if _largest(values) > float(limit):
+            return f"holds figures too large for {sent.dtype}"
     if model.kind in "iu":
         steps = values.astype(np.float64) - view_array(sent).astype(np.float64)
         if _largest(steps) > MAX_COUNT_STEP:
             return f"holds integers more than {MAX_COUNT_STEP} from those sent"
     return None
-
-
-def _limit_of(model: np.dtype[Any]) -> float:
-    """Return the largest figure that a type holds; infinity for truth values."""
-    if model.kind in "iu":
-        return float(np.iinfo(model).max)
-    return float(np.finfo(model).max) if model.kind == "f" else math.inf
 
 
 def why_no_model(arrays: ArrayRecord) -> str | None:

@@ -1,10 +1,4 @@
-"""Recorded runs: their history, and checkpoints to resume from.
-
-A round's line of the history is written first, then its checkpoint, a file that is whole or
-absent; the one before is kept. So a run that is killed at any moment leaves a history that has
-every round of the checkpoint, and may have more: a resume drops those, and refuses a history that
-lacks one.
-"""
+"""Recorded runs: their history, and checkpoints to resume from."""
 
 import json
 import os
@@ -15,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
@@ -206,33 +200,6 @@ def _are_arrays(values: Collection[object]) -> bool:
 # --- the wrapper --------------------------------------------------------------------------
 
 
-@runtime_checkable
-class RunKeeper(Protocol):
-    """What :class:`Recorded` needs of a run directory; ``flwr_hetero.report`` has one."""
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """Existing folder for the checkpoint."""
-
-    def append_round(self, record: Mapping[str, Any]) -> None:
-        """Add a round's line to the history."""
-
-    def cut_after(self, last_round: int) -> None:
-        """Drop lines of rounds after the one that a resumed run continues from.
-
-        ValueError if a round before is missing.
-        """
-
-    def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write the global model."""
-
-    def finish(self) -> Any:
-        """Build the report; returns where it is."""
-
-    def close(self) -> None:
-        """Let another run use the directory."""
-
-
 class Recorded(Wrapper):
     """Record every round in a run directory; it goes outside all other wrappers.
 
@@ -240,30 +207,26 @@ class Recorded(Wrapper):
     ----------
     strategy : Strategy, optional
         What runs; FedAvg if left out.
-    run_dir : str, Path or RunKeeper
+    run_dir : str, Path or RunDirectory
         Absolute path, or for instance ``flwr_hetero.report.RunDirectory("/data/first", config)``.
     checkpoint_every : int
         Rounds between two checkpoints; the last round always gets one.
     resume : bool
         Continue from the directory's last checkpoint that can be read.
     trackers : sequence of str
-        Where each round's figures go besides, through their own clients: "tensorboard", "mlflow",
-        "wandb" (``pip install -e ".[trackers]"`` in the checkout), for a run directory on disk.
+        Where each round's figures go besides: "tensorboard", "mlflow", "wandb".
 
     Raises
     ------
     ValueError
         If ``checkpoint_every`` is below 1, or ``run_dir`` cannot be used; by ``start``, if this
-        run cannot go on from the checkpoint to resume: none there, other strategies, another
-        model, a model of NaN, or a history that lacks a round.
+        run cannot go on from the checkpoint to resume.
 
     Notes
     -----
-    The checkpoint holds the model, the round, all metrics so far, the clock, the state of each
-    wrapper and of Flower's strategy, of how many examples each node spoke first, and Python's
-    generator, which Flower's sampling uses. Which nodes were silent is learnt again. It
-    is replaced in one step and the one before is kept, so a run that is killed continues from the
-    last whole one. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143.
+    A checkpoint is replaced in one step and the one before is kept, so that a run that is killed
+    continues from the last whole one. Which nodes were silent is learnt again. SIGTERM ends a run
+    as Ctrl-C does, with a report; its exit code is 143.
 
     Examples
     --------
@@ -282,7 +245,7 @@ class Recorded(Wrapper):
         self,
         strategy: Strategy | None = None,
         *,
-        run_dir: str | Path | RunKeeper,
+        run_dir: Any,
         checkpoint_every: int = 1,
         resume: bool = False,
         trackers: Sequence[str] = (),
@@ -294,7 +257,7 @@ class Recorded(Wrapper):
             from flwr_hetero.report.run_dir import RunDirectory
 
             run_dir = RunDirectory(run_dir, resume=resume, argument="run_dir")
-        if not isinstance(run_dir, RunKeeper):
+        if not hasattr(run_dir, "append_round"):
             raise invalid("run_dir", run_dir, "be an absolute path or a RunDirectory")
         if getattr(run_dir, "resume", resume) != resume:
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")

@@ -36,15 +36,12 @@ FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
 
 
 class Expected(NamedTuple):
-    """What the replies of an exchange must hold.
-
-    ``trees``: boosted trees instead of arrays like those sent; as "json", or in "any" format.
-    """
+    """What the replies of an exchange must hold."""
 
     arrays: ArrayRecord | None = None
     weight_key: str | None = None
     metrics: bool = True
-    trees: str | None = None
+    trees: str | None = None  # boosted trees instead of arrays: as "json", or in "any" format
 
 
 def accept(
@@ -61,7 +58,7 @@ def accept(
         if node_id is None:
             context.note(reply.metadata.src_node_id, "reply to a message that is not open")
             continue
-        if reply.metadata.reply_to_message_id not in context.checked:  # else it is old news
+        if not context.overlaps:
             book.mark_alive(node_id)
         if is_good(context, reply, node_id, expected):
             good.append(reply)
@@ -70,7 +67,8 @@ def accept(
         waiting = {}
     for node_id in waiting.values():
         context.fail(node_id, f"no reply within {context.timeout_s:g} s")
-        if expected.metrics:  # a node that is away when it is to be timed is not asked again
+        # a node that is away when it is to be timed is not asked again
+        if expected.metrics and not context.overlaps:
             book.keep_silent(node_id, context.fleet.clock.virtual_s, context.timeout_s)
     good.sort(key=lambda reply: book.sort_key(reply.metadata.src_node_id))
     if expected.metrics and good:
@@ -175,8 +173,6 @@ def judge_latency(
 ) -> tuple[Latency | None, str | None]:
     """Decide what a node's latency was; return it and what is wrong with the node's claim.
 
-    A report above the round trip that the server saw is wrong, and only a simulated node may
-    say that its time is emulated; then, and where there is no report, the round trip counts.
     ``same_clock``: round trips are by the emulated devices' clock too.
     """
     reported = reported_latency(reply)
@@ -187,6 +183,7 @@ def judge_latency(
         return observed, "claims an emulated device outside a simulation"
     if round_trip_s is None or (reported.emulated and not same_clock):
         return reported, None
+    # no node can have worked longer than its reply was away
     if reported.seconds > round_trip_s * (1 + 1e-6):
         complaint = f"claims {reported.seconds:.3g} s, its reply was here in {round_trip_s:.3g} s"
         return observed, complaint
@@ -206,14 +203,11 @@ def _settle_metrics(reply: Message) -> None:
 
 
 def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
-    """Drop replies whose metrics have other names than those of the majority.
-
-    At a tie those accepted most often so far win, then those seen first. The majority of a round
-    wins over earlier rounds: else a bad node that once was alone would shut out all others.
-    """
+    """Drop replies whose metrics have other names than those of the majority."""
     accepted = context.fleet.accepted.setdefault(context.messages[0].metadata.message_type, {})
     names = [metric_names(reply) for reply in good]
     votes = Counter(names)
+    # earlier rounds count at a tie only: else a bad node once alone would shut out all others
     usual = max(votes, key=lambda name: (votes[name], accepted.get(name, 0)))
     other = "its metrics have other names than those of the others"
     good = kept(context, good, [None if name == usual else other for name in names])
@@ -253,13 +247,13 @@ def why_too_large(
     [None, None, 'its parameters have a norm of 999, above 100 times the model sent or usual']
     """
     reasons: list[str | None] = [None] * len(found)
-    for part, name in enumerate(Norms._fields):
+    for part, (name, most) in enumerate(zip(Norms._fields, MAX_GROWTH, strict=True)):
         norms = sorted(each[part] for each in everybody)
         usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
         if len(norms) == 1 and sent[part]:
             usual = 0.0  # there is no other to compare with
-        most = MAX_GROWTH[part]
         for i, each in enumerate(found):
+            # whichever is larger, so that models that are still zero may grow
             if each[part] > most * max(sent[part], usual, SMALL):
                 text = f"its {name} have a norm of {each[part]:.3g}, above {most:g} times"
                 reasons[i] = f"{text} the model sent or usual"
@@ -276,10 +270,12 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str | No
     for reply, name in zip(good, names, strict=True):
         claim = weight_of(reply, weight_key)
         known[name] = known.get(name, (claim, claim))[0], claim
-    usual = usual_examples(last for _, last in known.values())
+    claims = sorted(last for _, last in known.values() if last)
+    usual = claims[(len(claims) - 1) // 2] if len(claims) > 1 else math.inf  # none to compare with
     for reply, name in zip(good, names, strict=True):
         said, claim = known[name][0], weight_of(reply, weight_key)  # a merge may hold several
-        if claim <= (most := most_examples(said, usual)):
+        # what a node said first may grow, but by no more than this, and to ten medians at most
+        if claim <= (most := min(MAX_SHARE * usual, max(MAX_INCREASE * said, usual))):
             continue
         for metrics in reply.content.metric_records.values():
             metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most
@@ -290,30 +286,11 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str | No
             context.note(reply.metadata.src_node_id, text)
 
 
-def usual_examples(everybody: Iterable[float]) -> float:
-    """Return the median of what nodes say of their examples; infinity if only one has any."""
-    known = sorted(number for number in everybody if number)
-    return known[(len(known) - 1) // 2] if len(known) > 1 else math.inf
-
-
-def most_examples(first: float, usual: float) -> float:
-    """Return how many examples of a node may count, by what it said first and the median.
-
-    >>> usual = usual_examples([100, 100, 300, 2**53])
-    >>> most_examples(100, usual), most_examples(2**53, usual)
-    (200.0, 1000.0)
-    """
-    return min(MAX_SHARE * usual, max(MAX_INCREASE * first, usual))
-
-
 # --- runs without a reply that counts ----------------------------------------------------
 
 
 def check_progress(context: Exchange, of: str = "training") -> None:
-    """Stop a run whose replies are dropped for the same reason, so that none counts.
-
-    In the first round; later in the second one, and in none before enough nodes have it.
-    """
+    """Stop a run whose replies are dropped for the same reason, so that none counts."""
     fleet, before = context.fleet, context.fleet.refused.get(of, {})
     if of == "training":
         _check_fruitless(context)
@@ -325,6 +302,7 @@ def check_progress(context: Exchange, of: str = "training") -> None:
     fleet.refused[of] = refused = before | context.refused
     ((reason, count),) = Counter(refused.values()).most_common(1)
     enough = count >= max(context.quorum, len(refused) / 2)
+    # in the first round at once; once replies have counted in the second such round
     if enough and (before or of not in fleet.counting):
         nodes = [context.identity(n) for n, why in refused.items() if why == reason]
         share = "all" if count == len(refused) else f"{count} of {len(refused)}"
@@ -343,6 +321,6 @@ def _check_fruitless(context: Exchange) -> None:
     rounds, replies = len(fleet.in_vain), sum(map(len, fleet.in_vain))
     enough = len(reasons) >= context.quorum and (replies >= FRUITLESS_REPLIES or not fleet.begun)
     if rounds >= FRUITLESS_ROUNDS and enough:
-        told = "; ".join(f"{node}: {why}" for node, why in sorted(reasons.items())[:5])
+        told = "; ".join(f"{context.identity(n)}: {reasons[n]}" for n in sorted(reasons)[:5])
         text = f"no reply to training has counted in {rounds} rounds in a row"
         raise RuntimeError(with_cure(f"{text}: {told}."))

@@ -148,7 +148,7 @@ class Fleet:
     refused: dict[str, dict[int, str]] = field(default_factory=dict)
     """By "training" or "evaluation": why replies have not counted since one last did."""
     counting: set[str] = field(default_factory=set)  # of which of the two a reply has counted
-    in_vain: list[dict[str, str]] = field(default_factory=list)  # failures since a reply counted
+    in_vain: list[dict[int, str]] = field(default_factory=list)  # failures since a reply counted
     cut: set[str] = field(default_factory=set)  # nodes whose claims of examples were cut
     norms: dict[int, Any] = field(default_factory=dict)  # of the nodes' last models
 
@@ -175,6 +175,8 @@ class Exchange:
     """Number of replies to wait for; None: all."""
     messages: list[Message] = field(default_factory=list)
     simulated: bool = False
+    overlaps: bool = False
+    """Whether other exchanges are in flight, so that its silences are no news when it is over."""
     virtual_s: float = 0.0
     """How long it took by the fleet's clock."""
     round_trip_s: dict[str, float] = field(default_factory=dict)
@@ -191,8 +193,8 @@ class Exchange:
     """Nodes whose replies went to the innermost strategy."""
     weights: dict[str, float] = field(default_factory=dict)
     """By what the models of these nodes were weighted."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """Why nodes have no reply that counts."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Why nodes, by id, have no reply that counts."""
     refused: dict[int, str] = field(default_factory=dict)
     """Why the reply of a node, by id, does not count."""
     quorum: int = QUORUM
@@ -286,7 +288,7 @@ class Exchange:
         if message_id is not None:
             self.latency.pop(message_id, None)
             self.refused[node_id] = reason
-        self.failed[self.identity(node_id)] = reason
+        self.failed[node_id] = reason
 
     def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
         """Record a failure that costs no reply of a node that was asked."""

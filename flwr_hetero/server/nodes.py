@@ -1,4 +1,4 @@
-"""Which nodes there are: waiting for them, showing some of them, telling who they are."""
+"""Which nodes there are: views of a grid, waiting for nodes, and the book of the nodes."""
 
 import hashlib
 import re
@@ -7,20 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence, Set
 from logging import DEBUG, INFO, WARNING
 from math import inf
+from typing import Any
 
-from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_hetero._flwr import NodeInfo, Run, is_simulation_grid, log
+from flwr_hetero._flwr import NodeInfo, is_simulation_grid, log
 
 WAIT_S = 600.0
 """Seconds to wait for the first node of a fleet."""
 SETTLE_S = 20.0
 """Seconds to wait for a further node of a fleet that comes online."""
-REGISTER_S = 2.0
-"""Seconds without a new node after which a simulation has all of its nodes."""
-REGISTER_POLL_S = 0.1
-"""Pause between two looks at the nodes of a simulation."""
+REGISTER_S, REGISTER_POLL_S = 2.0, 0.1
+"""Seconds without a new node after which a simulation has all of its nodes; pause between looks."""
 MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 """Settings by which Flower's strategies wait for nodes before a round."""
 MOST_WARNINGS = 3
@@ -29,53 +27,29 @@ LONGEST_REST = 6
 """Time-outs in a row after which a node is not left alone for longer each time."""
 
 
+# --- grids around a grid -----------------------------------------------------------------
+
+
+def _passed_on(name: str) -> Any:
+    """Make a method that a grid around another one passes on to it."""
+
+    def method(self: "GridAround", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.grid, name)(*args, **kwargs)
+
+    return method
+
+
 class GridAround(Grid):
     """Pass everything on to another grid."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    def set_run(self, run: Run) -> None:
-        """Set the run of the whole grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self.grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Make a message."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes online."""
-        return self.grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return what is known of the nodes online."""
-        return self.grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies."""
-        return self.grid.pull_messages(message_ids)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and wait for the replies."""
-        return self.grid.send_and_receive(messages, timeout=timeout)
+    run = property(lambda self: self.grid.run)
+    set_run, create_message = _passed_on("set_run"), _passed_on("create_message")
+    get_node_ids, get_nodes = _passed_on("get_node_ids"), _passed_on("get_nodes")
+    push_messages, pull_messages = _passed_on("push_messages"), _passed_on("pull_messages")
+    send_and_receive = _passed_on("send_and_receive")
 
 
 class GridView(GridAround):
@@ -114,6 +88,9 @@ def online_nodes(grid: Grid) -> Set[int]:
     return node_ids if isinstance(node_ids, Set) else set(node_ids)
 
 
+# --- waiting -----------------------------------------------------------------------------
+
+
 def wait_for_nodes(grid: Grid, at_least: int, wait_s: float = WAIT_S) -> Set[int]:
     """Wait until enough nodes are online, or until time is up; a LocalGrid has all at once."""
     online, waited_s = online_nodes(grid), 0.0
@@ -129,8 +106,7 @@ def wait_for_nodes(grid: Grid, at_least: int, wait_s: float = WAIT_S) -> Set[int
 
 def _wait_for_fleet(grid: Grid, at_least: int, wait_s: float) -> tuple[Set[int], float]:
     """Wait for nodes that come one by one; return them and how long that took."""
-    online, waited_s = online_nodes(grid), 0.0
-    told = -1
+    online, waited_s, told = online_nodes(grid), 0.0, -1
     while len(online) < at_least and waited_s < wait_s:
         if told != (told := len(online)):
             text = "%d nodes are online: waiting up to %.0f s for another one (see the nodes' logs)"
@@ -141,12 +117,10 @@ def _wait_for_fleet(grid: Grid, at_least: int, wait_s: float) -> tuple[Set[int],
 
 
 def _wait_for_registration(grid: Grid, at_least: int, wait_s: float) -> tuple[Set[int], float]:
-    """Wait for a simulation that registers its nodes, all in a row, after the ServerApp began.
-
-    It has no others, so the wait ends, enough or not, when no further one comes.
-    """
+    """Wait for a simulation that registers its nodes, all in a row, after the ServerApp began."""
     online, waited_s, same_s = online_nodes(grid), 0.0, 0.0
     while waited_s < wait_s:
+        # it has no others: enough or not, the wait ends when no further one comes
         if online and same_s >= (REGISTER_POLL_S if len(online) >= at_least else REGISTER_S):
             break
         time.sleep(REGISTER_POLL_S)
@@ -167,6 +141,9 @@ def settled_nodes(
     return online
 
 
+# --- the book of nodes -------------------------------------------------------------------
+
+
 def identity_key(identity: str) -> tuple[str, int, str]:
     """Return a key that sorts identities, trailing numbers by value."""
     match = re.fullmatch(r"(.*?)(\d+)", identity)
@@ -176,9 +153,9 @@ def identity_key(identity: str) -> tuple[str, int, str]:
 class NodeBook:
     """Who the nodes are, which are in flight or backed off, and how often they have failed.
 
-    The identity is, in this order: the name given at registration, a hash of the node's public
+    An identity is, in this order: the name given at registration, a hash of the node's public
     key, the ``partition-id`` that the node reports, the node id. Of two nodes that claim the same
-    identity the second keeps its node id.
+    one the second keeps its node id.
     """
 
     def __init__(self) -> None:
@@ -189,17 +166,33 @@ class NodeBook:
         """Nodes with an instruction whose reply no round waits for, and since when."""
         self.failures: dict[str, Counter[str]] = defaultdict(Counter)
         """Failures in a row, by kind and identity: "silence" in rounds, "train", "evaluate"."""
+        self.profile_kind: str | None = None
+        """Type of the message that times a node, once it is known what the ClientApp handles."""
         self._asked: set[int] = set()
         self._until_s: dict[int, float] = {}  # nodes that are backed off, until when
         self._warned: Counter[str] = Counter()
-        self.profile_kind: str | None = None
-        """Type of the message that times a node, once it is known what the ClientApp handles."""
+
+    def identity(self, node_id: int) -> str:
+        """Return a node's stable identity."""
+        return self._identity.get(node_id, f"id-{node_id}")
+
+    def knows(self, node_id: int) -> bool:
+        """Return whether a node has an identity better than its node id."""
+        return node_id in self._identity
+
+    def find(self, identity: str) -> int | None:
+        """Return the node id that now belongs to an identity."""
+        if identity not in self._node_id and re.fullmatch(r"id-\d+", identity):
+            return int(identity[3:])
+        return self._node_id.get(identity)
+
+    def sort_key(self, node_id: int) -> tuple[str, int, str]:
+        """Return a key that sorts nodes by identity, trailing numbers by value."""
+        return identity_key(self.identity(node_id))
 
     def learn(self, grid: Grid) -> None:
         """Read names and public keys of the nodes online."""
-        if is_simulated(grid):
-            return
-        for info in grid.get_nodes():
+        for info in [] if is_simulated(grid) else grid.get_nodes():
             if info.name:
                 self._claim(info.node_id, info.name)
             elif info.public_key:
@@ -207,8 +200,7 @@ class NodeBook:
 
     def learn_new(self, grid: Grid, node_ids: Iterable[int]) -> None:
         """Read names and public keys if some of these nodes are asked for the first time."""
-        new = set(node_ids) - self._asked
-        if new:
+        if new := set(node_ids) - self._asked:
             self._asked |= new
             self.learn(grid)
 
@@ -225,31 +217,21 @@ class NodeBook:
             self.forget(owner)
         self.set_partition_id(node_id, partition_id)
 
-    def knows(self, node_id: int) -> bool:
-        """Return whether a node has an identity better than its node id."""
-        return node_id in self._identity
+    def forget(self, node_id: int) -> None:
+        """Free the identity of a node that is gone, so that it can come back under a new id."""
+        if node_id in self._identity:
+            del self._node_id[self._identity.pop(node_id)]
 
-    def identity(self, node_id: int) -> str:
-        """Return a node's stable identity."""
-        return self._identity.get(node_id, f"id-{node_id}")
+    def _claim(self, node_id: int, identity: str) -> None:
+        if self._node_id.setdefault(identity, node_id) == node_id:
+            self._identity[node_id] = identity
 
-    def find(self, identity: str) -> int | None:
-        """Return the node id that now belongs to an identity."""
-        if identity not in self._node_id and re.fullmatch(r"id-\d+", identity):
-            return int(identity[3:])
-        return self._node_id.get(identity)
-
-    def sort_key(self, node_id: int) -> tuple[str, int, str]:
-        """Return a key that sorts nodes by identity, trailing numbers by value."""
-        return identity_key(self.identity(node_id))
-
-    # --- failures in a row, and back-off --------------------------------------------------
+    # --- failures in a row, and back-off ---------------------------------------------------
 
     def fail(self, node_id: int, kind: str = "train") -> int:
         """Count a failure; return how many there are in a row."""
-        name = self.identity(node_id)
-        self.failures[kind][name] += 1
-        return self.failures[kind][name]
+        self.failures[kind][self.identity(node_id)] += 1
+        return self.failures[kind][self.identity(node_id)]
 
     def succeed(self, node_id: int, kind: str = "train") -> None:
         """End a row of failures."""
@@ -267,7 +249,7 @@ class NodeBook:
 
     def back_off(self, node_id: int, until_s: float) -> None:
         """Do not ask a node before a time of the fleet's clock."""
-        self._until_s[node_id] = until_s
+        self._until_s[node_id] = round(until_s, 9)  # as the clock shows it, or it might be missed
 
     def backed_off(self, now_s: float) -> set[int]:
         """Return the nodes that are not asked now."""
@@ -282,8 +264,6 @@ class NodeBook:
         self.succeed(node_id, "silence")
         self._until_s.pop(node_id, None)
 
-    # --- the log ---------------------------------------------------------------------------
-
     def warn(self, node_id: int, reason: str) -> None:
         """Log what a node did wrong, of each kind a few times: thousands may do the same."""
         kind = re.sub(r"\d+(\.\d+)?", "#", reason)
@@ -292,12 +272,3 @@ class NodeBook:
         more = " (more of this kind are in the history only)" if count == MOST_WARNINGS else ""
         level = WARNING if count <= MOST_WARNINGS else DEBUG
         log(level, "%s: %s%s", self.identity(node_id), reason, more)
-
-    def forget(self, node_id: int) -> None:
-        """Free the identity of a node that is gone, so that it can come back under a new id."""
-        if node_id in self._identity:
-            del self._node_id[self._identity.pop(node_id)]
-
-    def _claim(self, node_id: int, identity: str) -> None:
-        if self._node_id.setdefault(identity, node_id) == node_id:
-            self._identity[node_id] = identity

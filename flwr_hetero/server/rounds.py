@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import DEBUG, INFO, WARNING
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flwr_hetero._flwr import log, quiet_strategies
+from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.progress import Progress, bar
 from flwr_hetero.records import read_number
 from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
-from flwr_hetero.server.contract import check_enough_updates, check_run
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes
 
 MAX_NODES = 100
@@ -50,8 +52,26 @@ class Run:
     advance: Callable[[int], None] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse what ``start`` cannot work with."""
-        check_run(self)
+        """Refuse arguments of ``start`` of another type, as other libraries have."""
+        check_count("num_rounds", self.num_rounds)
+        if self.timeout_s != inf:
+            check_number("timeout", self.timeout_s, "(0, inf)", "or None, for no limit")
+        if not hasattr(self.grid, "push_messages"):
+            rule = "be the Grid that the ServerApp is given"
+            raise invalid("grid", type(self.grid).__name__, rule)
+        arrays: Any = self.arrays
+        if not isinstance(arrays, ArrayRecord):
+            hint = "ArrayRecord(model.state_dict()), or ArrayRecord([...]) of NumPy arrays"
+            raise invalid("initial_arrays", type(arrays).__name__, "be an ArrayRecord", hint)
+        if not arrays:
+            raise invalid("initial_arrays", arrays, "hold an array")
+        for name in ("train_config", "evaluate_config"):
+            if not isinstance(config := getattr(self, name), ConfigRecord):
+                hint = "ConfigRecord({...}), the same for all rounds"
+                raise invalid(name, type(config).__name__, "be a ConfigRecord", hint)
+        evaluate: Any = self.evaluate_fn
+        if evaluate is not None and not callable(evaluate):
+            raise invalid("evaluate_fn", evaluate, "be a function of the round and the arrays")
 
     @property
     def wall_s(self) -> float:

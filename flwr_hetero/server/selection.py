@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr_hetero._flwr import chooses_one_node, log, trains_trees
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.composition import check_enough_updates, check_unscaled
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import check_enough_updates, check_unscaled
 from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state

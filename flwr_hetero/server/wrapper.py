@@ -13,15 +13,9 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
 from flwr_hetero.server.checks import Expected, accept, check_progress, count
+from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
+from flwr_hetero.server.composition import check_composition, check_start
 from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
-from flwr_hetero.server.contract import (
-    Contract,
-    HelpCheck,
-    check_composition,
-    check_help,
-    check_start,
-    holds,
-)
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
 
@@ -71,7 +65,7 @@ class Wrapper(Strategy):
     """Whether nothing may be wrapped around this one."""
     only_rounds = ""
     """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
-    contracts: tuple[Contract, ...] = ()
+    contracts: tuple[ClientSupport, ...] = ()
     """What the replies must hold for this wrapper to have an effect."""
     on_missing = "raise"
     """What to do if no reply of the first round holds it: "raise" or "warn"."""
@@ -83,7 +77,7 @@ class Wrapper(Strategy):
         self.inner: Strategy = FedAvg() if strategy is None else check_strategy(strategy)
         self.outer: Wrapper | None = None
         self.leaf = self.chain()[-1]
-        self._help: dict[str, HelpCheck] = {}
+        self.lacking: dict[str, dict[int, str] | None] = {}  # by support: which nodes; None: known
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
         check_composition(self)
@@ -124,7 +118,7 @@ class Wrapper(Strategy):
         key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
         """Return whether a reply holds what a contract asks for; None if it does not tell."""
         return holds(reply, contract.key)
 
@@ -228,7 +222,7 @@ class Wrapper(Strategy):
             sent = None if (trees := format_of_trees(self.leaf)) else context.arrays
             wanted = Expected(sent, self._weight_key, trees=trees)
             good = accept(context, good, wanted, self._of_this_fleet())
-        check_help(self, context, good)
+        check_client_support(self, context, good)
         good = self.on_replies(context, good)
         if isinstance(self.inner, Wrapper):
             arrays, metrics = self.inner.aggregate_train(server_round, good, context)
@@ -241,7 +235,7 @@ class Wrapper(Strategy):
         if self.outer is None:
             if arrays is not None and context.arrays:
                 arrays = keep_dtypes(arrays, context.arrays)  # Flower's FedAdam gives float64
-            names = context.counted, list(context.failed)
+            names = context.counted, list(map(context.identity, context.failed))
             for wrapper in self._of_this_fleet():
                 wrapper.on_train_end(context, *names)
             check_progress(context)
@@ -280,7 +274,7 @@ class Wrapper(Strategy):
             drop_partial_metrics(good := count(context, good, self._weight_key))
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
-            names = context.counted, list(context.failed)
+            names = context.counted, list(map(context.identity, context.failed))
             for wrapper in self._of_this_fleet():
                 wrapper.on_evaluate_end(context, *names)
             check_progress(context, "evaluation")

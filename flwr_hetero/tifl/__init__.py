@@ -4,21 +4,21 @@ Nodes are timed and grouped into tiers of similar latency (section 4.2); one tie
 round, drawn from fixed probabilities (section 4.3), by Algorithm 2 (section 4.4, below), or, not
 in the paper, by error and latency (``pacing``):
 
-     1  NewProbs <- 1 / T; Credits_t                          algorithm.policy_probs, spread_over
+     1  NewProbs <- 1 / T; Credits_t                          algorithm.first_state
      2  for each round r                                      Flower's loop
-     3    if r % I == 0 and r >= I and                        strategy.TiFL
-     4       A^r_current <= A^(r-I)_current:                  algorithm.update_probs
+     3    if r % I == 0 and r >= I and                        evaluation.TierEvaluation
+     4       A^r_current <= A^(r-I)_current:                  algorithm.select, and so on to 16
      5         NewProbs <- ChangeProbs(A^r)                   algorithm.change_probs
-     8    repeat                                              algorithm.draw_tier
+     8    repeat
      9      currentTier <- one of T tiers with NewProbs
     10    until Credits_current > 0
     11    Credits_current <- Credits_current - 1
-    15    C_r <- |C| random nodes of currentTier              tiers.draw_nodes
+    15    C_r <- |C| random nodes of currentTier              algorithm.draw_nodes
     16    Credits_current <- Credits_current - 1              left out: it would be the second
     18    w_c <- TrainClient(c) for all c in C_r              the node's own training
     20    w <- sum_c w_c s_c / sum_c s_c                      the wrapped strategy
     22    A^r_t <- Eval(w, TestData_t) for each tier t        evaluation.accuracy_per_tier
 
-Section 3.2's chance of a straggler and section 4.5's training time are in ``time_estimate``, the
-sampling rates for differential privacy (section 4.6) are ``algorithm.sampling_rates``.
+``latencies`` times the nodes, ``tiers`` groups them. Section 4.5's training time is in ``pacing``,
+the sampling rates for differential privacy (section 4.6) are ``algorithm.sampling_rates``.
 """

@@ -1,80 +1,53 @@
 """Federated evaluation: that of the wrapped strategy, and the accuracy of each tier."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
-from flwr_hetero.records import own_records, read_number
+from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import TIMES, Contract
-from flwr_hetero.server.nodes import GridView, online_nodes
+from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.selection import Selection
-from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Floats, TierState, update_probs
-from flwr_hetero.tifl.failures import FailureCounter
-from flwr_hetero.tifl.pacing import steer
-from flwr_hetero.tifl.tiers import Available, Draw, Tiers, check_chances
+from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, Available, Floats, TierState
+from flwr_hetero.tifl.latencies import Latencies
+from flwr_hetero.tifl.tiers import Tiers
 
 
 class TierEvaluation(Selection):
-    """Evaluate on the nodes that the wrapped strategy would ask alone, those at work left out.
+    """Evaluate on the nodes that the wrapped strategy would ask alone, those in flight left out.
 
     The tiers' accuracies are those of the same nodes each time, which are asked even if the wrapped
     strategy leaves them out, in the rounds whose accuracies count.
     """
 
-    policy: str | Sequence[float]
     named: str
-    num_tiers: int
-    credits: list[int] | None
-    borrow: bool
     interval: int
-    accuracy_key: str | None
-    failures: FailureCounter
-    rng: np.random.Generator
-
-    contracts = (TIMES,)
-
-    def __init__(self, strategy: Strategy | None, clients_per_round: int, **settings: bool) -> None:
-        super().__init__(strategy, clients_per_round, **settings)
-        if self.unbiased:
-            check_chances(self.policy, self.num_tiers, self.credits, self.borrow)
-        self.tiers = Tiers({}, {}, np.zeros(0))
-        self.state = TierState.first(np.ones(1), np.ones(1), np.ones(1))
-        self.draw = Draw(None, [], np.zeros(0))
-        self._panel: list[int] = []
-        self._further: Set[int] = frozenset()
-
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
-        """Return whether a node of a simulation says how long it took; elsewhere it need not."""
-        latency = context.latency_of(reply)
-        if self.num_tiers == 1 or latency is None or not context.simulated or context.same_clock:
-            return None
-        return latency.source != "observed"
-
-    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
-        """Let the wrapped strategy ask as many nodes as it would alone, if so many are free."""
-        view = GridView(grid, self.select_for_evaluation(context, grid))
-        if self._inner_evaluates:
-            leaf: Any = self.leaf
-            leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(view.node_ids))
-        return view
+    tiers: Tiers
+    state: TierState
+    timing: Latencies
+    evaluated: Floats | None = None
+    """Accuracies that the next round's draw goes by."""
+    _panel: Set[int] = frozenset()
+    _further: Set[int] = frozenset()
+    _trained: Set[str] = frozenset()
 
     def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
         """Return all free nodes; where only TiFL needs figures, the same of every tier."""
-        online, registry = online_nodes(grid), self.fleet.nodes
-        if self._inner_evaluates:
-            blocked, identity = self.failures.blocked, registry.identity
-            free = [node for node in online if node not in registry.in_flight]
-            return [n for n in free if identity(n) not in blocked] if blocked else free
-        if not self._is_evaluation_due(context.round):
-            return []
-        return self.tiers.panel(self._available(online))
+        online = online_nodes(grid)
+        if not self._inner_evaluates:
+            return self.tiers.panel(self._available(online)) if self._is_due(context.round) else []
+        in_flight, blocked = self.fleet.nodes.in_flight, self.timing.blocked
+        free = [node for node in online if node not in in_flight]
+        if blocked:
+            free = [node for node in free if self.identity(node) not in blocked]
+        leaf: Any = self.leaf  # as many as it would ask alone, if so many are free
+        leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(free))
+        return free
 
     def configure_evaluate(
         self,
@@ -87,89 +60,75 @@ class TierEvaluation(Selection):
         """Ask further nodes, for TiFL alone, where the wrapped strategy leaves out some of them."""
         messages = super().configure_evaluate(server_round, arrays, config, grid, context)
         self._further = frozenset()
-        if messages and self._is_evaluation_due(server_round):
-            self._panel = self.tiers.panel(self._available(online_nodes(grid)))
-            asked = {message.metadata.dst_node_id for message in messages}
-            self._further = frozenset(self._panel) - asked
-            if self._further:
-                messages += [copy_for(node_id, messages[0]) for node_id in sorted(self._further)]
-                if self.outer is None:
-                    self.current(context).ask(messages, grid)
+        if messages and self._is_due(server_round):
+            self._panel = set(self.tiers.panel(self._available(online_nodes(grid))))
+            self._further = self._panel - {message.metadata.dst_node_id for message in messages}
+            like: Any = messages[0].content
+            for node_id in sorted(self._further):
+                own = [n for n in like if n not in like.array_records]
+                content = RecordDict({**like, **{n: type(like[n])(dict(like[n])) for n in own}})
+                messages.append(Message(content, node_id, messages[0].metadata.message_type))
+            if self._further and self.outer is None:
+                self.current(context).ask(messages, grid)
         return messages
-
-    def _available(self, online: Set[int]) -> Available:
-        blocked, registry = self.failures.blocked, self.fleet.nodes
-        busy, find = registry.in_flight, registry.find
-
-        def available(identity: str) -> int | None:
-            node_id = find(identity)
-            free = node_id in online and node_id not in busy and identity not in blocked
-            return node_id if free else None
-
-        return available
-
-    def _is_evaluation_due(self, server_round: int) -> bool:
-        if self.named not in (ADAPTIVE, ALGORITHM_2) or not self.tiers.latency:
-            return False
-        first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
-        return first or server_round % self.interval == 0  # Alg. 2, l. 3
 
     def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the tiers' accuracies when they are due."""
-        if self._is_evaluation_due(context.round):
-            panel = set(self._panel)
+        if self._is_due(context.round):
+            # l. 21-23
             reported = {
                 self.identity(reply.metadata.src_node_id): metrics
                 for reply in replies
                 for metrics in list(reply.content.metric_records.values())[:1]
-                if reply.metadata.src_node_id in panel
+                if reply.metadata.src_node_id in self._panel
             }
             weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
-            accuracy = accuracy_per_tier(reported, self.tiers, self.accuracy_key, weight_key)
-            if self.named == ADAPTIVE:
-                self.state = steer(self.state, accuracy)
-            else:
-                self.state = update_probs(self.state, accuracy, self.draw.tier)
+            self.evaluated = accuracy_per_tier(reported, self.tiers, weight_key)
         return [reply for reply in replies if reply.metadata.src_node_id not in self._further]
 
     def on_evaluate_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Count failures of nodes that only evaluate."""
         if good:  # else it may be the ClientApp that cannot evaluate
-            self.failures.record_evaluation(set(good), set(failed))
+            self.timing.count("evaluate", good, sorted(set(failed) - self._trained))
 
+    def _is_due(self, server_round: int) -> bool:
+        if self.named not in (ADAPTIVE, ALGORITHM_2) or not self.tiers.latency:
+            return False
+        first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
+        # l. 3
+        return first or server_round % self.interval == 0
 
-def copy_for(node_id: int, message: Message) -> Message:
-    """Return an instruction like this one for another node."""
-    return Message(own_records(message.content), node_id, message.metadata.message_type)
+    def _available(self, online: Set[int]) -> Available:
+        nodes, blocked = self.fleet.nodes, self.timing.blocked
+
+        def available(identity: str) -> int | None:
+            node_id = nodes.find(identity)
+            free = node_id in online and node_id not in nodes.in_flight and identity not in blocked
+            return node_id if free else None
+
+        return available
 
 
 def accuracy_per_tier(
-    reported: Mapping[str, MetricRecord],
-    tiers: Tiers,
-    accuracy_key: str | None,
-    weight_key: str,
+    reported: Mapping[str, MetricRecord], tiers: Tiers, weight_key: str
 ) -> Floats:
-    """Average the reported accuracy of each tier, weighted by examples (Alg. 2, l. 21-23)."""
-    total, weight = np.zeros(len(tiers.members)), np.zeros(len(tiers.members))
-    for identity, metrics in reported.items():
-        accuracy, examples = accuracy_of(metrics, accuracy_key), read_number(metrics, weight_key, 1)
-        tier = tiers.tier.get(identity)
-        if tier is not None and not np.isnan(accuracy):
-            total[tier] += accuracy * examples
-            weight[tier] += examples
-    if reported and not weight.any():
-        names = sorted(next(iter(reported.values())))
-        text = "TiFL: no accuracy in the evaluation replies; set accuracy_key to one of %s"
-        log(WARNING, text, names)
-    mean = np.full(len(tiers.members), np.nan)
-    np.divide(total, weight, out=mean, where=weight > 0)
-    return mean
+    """Average the reported accuracy of each tier, weighted by examples; NaN where unknown."""
+    found = [(name, accuracy_of(record), record) for name, record in reported.items()]
+    known = [row for row in found if row[0] in tiers.tier and not np.isnan(row[1])]
+    if reported and not known:
+        text = "TiFL: none of the evaluation's metrics %s has 'acc' or 'loss' in its name"
+        log(WARNING, text, sorted(next(iter(reported.values()))))
+    total, weight = np.zeros((2, len(tiers.members)))
+    for name, accuracy, metrics in known:
+        examples = read_number(metrics, weight_key, 1)
+        total[tiers.tier[name]] += accuracy * examples
+        weight[tiers.tier[name]] += examples
+    with np.errstate(invalid="ignore"):
+        return np.asarray(total / weight)
 
 
-def accuracy_of(metrics: MetricRecord, accuracy_key: str | None) -> float:
-    """Read a metric of which more is better; NaN if there is none."""
-    if accuracy_key is not None:
-        return read_number(metrics, accuracy_key)
+def accuracy_of(metrics: MetricRecord) -> float:
+    """Read the metric that says how good the model is, more is better; NaN if it says nothing."""
     for part, sign in (("acc", 1.0), ("loss", -1.0)):
         for name in metrics:
             if part in name.lower():

@@ -14,8 +14,8 @@ from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import payload_bytes
 from flwr_hetero_studies.advise.candidates import Candidate, candidates
 from flwr_hetero_studies.advise.fleet import for_task, read_fleet
-from flwr_hetero_studies.advise.simulate import Point, Row, Work, rank
-from flwr_hetero_studies.advise.task import Task
+from flwr_hetero_studies.advise.simulate import Point, Row, Simulation, rank
+from flwr_hetero_studies.advise.task import SmallTask
 
 PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by-speed"}
 """What the nodes may hold, for nobody knows but the user."""
@@ -39,6 +39,7 @@ class Advice:
 
     def order(self) -> list[str]:
         """Name the settings, the best in both ways of lying first."""
+        # nobody but the user knows how data lie: both ways count alike
         product: dict[str, float] = {}
         for rows in self.rows.values():
             for row in rows:
@@ -50,6 +51,7 @@ class Advice:
     def best(self) -> Candidate:
         """The best setting of those that reached the target in all their runs."""
         by_name = [{row.candidate.name: row for row in rows} for rows in self.rows.values()]
+        # a setting that misses the target in a run is no advice, whatever its mean
         names = self.order()
         sure = [n for n in names if all(own[n].reached == own[n].seeds for own in by_name)]
         return by_name[0][(sure or names)[0]].candidate
@@ -64,24 +66,20 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures, for JSON; None where the target was not reached."""
-        return {
-            "nodes": len(self.devices),
-            "best": self.best.name,
-            "order": self.order(),
-            "settings": {
-                task: [
-                    row._asdict()
-                    | {
-                        "candidate": row.candidate.name,
-                        "run-config": self.run_config(row.candidate),
-                        "python": row.candidate.python(self.fast_steps),
-                    }
-                    | {k: getattr(row, k) if row.reached else None for k in ("bytes", "device_s")}
-                    for row in rows
-                ]
-                for task, rows in self.rows.items()
-            },
+        settings = {task: [self.figures(row) for row in rows] for task, rows in self.rows.items()}
+        head = {"nodes": len(self.devices), "best": self.best.name, "order": self.order()}
+        return {**head, "settings": settings}
+
+    def figures(self, row: Row) -> dict[str, Any]:
+        """Return a row's figures, and how the setting is made."""
+        costs = {k: getattr(row, k) if row.reached else None for k in ("bytes", "device_s")}
+        choice = row.candidate
+        made = {
+            "candidate": choice.name,
+            "run-config": self.run_config(choice),
+            "python": choice.python(self.fast_steps),
         }
+        return row._asdict() | made | costs
 
 
 def advise(
@@ -96,51 +94,31 @@ def advise(
     jobs: int | None = None,
     seed: int = 0,
 ) -> Advice:
-    """Rank settings on a fleet.
-
-    Parameters
-    ----------
-    path : str
-        A TOML file of devices or the name of a fleet (see :func:`~flwr_hetero.fleet.named_fleet`),
-        or a run directory, or its ``history.jsonl``.
-    nodes : int
-        Size of a fleet from a file; a history has its own.
-    clients_per_round : int, optional
-        Nodes that FedAvg trains in a round; default 15 % of them, at least 2.
-    examples, batch_size : int
-        Of a usual node.
-    model_mb : float
-        Size of the model, which counts where links are limited.
-    seconds : float
-        Wall time that it should take on two cores. It sets how much is simulated, so that the
-        ranking is the same on any machine.
-    jobs : int, optional
-        Processes; default one for each core.
-    seed : int
-        Of the first run.
-    """
+    """Rank settings on a fleet, by simulations that take ``seconds`` on two cores of any age."""
     check_count("examples", examples, 1), check_count("batch_size", batch_size, 1)
     check_number("model_mb", model_mb, "(0, inf)"), check_number("seconds", seconds, "(0, inf)")
     devices = read_fleet(path, check_count("nodes", nodes, 3), examples, model_mb)
     some = clients_per_round or max(2, round(0.15 * len(devices)))
     check_count("clients_per_round", some, 1)
+    # so many that FedAvg learns, however short the time
     rounds = max(10, round(ROUNDS * seconds / ROUNDS_S))
     rows, choices = {}, candidates(len(devices), min(some, len(devices)))
     with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn")) as pool:
 
-        def execute(work: Iterable[Work]) -> list[list[Point]]:
-            return list(pool.map(Work.run, work))
+        def execute(work: Iterable[Simulation]) -> list[list[Point]]:
+            return list(pool.map(Simulation.run, work))
 
         for name, partition in PARTITIONS.items():
 
             def make(
                 choice: Candidate, number: int, target: float | None, partition: str = partition
-            ) -> Work:
-                task = Task(len(devices), partition=partition, seed=number)
+            ) -> Simulation:
+                task = SmallTask(len(devices), partition=partition, seed=number)
                 own_mb = payload_bytes(RecordDict({"arrays": task.first()})) / 1e6
+                # the small task is to wait for devices and links as the user's would
                 profiles = for_task(devices, examples, model_mb, task.examples, own_mb)
-                fast_steps = task.examples // task.batch_size
-                return Work(choice, task, profiles, fast_steps, some, rounds, number, target)
+                sizes = (task.examples // task.batch_size, some, rounds)
+                return Simulation(choice, task, profiles, *sizes, number, target)
 
             rows[name] = rank(choices, range(seed, seed + SEEDS), make, execute)
     return Advice(devices, some, max(1, round(examples / batch_size)), rows)

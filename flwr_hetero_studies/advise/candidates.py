@@ -56,6 +56,7 @@ class Candidate:
 
     def strategy(self, fast_steps: int, seed: int) -> Wrapper:
         """Compose it, as the app does."""
+        # evaluation on nodes takes time that no setting is to be judged by
         made: Any = FedAvg(fraction_evaluate=0.0)
         for kind, settings in reversed(self.parts(fast_steps)):
             seeded = {} if kind in UNSEEDED else {"seed": seed}
@@ -107,7 +108,9 @@ SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
 def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
     """List the settings for a fleet, FedAvg first."""
     some = {"clients-per-round": clients_per_round}
+    # half as many again, if there are so many
     spare = min(max(1, clients_per_round // 2), num_nodes - clients_per_round)
+    # a tier has to fill a round
     num_tiers = max(2, min(5, num_nodes // max(2, clients_per_round)))
     tiers = {"num-tiers": num_tiers, "policy": "adaptive"}
     selected: dict[str, Settings] = {
@@ -132,5 +135,6 @@ def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
         "FedSlice": sliced | every,
         "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
     }  # fmt: skip
-    left_out = () if num_nodes > clients_per_round else selected  # there is nothing to select
+    # there is nothing to select
+    left_out = () if num_nodes > clients_per_round else selected
     return [Candidate(name, own) for name, own in found.items() if name not in left_out]

@@ -26,6 +26,7 @@ def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[De
     found.sort(key=lambda device: epoch_s(device, examples, model_mb))
     if len(found) < 3:
         raise invalid("fleet", path, "have at least 3 nodes", "give --nodes")
+    # evenly by speed: the ends of a fleet decide more than its middle
     count = min(len(found), MOST_NODES)
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
 
@@ -37,20 +38,17 @@ def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
 
 
 def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
-    """Estimate devices from what each node took, and how often it was away.
-
-    Times count per step where the history says how many steps a node was to take. What its link
-    took is in them, so that it counts as computing.
-    """
+    """Estimate devices from what each node took, by the step, and how often it was away."""
     took: dict[str, list[float]] = defaultdict(list)
     asked: dict[str, int] = defaultdict(int)
     away: dict[str, int] = defaultdict(int)
     all_steps: list[float] = []
     for record in read_history(folder).rounds:
-        steps = next((as_dict(v["num-steps"]) for v in map(as_dict, record.values())
-                      if isinstance(v.get("num-steps"), dict)), {})  # fmt: skip
+        steps = next((as_dict(v["num_steps"]) for v in map(as_dict, record.values())
+                      if isinstance(v.get("num_steps"), dict)), {})  # fmt: skip
         for node, seconds in as_dict(record.get("latency")).items():
             if (time_s := as_number(seconds)) > 0:
+                # times count by the step where nodes take different numbers of them
                 count = as_number(steps.get(node, 1.0))
                 took[node].append(time_s / count)
                 all_steps += [count] if node in steps else []
@@ -64,6 +62,7 @@ def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
     return [
         DeviceProfile(
             1 / (median(times) * epoch_steps),
+            # of the logarithm, as the emulation draws it
             jitter=pstdev([log(t) for t in times]) if len(times) > 2 else 0.0,
             availability=max(0.05, 1 - away[node] / max(asked[node], len(times))),
             seconds_per_example=1 / examples,
@@ -77,6 +76,7 @@ def for_task(
     devices: list[DeviceProfile], examples: int, model_mb: float, own: int, own_mb: float
 ) -> tuple[DeviceProfile, ...]:
     """Scale devices, so that epochs and transfers of the small task take what the user's do."""
+    # an epoch and a transfer take what they took
     scale, ratio = examples / own, own_mb / model_mb
     return tuple(
         replace(

@@ -7,10 +7,11 @@ from scipy.stats import kendalltau
 
 from flwr_hetero_studies.advise.advice import PARTITIONS
 from flwr_hetero_studies.advise.candidates import candidates
-from flwr_hetero_studies.advise.cases import BASE, NODES, PER_ROUND, looks
+from flwr_hetero_studies.advise.cases import NODES, PER_ROUND, looks
 from flwr_hetero_studies.advise.simulate import Row, judge, row
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.race.methods import BASE
 
 WANTED = 0.7
 HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nodes' data"]
@@ -18,6 +19,7 @@ HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nod
 
 def found_rows(lines: list[Line]) -> list[Row]:
     """Judge the runs of a fleet and a way that data lie, as the advice judges its own."""
+    # judged as the advice judges its own runs
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
     judged = {
@@ -53,7 +55,7 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
             for each in rows
         ]
         text += f"\n{meaning[0].upper()}{meaning[1:]}:\n\n{tables.table(HEAD, cells)}"
-    return text, [*sums, [fleet, "both", *ranked(*both, 1 / len(PARTITIONS))]]
+    return text, [*sums, [fleet, "both", *ranked(both[0], both[1], 1 / len(PARTITIONS))]]
 
 
 def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> list[str]:

@@ -1,20 +1,20 @@
 """Run settings on the emulated fleet, and rank them by the time to FedAvg's accuracy."""
 
-import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import exp, inf, log
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.clientapp import ClientApp
 
 from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import ModelAverage, Wrapper
 from flwr_hetero_studies.advise.candidates import Candidate
+from flwr_hetero_studies.advise.task import SmallTask
+from flwr_hetero_studies.core import curves
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.emulate import Enough, Moment, drive
+from flwr_hetero_studies.race.node import Learning
 
 MARGIN, SMOOTHED = 0.01, 4
 """The target is FedAvg's end less this; looks at the model of which the mean counts."""
@@ -24,20 +24,6 @@ SLOWEST = 0.2
 """Part of the fleet that is its slowest tier."""
 PER_POINT = 0.1
 """What a setting that has not reached the target is set back by, for each point that it lacks."""
-
-
-class Learning(Protocol):
-    """What the nodes train."""
-
-    @property
-    def app(self) -> ClientApp:
-        """What a node does."""
-
-    def first(self) -> ArrayRecord:
-        """Draw the initial model."""
-
-    def measure(self, arrays: ArrayRecord, slow: list[int]) -> tuple[float, float]:
-        """Return accuracy on all test examples, and on classes as these nodes hold them."""
 
 
 class Point(NamedTuple):
@@ -51,12 +37,13 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class Simulation:
     """One run to make: which setting, on which fleet, for how long."""
 
     candidate: Candidate
-    learning: Learning
+    learning: SmallTask | Learning
     profiles: tuple[DeviceProfile, ...]
+    """The quickest first."""
     fast_steps: int
     clients_per_round: int
     rounds: int
@@ -66,77 +53,41 @@ class Work:
     run_config: tuple[tuple[str, Any], ...] = ()
 
     def run(self) -> list[Point]:
-        """Train to the target, or for all of the rounds."""
-        random.seed(self.seed)
-        own: dict[str, Any] = {"seed": self.seed, "run_config": dict(self.run_config)}
-        with only_errors(), LocalGrid(self.learning.app, self.profiles, **own) as grid:
-            watch = Watch(self)
-            with suppress(Enough):
-                watch.start(grid, self.learning.first(), 1_000_000, timeout=3600.0)
-        return watch.points
+        """Train to the target, or for all of the rounds; look about as often as FedAvg has any."""
+        count = max(1, round(SLOWEST * len(self.profiles)))
+        # profiles are sorted: the last fifth is the slowest tier
+        slow = list(range(len(self.profiles)))[-count:]
+        most = self.rounds * self.clients_per_round * (1 if self.target is None else MOST_WORK)
+        grid = LocalGrid(
+            self.learning.app, self.profiles, seed=self.seed, run_config=dict(self.run_config)
+        )
+        points, next_look = list[Point](), 0
 
+        def note(moment: Moment) -> None:
+            nonlocal next_look
+            asked, watch = grid.traffic.asked, moment.watch
+            # by messages: a round of FedSlice has as many as FedAvg with all nodes
+            if asked >= min(next_look, most):
+                next_look = asked + self.clients_per_round
+                watch.count_until(moment.virtual_s)
+                # what the setting would evaluate: its average, if it has one
+                model = {name: array.numpy() for name, array in moment.averaged.items()}
+                found = self.learning.measure(model, slow)
+                points.append(Point(moment.virtual_s, *found, watch.bytes, watch.device_s))
+            is_there = self.target is not None and reach(points, self.target)
+            if asked >= most or is_there:
+                raise Enough
 
-class Enough(Exception):
-    """Ends a run."""
-
-
-class Watch(Wrapper):
-    """Measure the model about as often as FedAvg has rounds, and end the run.
-
-    It looks after updates of the model, of which a round of FedSlice has many.
-    """
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work.candidate.strategy(work.fast_steps, work.seed))
-        self.work, self.next_look, self.points = work, 0, list[Point]()
-        self.bytes, self.device_s = 0.0, 0.0
-        count = max(1, round(SLOWEST * len(work.profiles)))
-        self.slow = list(range(len(work.profiles)))[-count:]
-        self.most = work.rounds * work.clients_per_round
-        self.most *= 1 if work.target is None else MOST_WORK
-
-    def on_start(self, run: Any) -> None:
-        """Know the grid that counts."""
-        self.run = run
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message], context: Any = None
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add a point if it is time."""
-        arrays, metrics = super().aggregate_train(server_round, replies, context)
-        asked = self.run.grid.traffic.asked
-        if asked >= self.next_look or asked >= self.most:
-            self.next_look = asked + self.work.clients_per_round
-            self._look(self.run.arrays if arrays is None else arrays)
-        is_there = self.work.target is not None and reach(self.points, self.work.target)
-        if asked >= self.most or is_there:
-            raise Enough
-        return arrays, metrics
-
-    def _look(self, arrays: ArrayRecord) -> None:
-        now_s = self.fleet.clock.virtual_s
-        spent = self.fleet.costs.until(now_s)
-        self.bytes += spent["bytes_down"] + spent["bytes_up"]
-        self.device_s += spent["device_s"]
-        measured = self.work.learning.measure(self._evaluated(arrays), self.slow)
-        self.points.append(Point(now_s, *measured, self.bytes, self.device_s))
-
-    def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Count what was spent since the last look."""
-        self.bytes += record["bytes_down"] + record["bytes_up"]
-        self.device_s += record["device_s"]
-
-    def _evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the average where the setting has one."""
-        averages = (each for each in self.wrappers() if isinstance(each, ModelAverage))
-        average = next(averages, None)
-        return arrays if average is None else average.averaged(arrays)
+        with only_errors():
+            strategy = self.candidate.strategy(self.fast_steps, self.seed)
+            drive(strategy, grid, self.learning.first(), note, seed=self.seed, updates=True)
+        return points
 
 
 # --- judging ------------------------------------------------------------------------------
 
 
-class Result(NamedTuple):
+class Judgement(NamedTuple):
     """What a run came to, beside FedAvg's of the same task and seed."""
 
     speedup: float
@@ -149,38 +100,38 @@ class Result(NamedTuple):
     """Accuracy on the data of the slowest nodes, at the target or at the end."""
 
 
-def smooth(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Average each value with those just before it."""
-    sums = np.cumsum(np.insert(np.asarray(values, float), 0, 0.0))
-    starts = np.maximum(np.arange(1, len(sums)) - SMOOTHED, 0)
-    return np.asarray((sums[1:] - sums[starts]) / (np.arange(1, len(sums)) - starts))
+def smooth(points: Sequence[Point], name: str = "accuracy") -> Vector:
+    """Average each figure with those just before it."""
+    return curves.smooth([getattr(point, name) for point in points], SMOOTHED)
 
 
 def reach(points: Sequence[Point], target: float) -> Point | None:
     """Return what the target took, by smoothed accuracy; None if it was not reached."""
-    accuracy = smooth([point.accuracy for point in points])
-    hits = np.flatnonzero(accuracy[SMOOTHED - 1 :] >= target)
-    return points[int(hits[0]) + SMOOTHED - 1] if len(hits) else None
+    place = curves.reached(smooth(points)[SMOOTHED - 1 :], target)
+    return None if np.isnan(place) else points[int(place) + SMOOTHED - 1]
 
 
 def target_of(base: Sequence[Point]) -> float:
     """Return what FedAvg comes to, less a point."""
-    return float(smooth([point.accuracy for point in base])[-1]) - MARGIN
+    return float(smooth(base)[-1]) - MARGIN
 
 
-def judge(points: Sequence[Point], base: Sequence[Point]) -> Result:
+def judge(points: Sequence[Point], base: Sequence[Point]) -> Judgement:
     """Hold a run against FedAvg's."""
     target = target_of(base)
+    # FedAvg reaches its own end less a point in any case
     usual, own = reach(base, target), reach(points, target)
-    assert usual is not None  # its own end is above its target
+    # its own end is above its target
+    assert usual is not None
     until = points if own is None else points[: points.index(own) + 1]
-    slow = float(smooth([point.slow for point in until])[-1])
+    slow = float(smooth(until, "slow")[-1])
     if own is not None:
         costs = own.bytes / usual.bytes, own.device_s / max(usual.device_s, 1e-9)
-        return Result(usual.virtual_s / own.virtual_s, True, *costs, slow)
-    lacking = 100 * (target - float(smooth([point.accuracy for point in points])[-1]))
+        return Judgement(usual.virtual_s / own.virtual_s, True, *costs, slow)
+    lacking = 100 * (target - float(smooth(points)[-1]))
+    # as if it got there at the end, and later by what it lacks
     late = usual.virtual_s / max(base[-1].virtual_s, points[-1].virtual_s)
-    return Result(late * exp(-PER_POINT * max(0.0, lacking)), False, inf, inf, slow)
+    return Judgement(late * exp(-PER_POINT * max(0.0, lacking)), False, inf, inf, slow)
 
 
 class Row(NamedTuple):
@@ -198,30 +149,21 @@ class Row(NamedTuple):
     slow: float
 
 
-def row(candidate: Candidate, results: Sequence[Result]) -> Row:
+def row(candidate: Candidate, found: Sequence[Judgement]) -> Row:
     """Sum up a setting's runs."""
-    speeds = [result.speedup for result in results]
-    good = [result for result in results if result.reached]
-    num_bytes, device_s = (
-        float(np.mean([result[i] for result in good])) if good else inf for i in (2, 3)
-    )
-    slow = float(np.mean([result.slow for result in results]))
+    speeds = [each.speedup for each in found]
+    good = [(each.bytes, each.device_s) for each in found if each.reached]
+    num_bytes, device_s = np.mean(good, axis=0).tolist() if good else (inf, inf)
     mean = exp(sum(log(speed) for speed in speeds) / len(speeds))
-    return Row(
-        candidate, mean, min(speeds), max(speeds), len(speeds), len(good), num_bytes, device_s, slow
-    )
-
-
-Execute = Callable[[Iterable[Work]], list[list[Point]]]
+    counts, slow = (len(speeds), len(good)), float(np.mean([each.slow for each in found]))
+    return Row(candidate, mean, min(speeds), max(speeds), *counts, num_bytes, device_s, slow)
 
 
 def rank(
     choices: Sequence[Candidate],
     seeds: Sequence[int],
-    make: Callable[[Candidate, int, float | None], Work],
-    execute: Execute,
-    *,
-    halve: bool = True,
+    make: Callable[[Candidate, int, float | None], Simulation],
+    execute: Callable[[Iterable[Simulation]], list[list[Point]]],
 ) -> list[Row]:
     """Rank settings, the best first: all by the first seed, then the better half by the others."""
     base, *others = choices
@@ -229,11 +171,11 @@ def rank(
     found = {base.name: [judge(points, points) for points in bases.values()]}
     for group in (seeds[:1], seeds[1:]):
         work = [(choice, seed) for choice in others for seed in group]
-        curves = execute(make(choice, seed, target_of(bases[seed])) for choice, seed in work)
-        for (choice, seed), points in zip(work, curves, strict=True):
+        runs = execute(make(choice, seed, target_of(bases[seed])) for choice, seed in work)
+        for (choice, seed), points in zip(work, runs, strict=True):
             found.setdefault(choice.name, []).append(judge(points, bases[seed]))
-        if halve:
-            others.sort(key=lambda choice: -found[choice.name][0].speedup)
-            others = others[: (len(others) + 1) // 2]
+        # only the better half is worth more seeds: a minute is short
+        others.sort(key=lambda choice: -found[choice.name][0].speedup)
+        others = others[: (len(others) + 1) // 2]
     rows = [row(choice, found[choice.name]) for choice in choices]
     return sorted(rows, key=lambda row: -row.speedup)

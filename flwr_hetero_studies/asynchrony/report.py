@@ -24,18 +24,18 @@ def views(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """Give each setting two rows: its newest model and the average of the last ones."""
     found = {}
     for name, own in record.by(lines, "name").items():
-        found[name] = [line | {"curve": newest(line["curve"])} for line in own]
+        found[name] = [line | {"curve": newest(**line["curve"])} for line in own]
         found[name + AVERAGED] = own
     return found
 
 
-def newest(curve: Mapping[str, Any]) -> dict[str, Any]:
-    return {**curve, "accuracy": curve["newest"], "slow": curve["newest_slow"]}
+def newest(newest: Any, newest_slow: Any, **curve: Any) -> dict[str, Any]:
+    return curve | {"accuracy": newest, "slow": newest_slow}
 
 
 def smooth(line: Line, name: str) -> Vector:
     """Average each value with the four before it; the first four have no such mean."""
-    return curves.smooth(line["curve"][name], WINDOW)[WINDOW - 1 :]
+    return curves.smooth(line["curve"][name], WINDOW, whole=True)
 
 
 def column(line: Line, name: str) -> Vector:
@@ -60,6 +60,7 @@ def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) ->
     """One setting against FedAvg in the same seeds."""
     averaged, found = record.by_seed(runs[BASE + AVERAGED]), []
     for line, base in record.pairs(lines, runs[BASE]):
+        # each seed has its own target: FedAvg's end in it
         target = end(base) - MARGIN
         own, theirs = reach(line, target), reach(base, target)
         if own is not None and theirs is not None:
@@ -67,6 +68,7 @@ def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) ->
     ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("accuracy", "slow")]
     missed = len(lines) - len(found)
     text = f"; {missed} of {len(lines)} not" if missed else ""
+    # a mean over no run is no figure
     if not found:
         return [name, f"not reached in {missed} of {len(lines)}", *[""] * 6, *ends]
     speed = [theirs["virtual_s"] / own["virtual_s"] for own, theirs, _ in found]
@@ -98,12 +100,10 @@ def at_time(line: Line, time_s: float) -> tuple[float, float] | None:
     return float(smooth(line, "accuracy")[place]), float(smooth(line, "slow")[place])
 
 
-def mean_curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
-    """Return smoothed accuracy against virtual time, mean over seeds."""
+def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
+    """Return smoothed accuracy in % against virtual time, mean over seeds."""
     clocks = [column(line, "virtual_s") for line in lines]
-    grid_s = np.geomspace(max(c[0] for c in clocks), min(c[-1] for c in clocks), 200)
-    found = [np.interp(grid_s, c, smooth(x, name)) for c, x in zip(clocks, lines, strict=True)]
-    return grid_s, 100 * np.mean(found, axis=0)
+    return curves.over_time(clocks, [100 * smooth(line, name) for line in lines])
 
 
 def section(name: str, lines: list[Line]) -> str:
@@ -126,10 +126,10 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     first = next(iter(groups.values()))
     runs = views(first)
     panels = {
-        title: {name: mean_curve(runs[name], key) for name in DRAWN if name in runs}
+        title: {name: drawn(runs[name], key) for name in DRAWN if name in runs}
         for title, key in (("all classes", "accuracy"), ("the slow nodes' classes", "slow"))
     }
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = [section(name, own) for name, own in groups.items()]
-    return first[0]["case"] | {"sections": "".join(sections)}
+    return {**first[0]["case"], "sections": "".join(sections)}

@@ -63,6 +63,7 @@ def _print(advice: "Advice") -> None:
         for row in rows:
             speed = f"{row.speedup:.1f}x"
             speed += f" ({row.least:.1f} to {row.most:.1f})" if row.seeds > 1 else ""
+            # a guess for a setting that never got there would look like a result
             speed = speed if row.reached == row.seeds else f"not in {row.seeds - row.reached} runs"
             costs = [f"{x:.2f}" if isfinite(x) else "" for x in (row.bytes, row.device_s)]
             cells = (row.candidate.name, speed, str(row.seeds), *costs, f"{100 * row.slow:.0f} %")

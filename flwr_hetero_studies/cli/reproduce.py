@@ -44,6 +44,7 @@ def _reproduce(given: argparse.Namespace) -> None:
     from flwr_hetero_studies.papers.cases import find
 
     if given.page:
+        # an empty record would be a page of experiments that were not run
         if not any(path.exists() for path in record.files_of(given.page)):
             raise invalid("results", str(given.page), "hold the lines that --results writes")
         return print(page_of("papers", record.read(given.page), given.page.parent), end="")
@@ -75,6 +76,7 @@ def _keep(path: Path, line: "Line") -> None:
 
     names = {key: line["case"][key] for key in ("experiment", "name")}
     lines = record.read(path)
+    # the fast form and the full one are the same experiment
     older = record.of(lines, **names)
     record.pack(path, [*(each for each in lines if each not in older), line])
 
@@ -93,6 +95,7 @@ def _run(experiment: "Experiment", options: "Options") -> "Line | None":
         return None
     with tempfile.TemporaryDirectory() as scratch:
         data = Data(options.data, scratch)
+        # with torch's own threads: nothing else goes on beside it
         line = execute("papers", trial_of(experiment, options), data, threads=None)
     found = line["metrics"]
     if "not_here" in found:

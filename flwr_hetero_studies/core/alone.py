@@ -37,10 +37,7 @@ def split(examples: Examples, num_workers: int, seed: int) -> list[Examples]:
 
 
 def weighted_backward(
-    model: nn.Module,
-    examples: Examples,
-    indices: NDArray[np.int64],
-    weights: NDArray[np.float64],
+    model: nn.Module, examples: Examples, indices: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> Tensor:
     """Take the gradient of the mean of weight times loss."""
     inputs, targets = examples.take(indices)
@@ -64,14 +61,17 @@ def steps(
     be changed. A batch that has diverged yields infinity, and no step is taken.
     """
     while True:
+        # a sum beside the model: workers share its gradients one after the other
         total = [torch.zeros_like(p) for p in model.parameters()]
         means: list[float] = []
         for worker, (share, sampler) in enumerate(zip(shares, samplers, strict=True)):
             indices, weights = sampler.next_batch()
+            # buffers are kept, and filled anew for each worker
             model.zero_grad(set_to_none=False)
             losses = backward(model, share, indices, weights)
             means.append(float(losses.mean()))
-            if not means[-1] < DIVERGED:  # nor is nan
+            # nor is nan
+            if not means[-1] < DIVERGED:
                 yield inf
                 return
             observe(worker, indices, losses)
@@ -101,6 +101,7 @@ def train(
     A curve that diverges ends early, with an infinite loss.
     """
     points: list[dict[str, float]] = [{"step": 0} | look(model)]
+    # zip ends with the range, and so draws no batch that is not taken
     taken = steps(model, shares, samplers, optimizer, observe=observe, backward=backward)
     for step, loss in zip(range(1, num_steps + 1), taken, strict=False):
         if loss == inf:

@@ -32,6 +32,7 @@ CLAIMS = {path.parent.name: path.parent for path in sorted(HERE.glob("**/cases.p
 
 
 def _part(claim: str, name: str) -> Any:
+    # a name that is no study is a module of a test
     folder = ".".join(CLAIMS[claim].relative_to(HERE).parts) if claim in CLAIMS else claim
     return import_module(f"flwr_hetero_studies.{folder}.{name}")
 
@@ -47,6 +48,7 @@ def execute(claim: str, trial: Trial, data: Data, threads: int | None = 1) -> Li
     import torch
 
     cases = _part(claim, "cases")
+    # small models: more threads wait for each other
     if threads:
         torch.set_num_threads(threads)
     logger = logging.getLogger("flwr")
@@ -69,11 +71,13 @@ def execute_all(claim: str, trials: list[Trial], data: Data, jobs: int) -> Itera
     if not jobs:
         yield from (execute(claim, trial, data) for trial in trials)
         return
+    # a forked process would inherit torch threads, and memory that memory runs count
     spawn = get_context("spawn")
     with ProcessPoolExecutor(jobs, spawn) as pool:
         together = [pool.submit(execute, claim, each, data) for each in trials if not each.alone]
         for future in as_completed(together):
             yield future.result()
+    # a process for each run that measures time or memory: none warms up the next
     with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
         for trial in (trial for trial in trials if trial.alone):
             yield pool.submit(execute, claim, trial, data).result()
@@ -84,11 +88,13 @@ def run_claim(
 ) -> None:
     """Run what the study plans and what is not there yet, until its plan has nothing new."""
     plan, lines, gone = _part(claim, "cases").plan, read(out), list[Line]()
+    # a plan may ask for more once it sees results: a budget, the best rate
     while todo := missing(plan(options, lines), [*lines, *gone], patterns):
         print(f"{len(todo)} runs to do", flush=True)
         began_s = time.perf_counter()
         for done, line in enumerate(execute_all(claim, todo, data, jobs), start=1):
-            if "not_here" in line["metrics"]:  # nothing was measured
+            # nothing was measured
+            if "not_here" in line["metrics"]:
                 gone.append(line)
             else:
                 lines.append(append(out, line))
@@ -103,12 +109,14 @@ def shown(line: Line) -> str:
     """Name a run with its first figures."""
     figures = [(k, v) for k, v in line["metrics"].items() if isinstance(v, int | float)]
     text = ", ".join(f"{name} {value:.5g}" for name, value in figures[:6])
+    text = line["metrics"].get("not_here", text)
     return f"{Trial(line['case']).label}, seed {line['seed']}: {text}"
 
 
 def missing(trials: Iterable[Trial], lines: list[Line], patterns: Sequence[str]) -> list[Trial]:
     """Return the runs that are asked for and have no line, each once."""
     done = {key_of(line) for line in lines}
+    # an experiment alone stands for all its names
     wanted = [form for pattern in patterns for form in (pattern, f"{pattern}/*")]
     found = {each.key: each for each in trials if any(fnmatch(each.label, one) for one in wanted)}
     return [trial for key, trial in found.items() if key not in done]
@@ -164,6 +172,7 @@ def _run(args: argparse.Namespace) -> None:
         text = page_of(args.claim, read(out), out)
         (out / "report.md").write_text(text, encoding="utf-8")
         return
+    # before the processes start, which read it when they import NumPy
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cases = _part(args.claim, "cases")
     usual = cases.SETTINGS | (cases.FAST if args.fast else {})

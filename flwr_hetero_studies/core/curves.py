@@ -37,6 +37,7 @@ def smooth(values: ArrayLike, window: int, *, centred: bool = False, whole: bool
     if centred:
         padded = np.pad(array, window // 2, "edge")
         return np.asarray(np.convolve(padded, np.ones(window) / window, "valid"))
+    # differences of sums: as quick for wide windows as for narrow ones
     sums = np.cumsum(np.insert(array, 0, 0.0))
     ends = np.arange(1, len(array) + 1)
     starts = np.maximum(ends - window, 0)
@@ -51,6 +52,7 @@ def reached(values: ArrayLike, target: float, *, between: bool = False) -> float
     if not len(hits):
         return nan
     place = int(hits[0])
+    # nothing lies before the first value, and no line leads from an infinite one
     if place == 0 or not between or not isfinite(array[place - 1]):
         return float(place)
     before, there = array[place - 1], array[place]
@@ -73,6 +75,7 @@ def time_to(
     never: float = inf,
 ) -> float:
     """Return what the clock says when values first are at the target, or ``below`` it."""
+    # falling to a target is rising to its negative
     sign = -1.0 if below else 1.0
     place = reached(sign * np.asarray(values, float), sign * target, between=between)
     return never if np.isnan(place) else at(clock, place)
@@ -99,6 +102,7 @@ def over_time(
     """Fold curves of several seeds on a common clock of equal ratios, where all have values."""
     every = [np.asarray(clock, float) for clock in clocks]
     first = max(clock[0] for clock in every) if start is None else start
+    # equal ratios: methods differ by factors of time
     grid = np.geomspace(first, min(clock[-1] for clock in every), count)
     found = [
         np.interp(grid, clock, np.asarray(own, float))

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import Wrapper
+from flwr_hetero.strategy import ModelAverage, Wrapper
 from flwr_hetero_studies.core.curves import Columns, columns, rounded
 from flwr_hetero_studies.tasks import (
     Settings,
@@ -43,6 +43,13 @@ class Moment(NamedTuple):
     """The round's line of the history; empty after a server update within one."""
     watch: "Watch"
 
+    @property
+    def averaged(self) -> ArrayRecord:
+        """The average of models where the strategy has one, else the newest."""
+        parts = (part for part in self.watch.wrappers() if isinstance(part, ModelAverage))
+        part = next(parts, None)
+        return self.arrays if part is None else part.averaged(self.arrays)
+
 
 Note = Callable[[Moment], None]
 """Looks at a run, and raises :class:`Enough` to end it."""
@@ -58,6 +65,7 @@ class Watch(Wrapper):
 
     def aggregate_train(self, server_round: int, replies: Any, context: Any = None) -> Any:
         """Show an update, of which a round of some strategies has many."""
+        # the model is shown after all wrappers inside have had their say
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if self.updates:
             newest, now_s = arrays or context.arrays, self.fleet.clock.virtual_s
@@ -91,8 +99,10 @@ def drive(
     **how: Any,
 ) -> Watch:
     """Train on a grid until the note has enough; ``how`` is for ``Strategy.start``."""
-    random.seed(seed)  # Flower draws the nodes of a round from it
+    # Flower draws the nodes of a round from it
+    random.seed(seed)
     watch = Watch(strategy, note, updates=updates)
+    # the note ends the run from within a hook, so that nothing more is sent
     with suppress(Enough):
         watch.start(grid, arrays, rounds, **how)
     return watch
@@ -123,6 +133,7 @@ def emulate(
     points: list[dict[str, Any]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        # measuring is outside the clock; its cost is ours alone
         return measure(number, arrays) if number % every == 0 or number == rounds else None
 
     def add(moment: Moment) -> None:
@@ -131,6 +142,7 @@ def emulate(
             point = {"round": moment.round, "virtual_s": moment.virtual_s}
             point |= {"accuracy": record["global"]["accuracy"], "bytes": watch.bytes}
             points.append(point | {"device_s": watch.device_s} | more)
+        # what was spent until the first point is profiling
         free_s = 0.0 if charged else points[0]["virtual_s"]
         if moment.virtual_s - free_s > budget_s:
             raise Enough
@@ -145,9 +157,18 @@ def emulate(
     return rounded(columns(points))
 
 
+def config_of(
+    dataset: str, partition: str, rate: float, seed: int, rounds: int = ENDLESS
+) -> dict[str, Any]:
+    """Write the run-config of an app's plain training in batches of 16."""
+    config = {"dataset": dataset, "partition": partition, "learning-rate": rate, "seed": seed}
+    return config | {"num-server-rounds": rounds, "batch-size": 16}
+
+
 def with_last_classes(settings: Settings, count: int) -> Measure:
     """Measure all test examples, and as ``slow`` those of the last classes."""
     test, shape = load_test(settings.dataset), data_shape(settings.dataset)
+    # the partition classes-by-speed gives these to the slowest nodes
     slow = test.targets > test.targets.max() - count
 
     @torch.inference_mode()

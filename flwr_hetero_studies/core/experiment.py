@@ -59,6 +59,7 @@ class Finding:
     @property
     def verdict(self) -> str:
         """Say in a word how many claims hold."""
+        # a claim may be a NumPy bool, which adds as a number
         held = sum(claim.holds for claim in self.claims)
         return REPRODUCED if held == len(self.claims) else PARTLY if held else NOT
 

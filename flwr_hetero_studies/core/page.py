@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.report.document import write_page
+from flwr_hetero.report.page import write_page
 from flwr_hetero.report.style import method_colours
 from flwr_hetero.report.tables import Table, text
 from flwr_hetero_studies.core.experiment import CLAIMS, Claim, Experiment

@@ -64,15 +64,18 @@ class Data:
         folder = Path(self.source).expanduser()
         if not folder.is_dir():
             return self.source
+        # the name says what is in it, so that another process finds it made
         part = Path(self.scratch) / f"{self.name}-{train}-{test}"
         if not part.exists():
+            # written elsewhere and renamed: nobody reads half a file
             new = Path(tempfile.mkdtemp(dir=self.scratch))
             for split, rows in (("train", train), ("test", test)):
                 (file,) = folder.glob(f"{split}*.parquet")
                 pq.write_table(pq.read_table(file).slice(0, rows), new / f"{split}.parquet")
             try:
                 new.rename(part)
-            except OSError:  # another process was faster
+            # another process was faster
+            except OSError:
                 shutil.rmtree(new)
         return str(part)
 

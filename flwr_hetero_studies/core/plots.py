@@ -9,13 +9,15 @@ from numpy.typing import ArrayLike
 
 from flwr_hetero.report.style import METHOD_COLOURS, method_colours
 
-Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
+Curves = Mapping[str, Sequence[ArrayLike]]
+"""By name: x and y, and the lower and upper edges of a band if there is one."""
 DASHES = ("-", "--", ":", "-.")
 
 
 def looks(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Give each name a colour, its method's if that is free, then a dash."""
     every = list(names)
+    # a variant of a method has its colour, then another dash
     words = [name.lower().replace(" ", "-") for name in every]
     methods = [next((m for m in METHOD_COLOURS if word.startswith(m)), word) for word in words]
     used: Counter[str] = Counter()
@@ -32,11 +34,13 @@ def draw(
     *,
     columns: int = 3,
     size: tuple[float, float] = (4.2, 3.0),
+    levels: Mapping[str, float] | None = None,
     **axes_settings: Any,
 ) -> None:
     """Draw a panel per entry and a line per name, with one legend, and write a PNG.
 
-    ``axes_settings`` are those of matplotlib's axes; a function gets the panel's title.
+    ``levels`` are dotted lines, by the panel's title; ``axes_settings`` are those of matplotlib's
+    axes, where a function gets that title.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -52,12 +56,17 @@ def draw(
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for number, (title, curves) in enumerate(panels.items()):
             axes = grid[number]
-            for name, (x, y) in curves.items():
+            for name, (x, y, *edges) in curves.items():
                 axes.plot(x, y, **look[name], lw=1.5)
+                if edges:
+                    axes.fill_between(x, *edges, color=look[name]["color"], alpha=0.12, lw=0)
+            if levels:
+                axes.axhline(levels[title], color="black", lw=0.8, ls=":")
             axes.set(title=title, xlabel=_each(xlabel, number), ylabel=_each(ylabel, number))
             axes.set(**{k: v(title) if callable(v) else v for k, v in axes_settings.items()})
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
+        # one legend below all panels, which show the same methods
         if len(names) > 1:
             handles = [grid[0].plot([], [], label=name, **look[name])[0] for name in names]
             figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)

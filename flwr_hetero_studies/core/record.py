@@ -18,6 +18,7 @@ Line = dict[str, Any]
 
 def files_of(where: Path) -> tuple[Path, Path]:
     """Return the packed file of a record and the plain one, of a folder or of either file."""
+    # a folder has no suffix; a file may be named by either form
     plain = where.with_name(where.name.removesuffix(PACKED)) if where.suffix else where / RESULTS
     return plain.with_name(plain.name + PACKED), plain
 
@@ -26,6 +27,7 @@ def read(where: Path) -> list[Line]:
     """Read a folder's results, or those of a file; none if there are none."""
     packed, plain = files_of(where)
     try:
+        # what was appended since the last packing comes after what is packed
         text = lzma.decompress(packed.read_bytes()).decode() if packed.exists() else ""
         text += plain.read_text(encoding="utf-8") if plain.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
@@ -37,6 +39,7 @@ def append(where: Path, line: Line) -> Line:
     """Add a line to the plain file, and return it as it will be read."""
     _, plain = files_of(where)
     plain.parent.mkdir(parents=True, exist_ok=True)
+    # as it will be read: what is a tuple in a case comes back as a list
     text = json.dumps(line)
     with plain.open("a", encoding="utf-8") as file:
         file.write(text + "\n")
@@ -47,9 +50,11 @@ def append(where: Path, line: Line) -> Line:
 def pack(where: Path, lines: Iterable[Line] | None = None) -> None:
     """Pack a record, or what is to take its place, into one file."""
     packed, plain = files_of(where)
+    # packing the same lines gives the same bytes, so that a record has no idle changes
     every = read(where) if lines is None else lines
     text = "".join(json.dumps(line) + "\n" for line in every)
     packed.write_bytes(lzma.compress(text.encode(), preset=6 | lzma.PRESET_EXTREME))
+    # only now: a run that is ended before has its lines twice, not never
     plain.unlink(missing_ok=True)
 
 
@@ -68,6 +73,7 @@ def by(lines: Iterable[Line], *keys: str) -> dict[Any, list[Line]]:
     """Group lines by values of their cases, in order of appearance."""
     groups: dict[Any, list[Line]] = {}
     for line in lines:
+        # a case that lacks a key is a group of its own
         values = tuple(line["case"].get(key) for key in keys)
         groups.setdefault(values if len(keys) > 1 else values[0], []).append(line)
     return groups

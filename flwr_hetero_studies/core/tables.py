@@ -15,6 +15,7 @@ def spread(values: Sequence[float], form: str = ".3g", deviation: str = ".2g") -
     if not known:
         return "never"
     text = f"{mean(known):{form}}" + (f" ± {stdev(known):{deviation}}" if len(known) > 1 else "")
+    # runs that never get there are counted, not averaged
     missed = len(values) - len(known)
     return text + (f" ({missed} of {len(values)} never)" if missed else "")
 
@@ -57,5 +58,6 @@ def fill(page: str, parts: Mapping[str, object]) -> str:
         fields = [field for _, field, *_ in Formatter().parse(section) if field]
         return all(re.split(r"[.[]", field)[0] in parts for field in fields)
 
+    # a page of a few cases has only the sections that they fill
     sections = re.split(r"(?m)^(?=## )", page)
     return "".join(section.format(**parts) for section in sections if known(section))

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.aggregate import mean_arrays
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.tifl.algorithm import TierState, policy_probs, quantile_tiers
-from flwr_hetero.tifl.phase import Phase
-from flwr_hetero.tifl.tiers import Tiers
+from flwr_hetero.tifl.algorithm import first_state
+from flwr_hetero.tifl.tiers import Tiers, quantile_tiers
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.cost import memory, scale
+from flwr_hetero_studies.cost import apps, memory, scale
+from flwr_hetero_studies.cost.scale import fedavg, figures_of
 
 SETTINGS: dict[str, Any] = {"rounds": 100, "nodes": 1000, "megabytes": 1.0, "repeats": 7}
 FAST = {"rounds": 5, "nodes": 20, "megabytes": 0.1, "repeats": 2}
@@ -51,13 +51,15 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         yield Trial({"experiment": "mean", "name": name, **size}, alone=True)
     yield from scale.plan(set_to["rounds"])
     yield from memory.plan(options)
+    yield from apps.plan()
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Measure one case."""
     if case["experiment"] == "memory":
         return {"metrics": memory.run(case, data)}
-    own = {"selection": selection, "overhead": overhead, "mean": compare_means, "scale": scale.run}
+    own = {"selection": selection, "overhead": overhead, "mean": compare_means}
+    own |= {"scale": scale.run, "apps": apps.run}
     return {"metrics": own[case["experiment"]](case)}
 
 
@@ -78,16 +80,15 @@ class Crowd(LocalGrid):
 
 def profiled(num_nodes: int) -> TiFL:
     """Make a strategy that is where it would be after profiling, without a million messages."""
-    inner = FedAvg(fraction_evaluate=0.0)
-    strategy = TiFL(inner, PER_ROUND, policy="random", profiling="phase")
-    assert isinstance(strategy.timing, Phase)
+    strategy = TiFL(fedavg(), PER_ROUND, policy="random", profiling="phase")
     for i in range(num_nodes):
         strategy.fleet.nodes.set_partition_id(i, i)
     latency = np.random.default_rng(0).lognormal(size=num_nodes)
     found, names = quantile_tiers(latency, 5), [f"node-{i}" for i in range(num_nodes)]
     by_name = [dict(zip(names, row.tolist(), strict=True)) for row in (latency, found.tier)]
-    strategy.tiers = Tiers(*by_name, found.boundaries)
-    strategy.state = TierState.first(policy_probs("random", 5), np.full(5, np.inf), np.ones(5))
+    # the names of the nodes, as the first reply would tell them
+    strategy.tiers = Tiers(*by_name, found.boundaries, found.latency)
+    strategy.state = first_state("random", 5, None, 5)
     strategy.timing.set_known(set(range(num_nodes)))
     return strategy
 
@@ -111,6 +112,7 @@ def selection(case: Case) -> dict[str, float]:
 def echo_app(megabytes: float) -> ClientApp:
     """Make nodes that answer with arrays of the right size, a copy for each reply."""
     app = ClientApp()
+    # drawn once: replies differ in nothing that counts
     model = np.random.default_rng(0).standard_normal(round(megabytes * 250_000), np.float32)
 
     def reply(message: Message, records: dict[str, ArrayRecord]) -> Message:
@@ -126,37 +128,32 @@ def echo_app(megabytes: float) -> ClientApp:
 
 def time_round(strategy: Strategy, grid: LocalGrid, arrays: ArrayRecord) -> tuple[float, float]:
     """Return the seconds that a round took in the strategy, and in all."""
-    start = time.process_time()
+    times = [time.process_time()]
     messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
-    asked = time.process_time()
+    times.append(time.process_time())
     replies = list(grid.send_and_receive(messages))
-    answered = time.process_time()
+    times.append(time.process_time())
     new, _ = strategy.aggregate_train(1, replies)
-    end = time.process_time()
+    times.append(time.process_time())
     assert new is not None
-    return asked - start + end - answered, end - start
+    return times[1] - times[0] + times[3] - times[2], times[3] - times[0]
 
 
 def overhead(case: Case) -> dict[str, Any]:
     """Time FedAvg alone and FedAvg inside TiFL in turns, on the same nodes."""
     grid = LocalGrid(echo_app(case["megabytes"]), [DeviceProfile()] * case["nodes"])
     arrays = ArrayRecord({"0": Array(np.zeros(round(case["megabytes"] * 250_000), np.float32))})
-    plain = FedAvg(fraction_evaluate=0.0)
-    tifl = TiFL(FedAvg(fraction_evaluate=0.0), case["nodes"], policy="vanilla", profiling="phase")
-    both = (plain, tifl)
-    for strategy in both:  # warms up; TiFL also profiles
+    tifl = TiFL(fedavg(), case["nodes"], policy="vanilla", profiling="phase")
+    both = (fedavg(), tifl)
+    # warms up; TiFL also profiles
+    for strategy in both:
         time_round(strategy, grid, arrays)
-    times = np.array(
-        [[time_round(one, grid, arrays) for one in both] for _ in range(case["repeats"])]
-    )  # (repeats, FedAvg or TiFL, strategy or whole round)
-    ratios = times[:, 1] / times[:, 0] - 1
-    return {
-        "fedavg_s": np.median(times[:, 0], axis=0).tolist(),
-        "tifl_s": np.median(times[:, 1], axis=0).tolist(),
-        "overhead": np.median(ratios, axis=0).tolist(),
-        "overhead_least": ratios.min(axis=0).tolist(),
-        "overhead_most": ratios.max(axis=0).tolist(),
-    }
+    turns = [[time_round(one, grid, arrays) for one in both] for _ in range(case["repeats"])]
+    # (repeats, FedAvg or TiFL, strategy or whole round)
+    times = np.array(turns)
+    medians = np.median(times, axis=0).tolist()
+    ratios = figures_of("overhead", times[:, 1] / times[:, 0] - 1)
+    return {"fedavg_s": medians[0], "tifl_s": medians[1], **ratios}
 
 
 # --- weighted mean --------------------------------------------------------------------------
@@ -178,6 +175,7 @@ def make_models(case: Case) -> tuple[list[RecordDict], list[float]]:
 
 def extra_bytes(call: Callable[[], object]) -> int:
     """Return the peak of memory taken during a call, its result included."""
+    # peak, not sum: a mean in place makes no copy of each model
     tracemalloc.start()
     call()
     _, peak = tracemalloc.get_traced_memory()
@@ -201,17 +199,15 @@ def compare_means(case: Case) -> dict[str, Any]:
         call()
         return time.perf_counter() - start
 
-    theirs, mine = flower(), ours()  # also warms up
+    # also warms up
+    theirs, mine = flower(), ours()
     times = np.array([(seconds(flower), seconds(ours)) for _ in range(case["repeats"])])
-    ratios = times[:, 0] / times[:, 1]
     layers = [name for name in theirs if name.startswith("layer")]
     differences = [np.abs(theirs[name].numpy() - mine[name].numpy()).max() for name in layers]
-    return {
-        "flower_s": float(np.median(times[:, 0])),
-        "ours_s": float(np.median(times[:, 1])),
-        "speedup": float(np.median(ratios)),
-        "speedup_least": float(ratios.min()),
-        "speedup_most": float(ratios.max()),
+    medians = np.median(times, axis=0).tolist()
+    return figures_of("speedup", times[:, 0] / times[:, 1]) | {
+        "flower_s": medians[0],
+        "ours_s": medians[1],
         "flower_extra_bytes": extra_bytes(flower),
         "ours_extra_bytes": extra_bytes(ours),
         "largest_difference": float(max(differences)),

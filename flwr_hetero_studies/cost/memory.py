@@ -10,7 +10,7 @@ from flwr_hetero.fleet.throttle import children
 from flwr_hetero_studies.core.apps import APPS
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 
 IMAGES = (320, 80)
 """Rows that are kept: memory is that of the model and of one batch, not of the data."""
@@ -48,6 +48,7 @@ def memory_mb(pid: int) -> dict[str, float]:
     kb = {line[0].removesuffix(":"): int(line[1]) for line in lines}
     if "VmHWM" not in kb or "Rss" not in kb:
         return {}
+    # shared libraries count once for all processes of a board
     private = kb["Private_Dirty"] + kb["Private_Clean"]
     figures = {"resident": kb["Rss"], "private": private, "peak": kb["VmHWM"]}
     return {name: round(value / 1024, 1) for name, value in figures.items()}
@@ -55,6 +56,7 @@ def memory_mb(pid: int) -> dict[str, float]:
 
 def idle(fleet: RealFleet, process: str) -> dict[str, float]:
     """Measure a process of a fleet that has nothing to do."""
+    # until imports and handshakes are over
     time.sleep(10)
     supernode = fleet.file.nodes[0].pid
     (executor,) = children(supernode)
@@ -67,12 +69,13 @@ def training(fleet: RealFleet, dataset: str, model: str, batch: int, out: Path) 
     """Run TiFL with one node, and keep the highest figures that its ClientApp processes show."""
     settings = {"dataset": dataset, "partition": "iid", "model": model, "fleet": "real"}
     sizes = {"num_server_rounds": 1, "clients_per_round": 1, "batch_size": batch}
-    run = Experiment(fleet, out, APPS / "tifl", **sizes, **settings).start()
+    run = FleetRun(fleet, out, APPS / "tifl", **sizes, **settings).start()
     highest: dict[str, float] = {}
     while not run.is_over():
         for pid in run.client_app("node-0"):
             for name, value in memory_mb(pid).items():
                 highest[name] = max(value, highest.get(name, 0.0))
+        # a ClientApp lives for seconds: its peak is easily missed
         time.sleep(0.02)
     if run.round() != 1:
         raise RuntimeError(run.tail())

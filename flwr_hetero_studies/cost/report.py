@@ -52,6 +52,7 @@ def means(lines: list[Line]) -> str:
 
 def growth(lines: Sequence[Line], name: str) -> float:
     """Return the exponent of a figure in the number of nodes."""
+    # a straight line through the logarithms
     nodes = np.log([line["case"]["nodes"] for line in lines])
     return float(np.polyfit(nodes, np.log(metric(lines, name)), 1)[0])
 
@@ -105,6 +106,7 @@ def scale(lines: list[Line], path: Path) -> dict[str, Any]:
         text += scale_table(groups) + (drift(groups) if own is some else "")
         for name, mine in groups.items():
             for figure in figures(mine):
+                # 1.5 lies half-way between linear and quadratic
                 steepest = max(steepest, growth(mine, figure))
                 label = name if figure == "round_s" else f"{name}, profiling once"
                 curves[label] = ([x["case"]["nodes"] for x in mine], metric(mine, figure))

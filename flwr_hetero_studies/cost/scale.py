@@ -28,23 +28,24 @@ DIM, UNITS, COHORT, ALL_ROUNDS = 20, 4, 50, 3
 SIZES = (100, 1000, 10_000)
 SELECTED = ("FedAvg", "FedBuff", "TiFL", "TiFL(BiasedLocalSGD(CDGraB))")
 EVERYBODY = ("FedAvg", "BiasedLocalSGD(CDGraB)")
+PHASE: dict[str, Any] = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 
 
-def fedavg(cohort: int, share: float) -> Strategy:
+def fedavg(share: float = 1.0) -> FedAvg:
     return FedAvg(fraction_train=share, fraction_evaluate=0.0)
 
 
-def stepped(cohort: int, share: float) -> Strategy:
-    return BiasedLocalSGD(CDGraB(fedavg(cohort, 1.0), sketch_size=16), fast_steps=8)
+def stepped() -> BiasedLocalSGD:
+    return BiasedLocalSGD(CDGraB(fedavg(), sketch_size=16), fast_steps=8)
 
 
-PHASE: dict[str, Any] = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
-    "FedAvg": fedavg,
-    "FedBuff": lambda c, share: FedBuff(fedavg(c, 1.0), buffer_size=c),  # all at work
-    "TiFL": lambda c, share: TiFL(fedavg(c, 1.0), c, **PHASE),
-    "BiasedLocalSGD(CDGraB)": stepped,
-    "TiFL(BiasedLocalSGD(CDGraB))": lambda c, share: TiFL(stepped(c, share), c, **PHASE),
+    "FedAvg": lambda cohort, share: fedavg(share),
+    # all at work
+    "FedBuff": lambda cohort, share: FedBuff(fedavg(), buffer_size=cohort),
+    "TiFL": lambda cohort, share: TiFL(fedavg(), cohort, **PHASE),
+    "BiasedLocalSGD(CDGraB)": lambda cohort, share: stepped(),
+    "TiFL(BiasedLocalSGD(CDGraB))": lambda cohort, share: TiFL(stepped(), cohort, **PHASE),
 }
 
 
@@ -58,7 +59,7 @@ def plan(rounds: int) -> Iterator[Trial]:
                 yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
 
 
-class Nodes:
+class EchoFleet:
     """What the nodes do: a step towards a goal, and orders of four units; its time is counted."""
 
     def __init__(self) -> None:
@@ -68,6 +69,11 @@ class Nodes:
         self.app.train()(self.train)
         self.app.train("profile")(self.report)
         self.app.evaluate()(self.report)
+
+    @staticmethod
+    def first() -> ArrayRecord:
+        """Make the initial model."""
+        return ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
 
     def report(self, message: Message, context: Context) -> Message:
         """Answer without a model."""
@@ -95,11 +101,18 @@ class Nodes:
             self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
         sampler = self.samplers[partition]
         sampler.follow(order)
+        # the same in each round: orders settle, as in training
         gradients = np.random.default_rng(partition).standard_normal((UNITS, DIM), np.float32)
         for _ in range(UNITS):
             unit, _ = sampler.next_batch()
             sampler.observe(torch.from_numpy(gradients[unit]))
         return sampler.report()
+
+
+def figures_of(name: str, values: Any) -> dict[str, Any]:
+    """Return median and extremes over the first axis."""
+    found = {"": np.median(values, 0), "_least": np.min(values, 0), "_most": np.max(values, 0)}
+    return {f"{name}{end}": np.asarray(each).tolist() for end, each in found.items()}
 
 
 def resident_mb() -> float:
@@ -108,10 +121,11 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def run(case: Case) -> dict[str, float]:
+def run(case: Case) -> dict[str, Any]:
     """Run a fleet; the nodes' own work is taken off the time of a round."""
     random.seed(0)
-    before_mb, nodes = resident_mb(), Nodes()
+    # what Python and torch take is no cost of the fleet
+    before_mb, nodes = resident_mb(), EchoFleet()
     start_s = time.process_time()
     grid = LocalGrid(nodes.app, named_fleet("paper-5", case["nodes"]))
     grid_s, grid_mb = time.process_time() - start_s, resident_mb()
@@ -122,15 +136,13 @@ def run(case: Case) -> dict[str, float]:
         marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
 
     start_s = time.process_time()
-    arrays = ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
-    strategy.start(grid, arrays, case["rounds"], evaluate_fn=mark)
+    strategy.start(grid, nodes.first(), case["rounds"], evaluate_fn=mark)
     cpu_s, node_s, mb = (np.array(column) for column in zip(*marks, strict=True))
+    # one process plays server and nodes
     own_s = np.diff(cpu_s) - np.diff(node_s)
+    # late rounds must not cost more than early ones
     half = max(1, len(own_s) // 2)
-    return {
-        "round_s": float(np.median(own_s)),
-        "round_s_least": float(own_s.min()),
-        "round_s_most": float(own_s.max()),
+    return figures_of("round_s", own_s) | {
         "grid_s": grid_s,
         "start_s": float(cpu_s[0] - start_s),
         "first_half_s": float(np.median(own_s[:half])),

@@ -8,15 +8,14 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from safetensors.numpy import load_file
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, RealFleet
-from flwr_hetero_studies.faults.experiment import TOY_APP, Experiment
-from flwr_hetero_studies.faults.scenarios import QUICK
+from flwr_hetero_studies.faults.fleet_run import TOY_APP, FleetRun, History
+from flwr_hetero_studies.faults.scenarios import QUICK, Found
 
 SHARES = (0.3, 0.3, 0.15, 0.15, 0.075, 0.075)
 EXAMPLES = 100
@@ -26,42 +25,32 @@ IN_MERGE = 3
 GOAL = statistics.mean(range(len(SHARES)))
 """Where the model belongs: at the mean of the nodes' own goals."""
 
-Found = dict[str, Any]
-
 
 def config_of(engine: str, rounds: int) -> Found:
     """Return the app's settings for so many updates of every node on average."""
-    merged = engine == "buffered"
-    return {
-        "engine": engine,
-        "num_server_rounds": rounds * len(SHARES) // IN_MERGE if merged else rounds,
-        "clients_per_round": IN_MERGE if merged else len(SHARES),
-        "num_tiers": 1,
-        "seed": 1,
-    }
+    nodes = len(SHARES)
+    sizes = {"clients_per_round": nodes, "num_server_rounds": rounds}
+    if engine == "buffered":
+        sizes = {"clients_per_round": IN_MERGE, "num_server_rounds": rounds * nodes // IN_MERGE}
+    return {"engine": engine, "num_tiers": 1, "seed": 1, **sizes}
 
 
 def run(folder: Path, work: float, rounds: int) -> Found:
     """Measure the constants, predict both runs, and make them."""
-    fleet = RealFleet(folder / "fleet", QUICK)
+    fleet, rows = RealFleet(folder / "fleet", QUICK), []
     fleet.up([DeviceProfile(share / max(SHARES)) for share in SHARES], cpu=max(SHARES))
     try:
+        # polling and the start of a ClientApp, which no emulation knows
         idle, _ = real(fleet, folder / "idle", "buffered", 0.0, rounds)
         constant_s = constants(idle)
-        rows = []
         for engine in ("rounds", "buffered"):
             predicted, w = emulated(engine, work, rounds, constant_s)
-            records, found_w = real(fleet, folder / engine, engine, work, rounds)
-            rows.append(
-                {
-                    "engine": engine,
-                    "predicted_s": round(predicted, 1),
-                    "real_s": round(records[-1]["wall_s"] - records[0]["wall_s"], 1),
-                    "predicted_error": round(abs(w - GOAL), 3),
-                    "real_error": round(abs(found_w - GOAL), 3),
-                    "failures": sum(len(record["failures"]) for record in records),
-                }
-            )
+            history, found_w = real(fleet, folder / engine, engine, work, rounds)
+            row = {"engine": engine, "predicted_s": round(predicted, 1)}
+            row["real_s"] = round(history[-1]["wall_s"] - history[0]["wall_s"], 1)
+            row["predicted_error"] = round(abs(w - GOAL), 3)
+            row["real_error"] = round(abs(found_w - GOAL), 3)
+            rows.append(row | {"failures": sum(len(each["failures"]) for each in history)})
     finally:
         fleet.down()
     return {"rows": rows, "constant_s": {k: round(v, 2) for k, v in constant_s.items()}}
@@ -69,18 +58,18 @@ def run(folder: Path, work: float, rounds: int) -> Found:
 
 def real(
     fleet: RealFleet, folder: Path, engine: str, work: float, rounds: int
-) -> tuple[list[Found], float]:
+) -> tuple[History, float]:
     """Run the toy app on real SuperNodes; return its history and model."""
-    experiment = Experiment(fleet, folder, **config_of(engine, rounds), work=work, timeout=300.0)
-    history = experiment.start().finish(timeout_s=900)
+    config = config_of(engine, rounds) | {"work": work, "timeout": 300.0}
+    history = FleetRun(fleet, folder, **config).start().finish()
     return history, float(load_file(folder / "model.safetensors")["w"][0])
 
 
-def constants(history: list[Found]) -> dict[str, float]:
+def constants(history: History) -> dict[str, float]:
     """Return what a message without work takes on each node, from sending to arrival."""
     found: dict[str, list[float]] = defaultdict(list)
-    for record in history[1:]:
-        for node, age_s in zip(record["fedbuff"]["nodes"], record["fedbuff"]["age_s"], strict=True):
+    for line in history[1:]:
+        for node, age_s in zip(line["fedbuff"]["nodes"], line["fedbuff"]["age_s"], strict=True):
             found[node].append(age_s)
     return {node: statistics.median(ages) for node, ages in sorted(found.items())}
 
@@ -92,15 +81,15 @@ def emulated(
     sys.path.insert(0, str(TOY_APP))
     from toy_app import client_app, server_app  # type: ignore[import-not-found]
 
+    # predicted before the real run is made
     seconds = [work / share + constant_s[f"node-{i}"] for i, share in enumerate(SHARES)]
     profiles = [DeviceProfile(seconds_per_example=each / EXAMPLES) for each in seconds]
     settings = config_of(engine, rounds)
     config = {key.replace("_", "-"): value for key, value in settings.items()}
-    config |= {"max-failures": 3, "faults": "", "work": 0.0}
-    strategy, records = server_app.strategy_for(config), []
-    strategy.on_round_end = lambda run, record: records.append(record)
+    config |= {"faults": "", "work": 0.0}
+    strategy, clock_s = server_app.strategy_for(config), []
+    strategy.on_round_end = lambda run, line: clock_s.append(line["virtual_s"])
     start = ArrayRecord({"w": Array(np.zeros(server_app.SIZE, np.float32))})
     grid = LocalGrid(client_app.app, profiles, run_config=config)
     result = strategy.start(grid, start, settings["num_server_rounds"])
-    took_s = records[-1]["virtual_s"] - records[0]["virtual_s"]
-    return took_s, float(result.arrays["w"].numpy()[0])
+    return clock_s[-1] - clock_s[0], float(result.arrays["w"].numpy()[0])

@@ -6,7 +6,6 @@ then changes its reply.
 """
 
 import logging
-import random
 from collections.abc import Callable
 from statistics import mean
 from typing import Any
@@ -31,6 +30,7 @@ from flwr_hetero.strategy import (
     TiFL,
     Wrapper,
 )
+from flwr_hetero_studies.core.emulate import drive
 from flwr_hetero_studies.rivals import (
     AdaComm,
     DeadlineSelection,
@@ -56,9 +56,9 @@ WRAPPERS: dict[str, Callable[[int], Wrapper]] = {
     "TiFL, adaptive": lambda seed: TiFL(leaf(), 4, seed=seed),
     "TiFL, fast": lambda seed: TiFL(leaf(), 4, policy="fast", seed=seed),
     "BiasedLocalSGD": lambda seed: BiasedLocalSGD(leaf(), 16),
-    "BiasedLocalSGD, steps": lambda seed: BiasedLocalSGD(leaf(), 16, weighting="steps"),
+    "BiasedLocalSGD, steps": lambda seed: BiasedLocalSGD(leaf(), 16, weigh_by_steps=True),
     "LocalSteps, deadline": lambda seed: LocalSteps(
-        leaf(), 16, budget="deadline", weighting="steps"
+        leaf(), 16, budget="deadline", weigh_by_steps=True
     ),
     "FedNova": lambda seed: FedNova(leaf(), 16),
     "AdaComm": lambda seed: AdaComm(leaf(), 16, interval_s=1.0),
@@ -117,7 +117,7 @@ LIES: dict[str, Lie | None] = {
 }
 
 
-class Grid(LocalGrid):
+class LyingGrid(LocalGrid):
     """Some nodes change their replies to training after the grid has timed them."""
 
     liars: frozenset[int] = frozenset()
@@ -131,24 +131,13 @@ class Grid(LocalGrid):
         """Return when a reply arrives, and what has become of it."""
         mine = message.metadata.dst_node_id - 1000 in self.liars
         trained = message.metadata.message_type == "train" and reply is not None
+        # after the grid has timed it: a lie takes no time
         if mine and trained and self.lie and reply.has_content():
             self.lie(reply.content)
         return arrival_s, reply
 
 
-class Notes(Wrapper):
-    """Keep the history."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        super().__init__(strategy)
-        self.records: list[dict[str, Any]] = []
-
-    def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Keep a round."""
-        self.records.append(record)
-
-
-def task(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
+def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
     """Return a ClientApp that learns digits, and the accuracy on a third of all."""
     images, labels = load_digits(return_X_y=True)
     images, rng = images / 16, np.random.default_rng(seed)
@@ -203,54 +192,45 @@ def task(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
 
 def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, Any]:
     """Run once; return the liars' share of the model, the others' steps, accuracy and time."""
-    app, accuracy = task(seed)
-    slow = not wrapper.startswith(WITHOUT_ROUNDS)  # they hardly merge what the slowest send
+    app, accuracy = digits_app(seed)
+    # engines without rounds hardly merge what the slowest send
+    slow = not wrapper.startswith(WITHOUT_ROUNDS)
     chosen = range(NODES - liars, NODES) if slow else range(liars)
-    faults = [Fault(i, "dies", message_type="train") for i in chosen if lie == "never answers"]
-    faults += [Fault(i, "dies", message_type="evaluate") for i in chosen if lie == "never answers"]
-    grid = Grid(app, named_fleet("paper-5", NODES), seed=seed, faults=faults)
+    silent = [Fault(i, "dies", message_type=kind) for i in chosen for kind in ("train", "evaluate")]
+    faults = silent if lie == "never answers" else []
+    grid = LyingGrid(app, named_fleet("paper-5", NODES), seed=seed, faults=faults)
     grid.liars, grid.lie = frozenset(chosen), LIES[lie]
     names = {name for i in chosen for name in (f"node-{i}", f"id-{1000 + i}")}
     arrays = {"w": Array(np.zeros((64, 10), np.float32)), "b": Array(np.zeros(10, np.float32))}
-    notes, random_state = Notes(WRAPPERS[wrapper](seed)), random.getstate()
-    random.seed(seed)
+    models, lines, ended = [ArrayRecord(arrays)], [], 1
+    how = {"timeout": TIMEOUT_S, "evaluate_fn": lambda number, arrays: models.append(arrays)}
     logging.disable()
-    ended = 1
-    models = [ArrayRecord(arrays)]
     try:
-        notes.start(
-            grid,
-            models[0],
-            rounds,
-            TIMEOUT_S,
-            evaluate_fn=lambda number, arrays: models.append(arrays),  # type: ignore[func-returns-value]
-        )
-    except Exception:  # that a run ends is what is measured
+        drive(WRAPPERS[wrapper](seed), grid, models[0], lambda now: lines.append(now.record),
+              seed=seed, rounds=rounds, **how)  # fmt: skip
+    # that a run ends is what is measured
+    except Exception:
         ended = 0
     finally:
         logging.disable(logging.NOTSET)
-        random.setstate(random_state)
-    shares = [
-        sum(share for node, share in record["weights"].items() if node in names)
-        for record in notes.records[1:]
-    ]
+    weights = [line["weights"] for line in lines[1:]]
+    shares = [sum(share for node, share in own.items() if node in names) for own in weights]
     steps = [
         count
-        for record in notes.records[len(notes.records) // 2 :]
-        for own in record.values()
-        if isinstance(own, dict) and isinstance(own.get("num-steps"), dict)
-        for node, count in own["num-steps"].items()
+        for line in lines[len(lines) // 2 :]
+        for own in line.values()
+        if isinstance(own, dict) and isinstance(own.get("num_steps"), dict)
+        for node, count in own["num_steps"].items()
         if node not in names
     ]
     with np.errstate(all="ignore"):
         found = accuracy(models[-1])
-    return {
-        "metrics": {
-            "ended": ended,
-            "share": mean(shares) if shares else 0.0,
-            "steps": mean(steps) if steps else None,
-            "accuracy": found,
-            "counted": sum(bool(r["weights"]) for r in notes.records[1:]) / rounds,
-            "virtual_s": notes.records[-1]["virtual_s"] if notes.records else 0.0,
-        }
+    metrics = {
+        "ended": ended,
+        "share": mean(shares) if shares else 0.0,
+        "steps": mean(steps) if steps else None,
+        "accuracy": found,
+        "counted": sum(map(bool, weights)) / rounds,
+        "virtual_s": lines[-1]["virtual_s"] if lines else 0.0,
     }
+    return {"metrics": metrics}

@@ -7,42 +7,45 @@ import signal
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from flwr_hetero.fleet import DeviceProfile, certificates
-from flwr_hetero_studies.faults import scenarios
-from flwr_hetero_studies.faults.experiment import losses
-from flwr_hetero_studies.faults.scenarios import NUM_NODES, come_back, start_fleet
+from flwr_hetero_studies.faults.fleet_run import FleetRun
+from flwr_hetero_studies.faults.scenarios import (
+    EQUAL,
+    NUM_NODES,
+    Found,
+    come_back,
+    fault,
+    own_fleet,
+    resumed,
+    told,
+)
 
 SIZE, UPLINK_MBPS = 2_000_000, 4.0
 """8 MB take 16 s to be pushed, so that a node can be killed in the middle."""
 DAY_S = 86_400
+ALL = tuple(f"node-{i}" for i in range(NUM_NODES))
 
 
-def killed_pushing(folder: Path) -> dict:
+def killed_pushing(folder: Path) -> Found:
     """Kill node-3 while it sends its model; start it again until it is taken."""
-    profiles = [DeviceProfile()] * 3 + [DeviceProfile(uplink_mbps=UPLINK_MBPS)]
-    fleet = start_fleet(folder / "fleet", profiles)
-    try:
-        run = scenarios.Experiment(
-            fleet, folder / "run", clients_per_round=4, num_server_rounds=6, size=SIZE
-        )
+    with own_fleet(folder, *EQUAL[1:], DeviceProfile(uplink_mbps=UPLINK_MBPS)) as fleet:
+        run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6, size=SIZE)
         run.start().wait_round(1)
         log, node = fleet.folder / "logs" / "node-3.log", fleet.file.node("node-3")
         sent = log.read_text().count("Sending: train")
         run.wait("a push", lambda: log.read_text().count("Sending: train") > sent)
-        time.sleep(4)  # a quarter of it
-        done = log.read_text().count("Sent successfully")
+        # a quarter of the push
+        time.sleep(4)
         fleet.end_process(node.pid)
-        back = come_back(run, "node-3", after_round=2)
-        history = run.finish(900)
-        return {"history": history, **losses(history, 6), **back, "pushed_before": done}
-    finally:
-        fleet.down()
+        note = come_back(run, "node-3", after_round=2)
+        return told(run, 6, fault("SuperNode killed while it sends 8 MB", 2, "node-3", note=note))
 
 
-def clock_jumps(folder: Path, days: int, where: str = "everywhere") -> dict:
+def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> Found:
     """Let the clocks of all machines, or of one, jump in the middle of a round."""
     folder.mkdir(parents=True, exist_ok=True)
     offset, library = folder / "offset", folder / "clock.so"
@@ -50,62 +53,57 @@ def clock_jumps(folder: Path, days: int, where: str = "everywhere") -> dict:
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     faked = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
-    fleet = start_fleet(folder / "fleet", **(faked if where == "everywhere" else {}))
-    try:
-        if where != "everywhere":
+    with own_fleet(folder, **(faked if nodes == ALL else {})) as fleet:
+        if nodes != ALL:
+            # the clock is preloaded when the process starts
             fleet.settings |= faked
-            fleet.end_process(fleet.file.node(where).pid, signal.SIGTERM)
-            fleet.start_node(where)
-            fleet.wait_online([node.name for node in fleet.file.nodes])
-        run = scenarios.Experiment(fleet, folder / "run", clients_per_round=4, work=1.0,
-                                   num_server_rounds=6, timeout=60.0)  # fmt: skip
+            fleet.end_process(fleet.file.node(nodes[0]).pid, signal.SIGTERM)
+            fleet.start_node(nodes[0])
+            fleet.wait_online(list(ALL))
+        run = FleetRun(fleet, folder / "run", clients_per_round=4, work=1.0,
+                                 num_server_rounds=6, timeout=60.0)  # fmt: skip
         run.start().wait_round(1)
         run.wait("nodes at work", lambda: bool(run.client_app("node-1")))
         offset.write_text(f"{days * DAY_S}\n")
-        run.finish(900)
-        alive = [node.name for node in fleet.file.nodes if fleet.is_alive(node.pid)]
-        ended_after = run.round()
-        if ended_after < 6:
+        run.finish()
+        gone = [node.name for node in fleet.file.nodes if not fleet.is_alive(node.pid)]
+        note = f"ended: {', '.join(gone)}" if gone else "no SuperNode ended"
+        if (last := run.round()) < 6:
+            note += f"; the run ended after round {last}: `resume=true`"
             run.start(resume=True)
-        history = run.finish(900)
-        more = {"alive": alive, "ended_after": ended_after}
-        return {"history": history, **losses(history, 6), **more}
-    finally:
-        fleet.down()
+        return told(run, 6, fault(f"{what} in the middle of a round", 2, *nodes, note=note))
 
 
-def certificate_expires(folder: Path) -> dict:
+def certificate_expires(folder: Path) -> Found:
     """Restart the SuperLink with a certificate that has expired, and then with the next one.
 
     The SuperNodes end meanwhile, and are started again, as by their units.
     """
-    fleet = start_fleet(folder / "fleet")
-    try:
-        run = scenarios.Experiment(fleet, folder / "run", clients_per_round=4, num_server_rounds=6)
+    with own_fleet(folder) as fleet:
+        run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6)
         run.start().wait_round(2)
-        reached, names = run.round(), [node.name for node in fleet.file.nodes]
+        reached = run.round()
         make_expired(fleet.folder / "keys")
-        told, start_s = fleet.expiring(), time.monotonic()
+        expiring, start_s = fleet.expiring(), time.monotonic()
         fleet.end_process(fleet.file.superlink_pid)
         fleet.start_superlink()
         run.wait("the end of the old ServerApp", lambda: not run.server_app())
         pids = [node.pid for node in fleet.file.nodes]
+        # Flower's SuperNodes give up on a certificate that they cannot trust
         run.wait("the end of the SuperNodes", lambda: not any(map(fleet.is_alive, pids)))
-        logs = [(fleet.folder / "logs" / f"{name}.log").read_text() for name in names]
+        logs = [(fleet.folder / "logs" / f"{name}.log").read_text() for name in ALL]
         said = all("certificate has expired" in log for log in logs)
         certificates.make_server_certificate(fleet.folder / "keys", ["127.0.0.1", "localhost"])
         fleet.end_process(fleet.file.superlink_pid)
         fleet.start_superlink()
         run.wait("the SuperLink to give the old SuperNodes up", lambda: not fleet.online())
-        for name in names:
+        for name in ALL:
             come_back(run, name)
-        run.start(resume=True).wait_round(reached + 1)
-        redone_s = round(time.monotonic() - start_s, 1)
-        history = run.finish()
-        more = {"killed_after": reached, "redone_s": redone_s, "said": said, "told": told}
-        return {"history": history, **losses(history, 6), **more}
-    finally:
-        fleet.down()
+        why = "`certificate has expired`" if said else "no word of the certificate"
+        what = "SuperLink restarted with an expired certificate, then with a new one"
+        before = f"all SuperNodes ended, {why} in their logs; "
+        found = resumed(run, what, reached, start_s, before)
+        return found | {"said": said, "told": expiring}
 
 
 def make_expired(keys: Path) -> None:
@@ -115,16 +113,24 @@ def make_expired(keys: Path) -> None:
         certificates.make_server_certificate(keys, ["127.0.0.1", "localhost"], days=2)
 
 
-def throttle_killed(folder: Path) -> dict:
+def throttle_killed(folder: Path) -> Found:
     """Kill the throttle in the middle of a run: the node behind its relay is cut off."""
-    profiles = [DeviceProfile()] * (NUM_NODES - 1) + [DeviceProfile(0.5, uplink_mbps=20.0)]
-    fleet = start_fleet(folder / "fleet", profiles)
-    try:
-        run = scenarios.Experiment(fleet, folder / "run", clients_per_round=4, timeout=60.0,
-                                   num_server_rounds=5)  # fmt: skip
+    with own_fleet(folder, *EQUAL[1:], DeviceProfile(0.5, uplink_mbps=20.0)) as fleet:
+        run = FleetRun(fleet, folder / "run", clients_per_round=4, timeout=60.0,
+                                 num_server_rounds=5)  # fmt: skip
         run.start().wait_round(1)
         fleet.end_process(fleet.file.throttle_pid)
-        history = run.finish(900)
-        return {"history": history, **losses(history, 5), "online": sorted(fleet.online())}
-    finally:
-        fleet.down()
+        run.finish()
+        note = f"online in the end: {', '.join(sorted(fleet.online()))}"
+        what = "throttle of `fleet up` killed, which is the relay of node-3"
+        return told(run, 5, fault(what, 2, "node-3", note=note))
+
+
+OWN_FLEET = {
+    "killed_pushing": killed_pushing,
+    "clocks_ahead": partial(clock_jumps, "all clocks a day ahead", 1, ALL),
+    "clocks_back": partial(clock_jumps, "all clocks a day back", -1, ALL),
+    "clock_ahead": partial(clock_jumps, "one node's clock a day ahead", 1, ("node-1",)),
+    "certificate_expires": certificate_expires,
+    "throttle_killed": throttle_killed,
+}

@@ -1,4 +1,4 @@
-"""What faults cost, how the soak went, and predicted against real round times."""
+"""What faults cost, how the soaks went, what lies gain, and predicted against real seconds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,12 @@ from flwr_hetero_studies.core.record import Line
 SETTLED = 0.2
 """Part of the soak after which memory is compared: before it, nodes are still met for the first
 time."""
-SHORT = 1.2
-"""A device whose own report is this many times what its share allows did not get its share."""
 FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
          "lost later", "what the history says"]  # fmt: skip
 GAIN = ["lie", "strategy", "seeds", "share, off", "steps, off", "accuracy, off", "share, on",
         "steps, on", "accuracy, on"]  # fmt: skip
 ENGINES = ["engine", "predicted", "real", "difference", "predicted error", "real error",
            "failures"]  # fmt: skip
-PREDICTION = ["CPU share", "emulated", "device's report", "constant", "predicted", "real round",
-              "difference"]  # fmt: skip
 
 
 def process(lines: Sequence[Line]) -> dict[str, Any]:
@@ -34,12 +30,9 @@ def process(lines: Sequence[Line]) -> dict[str, Any]:
     for fault in faults:
         reason = fault.get("error") or fault.get("reason")
         says = "; ".join(filter(None, [reason and f"`{reason}`", fault.get("note")]))
+        survived = "yes" if fault["survived"] else "**no**"
+        cells = [fault["fault"], fault.get("injected", ""), survived]
         lost = ("replies_lost", "rounds_lost", "seconds_lost", "lost_later")
-        cells = [
-            fault["fault"],
-            fault.get("injected", ""),
-            "yes" if fault["survived"] else "**no**",
-        ]
         rows.append([*cells, *(fault.get(key, "") for key in lost), says.replace("|", "/")])
     return {
         "process": tables.table(FAULT, rows),
@@ -90,28 +83,6 @@ def endured(line: Line) -> dict[str, str]:
             f"{memory[-1]:.1f} MB"
         ),
     }
-
-
-def prediction(lines: Sequence[Line]) -> dict[str, Any]:
-    """Tabulate predicted and real round times."""
-    rows, short, m = [], [], lines[0]["metrics"]
-    for node in m["nodes"]:
-        predicted, times = node["emulated_s"] + node["constant_s"], node["round_all_s"]
-        seconds = [node["emulated_s"], node["reported_s"], node["constant_s"], predicted]
-        real = f"{min(times):.1f} to {max(times):.1f}, {len(times)} rounds"
-        cells = [f"{node['cpu']:g}", *(f"{s:.1f} s" for s in seconds)]
-        difference = f"{node['round_s'] / predicted - 1:+.0%}"
-        rows.append([*cells, f"{node['round_s']:.1f} s ({real})", difference])
-        if node["reported_s"] > SHORT * node["emulated_s"]:
-            short.append(f"{node['cpu']:g}")
-    text = tables.table(PREDICTION, rows)
-    if short:
-        text += (
-            f"\nThe device with {' and '.join(short)} of a CPU did not get it: by its own clock it "
-            "needed longer than its share allows, because the machine had other work. Its row says "
-            "how the machine was, and nothing of the emulation.\n"
-        )
-    return {"prediction": text, "prediction_load": m["load"], "prediction_cores": m["cores"]}
 
 
 def influence(lines: Sequence[Line]) -> dict[str, Any]:
@@ -175,7 +146,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         if name == "soak":
             parts |= soak(own, folder / "soak.png")
         else:
-            tabulate = {"process": process, "prediction": prediction}
-            tabulate |= {"influence": influence, "engines": engines}
+            tabulate = {"process": process, "influence": influence, "engines": engines}
             parts |= tabulate[name](own)
     return parts

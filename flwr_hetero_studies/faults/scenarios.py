@@ -1,19 +1,25 @@
 """What goes wrong in real fleets, done to a real fleet of four SuperNodes; each returns what came.
 
-The tests of real fleets assert on what is returned, ``cases.py`` writes it down.
+The tests of real fleets assert on what is returned, ``cases.py`` writes its ``faults`` down: a row
+of the table per fault.
 """
 
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet
 from flwr_hetero.fleet.throttle import descendants
-from flwr_hetero_studies.faults.experiment import Experiment, losses
+from flwr_hetero_studies.faults.fleet_run import FleetRun, durations, losses
+
+Found = dict[str, Any]
 
 NUM_NODES = 4
+EQUAL = (DeviceProfile(),) * NUM_NODES
 BAD_REPLIES = (
     "0:1:nan 1:1:raises 2:1:memory "
     "1:2:shape 2:2:missing 3:2:extra "
@@ -22,14 +28,25 @@ BAD_REPLIES = (
 )
 """Partition, round, fault; node-1 fails three times in a row, two good replies a round at least,
 but in round 3 of two good ones, of which one has a metric that the other has not."""
+KINDS = {
+    "nan": "reply holds NaN",
+    "raises": "ClientApp raises",
+    "memory": "ClientApp asks for more memory than there is",
+    "shape": "array of another shape",
+    "missing": "array is missing",
+    "extra": "array too many",
+    "pickle": "payload is a pickle",
+    "weight": "infinite number of examples",
+    "metric": "metric that the others have not",
+    "latency": "claims a latency of 1e6 s",
+    "steps": "claims 2**62 steps",
+}
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Flower's executors look for work four times a second, so that a round takes 3 s and not 5."""
 
 
 def start_fleet(
-    folder: Path,
-    profiles: Sequence[DeviceProfile] = (DeviceProfile(),) * NUM_NODES,
-    **settings: str,
+    folder: Path, profiles: Sequence[DeviceProfile] = EQUAL, **settings: str
 ) -> RealFleet:
     """Start a fleet whose SuperLink survives a restart; ``settings`` are of the environment."""
     fleet = RealFleet(folder, QUICK | settings)
@@ -37,54 +54,117 @@ def start_fleet(
     return fleet
 
 
-def bad_replies(fleet: RealFleet, folder: Path) -> dict:
+@contextmanager
+def own_fleet(
+    folder: Path, *profiles: Sequence[DeviceProfile], **settings: str
+) -> Iterator[RealFleet]:
+    """Start a fleet for one scenario, and end it."""
+    fleet = start_fleet(folder / "fleet", *profiles, **settings)
+    try:
+        yield fleet
+    finally:
+        fleet.down()
+
+
+def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
+    """Return what came of a run, and what each fault in it cost.
+
+    A row has the fault, its round, the nodes that it struck, and what replaces what is counted
+    here. Faults of one round share its seconds.
+    """
+    history = run.finish()
+    lost, times = losses(history, rounds), durations(history)
+    # a fault that comes later is no loss of this one
+    struck = {(row["round"], node) for row in rows for node in row["nodes"]}
+    faults = []
+    for row in rows:
+        number, nodes = row["round"], row["nodes"]
+        record = history[number]
+        failed = {failure["node"]: failure["reason"] for failure in record["failures"]}
+        later = [(r["round"], f["node"]) for r in history for f in r["failures"]]
+        counted = {
+            "injected": len(nodes),
+            "survived": lost["survived"],
+            "replies_lost": sum(node in failed for node in nodes),
+            "rounds_lost": int(not record["train"]),
+            "seconds_lost": round(max(0.0, times[number] - lost["usual_round_s"]), 1),
+            "usual_round_s": lost["usual_round_s"],
+            "lost_later": sum(
+                when > number + 1 and node in nodes and (when, node) not in struck
+                for when, node in later
+            ),
+            "reason": next((failed[node][:80] for node in nodes if node in failed), ""),
+        }
+        faults.append(counted | {key: value for key, value in row.items() if key != "nodes"})
+    return {"history": history, "faults": faults, **lost, **more}
+
+
+def fault(what: str, number: int, *nodes: str, **more: Any) -> Found:
+    """Name a fault, its round and the nodes that it struck."""
+    return {"fault": what, "round": number, "nodes": nodes, **more}
+
+
+def bad_replies(fleet: RealFleet, folder: Path) -> Found:
     """Let ClientApps raise, run out of memory, answer nonsense, claim an impossible latency."""
-    run = Experiment(
-        fleet, folder, clients_per_round=4, num_server_rounds=5, faults=BAD_REPLIES, max_failures=9
-    )
-    history = run.start().finish()
-    return {"history": history, **losses(history, 5), "log": run.tail(20_000)}
+    config = {"clients_per_round": 4, "num_server_rounds": 5}
+    run = FleetRun(fleet, folder, faults=BAD_REPLIES, **config).start()
+    words = [word.split(":") for word in BAD_REPLIES.split()]
+    rows = [fault(KINDS[kind], int(number), f"node-{node}") for node, number, kind in words]
+    found = told(run, 5, *rows)
+    return found | {"log": run.tail(20_000)}
 
 
-def frozen_and_stopped(fleet: RealFleet, folder: Path) -> dict:
+def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
     """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again.
 
-    The rounds are enough for node-1 to be asked again: a silent node is left alone for a while.
+    The rounds are enough for node-1 to be asked again: a silent node is backed off.
     """
-    run = Experiment(
-        fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=0.5
-    )
+    run = FleetRun(fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=0.5)
     run.start().wait_round(1)
+    # in the middle of its training, not between two rounds
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
     frozen = [fleet.file.node("node-1").pid, *descendants(fleet.file.node("node-1").pid)]
-    _send(frozen, signal.SIGSTOP)
+    send(frozen, signal.SIGSTOP)
     fleet.end_process(fleet.file.node("node-2").pid, signal.SIGTERM)
     fleet.start_node("node-2")
     run.wait_round(2)
-    _send(frozen, signal.SIGCONT)
-    history = run.finish()
-    return {"history": history, **losses(history, 14)}
+    send(frozen, signal.SIGCONT)
+    return told(
+        run,
+        14,
+        fault("SuperNode frozen past the time-out of 30 s, then thawed", 2, "node-1"),
+        fault("SuperNode stopped politely and started again", 2, "node-2"),
+    )
 
 
-def killed_and_joined(fleet: RealFleet, folder: Path) -> dict:
+def killed_and_joined(fleet: RealFleet, folder: Path) -> Found:
     """Kill node-1, which comes back; let node-2's ClientApp be killed and node-3 join late."""
     fleet.end_process(fleet.file.node("node-3").pid, signal.SIGTERM)
-    run = Experiment(
+    run = FleetRun(
         fleet, folder, clients_per_round=4, num_server_rounds=8, work=0.5, faults="2:2:dies"
     )
     run.start().wait_round(1)
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
     fleet.end_process(fleet.file.node("node-1").pid)
     fleet.start_node("node-3")
-    found = come_back(run, "node-1", after_round=2)
+    note = come_back(run, "node-1", after_round=2)
     history = run.finish()
-    return {"history": history, **losses(history, 8), **found}
+    joined = next(r["round"] for r in history[1:] if "node-3" in r["selected"])
+    return told(
+        run,
+        8,
+        fault("SuperNode killed, started again under its key", 2, "node-1", note=note),
+        fault("ClientApp killed", 2, "node-2"),
+        fault("a node joins during the run", joined, injected=1,
+              note=f"trains from round {joined} on"),
+    )  # fmt: skip
 
 
-def come_back(run: Experiment, node: str, after_round: int = 0) -> dict:
-    """Start a SuperNode until the SuperLink takes it, as systemd does: Restart=always."""
+def come_back(run: FleetRun, node: str, after_round: int = 0) -> str:
+    """Start a SuperNode until the SuperLink takes it, as systemd does; say how long that took."""
     fleet, start_s, starts, alive = run.fleet, time.monotonic(), 0, False
     while not (alive and run.round() >= after_round and node in fleet.online()):
+        # the run went on without it
         if run.is_over() and after_round:
             break
         alive = fleet.is_alive(fleet.file.node(node).pid)
@@ -92,40 +172,51 @@ def come_back(run: Experiment, node: str, after_round: int = 0) -> dict:
             starts += 1
             fleet.start_node(node)
         time.sleep(2)
-    return {"back_s": round(time.monotonic() - start_s), "starts": starts}
+    return f"back online after {time.monotonic() - start_s:.0f} s, {starts} starts"
 
 
-def server_app_killed(fleet: RealFleet, folder: Path, after_round: int = 2) -> dict:
-    """Kill the ServerApp in the middle of a round and resume the run at once."""
-    run = Experiment(fleet, folder, clients_per_round=2, num_server_rounds=6)
-    run.start().wait_round(after_round)
-    _send(run.server_app(), signal.SIGKILL)
-    reached, start_s = run.round(), time.monotonic()
+def resumed(run: FleetRun, what: str, reached: int, start_s: float, before: str = "") -> Found:
+    """Resume a run that ended after a round, and say what that cost."""
     run.start(resume=True).wait_round(reached + 1)
-    redone_s = round(time.monotonic() - start_s, 1)
-    history = run.finish()
-    info = {"killed_after": reached, "redone_s": redone_s}
-    return {"history": history, **losses(history, 6), **info}
+    redone_s = time.monotonic() - start_s
+    usual_s = losses(run.finish(), 6)["usual_round_s"]
+    note = f"{before}round {reached + 1} is done again after `resume=true`"
+    more = {"injected": 1, "rounds_lost": 1, "seconds_lost": round(max(0.0, redone_s - usual_s), 1)}
+    return told(run, 6, fault(what, reached + 1, note=note, **more), killed_after=reached)
 
 
-def superlink_restarted(fleet: RealFleet, folder: Path) -> dict:
-    """Kill the SuperLink in the middle of a round, start it again, and resume the run."""
-    run = Experiment(fleet, folder, clients_per_round=2, num_server_rounds=6)
+def server_app_killed(fleet: RealFleet, folder: Path) -> Found:
+    """Kill the ServerApp in the middle of a round and resume the run at once."""
+    run = FleetRun(fleet, folder, clients_per_round=2, num_server_rounds=6)
     run.start().wait_round(2)
-    reached = run.round()
-    start_s = time.monotonic()
+    # no chance to write anything down
+    send(run.server_app(), signal.SIGKILL)
+    return resumed(run, "ServerApp killed", run.round(), time.monotonic())
+
+
+def superlink_restarted(fleet: RealFleet, folder: Path) -> Found:
+    """Kill the SuperLink in the middle of a round, start it again, and resume the run."""
+    run = FleetRun(fleet, folder, clients_per_round=2, num_server_rounds=6)
+    run.start().wait_round(2)
+    reached, start_s = run.round(), time.monotonic()
     fleet.end_process(fleet.file.superlink_pid)
     fleet.start_superlink()
     fleet.wait_online([node.name for node in fleet.file.nodes])
-    back_s = round(time.monotonic() - start_s)
+    # two ServerApps would write to one run directory
     run.wait("the end of the old ServerApp", lambda: not run.server_app())
-    run.start(resume=True).wait_round(reached + 1)
-    redone_s = round(time.monotonic() - start_s, 1)
-    history = run.finish()
-    info = {"killed_after": reached, "back_s": back_s, "redone_s": redone_s}
-    return {"history": history, **losses(history, 6), **info}
+    return resumed(run, "SuperLink killed and started again with its database", reached, start_s)
 
 
-def _send(pids: list[int], signal_number: int) -> None:
+def send(pids: list[int], signal_number: int) -> None:
+    """Send a signal to processes."""
     for pid in pids:
         os.kill(pid, signal_number)
+
+
+ON_A_FLEET = {
+    "bad_replies": bad_replies,
+    "frozen_and_stopped": frozen_and_stopped,
+    "killed_and_joined": killed_and_joined,
+    "server_app_killed": server_app_killed,
+    "superlink_restarted": superlink_restarted,
+}

@@ -31,7 +31,6 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import Fault, LocalGrid, named_fleet
 from flwr_hetero.fleet.faults import CORRUPTIONS
 from flwr_hetero.mod import load_state, save_state
-from flwr_hetero.report import RunDirectory
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
@@ -43,6 +42,8 @@ from flwr_hetero.strategy import (
     TiFL,
     Wrapper,
 )
+from flwr_hetero_studies.core.curves import columns
+from flwr_hetero_studies.faults.storage import PagelessRun
 
 DIM, EXAMPLES, BATCH = 5, 8, 2
 ASKED, TAKEN = 40, 24
@@ -112,14 +113,6 @@ def evaluate(message: Message, context: Context) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-class NoReport(RunDirectory):
-    """History, model and checkpoints, but no plots in the end."""
-
-    def finish(self) -> Path:
-        """Return what a report would be in."""
-        return self.path
-
-
 class Trouble(Wrapper):
     """Spread each round's faults over the fleet, and write down how the run is."""
 
@@ -133,6 +126,7 @@ class Trouble(Wrapper):
         self.rng = np.random.default_rng(0)
         self.garbage, self.claims = cycle(sorted(CORRUPTIONS)), cycle(["steps", "latency", "order"])
         self.away: list[int] = []
+        self.kind_of: dict[int, str] = {}
         self.struck: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
         self.start_s = time.monotonic()
@@ -143,25 +137,21 @@ class Trouble(Wrapper):
             self.grid.come_back(node_id)
         chosen = self.rng.permutation(len(self.nodes))[: 6 * self.each].reshape(6, -1).tolist()
         dies, errs, late, garbage, lies, away = chosen
-        common: dict[str, Any] = {"message_type": "train"}
         self.grid.faults = [
-            *(Fault(i, "dies", **common) for i in dies),
-            *(Fault(i, "errs", **common) for i in errs),
-            *(Fault(i, "late", delay_s=2 * TIMEOUT_S, **common) for i in late),
-            *(Fault(i, "garbage", corrupt=next(self.garbage), **common) for i in garbage),
-        ]
+            *(Fault(i, "dies", message_type="train") for i in dies),
+            *(Fault(i, "errs", message_type="train") for i in errs),
+            *(Fault(i, "late", delay_s=2 * TIMEOUT_S, message_type="train") for i in late),
+            *(Fault(i, "garbage", corrupt=next(self.garbage), message_type="train")
+              for i in garbage),
+        ]  # fmt: skip
+        # one process: the ClientApp reads it when its node trains
         LIES.clear()
         LIES.update({i: next(self.claims) for i in lies})
         self.away = [self.nodes[i] for i in away]
         for node_id in self.away:
             self.grid.leave(node_id)
-        self.kind_of = {
-            **dict.fromkeys(dies, "never answers"),
-            **dict.fromkeys(errs, "error"),
-            **dict.fromkeys(late, "late"),
-            **dict.fromkeys(garbage, "garbage"),
-            **dict.fromkeys(lies, "false claim"),
-        }
+        kinds = zip(KINDS, (errs, lies, garbage, late, dies), strict=True)
+        self.kind_of = {i: kind for kind, own in kinds for i in own}
 
     def on_instructions(self, context: Any, messages: list[Message], grid: Any) -> list[Message]:
         """Count who is asked, and who of them is in trouble."""
@@ -172,12 +162,14 @@ class Trouble(Wrapper):
 
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
         """Count, measure the memory of this process every few rounds, and strike again."""
+        # between two rounds, so that a fault lasts for one
         self.strike()
         if not record["round"]:
             return
         self.seen["failures"] += len(record["failures"])
         self.seen["rounds without result"] += not record["train"]
         if record["round"] % EVERY == 0 or record["round"] == 1:
+            # of the whole process: what Flower and torch keep counts too
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             point = {
                 "round": record["round"],
@@ -186,13 +178,13 @@ class Trouble(Wrapper):
                 "wall_s": round(time.monotonic() - self.start_s, 1),
                 "error": record["evaluate"].get("eval-loss"),
                 "pending": len(self.grid.traffic.pending),
-                **self.seen,
-                **{f"struck: {kind}": self.struck[kind] for kind in KINDS},
             }
-            self.points.append(point)
+            struck = {f"struck: {kind}": self.struck[kind] for kind in KINDS}
+            self.points.append(point | self.seen | struck)
 
 
 def leaf() -> FedAdam:
+    """Aggregate."""
     return FedAdam(eta=0.02, fraction_evaluate=SHARE)
 
 
@@ -220,10 +212,9 @@ def run(name: str, num_rounds: int, num_nodes: int) -> dict[str, Any]:
     trouble = Trouble(STRATEGIES[name](), grid)
     arrays = ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = NoReport(str(Path(folder) / "run"), {})
+        run_dir = PagelessRun(str(Path(folder) / "run"), {})
         Recorded(trouble, run_dir=run_dir, checkpoint_every=50).start(
             grid, arrays, num_rounds, timeout=TIMEOUT_S
         )
     logging.disable(logging.NOTSET)
-    curve = {key: [point[key] for point in trouble.points] for key in trouble.points[0]}
-    return {"metrics": trouble.points[-1], "curve": curve}
+    return {"metrics": trouble.points[-1], "curve": columns(trouble.points)}

@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.strategy import Recorded
+from flwr_hetero_studies.faults.scenarios import Found
 
 SIZE, ROUNDS = 8_000_000, 5
 DISK_MB = 80
@@ -38,7 +39,7 @@ def train(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-class NoReport(RunDirectory):
+class PagelessRun(RunDirectory):
     """History, model and checkpoints, but no page in the end."""
 
     def finish(self) -> Path:
@@ -47,7 +48,8 @@ class NoReport(RunDirectory):
 
 
 def main(folder: str, resume: bool) -> None:
-    run_dir = NoReport(folder, {}, resume=resume)
+    """Run, or resume, in this process."""
+    run_dir = PagelessRun(folder, {}, resume=resume)
     strategy = Recorded(FedAvg(fraction_evaluate=0.0), run_dir=run_dir, resume=resume)
     start = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
     strategy.start(LocalGrid(app, [DeviceProfile()] * 3), start, ROUNDS)
@@ -66,30 +68,30 @@ def rounds(folder: Path) -> list[int]:
     return [json.loads(line)["round"] for line in lines if line.endswith("}")]
 
 
-def resumed(folder: Path) -> dict[str, object]:
+def resumed(what: str, note: str, folder: Path) -> Found:
     """Resume a run; say whether it became whole, and how many rounds it did again."""
     before = rounds(folder)
     process = start(folder, "resume")
     log = process.communicate()[1]
     with np.load(folder / "checkpoint" / "state.npz") as file:
         model = file["model/w"]
-    (again,) = {int(word) for word in log.split("Resumed after round ")[1].split()[:1]}
+    again = int(log.split("Resumed after round ")[1].split()[0])
     whole = rounds(folder) == list(range(ROUNDS + 1)) and bool((model == ROUNDS).all())
-    return {
-        "survived": whole and process.returncode == 0,
-        "rounds_lost": len(before) - 1 - again,
-        "left": sorted(path.name for path in (folder / "checkpoint").iterdir()),
-    }
+    found = {"survived": whole and process.returncode == 0, "rounds_lost": len(before) - 1 - again}
+    return {"faults": [{"fault": what, "injected": 1, "replies_lost": 0, "note": note, **found}]}
 
 
-def killed_in_checkpoint(folder: Path) -> dict[str, object]:
+def killed_in_checkpoint(folder: Path) -> Found:
     """Kill the process while a draft of round 2's checkpoint is being written; resume the run."""
+    folder /= "run"
     run, draft = start(folder), folder / "checkpoint" / "state.draft"
+    # the draft grows for some milliseconds only
     while run.poll() is None and not (len(rounds(folder)) == 3 and size_mb(draft) > 1):
         time.sleep(0.0005)
     os.kill(run.pid, signal.SIGKILL)
     run.communicate()
-    return {"draft_mb": size_mb(draft), **resumed(folder)}
+    note = f"{size_mb(draft):g} MB of a draft were left; `resume=true`"
+    return resumed("ServerApp killed in the middle of a checkpoint", note, folder)
 
 
 def size_mb(path: Path) -> float:
@@ -100,28 +102,30 @@ def size_mb(path: Path) -> float:
         return 0.0
 
 
-def disk_full(folder: Path) -> dict[str, object]:
+def disk_full(folder: Path) -> Found:
     """Let the disk be full in the middle of a checkpoint, make room, and resume the run."""
-    with disk(folder, DISK_MB) as root:
+    with disk(folder / "disk") as root:
         run = start(root / "run")
-        log = run.communicate()[1]
+        run.communicate()
+        # room again, as when somebody cleans up
         subprocess.run(["mount", "-o", f"remount,size={4 * DISK_MB}m", str(root)], check=True)
-        error = [line for line in log.splitlines() if "Error" in line][-1:]
-        return {"code": run.returncode, "reason": "".join(error), **resumed(root / "run")}
+        note = f"ends with exit code {run.returncode}; `resume=true` once there is room"
+        return resumed("disk full in the middle of a checkpoint", note, root / "run")
 
 
 @contextmanager
-def disk(folder: Path, size_mb: int) -> Iterator[Path]:
+def disk(folder: Path) -> Iterator[Path]:
     """Mount a small disk, for which one must be root."""
     folder.mkdir(parents=True)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)], check=True
-    )
+    size = f"size={DISK_MB}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
     try:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
 
+
+ON_A_DISK = {"killed_in_checkpoint": killed_in_checkpoint, "disk_full": disk_full}
 
 if __name__ == "__main__":
     main(sys.argv[1], "resume" in sys.argv[2:])

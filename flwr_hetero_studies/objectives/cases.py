@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr_hetero.fleet import named_fleet
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import BiasedLocalSGD, RandomSelection, TiFL
-from flwr_hetero_studies.core.emulate import emulate, with_last_classes
+from flwr_hetero_studies.core.emulate import Moment, config_of, emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.tasks import Settings, evaluate_node, train_node
@@ -31,16 +31,16 @@ app.train()(train_node)
 app.evaluate()(evaluate_node)
 
 
-def tifl(policy: str, steps: int, seed: int, **more: Any) -> Strategy:
+def tifl(policy: str, steps: int, seed: int) -> Strategy:
     """TiFL with five tiers."""
-    inner = FedAvg(fraction_evaluate=0.0)
-    return TiFL(inner, PER_ROUND, 5, policy=policy, seed=seed, **more)
+    return TiFL(FedAvg(fraction_evaluate=0.0), PER_ROUND, 5, policy=policy, seed=seed)
 
 
-def biased(weighting: str, steps: int, seed: int) -> Strategy:
+def biased(how: dict[str, Any], steps: int, seed: int) -> Strategy:
     """Random nodes with steps by their speed; all sample uniformly."""
     inner = FedAvg(fraction_evaluate=0.0)
-    budget = BiasedLocalSGD(inner, steps, weighting=weighting, high_loss_fraction=None, seed=seed)
+    # uniform sampling, for only the weights are to differ
+    budget = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **how)
     return RandomSelection(budget, PER_ROUND, seed=seed)
 
 
@@ -49,15 +49,14 @@ def fedavg(steps: int, seed: int) -> Strategy:
     return RandomSelection(FedAvg(fraction_evaluate=0.0), PER_ROUND, seed=seed)
 
 
+WEIGHTINGS = ("normalised", "sqrt", "examples", "steps")
 BUILD: dict[str, Callable[[int, int], Any]] = {
     "FedAvg": fedavg,
-    "TiFL, adaptive": partial(tifl, "adaptive"),
-    "TiFL, paced": partial(tifl, "paced"),
-    "TiFL, paced, unbiased": partial(tifl, "paced", unbiased=True),
-    "biased, normalised": partial(biased, "normalised"),
-    "biased, sqrt": partial(biased, "sqrt"),
-    "biased, examples": partial(biased, "examples"),
-    "biased, steps": partial(biased, "steps"),
+    **{f"TiFL, {policy}": partial(tifl, policy) for policy in ("adaptive", "paced")},
+    "biased, normalised": partial(biased, {"step_correction": 1.0}),
+    "biased, sqrt": partial(biased, {"step_correction": 0.5}),
+    "biased, examples": partial(biased, {"step_correction": 0.0}),
+    "biased, steps": partial(biased, {"weigh_by_steps": True}),
 }
 
 
@@ -73,22 +72,14 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 def run(case: Case, seed: int, data: Data, partition: str) -> dict[str, Any]:
     """Train once and return the curve."""
     rows = case["train-examples"]
-    run_config = {
-        "dataset": data.first(rows, rows // 3),
-        "partition": partition,
-        "num-server-rounds": case["rounds"],
-        "batch-size": 16,
-        "learning-rate": RATES.get(data.name, 0.1),
-        "seed": seed,
-    }
+    rate = RATES.get(data.name, 0.1)
+    run_config = config_of(data.first(rows, rows // 3), partition, rate, seed, case["rounds"])
     settings = Settings.from_run_config(run_config)
-    curve = emulate(
-        app,
-        settings,
-        BUILD[case["name"]](case["fast-steps"], seed),
-        named_fleet("paper-5", NODES),
-        run_config,
-        note=lambda moment: {"slow": moment.record["global"].get("slow")},
-        measure=with_last_classes(settings, SLOW_CLASSES),
-    )
+    strategy, fleet = BUILD[case["name"]](case["fast-steps"], seed), named_fleet("paper-5", NODES)
+    measure = with_last_classes(settings, SLOW_CLASSES)
+
+    def slow(moment: Moment) -> dict[str, Any]:
+        return {"slow": moment.record["global"].get("slow")}
+
+    curve = emulate(app, settings, strategy, fleet, run_config, note=slow, measure=measure)
     return {"metrics": {"accuracy": curve["accuracy"][-1]}, "curve": curve}

@@ -1,26 +1,30 @@
-"""What a node of the race does: plain SGD on a small network, in NumPy because races are many.
+"""What the nodes of the race learn, and what they do: plain SGD, in NumPy or by the apps' loop."""
 
-The same steps as the package's own loop in torch takes (a test compares them), five times sooner.
-Texts, and networks with convolutions, train with that loop.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
+from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.client.emulation import in_config, repeat_of
 from flwr_hetero.mod import emulated_device, follow
 from flwr_hetero.sampler import TopLossSampler
+from flwr_hetero_studies.race.network import (
+    Labelled,
+    Rows,
+    Values,
+    accuracies,
+    forward,
+    losses_of,
+    network_of,
+    record_of,
+    train_numpy,
+)
 from flwr_hetero_studies.tasks import make_model, model_from
 from flwr_hetero_studies.tasks.data import HELD_OUT_SHARE, Examples
 from flwr_hetero_studies.tasks.node import PROXIMAL_MU, examples_in
@@ -28,147 +32,11 @@ from flwr_hetero_studies.tasks.partitions import partition_rows
 from flwr_hetero_studies.tasks.sources import open_source
 from flwr_hetero_studies.tasks.training import train
 
-Floats = NDArray[np.float32]
-Network = list[Floats]
 HIDDEN = 100
 NUMPY = "mlp-100"
 """The network that trains in NumPy: one hidden layer of 100 units."""
 IN_TORCH = "flwr_hetero_studies.race.node:in_torch"
 """The same network in torch."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """Examples to train on, cut from them those to tune by, and those of the report."""
-
-    dataset: str
-    model: str
-    partition: str
-    num_nodes: int
-    train: int
-    valid: int
-    test: int
-
-
-class Labelled(NamedTuple):
-    """Inputs, standardised, and their labels."""
-
-    inputs: NDArray[Any]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def at(self, rows: Any) -> "Labelled":
-        """Take some of them."""
-        return Labelled(self.inputs[rows], self.labels[rows])
-
-
-# --- data ----------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=2)
-def splits(task: Task) -> dict[str, Labelled]:
-    """Load what is trained on, what is tuned by (the rows after it) and what is reported."""
-    source = open_source(task.dataset)
-    order = np.arange(len(source.train.rows))
-    count, tune = task.train, task.valid
-    if count + tune > len(order):  # a small data set: a quarter is to tune by
-        count, tune = len(order) * 3 // 4, len(order) // 4
-    if len(source.shape) == 1:  # texts lie class by class
-        order = np.random.default_rng(0).permutation(order)
-    rows = {
-        "train": (source.train, order[:count]),
-        "valid": (source.train, order[count : count + tune]),
-        "test": (source.test, np.random.default_rng(0).permutation(len(source.test.rows))),
-    }
-    found = {}
-    for name, (split, chosen) in rows.items():
-        chosen = chosen[: task.test] if name == "test" else chosen
-        if not len(chosen):  # nothing to tune by
-            continue
-        inputs = split.inputs.take(split.rows[chosen])
-        if source.scale is not None:
-            inputs = (inputs - source.scale.mean) / source.scale.std
-        if task.model == NUMPY:
-            inputs = inputs.reshape(len(inputs), -1)
-        found[name] = Labelled(inputs, split.labels[chosen])
-    return found
-
-
-@lru_cache(maxsize=8)
-def parts(task: Task, seed: int) -> list[NDArray[np.int64]]:
-    """Divide the training examples among the nodes."""
-    labels = splits(task)["train"].labels
-    return partition_rows(labels, task.num_nodes, task.partition, seed=seed)
-
-
-# --- the network ---------------------------------------------------------------------------
-
-
-def forward(net: Network, inputs: Floats) -> tuple[Floats, Floats]:
-    """Return the hidden units and the logits."""
-    hidden = np.maximum(inputs @ net[0].T + net[1], 0)
-    return hidden, hidden @ net[2].T + net[3]
-
-
-def losses_of(logits: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return each example's cross entropy, and its gradient by the logits."""
-    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probs /= probs.sum(axis=1, keepdims=True)
-    rows = np.arange(len(labels))
-    losses = -np.log(np.maximum(probs[rows, labels], 1e-30))
-    probs[rows, labels] -= 1
-    return losses, probs
-
-
-def descend(net: Network, examples: Labelled, lr: float, pull: Sequence[Floats], mu: float) -> Any:
-    """Take one step of SGD in place; return the losses before it."""
-    hidden, logits = forward(net, examples.inputs)
-    losses, error = losses_of(logits, examples.labels)
-    error /= len(error)
-    back = (error @ net[2]) * (hidden > 0)
-    slopes = (back.T @ examples.inputs, back.sum(axis=0), error.T @ hidden, error.sum(axis=0))
-    for number, (array, slope) in enumerate(zip(net, slopes, strict=True)):
-        if mu:
-            slope += mu * (array - pull[number])
-        slope *= lr
-        array -= slope
-    return losses
-
-
-def first_model(task: Task, seed: int) -> ArrayRecord:
-    """Draw the initial model, by torch's rule."""
-    shape, count = shape_of(task)
-    if task.model != NUMPY:
-        return ArrayRecord(make_model(task.model, shape, count, seed).state_dict())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = in_torch(shape, count)
-    return record_of([parameter.detach().numpy() for parameter in model.parameters()])
-
-
-def shape_of(task: Task) -> tuple[tuple[int, ...], int]:
-    source = open_source(task.dataset)
-    return source.shape, source.num_classes
-
-
-def record_of(net: Network) -> ArrayRecord:
-    return ArrayRecord({str(number): Array(array) for number, array in enumerate(net)})
-
-
-def network_of(arrays: ArrayRecord) -> Network:
-    return [np.array(array.numpy(), np.float32) for array in arrays.values()]
-
-
-def predict(task: Task, model: dict[str, NDArray[Any]], inputs: NDArray[Any]) -> Floats:
-    """Return the logits of a model."""
-    if task.model == NUMPY:
-        return forward(list(model.values()), inputs)[1]
-    state = {name: torch.from_numpy(array) for name, array in model.items()}
-    net = model_from(state, task.model, *shape_of(task)).eval()
-    with torch.inference_mode():
-        return torch.cat([net(batch) for batch in torch.from_numpy(inputs).split(500)]).numpy()
 
 
 def in_torch(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
@@ -177,119 +45,179 @@ def in_torch(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), layers[0], torch.nn.ReLU(), layers[1])
 
 
-# --- the ClientApp ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Node:
-    """A node's data and settings for one message."""
+class Learning:
+    """A data set, of whose first rows are trained on, the next to tune by; how they are dealt."""
 
-    message: Message
-    task: Task
-    config: dict[str, Any]
-    examples: Labelled
-    held_out: Labelled
+    dataset: str
+    model: str
+    partition: str
+    num_nodes: int
+    rows: tuple[int, int, int]
+    """Examples to train on, to tune by, and of the report."""
     seed: int
 
     @property
-    def num_steps(self) -> int:
-        """Steps that the server asks for, else an epoch."""
-        epoch = -(-len(self.examples) // self.config["batch-size"])
-        return in_config(self.message, keys.NUM_STEPS) or epoch
+    def splits(self) -> dict[str, Labelled]:
+        """What is trained on (train), tuned by (valid) and reported (test)."""
+        return load(self.dataset, self.rows, self.model == NUMPY)
 
-    def metrics(self, processed: int) -> MetricRecord:
-        """Say how much work it was."""
-        return MetricRecord({
-            keys.NUM_EXAMPLES: len(self.examples),
-            keys.NUM_STEPS: self.num_steps,
-            keys.EXAMPLES_PROCESSED: processed,
-        })  # fmt: skip
+    @property
+    def shape(self) -> tuple[tuple[int, ...], int]:
+        """Shape of an input, and number of classes."""
+        source = open_source(self.dataset)
+        return source.shape, source.num_classes
 
-    def reply(self, arrays: ArrayRecord, losses: tuple[float, float], processed: int) -> Message:
-        """Send the model, with mean and root mean square of the losses."""
-        metrics = self.metrics(processed)
-        metrics["train-loss"], metrics[keys.LOSS_RMS] = losses
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=self.message)
+    @property
+    def app(self) -> ClientApp:
+        """What a node does."""
+        return client_app(self)
+
+    def first(self) -> ArrayRecord:
+        """Draw the initial model, by torch's rule."""
+        if self.model != NUMPY:
+            return ArrayRecord(make_model(self.model, *self.shape, self.seed).state_dict())
+        # the caller draws by torch, too
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = in_torch(*self.shape)
+        return record_of([parameter.detach().numpy() for parameter in model.parameters()])
+
+    def predict(self, model: dict[str, Values], inputs: Values) -> Values:
+        """Return the logits of a model."""
+        if self.model == NUMPY:
+            return forward(list(model.values()), inputs)[1]
+        state = {name: torch.from_numpy(array) for name, array in model.items()}
+        net = model_from(state, self.model, *self.shape).eval()
+        with torch.inference_mode():
+            batches = torch.split(torch.from_numpy(inputs), 500)
+            return torch.cat([net(batch) for batch in batches]).numpy()
+
+    def measure(
+        self, model: dict[str, Values], slow: list[int], split: str = "test"
+    ) -> tuple[float, float]:
+        """Return accuracy on all examples, and on classes as the slow nodes hold them."""
+        inputs, labels = self.splits[split]
+        # classes count as often as the slow nodes hold them
+        own = np.concatenate([deal(self)[node] for node in slow])
+        held = self.splits["train"].labels[own]
+        return accuracies(self.predict(model, inputs), labels, held)
 
 
-def opened(task: Task, message: Message, context: Context) -> Node:
-    """Read a node's data and settings for a message."""
-    config, number = dict(context.run_config), int(context.node_config[keys.PARTITION_ID])
-    seed = int(config["seed"])
-    rows = parts(task, seed)[number]
+@lru_cache(maxsize=2)
+def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labelled]:
+    """Load what is trained on, what is tuned by (the rows after it) and what is reported."""
+    source, (count, tune, test) = open_source(dataset), rows
+    order = np.arange(len(source.train.rows))
+    # a small data set: a quarter is to tune by
+    if count + tune > len(order):
+        count, tune = len(order) * 3 // 4, len(order) // 4
+    # texts lie class by class
+    if len(source.shape) == 1:
+        order = np.random.default_rng(0).permutation(order)
+    # shuffled: test files may be sorted by class
+    tests = np.random.default_rng(0).permutation(len(source.test.rows))
+    chosen = {
+        "train": (source.train, order[:count]),
+        "valid": (source.train, order[count : count + tune]),
+        "test": (source.test, tests[:test]),
+    }
+    found = {}
+    for name, (split, own) in chosen.items():
+        # nothing to tune by
+        if not len(own):
+            continue
+        inputs = split.inputs.take(split.rows[own])
+        if source.scale is not None:
+            inputs = (inputs - source.scale.mean) / source.scale.std
+        found[name] = Labelled(inputs.reshape(len(own), -1) if flat else inputs, split.labels[own])
+    return found
+
+
+@lru_cache(maxsize=8)
+def deal(learning: Learning) -> list[Rows]:
+    """Divide the training examples among the nodes."""
+    labels = learning.splits["train"].labels
+    return partition_rows(labels, learning.num_nodes, learning.partition, seed=learning.seed)
+
+
+# --- the ClientApp ---------------------------------------------------------------------------
+
+
+class Share(NamedTuple):
+    """What a node has for one message: examples, those held out, steps, a seed."""
+
+    examples: Labelled
+    held_out: Labelled
+    num_steps: int
+    seed: int
+
+    def reply(
+        self, message: Message, arrays: ArrayRecord, processed: int, **more: float
+    ) -> Message:
+        """Send a model, and say how much work it was."""
+        work = {keys.NUM_EXAMPLES: len(self.examples), keys.NUM_STEPS: self.num_steps}
+        metrics = MetricRecord({**work, keys.EXAMPLES_PROCESSED: processed, **more})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def share_of(learning: Learning, message: Message, context: Context) -> Share:
+    """Read a node's data; without a number of steps asked for, it takes an epoch."""
+    number, every = int(context.node_config[keys.PARTITION_ID]), learning.splits["train"]
+    rows = deal(learning)[number]
+    # the last ones are never trained on, as in the apps
     cut = len(rows) - max(1, round(len(rows) * HELD_OUT_SHARE))
-    every = splits(task)["train"]
-    entropy = [seed, number, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
-    own = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-    return Node(message, task, config, every.at(rows[:cut]), every.at(rows[cut:]), own)
+    # another order in each round, and when a node is asked twice in one
+    entropy = [learning.seed, number, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    steps = in_config(message, keys.NUM_STEPS) or -(-cut // int(context.run_config["batch-size"]))
+    return Share(every.at(rows[:cut]), every.at(rows[cut:]), steps, seed)
 
 
-def sampler_of(node: Node, biased: bool) -> BatchSampler:
-    """Make what draws the batches: by loss where biased local SGD asks for it."""
-    size = len(node.examples), int(node.config["batch-size"])
-    return (TopLossSampler if biased else UniformSampler)(*size, seed=node.seed)
-
-
-def train_numpy(node: Node, sampler: BatchSampler, mu: float) -> Message:
-    """Train in NumPy."""
-    net = network_of(node.message.content.array_records["arrays"])
-    start = [array.copy() for array in net] if mu else []
-    total = square = 0.0
-    processed = 0
-    for _ in range(node.num_steps):
-        indices, _ = sampler.next_batch()
-        lr = float(node.config["learning-rate"])
-        losses = descend(net, node.examples.at(indices), lr, start, mu)
-        sampler.update(indices, losses.astype(np.float64))
-        total, square = total + float(losses.sum()), square + float(losses @ losses)
-        processed += len(indices)
-    means = total / processed, sqrt(square / processed)
-    return node.reply(record_of(net), means, processed)
-
-
-def train_torch(node: Node, sampler: BatchSampler, mu: float) -> Message:
-    """Train with the package's own loop."""
-    state = node.message.content.array_records["arrays"].to_torch_state_dict()
-    model = model_from(state, node.task.model, *shape_of(node.task))
-    examples = Examples(*(torch.from_numpy(array) for array in node.examples))
-    lr = float(node.config["learning-rate"])
-    done = train(model, examples, sampler, num_steps=node.num_steps, lr=lr, proximal=mu)
-    arrays, rms = ArrayRecord(model.state_dict()), done.loss_rms
-    return node.reply(arrays, (done.loss, rms), done.examples_processed)
-
-
-def client_app(task: Task) -> ClientApp:
+def client_app(learning: Learning) -> ClientApp:
     """Make the app of every node."""
     app = ClientApp(mods=[emulated_device])
 
     @app.train()
     def train_node(message: Message, context: Context) -> Message:
-        node = opened(task, message, context)
-        record = message.content.config_records.get("config", {})
-        sampler = sampler_of(node, biased=keys.FAST in record)
+        own, arrays = share_of(learning, message, context), message.content.array_records["arrays"]
+        config: Any = message.content.config_records.get("config", {})
+        size, lr = int(context.run_config["batch-size"]), float(context.run_config["learning-rate"])
+        # batches by loss where biased local SGD asks for it
+        kind = TopLossSampler if keys.FAST in config else UniformSampler
+        sampler = kind(len(own.examples), size, seed=own.seed)
         if isinstance(sampler, TopLossSampler):
             follow(sampler, message, context)
-        mu = float(record.get(PROXIMAL_MU, 0.0))
-        return (train_numpy if task.model == NUMPY else train_torch)(node, sampler, mu)
+        mu, steps = float(config.get(PROXIMAL_MU, 0.0)), own.num_steps
+        if learning.model == NUMPY:
+            net = network_of(arrays)
+            done = train_numpy(net, own.examples, sampler, steps, lr, mu)
+            new = record_of(net)
+        else:
+            model = model_from(arrays.to_torch_state_dict(), learning.model, *learning.shape)
+            inputs, labels = map(torch.from_numpy, own.examples)
+            examples = Examples(inputs, labels)
+            done = train(model, examples, sampler, num_steps=steps, lr=lr, proximal=mu)
+            new = ArrayRecord(model.state_dict())
+        losses = {"train-loss": done.loss, keys.LOSS_RMS: done.loss_rms}
+        return own.reply(message, new, done.examples_processed, **losses)
 
     @app.train("profile")
     def profile_node(message: Message, context: Context) -> Message:
-        node = opened(task, message, context)
-        size = node.config["batch-size"]
-        metrics = node.metrics(examples_in(node.num_steps, len(node.examples), size))
-        content = {"arrays": message.content.array_records["arrays"], "metrics": metrics}
-        return Message(RecordDict(content), reply_to=message)
+        own, size = share_of(learning, message, context), int(context.run_config["batch-size"])
+        processed = examples_in(own.num_steps, len(own.examples), size)
+        return own.reply(message, message.content.array_records["arrays"], processed)
 
     @app.evaluate()
     def evaluate_node(message: Message, context: Context) -> Message:
-        node = opened(task, message, context)
-        arrays = message.content.array_records["arrays"]
-        model = {name: array.numpy() for name, array in arrays.items()}
-        logits = predict(task, model, node.held_out.inputs)
-        losses, _ = losses_of(logits, node.held_out.labels)
-        right = float((logits.argmax(1) == node.held_out.labels).mean())
-        metrics = MetricRecord({"eval-loss": float(losses.mean()), "eval-acc": right})
-        metrics[keys.NUM_EXAMPLES] = len(node.held_out)
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        own = share_of(learning, message, context).held_out
+        arrays = message.content.array_records["arrays"].items()
+        model = {name: array.numpy() for name, array in arrays}
+        logits = learning.predict(model, own.inputs)
+        losses, _ = losses_of(logits, own.labels)
+        right = float((logits.argmax(1) == own.labels).mean())
+        metrics = {"eval-loss": float(losses.mean()), "eval-acc": right}
+        content = RecordDict({"metrics": MetricRecord({**metrics, keys.NUM_EXAMPLES: len(own)})})
+        return Message(content, reply_to=message)
 
     return app

@@ -5,131 +5,127 @@ from math import exp, inf, isfinite, log
 from statistics import mean
 from typing import NamedTuple
 
-import numpy as np
-
-from flwr_hetero_studies.core import curves, record, tables
-from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core import curves, record
+from flwr_hetero_studies.core.curves import Vector, at
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race import cases
+from flwr_hetero_studies.core.tables import extent
 from flwr_hetero_studies.race.methods import OURS, OWN
+from flwr_hetero_studies.race.tuning import SMOOTHED
 
+TARGETS = (-0.01, 0.02)
+"""Accuracies that count, relative to FedAvg's end."""
 ENOUGH, LEAST, LESS, LESS_SLOW = 1.5, 0.9, 0.005, 0.01
 """Ratio wanted of two thirds of the cells, and of all; points that may be lost: all, slowest."""
+COSTS = ("virtual_s", "bytes", "device_s", "examples")
+HEAD = ["method", "sooner: less a point", "2 points above", "s to less a point", "bytes",
+        "device-seconds", "examples", "end: all", "end: slowest tier"]  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    """What one run took to a target, or that it never came there."""
-
-    seconds: float
-    bytes: float
-    device_s: float
-    examples: float
+def smooth(line: Line) -> Vector:
+    """Average each accuracy with those just before it; the first few have no such mean."""
+    return curves.smooth(line["curve"]["all"], SMOOTHED, whole=True)
 
 
-NEVER = Outcome(inf, inf, inf, inf)
-
-
-# --- one run -------------------------------------------------------------------------------
-
-
-def smooth(line: Line, name: str = "all") -> Vector:
-    """Average each value with those just before it; the first few have no such mean."""
-    return curves.smooth(line["curve"][name], cases.SMOOTHED)[cases.SMOOTHED - 1 :]
-
-
-def column(line: Line, name: str) -> Vector:
-    return np.asarray(line["curve"][name], float)[cases.SMOOTHED - 1 :]
-
-
-def reach(line: Line, target: float) -> Outcome:
-    """Return what a target took: the first look at which the mean is there."""
+def reach(line: Line, target: float) -> dict[str, float]:
+    """Return what a target took, by the first look at which the mean is there; infinite: never."""
+    # NaN if never: then no comparison holds
     place = curves.reached(smooth(line), target)
-    if np.isnan(place):
-        return NEVER
-    names = ("virtual_s", "bytes", "device_s", "examples")
-    return Outcome(*(float(column(line, name)[int(place)]) for name in names))
+    columns = {name: line["curve"][name][SMOOTHED - 1 :] for name in COSTS}
+    return {name: at(c, place) if place >= 0 else inf for name, c in columns.items()}
 
 
 def end(line: Line, name: str = "all") -> float:
-    return curves.last(line, name, cases.SMOOTHED)
-
-
-def as_run(line: Line, window: int) -> Line:
-    """Read a yardstick as a run of the race with the window that FedAvg was given."""
-    curve = line["curve"]
-    return line | {
-        "curve": curve | {"all": curve[f"all/{window}"], "slow": curve[f"slow/{window}"]}
-    }
-
-
-# --- a table of methods --------------------------------------------------------------------
+    return curves.last(line, name, SMOOTHED)
 
 
 def sooner(pairs: Sequence[tuple[float, float]], last_s: Sequence[float]) -> str:
     """Write how many times sooner than the yardstick, which may not get there by its end."""
-    ratios = [
-        min(theirs, end_s) / own
-        for (own, theirs), end_s in zip(pairs, last_s, strict=True)
-        if isfinite(own)
-    ]
+    both = zip(pairs, last_s, strict=True)
+    ratios = [min(theirs, end_s) / own for (own, theirs), end_s in both if isfinite(own)]
     if not ratios:
         return "not reached"
+    # FedAvg did not get there: its time is at least its whole run
     at_least = any(isfinite(own) and not isfinite(theirs) for own, theirs in pairs)
     missed = f"; {len(pairs) - len(ratios)} of {len(pairs)} not" if len(ratios) < len(pairs) else ""
-    return ("> " if at_least else "") + tables.extent(ratios, "{:.1f}x") + missed
+    return ("> " if at_least else "") + extent(ratios, "{:.1f}x") + missed
+
+
+class Contest(NamedTuple):
+    """One cell with so many nodes at work, and FedAvg with three nodes a round by seed."""
+
+    cell: str
+    at_work: int
+    runs: Mapping[str, Sequence[Line]]
+    yard: Mapping[int, Line]
+
+    @property
+    def where(self) -> str:
+        """Name it."""
+        return f"{self.cell}, {self.at_work} at work"
+
+    def reach(self, line: Line, shift: float) -> dict[str, float]:
+        """Return what a target took, relative to FedAvg's end in the same seed."""
+        return reach(line, self.yard[line["seed"]]["metrics"]["limits"]["end"] + shift)
+
+    def time_s(self, line: Line, shift: float, latest: Line | None = None) -> float:
+        """Return the time to a target; never: the end of FedAvg's run, or of another."""
+        # ours that never gets there counts as late as FedAvg ends, a rival as its own run
+        limit_s = (latest or self.yard[line["seed"]])["curve"]["virtual_s"][-1]
+        return min(self.reach(line, shift)["virtual_s"], float(limit_s))
+
+    def rank(self, name: str, shift: float) -> float:
+        """Return the geometric mean of a method's times to a target."""
+        return exp(mean(log(self.time_s(line, shift)) for line in self.runs[name]))
+
+    def cost(self, name: str, key: str) -> float:
+        """Return a mean cost to the first target; infinite where a seed does not get there."""
+        return mean(self.reach(line, TARGETS[0])[key] for line in self.runs[name])
+
+    def ranked(self) -> list[str]:
+        """Name the methods, the soonest first."""
+        return sorted(self.runs, key=lambda name: self.rank(name, TARGETS[0]))
+
+    def row(self, name: str) -> list[str]:
+        """Write one method against FedAvg with three nodes a round, seed by seed."""
+        lines = self.runs[name]
+        yards = [self.yard[line["seed"]] for line in lines]
+        found = [
+            [(self.reach(x, s), self.reach(y, s)) for x, y in zip(lines, yards, strict=True)]
+            for s in TARGETS
+        ]
+        last_s = [yard["curve"]["virtual_s"][-1] for yard in yards]
+        times = [
+            sooner([(own["virtual_s"], its["virtual_s"]) for own, its in pairs], last_s)
+            for pairs in found
+        ]
+        seconds = [own["virtual_s"] for own, _ in found[0] if isfinite(own["virtual_s"])]
+        costs = [shares((own[key], its[key]) for own, its in found[0]) for key in COSTS[1:]]
+        ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("all", "slow")]
+        return [name, *times, extent(seconds, "{:.1f}") if seconds else "", *costs, *ends]
+
+    def against(
+        self, base: Sequence[Line], own: Sequence[Line], shift: float = TARGETS[0]
+    ) -> "Duel":
+        """Compare runs with others, seed by seed."""
+        pairs = record.pairs(own, base)
+        ratios = [self.time_s(b, shift, latest=b) / self.time_s(a, shift) for a, b in pairs]
+        more, slow = (mean(end(a, key) - end(b, key) for a, b in pairs) for key in ("all", "slow"))
+        reached = [isfinite(self.reach(x, shift)["virtual_s"]) for pair in pairs for x in pair]
+        return Duel("", ratios, more, slow, any(reached))
+
+    def duel(self, shift: float) -> "Duel | None":
+        """Compare ours with the quickest rival."""
+        others = [name for name in self.runs if name not in OWN]
+        if OURS not in self.runs or not others:
+            return None
+        rival = min(others, key=lambda name: self.rank(name, shift))
+        return self.against(self.runs[rival], self.runs[OURS], shift)._replace(rival=rival)
 
 
 def shares(values: Iterable[tuple[float, float]]) -> str:
     """Write costs as shares of the yardstick's."""
     known = [own / theirs for own, theirs in values if isfinite(own) and isfinite(theirs)]
-    return tables.extent(known) if known else ""
-
-
-def row(name: str, lines: Sequence[Line], yard: Mapping[int, Line]) -> list[str]:
-    """One method against FedAvg with three nodes a round, seed by seed."""
-    found: dict[float, list[tuple[Outcome, Outcome]]] = {}
-    for shift in cases.TARGETS:
-        targets = {seed: line["metrics"]["limits"]["end"] + shift for seed, line in yard.items()}
-        found[shift] = [
-            (reach(line, targets[line["seed"]]), reach(yard[line["seed"]], targets[line["seed"]]))
-            for line in lines
-        ]
-    last_s = [yard[line["seed"]]["curve"]["virtual_s"][-1] for line in lines]
-    first = found[cases.TARGETS[0]]
-    times = [
-        sooner([(own.seconds, theirs.seconds) for own, theirs in pairs], last_s)
-        for pairs in found.values()
-    ]
-    seconds = [own.seconds for own, _ in first if isfinite(own.seconds)]
-    costs = [
-        shares((getattr(own, key), getattr(theirs, key)) for own, theirs in first)
-        for key in ("bytes", "device_s", "examples")
-    ]
-    ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("all", "slow")]
-    return [name, *times, tables.extent(seconds, "{:.1f}") if seconds else "", *costs, *ends]
-
-
-HEAD = ["method", "sooner: less a point", "2 points above", "s to less a point", "bytes",
-        "device-seconds", "examples", "end: all", "end: slowest tier"]  # fmt: skip
-
-
-# --- against the best rival ------------------------------------------------------------------
-
-
-def rank(lines: Sequence[Line], yard: Mapping[int, Line], shift: float) -> float:
-    """Return the geometric mean of the times to a target; never: FedAvg's whole time."""
-    return exp(mean(log(time_s(line, yard[line["seed"]], shift)) for line in lines))
-
-
-def time_s(line: Line, yard: Line, shift: float) -> float:
-    limit = yard["curve"]["virtual_s"][-1]
-    return min(reach(line, yard["metrics"]["limits"]["end"] + shift).seconds, limit)
-
-
-def at_least_s(line: Line, yard: Line, shift: float) -> float:
-    """Return the time to a target, or that of the end of a run that does not get there."""
-    target = yard["metrics"]["limits"]["end"] + shift
-    return min(reach(line, target).seconds, line["curve"]["virtual_s"][-1])
+    return extent(known) if known else ""
 
 
 class Duel(NamedTuple):
@@ -151,41 +147,9 @@ class Duel(NamedTuple):
         """Whether accuracy is within what may be lost."""
         return self.more >= -LESS and self.more_slow >= -LESS_SLOW
 
-
-def duel(runs: Mapping[str, Sequence[Line]], yard: Mapping[int, Line], shift: float) -> Duel | None:
-    """Compare ours with the quickest rival, seed by seed."""
-    others = {name: lines for name, lines in runs.items() if name not in OWN}
-    if OURS not in runs or not others:
-        return None
-    rival = min(others, key=lambda name: rank(others[name], yard, shift))
-    pairs = record.pairs(runs[OURS], others[rival])
-    ratios = [
-        at_least_s(theirs, yard[own["seed"]], shift) / time_s(own, yard[own["seed"]], shift)
-        for own, theirs in pairs
-    ]
-    more, slow = (mean(end(a, key) - end(b, key) for a, b in pairs) for key in ("all", "slow"))
-    targets = [yard[own["seed"]]["metrics"]["limits"]["end"] + shift for own, _ in pairs]
-    got = any(isfinite(reach(x, t).seconds) for p, t in zip(pairs, targets, strict=True) for x in p)
-    return Duel(rival, ratios, more, slow, got)
-
-
-def against(base: Sequence[Line], runs: Sequence[Line], yard: Mapping[int, Line]) -> list[str]:
-    """Compare runs with others of the same seeds: times sooner to the first target, and points."""
-    shift, pairs = cases.TARGETS[0], record.pairs(runs, base)
-    ratios = [
-        at_least_s(theirs, yard[own["seed"]], shift) / time_s(own, yard[own["seed"]], shift)
-        for own, theirs in pairs
-    ]
-    more = [mean(end(a, key) - end(b, key) for a, b in pairs) for key in ("all", "slow")]
-    return [tables.extent(ratios), *(f"{100 * value:+.1f}" for value in more)]
-
-
-def duel_row(where: str, found: Duel) -> list[str]:
-    ratio = f"{found.ratio:.2f} ({min(found.ratios):.2f} to {max(found.ratios):.2f})"
-    points = [f"{100 * value:+.1f}" for value in (found.more, found.more_slow)]
-    return [
-        where,
-        found.rival,
-        ratio if found.reached else "neither gets there",
-        *points,
-    ]
+    @property
+    def cells(self) -> list[str]:
+        """Write it for a table."""
+        ratio = f"{self.ratio:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
+        points = [f"{100 * value:+.1f}" for value in (self.more, self.more_slow)]
+        return [self.rival, ratio if self.reached else "neither gets there", *points]

@@ -12,15 +12,12 @@ from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import (
-    STEPS,
-    Contract,
-    check_on_missing,
-    loss_contract,
-    training_loss,
-)
+from flwr_hetero.server.contract import STEPS, Contract, loss_contract, training_loss
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
+
+STATE = {"num_steps": int, "first_loss": float, "loss": float, "adapted_at_s": float}
+"""Attributes that are saved."""
 
 
 def adaptive_steps(loss: float, first_loss: float, previous_steps: int, first_steps: int) -> int:
@@ -40,55 +37,21 @@ def adaptive_steps(loss: float, first_loss: float, previous_steps: int, first_st
 class AdaComm(Wrapper):
     """Let nodes take many local steps at first and fewer as the training loss falls.
 
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
-    first_steps : int
-        Local steps in the first interval.
-    interval_s : float
-        Seconds of the fleet's clock between two adaptations; 0 adapts after every round.
-    loss_key : str, optional
-        Metric with a node's training loss. None: the first with "loss" in its name, those with
-        "train" before others.
-    on_missing : {"raise", "warn"}
-        What to do if no node reports its steps, or none its loss.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range.
-    MissingHelpError
-        In the first round, if no node reports its steps, or none its loss.
-
-    References
-    ----------
-    Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime
-    Trade-off in Local-Update SGD", MLSys 2019.
-
-    Examples
-    --------
-    >>> strategy = AdaComm(first_steps=20, interval_s=60.0)
+    Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off
+    in Local-Update SGD", MLSys 2019. Steps are adapted every ``interval_s`` seconds of the fleet's
+    clock; 0 adapts them after every round.
     """
 
     name: ClassVar[str] = "adacomm"
     decides = frozenset({"steps"})
+    contracts = STEPS, loss_contract(None, "whose loss does not count")
 
     def __init__(
-        self,
-        strategy: Strategy | None = None,
-        first_steps: int = 20,
-        *,
-        interval_s: float = 60.0,
-        loss_key: str | None = None,
-        on_missing: str = "raise",
+        self, strategy: Strategy | None = None, first_steps: int = 20, *, interval_s: float = 60.0
     ) -> None:
         self.first_steps = self.num_steps = check_count("first_steps", first_steps, 1)
         self.interval_s = check_number("interval_s", interval_s, "[0, inf)")
-        self.on_missing = check_on_missing(on_missing)
         super().__init__(strategy)
-        self.loss_key = loss_key
-        self.contracts = STEPS, loss_contract(loss_key, "whose loss does not count")
         self.first_loss = self.loss = nan
         self.adapted_at_s = 0.0
 
@@ -96,11 +59,10 @@ class AdaComm(Wrapper):
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Adapt the steps if an interval has passed, and write them into every config."""
-        now_s = self.fleet.clock.virtual_s
+        now_s = context.fleet.clock.virtual_s
         if now_s >= self.adapted_at_s + self.interval_s and self.first_loss > 0:
-            self.num_steps = adaptive_steps(
-                self.loss, self.first_loss, self.num_steps, self.first_steps
-            )
+            losses = self.loss, self.first_loss
+            self.num_steps = adaptive_steps(*losses, self.num_steps, self.first_steps)
             self.adapted_at_s = now_s
         for message in messages:
             config_of(message)[keys.NUM_STEPS] = self.num_steps
@@ -108,23 +70,17 @@ class AdaComm(Wrapper):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the median of the nodes' training losses: no single node can steer it."""
-        known = [loss for reply in replies if isfinite(loss := self._loss_of(reply))]
+        known = [loss for reply in replies if isfinite(loss := _loss_of(reply))]
         if known:
             self.loss = float(np.median(known))
-            if isnan(self.first_loss):
-                self.first_loss = self.loss
+            self.first_loss = self.loss if isnan(self.first_loss) else self.first_loss
         return replies
 
     def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds the steps, or a loss."""
         if contract is STEPS:
             return super().helps(context, reply, contract)
-        return isfinite(self._loss_of(reply))
-
-    def _loss_of(self, reply: Message) -> float:
-        """Return a node's training loss; NaN if it reports none."""
-        (metrics,) = reply.content.metric_records.values()
-        return training_loss(metrics, self.loss_key)
+        return isfinite(_loss_of(reply))
 
     def round_info(self) -> dict[str, Any]:
         """Return the local steps of this round."""
@@ -132,17 +88,16 @@ class AdaComm(Wrapper):
 
     def state_dict(self) -> StateDict:
         """Return steps, losses and the time of the last adaptation."""
-        return {
-            "num_steps": self.num_steps,
-            "first_loss": self.first_loss,
-            "loss": self.loss,
-            "adapted_at_s": self.adapted_at_s,
-        }
+        return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        times = {"first_loss": float, "loss": float, "adapted_at_s": float}
-        check_state(state, {"num_steps": int, **times}, "AdaComm")
-        self.num_steps = int(state["num_steps"])
-        self.first_loss, self.loss = float(state["first_loss"]), float(state["loss"])
-        self.adapted_at_s = float(state["adapted_at_s"])
+        check_state(state, STATE, "AdaComm")
+        for name, kind in STATE.items():
+            setattr(self, name, kind(state[name]))
+
+
+def _loss_of(reply: Message) -> float:
+    """Return a node's training loss; NaN if it reports none."""
+    (metrics,) = reply.content.metric_records.values()
+    return training_loss(metrics)

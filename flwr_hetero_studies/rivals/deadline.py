@@ -25,44 +25,13 @@ SMOOTHING = 0.5
 class DeadlineSelection(Selection):
     """Train as many nodes as make the deadline of a round, by their measured latencies.
 
-    Before the first round all nodes are timed in one of their own. Those that did not answer then
-    count as quick until they have trained.
-
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
-    clients_per_round : int, optional
-        Nodes that train in a round, drawn uniformly of those that make it; None: all of these.
-    deadline_s : float, optional
-        Seconds of a round. None: what four of five nodes make.
-    seed : int
-        Of the draw of nodes.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or for the reasons of :class:`Selection`.
-
-    Notes
-    -----
-    The paper's greedy rule adds the node that lengthens the round least while it fits. There,
-    nodes send their models one after the other over one channel; here each has a link of its own,
-    a round takes as long as its slowest node, and the greedy set is that of all nodes quick enough.
-    The paper draws candidates first and trains those that fit; here nodes are drawn among those
-    that fit, so that every round has as many as it may. Where none fits the quickest trains. The
-    data of nodes that are left out are never trained on, and a node that is left out is not timed
-    again. The round still waits for a node that was expected earlier: ``timeout`` of ``start``
-    ends it.
-
-    References
-    ----------
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in
-    Mobile Edge", ICC 2019.
+    Mobile Edge", ICC 2019. Before the first round all nodes are timed in one of their own. Without
+    a ``deadline_s`` it is what four of five nodes make.
 
-    Examples
-    --------
-    >>> strategy = DeadlineSelection(clients_per_round=5, deadline_s=60.0)
+    In the paper nodes send their models one after the other over one channel. Here each has a link
+    of its own, and the paper's greedy set is that of all nodes quick enough; nodes are drawn among
+    these, so that every round has as many as it may. Where none fits the quickest trains.
     """
 
     name: ClassVar[str] = "deadline"
@@ -81,16 +50,16 @@ class DeadlineSelection(Selection):
         super().__init__(strategy, clients_per_round)
         self.deadline_s = deadline_s
         self.latency_s: dict[str, float] = {}
-        self._timeout_s = inf
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw nodes among those that make the deadline."""
         if not self.latency_s:
-            self.latency_s = time_nodes(self, context, grid, list(online), self._timeout_s)
+            self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
         if self.deadline_s is None and self.latency_s:
             known_s = sorted(self.latency_s.values())
             self.deadline_s = known_s[-(-4 * len(known_s) // 5) - 1]
             log(INFO, "DeadlineSelection: rounds of %.3g s", self.deadline_s)
+        # those that were not timed count as quick until they have trained
         times_s = {node: self.latency_s.get(self.identity(node), 0.0) for node in sorted(online)}
         fit = [node for node, time_s in times_s.items() if time_s <= (self.deadline_s or inf)]
         if not fit:
@@ -108,7 +77,6 @@ class DeadlineSelection(Selection):
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the latencies belong to."""
-        self._timeout_s = run.timeout_s
         if self.latency_s:
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 

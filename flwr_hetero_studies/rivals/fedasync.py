@@ -3,49 +3,29 @@
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero.asynchronous.strategy import FedBuff
+from flwr_hetero.asynchronous.algorithm import (
+    Shares,
+    staleness_exponent,
+    staleness_of,
+    staleness_weights,
+)
+from flwr_hetero.asynchronous.engine import Update
+from flwr_hetero.asynchronous.rule import Rule
 from flwr_hetero.errors import check_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.contract import check_enough_updates
 
 
-class FedAsync(FedBuff):
+class FedAsync(Rule):
     r"""Mix each node's model into the global one when it arrives, less the staler it is.
 
     .. math:: w \leftarrow (1 - \alpha_s) w + \alpha_s w_i, \qquad \alpha_s = \alpha (1 + s)^{-a}
 
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        What takes the mixed model; FedAvg if left out.
-    concurrency : int, optional
-        Nodes that train at the same time, drawn uniformly from the idle ones; None: all online.
-    mixing : float
-        alpha in (0, 1].
-    staleness : {"sqrt", "none"} or float
-        Exponent a: 1/2, 0, or a number.
-    seed : int
-        Of the draw of nodes.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or for the reasons of :class:`FedBuff`.
-
-    Notes
-    -----
-    No ``FedBuff(buffer_size=1)``, which adds the update to the newest model: here the model of a
-    node pulls the newest one back to where the node started. All floats are mixed, running
-    statistics as well; integers are the node's. The paper's nodes hold a proximal term: give
-    ``FedProx`` inside. Its staleness is of the polynomial kind, its defaults alpha = 0.6, a = 1/2.
-
-    References
-    ----------
-    Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", OPT 2020 (arXiv 2019).
-
-    Examples
-    --------
-    >>> strategy = FedAsync(concurrency=10, mixing=0.6)
+    Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", OPT 2020. No
+    ``FedBuff(buffer_size=1)``, which adds the update to the newest model: here the model of a node
+    pulls the newest one back to where the node started. All floats are mixed, running statistics
+    as well. The paper's nodes hold a proximal term: give ``FedProx`` inside.
     """
 
     def __init__(
@@ -58,16 +38,20 @@ class FedAsync(FedBuff):
         seed: int = 0,
     ) -> None:
         self.mixing = check_number("mixing", mixing, "(0, 1]")
-        super().__init__(
-            strategy,
-            concurrency=concurrency,
-            buffer_size=1,
-            staleness=staleness,
-            weighting="equal",
-            seed=seed,
-        )
+        self.exponent = staleness_exponent(staleness)
+        super().__init__(strategy, concurrency=concurrency, seed=seed)
+        check_enough_updates(self.leaf, 1, "the number of updates at a time")
 
-    def _rebased(self, context: Exchange, reply: Message, scale: float) -> Message:
+    def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
+        """Return the first update."""
+        return waiting[:1]
+
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
+        """Weigh stale models down."""
+        stale = staleness_of([update.pending.version for update in updates], self.version)
+        return Shares(staleness_weights(stale, self.exponent))
+
+    def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
         """Mix a node's model with the present one."""
         now = context.arrays
         return with_update(reply, now, now, self.mixing * scale, ())

@@ -11,14 +11,14 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero._flwr import log
-from flwr_hetero.asynchronous.rule import Arrival
-from flwr_hetero.asynchronous.strategy import FedBuff
+from flwr_hetero.asynchronous.algorithm import Shares
+from flwr_hetero.asynchronous.engine import Update
+from flwr_hetero.asynchronous.rule import Rule
 from flwr_hetero.errors import check_count
 from flwr_hetero.server.aggregate import mean_arrays, why_no_model
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
 
@@ -27,8 +27,7 @@ def mirrored_weights(counts: ArrayLike) -> NDArray[np.float64]:
 
     .. math:: w = \sum_{m=1}^{M} \frac{T_{M+1-m}}{\sum_k T_k} w_m
 
-    over the tiers that have merged: by the letter the initial model would stay until the slowest
-    tier has.
+    over the tiers that have a model: by the letter the initial one would stay until all have.
 
     >>> mirrored_weights([6, 3, 1]), mirrored_weights([4, 0, 0])
     (array([0.1, 0.3, 0.6]), array([1., 0., 0.]))
@@ -39,49 +38,21 @@ def mirrored_weights(counts: ArrayLike) -> NDArray[np.float64]:
     return weights
 
 
-class FedAT(FedBuff):
+class FedAT(Rule):
     r"""Train in tiers: in step within a tier, asynchronously across tiers.
 
-    A tier asks ``clients_per_round`` of its nodes; when all have answered or failed, the mean of
-    their models becomes the tier's model, the global one is the mean of the tiers' models by
-    :func:`mirrored_weights`, and the tier asks again. ``num_rounds`` of ``start`` counts merges.
-
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        What averages a tier's models; FedAvg if left out.
-    clients_per_round : int
-        Nodes of a tier that train at the same time.
-    num_tiers : int
-        Tiers M, of equal size.
-    seed : int
-        Of the draw of nodes.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or for the reasons of :class:`FedBuff`.
-
-    Notes
-    -----
-    The paper times the nodes before training. Here all begin at once and fill the tiers in the
-    order of their first replies, so that each tier's first round is its profiling; one that joins
-    later goes to the first tier that has a node as slow. The paper's nodes hold a proximal term:
-    give ``FedProx`` inside. Its compression of models is left out. A server optimiser inside sees
-    the tiers' models as if they were those of one sequence.
-
-    References
-    ----------
     Chai et al., "FedAT: A High-Performance and Communication-Efficient Federated Learning System
-    with Asynchronous Tiers", SC 2021.
+    with Asynchronous Tiers", SC 2021. A tier asks ``clients_per_round`` of its nodes; when all
+    have answered or failed, the mean of their models is the tier's, and the global one the mean of
+    the ``num_tiers`` tiers' by :func:`mirrored_weights`.
 
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedProx
-    >>> strategy = FedAT(FedProx(proximal_mu=0.4), clients_per_round=2)
+    The paper times the nodes before training. Here all begin at once and fill the tiers in the
+    order of their first replies; one that joins later goes to the first tier that has a node as
+    slow. The paper's nodes hold a proximal term: give ``FedProx`` inside. Its compression of
+    models is left out.
     """
 
-    decides = FedBuff.decides | {"the global model"}
+    decides = Rule.decides | {"the global model"}
     count_argument = "clients_per_round"
 
     def __init__(
@@ -94,19 +65,18 @@ class FedAT(FedBuff):
     ) -> None:
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = check_count("num_tiers", num_tiers, 1)
-        super().__init__(strategy, weighting="examples", seed=seed)
+        super().__init__(strategy, seed=seed)
         self.tier: dict[str, int] = {}
         self.slowest_s = [0.0] * num_tiers
         self.counts = [0] * num_tiers
         self.models: dict[int, ArrayRecord] = {}
-        self._num_first = 0
-        self._at_work: set[int] = set()
-        self._due = 0
+        self._num_first = self._due = 0
+        self._in_flight: set[int] = set()
 
     # --- tiers --------------------------------------------------------------------------
 
-    def next_nodes(self, idle: list[int], at_work: int, buffer: list[Arrival]) -> list[int]:
-        """Start nodes that are new, and some of each tier of which none is at work."""
+    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+        """Start nodes that are new, and some of each tier of which none is in flight."""
         self._num_first = self._num_first or len(idle)
         tiers = {node: self.tier.get(self.identity(node)) for node in idle}
         chosen = {node for node, tier in tiers.items() if tier is None}
@@ -116,42 +86,41 @@ class FedAT(FedBuff):
                 count = min(self.num_selected, len(free))
                 drawn = self.rng.choice(len(free), count, replace=False).tolist()
                 chosen |= {free[i] for i in drawn}
-        self._starting = sorted(chosen)
-        return self._starting
+        return sorted(chosen)
+
+    def on_instructions(
+        self, context: Exchange, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Note who is in flight."""
+        self._in_flight |= {message.metadata.dst_node_id for message in messages}
+        return messages
+
+    def failed(self, node_id: int) -> None:
+        """Wait no longer for a node."""
+        self._in_flight.discard(node_id)
+
+    def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
+        """Return the updates of a tier of which no node is in flight."""
+        for update in waiting:
+            self._in_flight.discard(update.pending.node_id)
+            name = self.identity(update.pending.node_id)
+            if name not in self.tier:
+                self._add(name, update.arrived_s - update.pending.sent_s)
+        tiers = [self.tier[self.identity(update.pending.node_id)] for update in waiting]
+        for tier in sorted({*tiers}):
+            if not self._is_open(tier):
+                self._due = tier
+                return [each for each, own in zip(waiting, tiers, strict=True) if own == tier]
+        return []
 
     def _is_open(self, tier: int) -> bool:
-        """Return whether a node of a tier is at work, or one that may become its member."""
-        tiers = {self.tier.get(self.identity(node)) for node in self._at_work}
+        """Return whether a node of a tier is in flight, or one that may become its member."""
+        tiers = {self.tier.get(self.identity(node)) for node in self._in_flight}
         return tier in tiers or (None in tiers and self._filling() == tier)
 
     def _filling(self) -> int:
         """Return the tier of the next node to answer for the first time; none when all are full."""
         return len(self.tier) * self.num_tiers // max(1, self._num_first)
-
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
-        """Note who is at work."""
-        self._at_work |= {message.metadata.dst_node_id for message in messages}
-        return super().on_instructions(context, messages, grid)
-
-    def failed(self, node_id: int) -> None:
-        """Wait no longer for a node."""
-        self._at_work.discard(node_id)
-
-    def due(self, buffer: list[Arrival], team: int) -> list[Arrival]:
-        """Return the replies of a tier of which no node is at work."""
-        for arrival in buffer:
-            self._at_work.discard(arrival.sent.node_id)
-            name = self.identity(arrival.sent.node_id)
-            if name not in self.tier:
-                self._add(name, arrival.arrived_s - arrival.sent.sent_s)
-        tiers = [self.tier[self.identity(arrival.sent.node_id)] for arrival in buffer]
-        for tier in sorted({*tiers}):
-            if not self._is_open(tier):
-                self._due = tier
-                return [a for a, own in zip(buffer, tiers, strict=True) if own == tier]
-        return []
 
     def _add(self, name: str, latency_s: float) -> None:
         tier = self._filling()
@@ -163,34 +132,30 @@ class FedAT(FedBuff):
 
     # --- models ---------------------------------------------------------------------------
 
-    def merging(self, context: Exchange, arrivals: list[Arrival], version: int) -> None:
-        """Go back to the model from which the tier started, for wrappers further in."""
-        super().merging(context, arrivals, version)
-        sent = arrivals[0].sent.instruction.content.array_records
-        context.arrays = next(iter(sent.values()))
-
-    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Pass the models on as they are."""
-        self._note(replies, tier=self._due)
-        return Selection.on_replies(self, context, replies)
-
-    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh a tier's models as the wrapped strategy does."""
-        return Selection.weights(self, context, replies)
+        return Shares(np.ones(len(updates)), factors=np.ones(len(updates)))
+
+    def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
+        """Pass a model on as it is."""
+        return reply
 
     def aggregate_train(
         self, server_round: int, replies: Any, context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Replace the tier's model, and return the mean of all tiers' models."""
+        context = self.current(context)
+        if self.updates:  # wrappers further in see the model from which the tier started
+            first = next(iter(self.updates.values())).pending.instruction
+            context.arrays = next(iter(first.content.array_records.values()))
         arrays, metrics = super().aggregate_train(server_round, replies, context)
-        like = self.current(context).arrays
         if arrays is None or why_no_model(arrays):
             return arrays, metrics
         self.models[self._due] = arrays
         self.counts[self._due] += 1
-        weights = mirrored_weights(self.counts)
-        tiers = sorted(self.models)
-        return mean_arrays([self.models[m] for m in tiers], weights[tiers], like), metrics
+        weights, tiers = mirrored_weights(self.counts), sorted(self.models)
+        models = [self.models[tier] for tier in tiers]
+        return mean_arrays(models, weights[tiers], context.arrays), metrics
 
     # --- history and state ----------------------------------------------------------------
 
@@ -202,11 +167,12 @@ class FedAT(FedBuff):
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
-        """Return the merge with its tier, and how often each has merged."""
-        return super().round_info() | {"tier_merges": self.counts.copy(), "tiers": self.tier.copy()}
+        """Return the server update with its tier, and how often each tier has made one."""
+        tiers = {"tier_updates": self.counts.copy(), "tiers": self.tier.copy()}
+        return super().round_info() | ({"tier": self._due} if self.updates else {}) | tiers
 
     def state_dict(self) -> StateDict:
-        """Return tiers and their models, and what FedBuff keeps."""
+        """Return tiers and their models, and the generator."""
         known = json.dumps([self.tier, self.slowest_s, self.counts, self._num_first])
         models = {
             f"model/{tier}/{name}": array.numpy()

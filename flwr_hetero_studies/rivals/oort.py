@@ -16,7 +16,7 @@ from flwr_hetero import _flwr
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract, check_on_missing, loss_contract, loss_per_sample
+from flwr_hetero.server.contract import Contract, loss_contract, loss_per_sample
 from flwr_hetero.server.profiling import identify_nodes, time_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
@@ -32,7 +32,7 @@ MOST = 1e12
 """Utilities and times are kept within this: a node may report anything."""
 
 
-class Seen(NamedTuple):
+class Explored(NamedTuple):
     """A node's utility and latency when it last trained, and in which round that was."""
 
     utility: float
@@ -71,56 +71,21 @@ class Oort(Selection):
 
     .. math:: U_i = n_i \sqrt{\frac{1}{n_i} \sum_{k} l_k^2} \cdot (T / t_i)^{\alpha [t_i > T]}
 
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
-    clients_per_round : int
-        Nodes that train in a round.
-    pace : float
-        Quantile in (0, 1] of the nodes' latencies that is the preferred duration T at first.
-    penalty : float
-        Exponent alpha, at least 0.
-    profiling : bool
-        Whether nodes are timed in a round of their own before the first one, so that quick ones
-        are tried first. Without it new nodes are drawn uniformly.
-    loss_key : str, optional
-        Metric with a node's training loss. None: ``loss-rms``, the root of the mean of its squared
-        losses per sample, else the first with "loss" in its name.
-    on_missing : {"raise", "warn"}
-        What to do if no node reports a loss.
-    seed : int
-        Of the selection.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or for the reasons of :class:`Selection`.
-    MissingHelpError
-        In the first round, if no node reports a loss.
-
-    Notes
-    -----
-    The loss is that of the samples while the node trained on them, as in the authors' code. The
-    nodes of this package's apps report its root mean square; a node that reports the mean alone
-    counts by that, which is smaller the more its losses differ, and one without a loss by 0.
-
-    T moves up by 5 % of the nodes when the utility of the last 20 rounds is below that of the 20
-    before (Alg. 1, l. 7), and is a quantile as in the authors' code. As there, utilities are
-    scaled to [0, 1], for the paper's have no scale to which its term for uncertainty could be
-    added, and the number of new nodes is rounded down. Left out is the paper's option to bar nodes
-    that were selected often. The paper asks 1.3 times the nodes it needs: wrap in ``OverSelect``.
-
-    References
-    ----------
     Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021.
+    ``pace``: quantile of the nodes' latencies that is the preferred duration T at first;
+    ``penalty``: alpha; ``profiling``: time nodes in a round of their own before the first one, so
+    that quick ones are tried first.
 
-    Examples
-    --------
-    >>> strategy = Oort(clients_per_round=5, profiling=True)
+    The loss is that of the samples while the node trained on them, as in the authors' code; the
+    mean loss counts where its root mean square is not reported. T moves up by 5 % of the nodes
+    when the utility of the last 20 rounds is below that of the 20 before, and is a quantile as in
+    the authors' code. As there, utilities are scaled to [0, 1], and the number of new nodes is
+    rounded down. Left out is the option to bar nodes that were selected often. The paper asks 1.3
+    times the nodes it needs: wrap in ``OverSelect``.
     """
 
     name: ClassVar[str] = "oort"
+    contracts = (loss_contract(None, "whose samples count as learnt"),)
 
     def __init__(
         self,
@@ -130,30 +95,25 @@ class Oort(Selection):
         pace: float = 0.3,
         penalty: float = 2.0,
         profiling: bool = False,
-        loss_key: str | None = None,
-        on_missing: str = "raise",
         seed: int = 0,
     ) -> None:
         self.rng = np.random.default_rng(check_count("seed", seed))
         self.count = check_count("clients_per_round", clients_per_round, 1)
         self.pace, self.new_share = check_number("pace", pace, "(0, 1]"), FIRST_SHARE
         self.penalty = check_number("penalty", penalty, "[0, inf)")
-        self.profiling, self.loss_key = profiling, loss_key
-        self.on_missing = check_on_missing(on_missing)
+        self.profiling = profiling
         super().__init__(strategy, clients_per_round)
-        self.contracts = (loss_contract(loss_key, "whose samples count as learnt"),)
-        self.seen: dict[str, Seen] = {}
+        self.known: dict[str, Explored] = {}
         self.profile_s: dict[str, float] = {}
         self.gains: list[float] = []
         self._new: list[int] = []
-        self._timeout_s = inf
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Draw new nodes by speed, and the others by their scores."""
         if self.profiling and not self.profile_s:
-            self.profile_s = time_nodes(self, context, grid, list(online), self._timeout_s)
-        new = [node for node in sorted(online) if self.identity(node) not in self.seen]
-        old = sorted(set(online) - set(new), key=self.fleet.nodes.sort_key)
+            self.profile_s = time_nodes(self, context, grid, list(online), context.timeout_s)
+        new = [node for node in sorted(online) if self.identity(node) not in self.known]
+        old = sorted(set(online) - set(new), key=context.fleet.nodes.sort_key)
         count = min(self.count, len(online))
         num_new = min(len(new), max(int(self.new_share * count), count - len(old)))
         self.new_share = max(LEAST_SHARE, self.new_share * DECAY)
@@ -162,7 +122,7 @@ class Oort(Selection):
 
     def preferred_s(self) -> float:
         """Return the preferred duration T of a round; without limit while nothing is known."""
-        known = {node: seen.latency_s for node, seen in self.seen.items()}
+        known = {node: each.latency_s for node, each in self.known.items()}
         latency_s = [t for t in (self.profile_s | known).values() if not isnan(t)]
         return float(np.quantile(latency_s, self.pace)) if latency_s and self.pace < 1 else inf
 
@@ -170,17 +130,16 @@ class Oort(Selection):
         """Draw by score of those that are at least 95 % of the last one needed (l. 14-16)."""
         if not count:
             return []
-        utility, latency_s, last = zip(*(self.seen[self.identity(n)] for n in nodes), strict=True)
+        utility, latency_s, last = zip(*(self.known[self.identity(n)] for n in nodes), strict=True)
         found = scores(utility, latency_s, last, number, self.preferred_s(), self.penalty)
-        enough = CUT_OFF * np.sort(found)[-count]
-        chosen = np.flatnonzero(found >= enough)
+        chosen = np.flatnonzero(found >= CUT_OFF * np.sort(found)[-count])
         return self._draw([nodes[i] for i in chosen], found[chosen], count)
 
     def _speeds(self, nodes: list[int]) -> NDArray[np.float64]:
         """Return the speeds of new nodes as far as they are known; the others are average."""
         latency_s = np.array([self.profile_s.get(self.identity(node), nan) for node in nodes])
-        known = latency_s[~np.isnan(latency_s)]
-        usual_s = float(known.mean()) if known.size else 1.0
+        timed_s = latency_s[~np.isnan(latency_s)]
+        usual_s = float(timed_s.mean()) if timed_s.size else 1.0
         return np.asarray(1 / np.maximum(np.nan_to_num(latency_s, nan=usual_s), 1 / MOST))
 
     def _draw(self, nodes: list[int], weights: NDArray[np.float64], count: int) -> list[int]:
@@ -194,11 +153,11 @@ class Oort(Selection):
         """Learn utilities and latencies, and let the pacer look at what was gained (l. 5-8)."""
         new, weight_key = {self.identity(node) for node in self._new}, self._weight_key or ""
         for node, (latency_s, metrics) in good.items():
-            loss = loss_per_sample(metrics, self.loss_key)
+            loss = loss_per_sample(metrics)
             gain = read_number(metrics, weight_key, 1.0) * max(0.0, loss)
             utility = 0.0 if isnan(loss) else min(gain, MOST)
-            self.seen[node] = Seen(utility, latency_s, context.round)
-        gains = [self.seen[node].utility for node in good if node not in new]
+            self.known[node] = Explored(utility, latency_s, context.round)
+        gains = [self.known[node].utility for node in good if node not in new]
         self.gains = [*self.gains[1 - 2 * WINDOW :], float(np.mean(gains)) if gains else 0.0]
         is_due = context.round % WINDOW == 0 and len(self.gains) == 2 * WINDOW
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
@@ -207,40 +166,31 @@ class Oort(Selection):
     def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
-        return not isnan(loss_per_sample(metrics, self.loss_key))
+        return not isnan(loss_per_sample(metrics))
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes are known."""
-        self._timeout_s = run.timeout_s
-        if self.seen or self.profile_s:
+        if self.known or self.profile_s:
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
         """Return which nodes were new, their share in the next round, and the preferred time."""
-        preferred_s = self.preferred_s()
-        return {
-            "new": [self.identity(node) for node in self._new],
-            "new_share": self.new_share,
-            "preferred_s": None if preferred_s == inf else preferred_s,
-        }
+        new, preferred_s = [self.identity(node) for node in self._new], self.preferred_s()
+        shown_s = None if preferred_s == inf else preferred_s
+        return {"new": new, "new_share": self.new_share, "preferred_s": shown_s}
 
     def state_dict(self) -> StateDict:
         """Return what is known of the nodes, the pacer's state and the generator."""
-        return {
-            **super().state_dict(),
-            "pace": self.pace,
-            "new_share": self.new_share,
-            "known": json.dumps([self.seen, self.profile_s, self.gains]),
-            "rng": rng_to_str(self.rng),
-        }
+        facts = [self.known, self.profile_s, self.gains, self.pace, self.new_share]
+        return {**super().state_dict(), "known": json.dumps(facts), "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"pace": float, "new_share": float, "known": str, "rng": str}, "Oort")
+        check_state(state, {"known": str, "rng": str}, "Oort")
         super().load_state_dict(state)
-        self.pace, self.new_share = float(state["pace"]), float(state["new_share"])
-        seen, self.profile_s, self.gains = json.loads(str(state["known"]))
-        self.seen = {node: Seen(*row) for node, row in seen.items()}
+        known, *facts = json.loads(str(state["known"]))
+        self.profile_s, self.gains, self.pace, self.new_share = facts
+        self.known = {node: Explored(*row) for node, row in known.items()}
         self.rng = rng_from_str(str(state["rng"]))
 
     def summary(self) -> None:

@@ -15,7 +15,7 @@ from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract, check_on_missing, loss_contract, training_loss
+from flwr_hetero.server.contract import Contract, loss_contract, training_loss
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
@@ -25,47 +25,16 @@ from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_
 class PowerOfChoice(Selection):
     """Draw candidates by their examples, and train those whose last known loss is largest.
 
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
-    clients_per_round : int
-        Nodes m that train in a round.
-    candidates : int, optional
-        Nodes d that are drawn, at least m; None: twice as many.
-    loss_key : str, optional
-        Metric with a node's training loss. None: the first with "loss" in its name, those with
-        "train" before others.
-    on_missing : {"raise", "warn"}
-        What to do if no node reports a loss.
-    seed : int
-        Of the draw of candidates.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or for the reasons of :class:`Selection`.
-    MissingHelpError
-        In the first round, if no node reports a loss.
-
-    Notes
-    -----
-    This is the paper's rpow-d, which asks the candidates nothing: a node's loss is the mean of
-    its last training, and a node that has not trained comes before all others. Candidates are
-    drawn without replacement with the share of their examples; the paper is silent on nodes whose
-    examples are not known yet, which count as the mean of the others.
-
-    References
-    ----------
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning",
-    AISTATS 2022.
+    AISTATS 2022. Without ``candidates``, d, they are twice as many as ``clients_per_round``, m.
 
-    Examples
-    --------
-    >>> strategy = PowerOfChoice(clients_per_round=3, candidates=9)
+    This is the paper's rpow-d, which asks the candidates nothing: a node's loss is the mean of its
+    last training, and a node that has not trained comes before all others. Nodes whose examples
+    are not known yet, of which the paper is silent, count as the mean of the others.
     """
 
-    name: ClassVar[str] = "power-of-choice"
+    name: ClassVar[str] = "power_of_choice"
+    contracts = (loss_contract(None, "which are selected again and again"),)
 
     def __init__(
         self,
@@ -73,17 +42,13 @@ class PowerOfChoice(Selection):
         clients_per_round: int = 5,
         candidates: int | None = None,
         *,
-        loss_key: str | None = None,
-        on_missing: str = "raise",
         seed: int = 0,
     ) -> None:
         self.count = check_count("clients_per_round", clients_per_round, 1)
         most = 2 * self.count if candidates is None else candidates
         self.candidates = check_count("candidates", most, self.count, "that is clients_per_round")
         self.rng = np.random.default_rng(check_count("seed", seed))
-        self.loss_key, self.on_missing = loss_key, check_on_missing(on_missing)
         super().__init__(strategy, clients_per_round)
-        self.contracts = (loss_contract(loss_key, "which are selected again and again"),)
         self.loss: dict[str, float] = {}
         self.examples: dict[str, float] = {}
 
@@ -102,13 +67,13 @@ class PowerOfChoice(Selection):
         """Learn the losses, and how many examples the nodes have."""
         for node, (_, metrics) in good.items():
             self.examples[node] = read_number(metrics, self._weight_key or "", 1.0)
-            if not isnan(loss := training_loss(metrics, self.loss_key)):
+            if not isnan(loss := training_loss(metrics)):
                 self.loss[node] = loss
 
     def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
-        return not isnan(training_loss(metrics, self.loss_key))
+        return not isnan(training_loss(metrics))
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the losses belong to."""

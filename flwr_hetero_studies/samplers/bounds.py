@@ -1,4 +1,7 @@
-"""Samplers whose own work counts nothing: bounds for those that have to pay for it."""
+"""Samplers whose own work counts nothing: bounds for those that have to pay for it.
+
+Twice as many examples have half of the noise; draws by fresh gradient norms have less as well.
+"""
 
 from collections.abc import Callable
 
@@ -38,8 +41,10 @@ class FreshNorms(UniformSampler):
         """Draw ``size`` of the pool, each with chance p and the weight 1 / (pool p)."""
         pool, _ = super().next_batch()
         norms = self.norms(pool)
+        # none may be left out, or the mean is biased
         norms += FLOOR * norms.mean()
         chances = norms / norms.sum()
+        # systematic: one random start for all draws
         places = (self.rng.random() + np.arange(self.size)) / self.size
         drawn = np.searchsorted(chances.cumsum(), places).clip(0, len(pool) - 1)
         return pool[drawn], 1.0 / (len(pool) * chances[drawn])
@@ -49,18 +54,14 @@ class FreshNorms(UniformSampler):
         """Return the norms of the last layer's gradients of cross-entropy, weights and bias."""
         inputs, targets = self.train.take(indices)
         slopes = self.model(inputs).softmax(1)
+        # of cross-entropy by its logits: softmax less one-hot
         slopes[torch.arange(len(targets)), targets] -= 1.0
         squares = slopes.square().sum(1) * (1.0 + self.features.square().sum(1))
         return squares.sqrt().double().numpy()
 
 
-def double(train: Examples, model: nn.Module, size: int, seed: int) -> BatchSampler:
-    """Draw twice as many examples: half of the noise."""
-    return UniformSampler(len(train), 2 * size, seed=seed)
-
-
 DOUBLE, NORMS = "double batches, for nothing", "gradient norms, for nothing"
 BOUNDS: dict[str, Callable[[Examples, nn.Module, int, int], BatchSampler]] = {
-    DOUBLE: double,
+    DOUBLE: lambda train, model, size, seed: UniformSampler(len(train), 2 * size, seed=seed),
     NORMS: FreshNorms,
 }

@@ -7,27 +7,23 @@ costs its fixed part and so much per example, as the price runs measured it side
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from math import inf
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.sampler import (
-    BatchSampler,
-    MercurySampler,
-    SampledLoss,
-    UniformSampler,
-)
+from flwr_hetero.sampler import BatchSampler, MercurySampler, UniformSampler
+from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
-from flwr_hetero_studies.papers.cd_grab.orders import ordered
 from flwr_hetero_studies.samplers.bounds import BOUNDS
-from flwr_hetero_studies.samplers.tasks import TASKS, Task, make_data, split
-from flwr_hetero_studies.tasks import make_model
-from flwr_hetero_studies.tasks.data import Examples
+from flwr_hetero_studies.samplers.tasks import TASKS, SamplerTask, make_data, split
+from flwr_hetero_studies.tasks import evaluate, make_model
 
 SETTINGS = {"rows": 20000, "epochs": 16, "evaluations": 20}
 FAST = {"rows": 300, "epochs": 3, "evaluations": 3}
@@ -35,8 +31,6 @@ FAST_CASES = ["price/*", "grid/*", "race/*"]
 DEVELOPMENT = 100
 REPEATS, LEAST_REPEATS, TURN, LIMIT_S = 40, 3, 8, 60.0
 """Turns of the price runs, fewer where they take longer, and steps in a turn."""
-DECAY = 0.001
-"""Weight decay of the orders' task, which makes its least loss finite."""
 HORIZON = 64
 """Steps until the averaged model, which is renewed every 8 steps, begins to average."""
 
@@ -54,8 +48,6 @@ ANOTHER: dict[str, Make] = {
     AGAIN: lambda num, size, seed: METHODS[BASE](num, size, seed + 500),
     LAST: METHODS[BASE],
 }
-ORDERS = ("d-rr", "id-grab", "id-grab-mean", "shuffle-once")
-"""Orders of one node without a server; ``d-rr`` is random reshuffling."""
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -65,14 +57,10 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         yield Trial(case | {"model": task.model, "batch-size": task.size}, alone=True)
         if task.rates and (found := of(lines, **case)):
             yield from plan_task(name, task, options, lines, found[0])
-    if options.data == "digits":
-        for name in ORDERS:
-            for seed in options.seeds_or(range(3)):
-                yield Trial({"experiment": "order", "name": name, "epochs": 30}, seed)
 
 
 def plan_task(
-    name: str, task: Task, options: Options, lines: list[Line], price: Line
+    name: str, task: SamplerTask, options: Options, lines: list[Line], price: Line
 ) -> Iterator[Trial]:
     """Yield a task's grid, unless there is nothing to choose, and its race."""
     own, known = settings_of(name, options), settings_of(task.tuned_on or name, options)
@@ -80,17 +68,20 @@ def plan_task(
         own_part = own_share(price, method) if method in METHODS else 0.0
         given = {"fixed": fixed_share(price), "own": own_part}
         tried = of(lines, experiment="grid", name=method, **known)
+        # with less noise a larger rate may be the best
         rates = task.rates if method in METHODS else (*task.rates, 2 * task.rates[-1])
         for rate in rates if own == known and len(task.rates) > 1 else ():
             case = {"experiment": "grid", "name": method, "rate": rate}
             yield Trial(case | own, DEVELOPMENT, given)
         if len(tried) < len(rates) and len(task.rates) > 1:
             continue
+        # held-out training examples decide, never the test set
         best = {method: best_rate(tried, "averaged") or task.rates[0]}
         if method == BASE:
             best |= {AGAIN: best[BASE], LAST: best_rate(tried, "accuracy") or best[BASE]}
         for each, rate in best.items():
-            if each != LAST or rate != best[BASE]:  # else it is the base
+            # else it is the base
+            if each != LAST or rate != best[BASE]:
                 for seed in options.seeds_or(range(task.seeds)):
                     case = {"experiment": "race", "name": each, "rate": rate}
                     yield Trial(case | own, seed, given)
@@ -130,28 +121,10 @@ def own_share(line: Line, name: str) -> float:
 
 
 def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
-    """Make one line."""
+    """Measure prices, or train."""
     if case["experiment"] == "price":
         return {"metrics": price(case, data)}
-    if case["experiment"] == "order":
-        return order(case, seed, data)
     return race(case, seed, data, **given)
-
-
-def step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    examples: Examples,
-    indices: NDArray[np.int64],
-    weights: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Take a step and return the losses of its forward pass."""
-    inputs, targets = examples.take(indices)
-    optimizer.zero_grad()
-    losses = cross_entropy(model(inputs), targets, reduction="none")
-    (losses * torch.from_numpy(weights).to(losses)).mean().backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return losses.detach().double().numpy()
 
 
 def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0) -> dict[str, Any]:
@@ -159,74 +132,39 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
     train, test = make_data(case, seed, data)
     shape, classes = tuple(train.inputs.shape[1:]), int(test.targets.max()) + 1
     model, averaged = (make_model(case["model"], shape, classes, seed) for _ in range(2))
-    size = case["batch-size"]
-    optimizer = torch.optim.SGD(model.parameters(), case["rate"])
-    if free := BOUNDS.get(case["name"]):
+    size, free = case["batch-size"], BOUNDS.get(case["name"])
+    if free:
         sampler = free(train, model, size, seed)
     else:
         sampler = (METHODS | ANOTHER)[case["name"]](len(train), size, seed)
+    sizes: list[int] = []
+
+    def learn(worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
+        sampler.update(indices, losses.double().numpy())
+        sizes.append(len(indices))
+
+    optimizer = torch.optim.SGD(model.parameters(), case["rate"])
+    taken = alone.steps(model, [train], [sampler], optimizer, observe=learn)
     total = case["epochs"] * len(train) / size
     curve: dict[str, list[float]] = {"cost": [], "accuracy": [], "averaged": [], "steps": []}
     spent, steps, examples = 0.0, 0, 0
-    while spent < total:
-        indices, weights = sampler.next_batch()
-        sampler.update(indices, step(model, optimizer, train, indices, weights))
-        spent += 1.0 if free else own + fixed + (1.0 - fixed) * len(indices) / size
-        steps, examples = steps + 1, examples + len(indices)
+    # what has diverged stays as it is, and goes on costing
+    for _ in chain(taken, repeat(inf)):
+        # a step's fixed part, its examples, and the sampler's own work
+        spent += 1.0 if free else own + fixed + (1.0 - fixed) * sizes[-1] / size
+        steps, examples = steps + 1, examples + sizes[-1]
         if steps % 8 == 0:
             average(averaged, model, min(1.0, HORIZON / (steps + HORIZON)))
         if spent >= (len(curve["cost"]) + 1) * total / case["evaluations"]:
-            found = [accuracy(each, test) for each in (model, averaged)]
+            found = [evaluate(each, test, 2000)[1] for each in (model, averaged)]
             for key, value in zip(curve, [spent / total, *found, float(steps)], strict=True):
                 curve[key].append(value)
-    summary = getattr(sampler, "summary", dict)()
+        if spent >= total:
+            break
+    summary: dict[str, float] = getattr(sampler, "summary", dict)()
     metrics = {"final": curve["accuracy"][-1], "averaged": curve["averaged"][-1]}
     metrics |= {"examples_a_step": examples / steps, **summary}
     return {"metrics": metrics, "curve": curve}
-
-
-def order(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    """Train a softmax regression on digits by one order; return its excess loss by epoch."""
-    train, _ = split(data.source, SETTINGS["rows"])
-    model = make_model("softmax", tuple(train.inputs.shape[1:]), 10, seed)
-    sampler = ordered(len(train), 16, seed, case["name"])
-    sampler.train_model(model)
-    criterion = SampledLoss(sampler)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=DECAY)
-    curve: list[float] = []
-    for _ in range(case["epochs"]):
-        for batch in sampler:
-            inputs, targets = train.take(np.array(batch))
-            optimizer.zero_grad()
-            criterion(model(inputs), targets).backward()
-            optimizer.step()
-        curve.append(objective(model, train))
-    best = least(train)
-    return {"metrics": {"excess": float(np.mean(curve[-5:])) - best}, "curve": {"objective": curve}}
-
-
-@torch.no_grad()
-def objective(model: nn.Module, train: Examples) -> float:
-    """Return cross-entropy and the penalty on the weights, over all examples."""
-    penalty = 0.5 * DECAY * sum(float(p.square().sum()) for p in model.parameters())
-    return float(cross_entropy(model(train.inputs), train.targets)) + penalty
-
-
-def least(train: Examples) -> float:
-    """Return the least objective, by L-BFGS."""
-    model = make_model("softmax", tuple(train.inputs.shape[1:]), 10, 0).double()
-    inputs = train.inputs.double()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=500, line_search_fn="strong_wolfe")
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        penalty = sum(p.square().sum() for p in model.parameters())
-        loss = cross_entropy(model(inputs), train.targets) + 0.5 * DECAY * penalty
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return objective(model, Examples(inputs, train.targets))
 
 
 @torch.no_grad()
@@ -234,13 +172,6 @@ def average(averaged: nn.Module, model: nn.Module, weight: float) -> None:
     """Move the averaged model towards the model."""
     for old, new in zip(averaged.parameters(), model.parameters(), strict=True):
         old.lerp_(new, weight)
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, examples: Examples) -> float:
-    """Return the share of right answers."""
-    parts = zip(examples.inputs.split(2000), examples.targets.split(2000), strict=True)
-    return sum(int((model(x).argmax(1) == y).sum()) for x, y in parts) / len(examples)
 
 
 def price(case: Case, data: Data) -> dict[str, float]:
@@ -252,13 +183,16 @@ def price(case: Case, data: Data) -> dict[str, float]:
     rng, ones = np.random.default_rng(0), np.ones(size)
     samplers = {name: make(len(train), size, 0) for name, make in METHODS.items()}
 
-    def some(count: int) -> NDArray[np.int64]:
-        return rng.integers(len(train), size=count)
-
     def forward() -> None:
-        inputs, targets = train.take(some(size))
+        inputs, targets = train.take(rng.integers(len(train), size=size))
         with torch.no_grad():
             cross_entropy(model(inputs), targets, reduction="none")
+
+    def step(count: int) -> None:
+        optimizer.zero_grad()
+        chosen = rng.integers(len(train), size=count)
+        alone.weighted_backward(model, train, chosen, ones[:count])
+        optimizer.step()
 
     def draw(sampler: BatchSampler) -> Callable[[], None]:
         def once() -> None:
@@ -268,18 +202,19 @@ def price(case: Case, data: Data) -> dict[str, float]:
         return once
 
     actions: dict[str, Callable[[], Any]] = {
-        "step_ms": lambda: step(model, optimizer, train, some(size), ones),
-        "half_step_ms": lambda: step(model, optimizer, train, some(size // 2), ones[: size // 2]),
+        "step_ms": lambda: step(size),
+        "half_step_ms": lambda: step(size // 2),
         "forward_ms": forward,
         **{f"{name}_ms": draw(sampler) for name, sampler in samplers.items()},
     }
     times: dict[str, list[float]] = {name: [] for name in actions}
     began_s = time.thread_time()
-    for repeat in range(REPEATS):
-        if repeat >= LEAST_REPEATS and time.thread_time() - began_s > LIMIT_S:
+    for turn in range(REPEATS):
+        if turn >= LEAST_REPEATS and time.thread_time() - began_s > LIMIT_S:
             break
         for name, action in actions.items():
             start_s = time.thread_time()
+            # some steps at a time: one is too short for the clock
             for _ in range(TURN):
                 action()
             times[name].append(1000.0 * (time.thread_time() - start_s) / TURN)

@@ -12,7 +12,7 @@ from flwr_hetero_studies.tasks import load_partition, load_test
 from flwr_hetero_studies.tasks.data import Examples
 
 
-class Task(NamedTuple):
+class SamplerTask(NamedTuple):
     """A model on a data set; without rates only its price.
 
     ``settings`` are those that differ; ``tuned_on`` is a task whose grid holds for this one too.
@@ -26,36 +26,36 @@ class Task(NamedTuple):
     tuned_on: str = ""
 
 
-TASKS: dict[str, dict[str, Task]] = {
+TASKS: dict[str, dict[str, SamplerTask]] = {
     "fashion_mnist": {
-        "images": Task("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, 30 % wrong labels": Task("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, rare classes": Task("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, each five times": Task("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, cnn": Task("cnn", 64, (0.1, 0.3), 2),
-        "60,000 images, cnn": Task(
+        "images": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, 30 % wrong labels": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, rare classes": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, each five times": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
+        "images, cnn": SamplerTask("cnn", 64, (0.1, 0.3), 2),
+        "60,000 images, cnn": SamplerTask(
             "cnn", 64, (0.1, 0.3), 2, {"rows": 60000, "epochs": 5, "evaluations": 12},
             "images, cnn",
         ),
     },
     "cifar10": {
-        "photos, ResNet-18": Task(
+        "photos, ResNet-18": SamplerTask(
             "resnet18", 32, (0.03, 0.1), 2,
             {"rows": 2400, "epochs": 10, "evaluations": 10, "test-rows": 500},
         ),
     },
     "stdlib": {
-        "texts": Task("bag", 32, (0.6, 1.2, 2.4)),
-        "texts, cnn": Task("textcnn", 32, (0.1, 0.3, 0.6), 3),
+        "texts": SamplerTask("bag", 32, (0.6, 1.2, 2.4)),
+        "texts, cnn": SamplerTask("textcnn", 32, (0.1, 0.3, 0.6), 3),
     },
     "synthetic": {
-        "table": Task("mlp", 32, (0.3, 0.6, 1.2)),
-        "table, rare": Task("mlp", 32, (0.3, 0.6, 1.2)),
+        "table": SamplerTask("mlp", 32, (0.3, 0.6, 1.2)),
+        "table, rare": SamplerTask("mlp", 32, (0.3, 0.6, 1.2)),
     },
     "digits": {
-        "digits": Task("mlp", 16, (0.1, 0.3, 0.6)),
-        "digits, rare classes": Task("mlp", 16, (0.1, 0.3, 0.6)),
-        "digits, 30 % wrong labels": Task("mlp", 16, (0.1, 0.3, 0.6)),
+        "digits": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)),
+        "digits, rare classes": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)),
+        "digits, 30 % wrong labels": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)),
     },
 }  # fmt: skip
 
@@ -92,11 +92,13 @@ def make_data(case: Case, seed: int, data: Data) -> tuple[Examples, Examples]:
     index = np.arange(len(train))
     if case["task"].endswith("each five times"):
         index = np.tile(rng.permutation(index)[: len(index) // 5], 5)
-    if "rare" in case["task"]:  # from all of the first class to 1 in 50 of the last
+    # from all of the first class to 1 in 50 of the last
+    if "rare" in case["task"]:
         share = 0.02 ** (train.targets.numpy() / (classes - 1))
         index = np.flatnonzero(rng.random(len(train)) < share)
     inputs, targets = train.take(index)
     if case["task"].endswith("wrong labels"):
+        # in training only: the test set tells the truth
         wrong = rng.random(len(targets)) < 0.3
         targets[wrong] = torch.from_numpy(rng.integers(classes, size=wrong.sum()))
     return Examples(inputs, targets), test

@@ -12,7 +12,7 @@ from torch import Tensor
 from flwr_hetero.errors import invalid
 from flwr_hetero_studies.tasks.kinds import AUTO, CLASSIFICATION, Outputs, Task
 from flwr_hetero_studies.tasks.partitions import partition_rows
-from flwr_hetero_studies.tasks.sources import Source, Split, open_source
+from flwr_hetero_studies.tasks.sources import DataSource, Split, open_source
 
 HELD_OUT_SHARE = 0.1
 """Share of a node's examples that it evaluates on and never trains on."""
@@ -54,6 +54,7 @@ def load_partition(
     """Load a node's part of the training examples; a second call costs next to nothing."""
     if not 0 <= partition_id < num_partitions:
         raise invalid("partition_id", partition_id, f"lie in 0..{num_partitions - 1}")
+    # 1 and 1.0 are one key of the cache
     how = (num_partitions, partition, float(alpha), classes_per_node, seed)
     return _load_part(dataset, task, partition_id, *how)
 
@@ -73,6 +74,7 @@ def data_shape(dataset: str, task: str = AUTO) -> tuple[tuple[int, ...], Outputs
 
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
     """Divide a node's examples into those to train on and those to evaluate on."""
+    # at least one each; views, not copies
     cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
     return (
         replace(examples, inputs=examples.inputs[:cut], targets=examples.targets[:cut]),
@@ -91,9 +93,10 @@ def _load_part(dataset: str, task: str, partition_id: int, *how: Any) -> Example
     return _examples(source, source.train, _rows(dataset, task, *how)[partition_id])
 
 
-def _examples(source: Source, split: Split, positions: NDArray[np.int64]) -> Examples:
+def _examples(source: DataSource, split: Split, positions: NDArray[np.int64]) -> Examples:
     values = split.inputs.take(split.rows[positions])
     if source.scale is not None:
+        # in place: the part was copied when it was taken
         values -= source.scale.mean
         values /= source.scale.std
     inputs, targets = source.task.divide(values, split.labels[positions])

@@ -24,19 +24,14 @@ LARGEST = 700.0
 
 
 class Task:
-    """Classification, from which other tasks derive.
+    """Classification, from which other tasks derive; your own overrides some of this.
 
-    Parameters of a model's training that depend on what it is for. A task of your own is a class
-    that overrides some of this; ``task = "package.module:Class"`` in the run-config names it.
-
-    Attributes
-    ----------
-    window : int
-        Texts and series are cut into windows of so many characters or values, an example each;
-        0: a text is one example, of numbers of its words, and a series as well.
+    ``task = "package.module:Class"`` in the run-config names it.
     """
 
     window = 0
+    """Texts and series are cut into windows of so many characters or values, an example each;
+    0: a text is one example, of numbers of its words, and a series as well."""
 
     def divide(
         self, values: NDArray[Any], labels: NDArray[np.int64]
@@ -66,10 +61,7 @@ class Classification(Task):
 
 
 class LanguageModel(Task):
-    """The next character of a text; the loss is the mean over an example's characters.
-
-    Accuracy is the share of characters that are predicted; the task's own metric is perplexity.
-    """
+    """The next character of a text; loss, accuracy and perplexity are means over characters."""
 
     window = 65
 
@@ -87,6 +79,7 @@ class LanguageModel(Task):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Average the cross-entropy over the characters; padding does not count."""
+        # padding has no loss, so that long and short texts count alike
         each = cross_entropy(outputs.mT, targets, reduction="none", ignore_index=PADDING)
         return each.sum(1) / num_characters(targets)
 
@@ -115,7 +108,8 @@ class Forecasting(Task):
               \in [0, 2]
     """
 
-    inputs, horizon = 20, 6  # CD-GraB, appendix D.1, for M4
+    # CD-GraB, appendix D.1, for M4
+    inputs, horizon = 20, 6
     window = inputs + horizon
 
     def divide(
@@ -124,6 +118,7 @@ class Forecasting(Task):
         """Cut the horizon off; inputs get the shape (1, inputs)."""
         if values.ndim != 2 or values.dtype.kind != "f":
             raise invalid("task", "forecasting", "have series to learn from")
+        # the horizon must not tell its own size
         size = np.abs(values[:, : -self.horizon]).mean(1, keepdims=True)
         scaled = (values / np.where(size > 0, size, 1)).astype(np.float32)
         inputs, targets = np.split(scaled, [-self.horizon], axis=1)
@@ -139,6 +134,7 @@ class Forecasting(Task):
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return 1 - SMAPE / 2; a forecast of 0 for 0 has no error."""
+        # a forecast of 0 for 0 has no error
         sizes = (outputs.abs() + targets.abs()).clamp(min=1e-12)
         smape = HIGHEST_SMAPE * ((outputs - targets).abs() / sizes).mean(1)
         return 1 - smape / HIGHEST_SMAPE
@@ -165,6 +161,7 @@ def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
     """Import a user's own class or function."""
     module, _, name = path.partition(":")
     try:
+        # a module that fails to import is the user's own error, with its text
         found = getattr(import_module(module), name, None)
     except (ImportError, TypeError, ValueError) as error:
         raise invalid(argument, path, f"be package.module:{what} ({error})") from error
@@ -175,6 +172,7 @@ def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
 
 def check_task(name: str) -> None:
     """Refuse a name that no task has, and an import path that leads to none."""
+    # what auto stands for is known once the data are open
     if name != AUTO:
         task_of(name)
 

@@ -1,11 +1,7 @@
-"""What a node of the apps does with a message: train, profile or evaluate.
-
-A ClientApp registers the three functions, or puts a sampler of its own between
-:func:`open_node` and :meth:`NodeTask.reply`.
-"""
+"""What a node of the apps does with a message: train, profile or evaluate."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +11,7 @@ from torch import nn
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated, repeat_of
-from flwr_hetero.client.sampled_loss import Loss
+from flwr_hetero.client.weighted_loss import Loss
 from flwr_hetero.errors import invalid
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies.tasks.data import Examples, hold_out, load_partition
@@ -85,13 +81,8 @@ class NodeTask:
 
     def work(self, num_steps: int, examples_processed: int) -> MetricRecord:
         """Return the metrics that training and profiling have in common."""
-        return MetricRecord(
-            {
-                keys.NUM_EXAMPLES: len(self.examples),
-                keys.NUM_STEPS: num_steps,
-                keys.EXAMPLES_PROCESSED: examples_processed,
-            }
-        )
+        work = {keys.NUM_EXAMPLES: len(self.examples), keys.NUM_STEPS: num_steps}
+        return MetricRecord({**work, keys.EXAMPLES_PROCESSED: examples_processed})
 
     def reply(self, model: nn.Module, result: TrainResult) -> Message:
         """Reply with the trained model and the work that it took."""
@@ -106,7 +97,9 @@ class NodeTask:
 def open_node(message: Message, context: Context) -> NodeTask:
     """Read settings and data for a message."""
     if in_simulation() and torch.get_num_threads() > 1:
-        torch.set_num_threads(1)  # several nodes share this machine
+        # several nodes share this machine
+        torch.set_num_threads(1)
+    # a node passes over the keys of its app
     settings = Settings.shared_part(context.run_config)
     for key in (keys.PARTITION_ID, NUM_PARTITIONS):
         if key not in context.node_config:
@@ -115,6 +108,7 @@ def open_node(message: Message, context: Context) -> NodeTask:
     partition_id = int(context.node_config[keys.PARTITION_ID])
     count = int(context.node_config[NUM_PARTITIONS])
     part = load_partition(settings.dataset, partition_id, count, **settings.partitioning)
+    # another order in each round, and when it is asked twice in one
     rounds = in_config(message, keys.SERVER_ROUND), *repeat_of(message)
     entropy = [settings.seed, partition_id, *rounds]
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
@@ -132,6 +126,7 @@ def profile_node(message: Message, context: Context) -> Message:
     """Do the work of a round, or only count it on an emulated device: a ``train.profile``."""
     node = open_node(message, context)
     sampler = node.sampler()
+    # an emulated device takes the time; a real one has to train for it
     if is_emulated(context):
         num_steps = node.num_steps(sampler)
         processed = examples_in(num_steps, sampler.num_samples, sampler.batch_size)
@@ -166,13 +161,9 @@ def lifelong_order(
     unit: str = "batch",
 ) -> OrderedSampler:
     """Make the sampler of a node's order, with a seed of the node's own that never changes."""
-    partition_id = int(context.node_config[keys.PARTITION_ID])
+    partition_id, count = int(context.node_config[keys.PARTITION_ID]), len(node.examples)
+    # the same in all rounds: an order is learnt over the whole run
     words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
-    return OrderedSampler(
-        len(node.examples),
-        settings.batch_size,
-        seed=int(words[0]),
-        method=method,
-        unit=unit,
-        num_units=min(num_units, len(node.examples)) or None,
-    )
+    how: dict[str, Any] = {"method": method, "unit": unit, "seed": int(words[0])}
+    units = min(num_units, count) or None
+    return OrderedSampler(count, settings.batch_size, num_units=units, **how)

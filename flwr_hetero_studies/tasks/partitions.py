@@ -28,6 +28,7 @@ def partition_rows(
         rule = f"lie in 1..{len(labels) // MIN_EXAMPLES} for {len(labels)} examples"
         raise invalid("num_partitions", num_partitions, rule)
     rng = np.random.default_rng(seed)
+    # parts of equal size, unless sizes are what differs
     weights = np.ones(num_partitions)
     if partition.startswith("quantity"):
         group = np.arange(num_partitions) * len(QUANTITY_SHARES) // num_partitions
@@ -40,8 +41,10 @@ def partition_rows(
         parts = class_parts(labels, weights, classes_per_node, rng)
     else:
         parts = _split(rng.permutation(len(labels)), weights)
+    # no node sees its classes one after the other, nor holds one class out
     parts = [rng.permutation(part) for part in parts]
     if partition == "dirichlet":
+        # a small alpha leaves nodes without any example
         parts = _fill_up(parts)
     smallest = min(len(part) for part in parts)
     if smallest < MIN_EXAMPLES:
@@ -60,11 +63,8 @@ def check_partition(partition: str, alpha: float, classes_per_node: int) -> None
 def dirichlet_parts(
     labels: NDArray[np.int64], num_partitions: int, alpha: float, rng: np.random.Generator
 ) -> list[Rows]:
-    """Split each class by shares from a symmetric Dirichlet distribution.
-
-    The same parts as Flower Datasets' ``DirichletPartitioner`` without a minimum size, which
-    takes seconds to import in each process of a deployment.
-    """
+    """Split each class by shares from a symmetric Dirichlet distribution."""
+    # as Flower Datasets' DirichletPartitioner, which takes seconds to import in each process
     pieces = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
@@ -80,12 +80,10 @@ def class_parts(
     classes_per_node: int,
     rng: np.random.Generator,
 ) -> list[Rows]:
-    """Give each node a few classes, and split each class among the nodes that have it.
-
-    Flower Datasets' ``PathologicalPartitioner`` takes no sizes, and either ties classes to the
-    number of the node (and so to its speed) or may leave a class with no node.
-    """
+    """Give each node a few classes, and split each class among the nodes that have it."""
+    # Flower Datasets' PathologicalPartitioner ties classes to speeds, or may leave one to no node
     classes = np.unique(labels)
+    # with fewer, a class would have no node
     least = -(-len(classes) // len(weights))
     if not least <= classes_per_node <= len(classes):
         rule = f"lie in {least}..{len(classes)} for {len(weights)} nodes and {len(classes)} classes"
@@ -101,21 +99,16 @@ def class_parts(
 
 
 def by_speed_parts(
-    labels: NDArray[np.int64],
-    num_partitions: int,
-    slow_classes: int,
-    rng: np.random.Generator,
+    labels: NDArray[np.int64], num_partitions: int, slow_classes: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """Give the last classes to the last nodes alone, which are the slowest of a named fleet.
-
-    As many nodes hold them as makes all parts about equal: 4 of 20 for 2 of 10 equal classes.
-    """
+    """Give the last classes to the last nodes alone, which are the slowest of a named fleet."""
     classes = np.unique(labels)
     if not 1 <= slow_classes < len(classes):
         rule = f"lie in 1..{len(classes) - 1}, so that other nodes have a class"
         raise invalid("classes_per_node", slow_classes, rule)
     if num_partitions < 2:
         raise invalid("num_partitions", num_partitions, "be at least 2, of which one is slow")
+    # as many nodes as makes all parts about equal: 4 of 20 for 2 of 10 equal classes
     slow = np.isin(labels, classes[-slow_classes:])
     num_slow = min(max(1, round(num_partitions * slow.mean())), num_partitions - 1)
     parts = []
@@ -127,11 +120,8 @@ def by_speed_parts(
 def assign_classes(
     num_classes: int, num_partitions: int, classes_per_node: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Assign different classes to each node, all of them about equally often.
-
-    Classes follow each other in random permutations; those that the current node has already
-    come last in the next one.
-    """
+    """Assign different classes to each node, all of them about equally often."""
+    # random permutations, in which what the current node has already comes last
     flat: list[int] = []
     while len(flat) < num_partitions * classes_per_node:
         order = rng.permutation(num_classes)
@@ -151,6 +141,7 @@ def _fill_up(parts: list[Rows]) -> list[Rows]:
     """Move examples from the largest part to those below the minimum."""
     for poor in range(len(parts)):
         while len(parts[poor]) < MIN_EXAMPLES:
+            # from the largest part, whose classes change least
             rich = max(range(len(parts)), key=lambda i: len(parts[i]))
             parts[poor] = np.append(parts[poor], parts[rich][-1])
             parts[rich] = parts[rich][:-1]

@@ -1,4 +1,4 @@
-"""What the server of our apps needs besides a strategy: a first model and a test of it."""
+"""What the server of our apps needs: strategies of Flower, a first model, a test of it, a run."""
 
 import random
 from collections.abc import Callable
@@ -9,7 +9,15 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import (
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    Strategy,
+)
 
 from flwr_hetero._flwr import log
 from flwr_hetero.report import RunDirectory
@@ -19,6 +27,26 @@ from flwr_hetero_studies.tasks.data import load_test
 from flwr_hetero_studies.tasks.models import make_model, model_from
 from flwr_hetero_studies.tasks.settings import Settings
 from flwr_hetero_studies.tasks.training import evaluate
+
+INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
+    "fedavg": (FedAvg, {}),
+    "fedadam": (FedAdam, {}),
+    "fedavgm": (FedAvgM, {"server_momentum": 0.9}),
+    "fedprox": (FedProx, {"proximal_mu": 0.1}),
+    "fedmedian": (FedMedian, {}),
+    "fedtrimmedavg": (FedTrimmedAvg, {}),
+}
+"""Name to strategy, with what Flower leaves without a default."""
+
+
+def inner_strategy(name: str, settings: Settings, **more: Any) -> FedAvg:
+    """Make one; it evaluates on nodes only if ``more`` says so."""
+    kind, given = INNER[name]
+    # Flower leaves mu without a default
+    if kind is FedProx and settings.proximal_mu:
+        given = {"proximal_mu": settings.proximal_mu}
+    arguments: dict[str, Any] = {"fraction_evaluate": 0.0, **given, **more}
+    return kind(**arguments)
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:
@@ -30,9 +58,11 @@ def initial_arrays(settings: Settings) -> ArrayRecord:
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
     """Make the function that measures the global model on the test examples."""
     test = load_test(settings.dataset, settings.task)
-    device = "auto" if settings.device.startswith("cuda") else settings.device  # of the nodes
+    # a device of the nodes need not be on the server
+    device = "auto" if settings.device.startswith("cuda") else settings.device
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        # no parameters are drawn, which is the slow part
         model = model_from(arrays.to_torch_state_dict(), settings.model, *settings.shape)
         loss, accuracy = evaluate(model, test, device=device)
         own = test.task.metrics(loss, accuracy)
@@ -69,37 +99,23 @@ def run_app(
     grid: Grid,
     train_config: ConfigRecord | None = None,
 ) -> Path:
-    """Run a strategy on the fleet and record it; return the run directory.
-
-    Notes
-    -----
-    Seeds Python's own generator, with which Flower's strategies select nodes.
-    """
-    run_dir = RunDirectory(
-        settings.run_directory(app),
-        asdict(settings),
-        resume=settings.resume,
-        argument="output-dir",
-    )
+    """Run a strategy on the fleet and record it; return the run directory."""
+    folder, resume = settings.run_directory(app), settings.resume
+    run_dir = RunDirectory(folder, asdict(settings), resume=resume, argument="output-dir")
+    # before any node is asked: data or model may be refused
     measure, arrays = central_evaluate(settings), initial_arrays(settings)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        # the last round is measured in any case
         due = server_round % settings.evaluate_every == 0
         return measure(server_round, arrays) if due or server_round == last else None
 
     last = settings.num_server_rounds
+    # Flower's strategies select nodes by it
     random.seed(settings.seed)
     if settings.target_accuracy or settings.time_budget_s:
         strategy = StopEarly(strategy, settings)
-    recorded = Recorded(
-        strategy, run_dir=run_dir, resume=settings.resume, trackers=settings.tracker_names
-    )
-    recorded.start(
-        grid,
-        arrays,
-        last,
-        train_config=train_config,
-        evaluate_fn=evaluate_fn,
-    )
+    recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=settings.tracker_names)
+    recorded.start(grid, arrays, last, train_config=train_config, evaluate_fn=evaluate_fn)
     log(INFO, "Results: %s", run_dir.path / "report.html")
     return run_dir.path

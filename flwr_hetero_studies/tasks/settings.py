@@ -94,6 +94,7 @@ class Settings:
         check_partition(self.partition, self.alpha, self.classes_per_node)
         check_task(self.task)
         check_model(self.model)
+        # made once to be refused here, before any node is asked
         if self.fleet != REAL:
             named_fleet(self.fleet, num_nodes=1)
         check_dataset(self.dataset)
@@ -110,6 +111,7 @@ class Settings:
         values: dict[str, Any] = {}
         for key, value in run_config.items():
             check_key("run-config", key, kinds)
+            # TOML writes 1 where 1.0 is meant; a truth value is no number
             typed = float(value) if kinds[key] is float and type(value) is int else value
             if type(typed) is not kinds[key]:
                 hint = f"write {key}='{value}'" if kinds[key] is str else ""
@@ -121,6 +123,7 @@ class Settings:
     @classmethod
     def shared_part(cls, run_config: Mapping[str, Any]) -> Self:
         """Read the keys that this class knows and pass over an app's own, as a node does."""
+        # an app has keys of its own, which its nodes need not know
         known = {key_of(field.name) for field in fields(cls)}
         return cls.from_run_config({k: v for k, v in run_config.items() if k in known})
 
@@ -136,6 +139,7 @@ class Settings:
                 yield
         except ValueError as error:
             text = str(error)
+            # errors of the package name arguments; the user has typed keys
             for field in fields(cls):
                 text = re.sub(rf"\b{field.name}\b", key_of(field.name), text)
             raise ValueError(text) from error
@@ -151,6 +155,7 @@ class Settings:
 
     def lr_in(self, server_round: int) -> float:
         """Return the learning rate of a round, the first being 1."""
+        # profiling comes before round 1 and takes its rate
         done = max(server_round, 1) - 1
         if self.lr_schedule == COSINE:
             return self.learning_rate * (1 + cos(pi * done / self.num_server_rounds)) / 2
@@ -173,6 +178,7 @@ class Settings:
             return Path(self.output_dir).expanduser()
         name = f"{app}-{datetime.now():%Y-%m-%d-%H%M%S}"
         path = Path.home() / RUNS / name
+        # two runs may begin in the same second
         for number in count(2):
             try:
                 path.mkdir(parents=True)

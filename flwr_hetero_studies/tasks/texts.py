@@ -34,11 +34,9 @@ TEXTS_PER_CLASS = 1000
 
 
 def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Turn words and punctuation marks of texts into numbers, in order: (len(texts), LENGTH).
-
-    The number is a hash, CRC-32 of the token in lower case, the same on every machine; there is
-    no vocabulary to agree on. Different tokens may share a number.
-    """
+    """Turn words and punctuation marks of texts into numbers, in order: (len(texts), LENGTH)."""
+    # a hash, the same on every machine: there is no vocabulary to agree on
+    # 0 is padding, which no token has
     numbers = np.zeros((len(texts), LENGTH), dtype=np.int64)
     for row, text in zip(numbers, texts, strict=True):
         found = [crc32(m[0].lower().encode()) for m in islice(TOKEN.finditer(text), LENGTH)]
@@ -49,14 +47,11 @@ def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
 def character_windows(
     texts: Sequence[str], length: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Cut texts into windows of characters, ASCII, each other character as ``?``.
-
-    Returns windows (count, length), the last of a text padded with 0, and the text of each; a
-    rest of a single character, which says nothing of the next, is left out.
-    """
+    """Cut texts into windows of ASCII characters (count, length), padded; and the text of each."""
     windows, origin = [], []
     for number, text in enumerate(texts):
         codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
+        # a rest of a single character says nothing of the next
         count = len(codes) // length + (len(codes) % length > 1)
         padded = np.zeros(count * length, dtype=np.uint8)
         padded[: len(codes)] = codes[: len(padded)]
@@ -67,10 +62,7 @@ def character_windows(
 
 
 def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Cut the code of Python's standard library into windows; the label is the package.
-
-    As many windows of each package, spread evenly over its files.
-    """
+    """Cut the code of Python's standard library into windows; the label is the package."""
     found = []
     for package in PACKAGES:
         codes = [file.read_text("utf-8") for file in _files(package)]
@@ -80,18 +72,15 @@ def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def stdlib_texts() -> tuple[list[str], NDArray[np.int64]]:
-    """Read windows of code of Python's standard library; the label is the package.
-
-    As many windows of each package, spread evenly over its files. Their content differs a little
-    from one version of Python to the next.
-    """
+    """Read lines of code of Python's standard library; the label is the package."""
     windows = [_windows(package) for package in PACKAGES]
     rows, labels = _evenly(windows)
     return [found[i] for found, part in zip(windows, rows, strict=True) for i in part], labels
 
 
 def _evenly(windows: Sequence[Sized]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose as many windows of each package, by their numbers: (packages, count); and labels."""
+    """Choose as many windows of each package, spread evenly: (packages, count); and labels."""
+    # as many of each package: classes are balanced
     count = min(TEXTS_PER_CLASS, *map(len, windows))
     rows = [np.linspace(0, len(found) - 1, count).astype(int) for found in windows]
     return np.array(rows), np.repeat(np.arange(len(PACKAGES)), count)
@@ -112,7 +101,9 @@ def _files(package: str) -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     single = root / f"{package}.py"
     files = [single] if single.is_file() else sorted((root / package).rglob("*.py"))
+    # tests are code of another kind, and not on every machine
     files = [file for file in files if not {"test", "tests"} & {*file.relative_to(root).parts}]
+    # some Pythons come without sources, as a zip or compiled
     if not any(file.stat().st_size for file in files):
         rule = f"find the sources of {package!r} in {root}"
         raise invalid("dataset", STDLIB, rule, "this Python has no standard library as files")

@@ -51,13 +51,12 @@ def train(
     on_batch: OnBatch | None = None,
     device: str = "cpu",
 ) -> TrainResult:
-    r"""Take steps on batches that a sampler draws; by SGD, if no other optimizer is named.
+    r"""Take steps on a sampler's batches, with its weights :math:`c_i`, by default of SGD.
 
     .. math:: w \leftarrow w - \eta \left( \frac{1}{|B|} \sum_{i \in B} c_i \nabla f_i(w)
               + \mu (w - w^0) \right)
 
-    with the sampler's weights :math:`c_i` and FedProx's pull to the start :math:`w^0`. ``amp`` runs
-    the model in bfloat16. The optimizer starts without state in each call, and so in each round.
+    ``amp`` runs the model in bfloat16. The optimizer starts without state in each call.
     """
     if sampler.num_samples != len(examples):
         rule = f"be the number of examples, {len(examples)}"
@@ -69,13 +68,15 @@ def train(
     model.to(where).train()
     examples = examples.to(where)
     params = [p for p in model.parameters() if p.requires_grad]
+    # FedProx pulls to where the round began
     start = [p.detach().clone() for p in params] if proximal else []
     check_optimizer(optimizer, momentum)
     with_momentum = {"momentum": momentum} if momentum else {}
     make: Any = OPTIMIZERS[optimizer]
     steps = make(params, lr=lr, weight_decay=weight_decay, **with_momentum)
     processed = scored = 0
-    total = torch.zeros(2, dtype=torch.float64, device=where)  # of losses and of their squares
+    # of losses and of their squares
+    total = torch.zeros(2, dtype=torch.float64, device=where)
     for _ in range(num_steps):
         indices, weights = sampler.next_batch()
         steps.zero_grad()
@@ -87,8 +88,10 @@ def train(
                 param.grad.add_(param.detach() - origin, alpha=proximal)
         losses = losses.detach()
         if on_batch is not None:
+            # before the step: gradients are still those of the batch
             scored += on_batch(model, indices, losses) or 0
         steps.step()
+        # losses of the forward pass, so that scoring costs nothing
         sampler.update(indices, losses.cpu().numpy().astype(np.float64))
         total += torch.stack([losses.sum(), losses.square().sum()])
         processed += len(indices)
@@ -109,8 +112,7 @@ def evaluate(
     where = pick_device(device)
     was_training, examples = model.training, examples.to(where)
     model.to(where).eval()
-    loss = torch.zeros((), dtype=torch.float64, device=where)
-    right = torch.zeros((), dtype=torch.float64, device=where)
+    loss, right = torch.zeros(2, dtype=torch.float64, device=where)
     with torch.inference_mode():
         for start in range(0, len(examples), batch_size):
             targets = examples.targets[start : start + batch_size]

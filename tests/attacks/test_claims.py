@@ -79,10 +79,10 @@ def steps_of(strategy, lies, profiles):
     own = [
         r[name]
         for r in records
-        for name in ("local-steps", "biased-local-sgd", "fednova")
+        for name in ("local_steps", "biased_local_sgd", "fednova")
         if name in r
     ]
-    found = {node: steps for each in own for node, steps in each["num-steps"].items()}
+    found = {node: steps for each in own for node, steps in each["num_steps"].items()}
     names = [names_of(i) for i in range(len(profiles))]
     return np.array([next(found[name] for name in sorted(own) if name in found) for own in names])
 

@@ -139,7 +139,7 @@ ALL_SIX = [f"node-{i}" for i in range(6)]
 
 
 def test_left_out_nodes_have_not_failed_in_tifl():
-    settings = {"policy": "vanilla", "profiling": "phase", "max_failures": 1, "seed": 1}
+    settings = {"policy": "vanilla", "profiling": "phase", "seed": 1}
     tifl = TiFL(clients_per_round=4, num_tiers=1, **settings)
     strategy = OverSelect(tifl, take=2)
     records = run(strategy, fleet([1, 2, 3, 4, 5, 6]), 10)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from oracles.local_steps import high_loss_samples
 
+from flwr_hetero import keys
 from flwr_hetero.sampler import TopLossSampler
+
+
+def tell(sampler, fast, share):
+    """Give the node's class, as the server does."""
+    sampler.read_instruction({"config": {keys.FAST: fast, keys.FAST_SHARE: share}})
 
 
 def draw(sampler, count):
@@ -48,16 +54,16 @@ def test_change_of_class_starts_a_new_allocation():
     sampler = TopLossSampler(100, 10, seed=0, fast=False)
     sampler.next_batch()
     sampler.update(np.arange(100), np.arange(100.0))
-    sampler.set_role(fast=True, share=0.1)
+    tell(sampler, fast=True, share=0.1)
     assert {95, 96, 97, 98, 99} <= set(sampler.next_batch()[0].tolist())
-    sampler.set_role(fast=False, share=0.1)
+    tell(sampler, fast=False, share=0.1)
     assert sorted(draw(sampler, 100)) == list(range(100))
 
 
 def test_same_role_keeps_the_allocation():
     sampler = TopLossSampler(10, 2, seed=0, share=1.0)
     first = draw(sampler, 4)
-    sampler.set_role(fast=True, share=0.2)
+    tell(sampler, fast=True, share=0.2)
     assert sorted(first + draw(sampler, 6)) == list(range(10))
 
 
@@ -114,7 +120,7 @@ def test_state_that_does_not_fit_is_refused(change):
         (lambda: TopLossSampler(5, 2, high_loss_fraction=0.0), "high_loss_fraction"),
         (lambda: TopLossSampler(5, 2, high_loss_fraction=1.01), "high_loss_fraction"),
         (lambda: TopLossSampler(5, 2, share=0.0), "share"),
-        (lambda: TopLossSampler(5, 2).set_role(fast=True, share=1.5), "share"),
+        (lambda: tell(TopLossSampler(5, 2), fast=True, share=1.5), "share"),
         (lambda: TopLossSampler(5, 2).assign([]), "indices"),
         (lambda: TopLossSampler(5, 2).assign([5]), "indices"),
         (lambda: TopLossSampler(5, 2).assign([-1]), "indices"),

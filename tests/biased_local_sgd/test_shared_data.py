@@ -138,7 +138,7 @@ def test_losses_come_back_into_the_servers_table():
     assert known == {*given[0], *given[1]}
     # nothing in round 1, which measures; then 8 and 2 steps of 4 examples
     assert [len(indices) for indices in given.values()] == [2 * 32, 2 * 8]
-    assert records[-1]["biased-local-sgd"]["samples-known"] == len(known)
+    assert records[-1]["biased_local_sgd"]["samples_known"] == len(known)
 
 
 @pytest.mark.parametrize(

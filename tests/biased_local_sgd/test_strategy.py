@@ -14,7 +14,6 @@ from flwr_hetero.strategy import (
     FedBuff,
     FedNova,
     LocalSteps,
-    RandomSelection,
     TiFL,
     Wrapper,
 )
@@ -24,7 +23,7 @@ FLEET = [FAST, FAST, FAST, SLOW]
 STEPS = [16, 16, 16, 2]
 
 
-BY_STEPS = partial(BiasedLocalSGD, fast_steps=16, weighting="steps")
+BY_STEPS = partial(BiasedLocalSGD, fast_steps=16, weigh_by_steps=True)
 
 
 def run(strategy, *, num_rounds=3, arrays=None, profiles=FLEET, **app):
@@ -65,9 +64,9 @@ def test_metrics_stay_weighted_by_examples():
 
 def test_without_biases_it_is_local_steps():
     seen = []
-    off = BiasedLocalSGD(fast_steps=16, weighting="examples", high_loss_fraction=None)
+    off = BiasedLocalSGD(fast_steps=16, step_correction=0.0, high_loss_fraction=None)
     result, _ = run(off, seen=seen)
-    plain, _ = run(LocalSteps(fast_steps=16, weighting="examples"))
+    plain, _ = run(LocalSteps(fast_steps=16, step_correction=0.0))
     np.testing.assert_array_equal(result.arrays["w"].numpy(), plain.arrays["w"].numpy())
     assert not any("fast" in config for _, _, config in seen)
 
@@ -109,7 +108,7 @@ def test_own_metrics_function_gets_all_replies(kind):
 @pytest.mark.parametrize("inner", [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum])
 def test_robust_strategies_keep_their_rule(inner):
     biased, _ = run(BY_STEPS(inner()))
-    plain, _ = run(LocalSteps(inner(), fast_steps=16, weighting="examples"))
+    plain, _ = run(LocalSteps(inner(), fast_steps=16, step_correction=0.0))
     np.testing.assert_allclose(biased.arrays["w"].numpy(), plain.arrays["w"].numpy(), rtol=1e-6)
 
 
@@ -138,14 +137,12 @@ CLIPPED_BY_NODES = [
 @pytest.mark.parametrize("private", CLIPPED_BY_NODES, ids=["fixed", "adaptive"])
 def test_updates_that_nodes_have_clipped_are_not_scaled(private):
     """Else few steps, magnified, would be above the bound that the noise is made for."""
-    for scales in (BiasedLocalSGD, FedNova, lambda s: LocalSteps(s, weighting="normalised")):
-        with pytest.raises(ValueError, match="weighting must leave updates as they are"):
+    for scales in (BiasedLocalSGD, FedNova, lambda s: LocalSteps(s, step_correction=1.0)):
+        with pytest.raises(ValueError, match="step_correction must leave updates as they are"):
             scales(private())
-    with pytest.raises(ValueError, match="unbiased must leave updates as they are"):
-        RandomSelection(private(), 4, unbiased=True)
     with pytest.raises(ValueError, match="weighting must leave updates as they are"):
         FedBuff(private())
-    assert FedBuff(LocalSteps(private(), weighting="examples"), weighting="examples").leaf
+    assert FedBuff(LocalSteps(private(), step_correction=0.0), weighting="examples").leaf
 
 
 def test_profiling_by_tifl_measures_the_speeds():
@@ -153,7 +150,7 @@ def test_profiling_by_tifl_measures_the_speeds():
     _, records = run(strategy, profiles=[FAST] * 3 + [SLOW] * 3, num_rounds=4)
     for record in records[1:]:
         fast = int(record["selected"][0][-1]) < 3
-        assert list(record["biased-local-sgd"]["num-steps"].values()) == [8 if fast else 1] * 2
+        assert list(record["biased_local_sgd"]["num_steps"].values()) == [8 if fast else 1] * 2
 
 
 # --- trust -----------------------------------------------------------------------------
@@ -201,7 +198,7 @@ class OwnRule(flower.Strategy):
 
 
 def test_strategy_of_another_kind_goes_unweighted():
-    result, _ = run(BiasedLocalSGD(OwnRule(), weighting="examples"), num_rounds=1)
+    result, _ = run(BiasedLocalSGD(OwnRule(), step_correction=0.0), num_rounds=1)
     assert (result.arrays["w"].numpy() == 0).all()
 
 
@@ -220,14 +217,15 @@ def accounted():
         ({"shared_samples": 9, "batch_size": 0}, "batch_size"),
         ({"seed": -1}, "seed"),
         ({"fast_steps": 0}, "fast_steps"),
-        ({"weighting": "speed"}, "weighting must be one of"),
+        ({"step_correction": 1.5}, "step_correction must be a number in"),
+        ({"step_correction": 0.5, "weigh_by_steps": True}, "step_correction must be 0 or left"),
         ({"gamma": 2.0}, "gamma"),
         (
-            {"strategy": OwnRule(), "weighting": "steps"},
+            {"strategy": OwnRule(), "weigh_by_steps": True},
             "strategy must derive from FedAvg to weight",
         ),
         (
-            {"strategy": accounted(), "weighting": "steps"},
+            {"strategy": accounted(), "weigh_by_steps": True},
             "strategy must be without a privacy accountant",
         ),
     ],

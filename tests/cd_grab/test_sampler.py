@@ -12,7 +12,7 @@ from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.cd_grab.order_server import OrderServer
 from flwr_hetero.cd_grab.sampler import METHODS, OrderedSampler
 from flwr_hetero.cd_grab.wire import Answer, Terms, read_report, write_instruction
-from flwr_hetero.sampler import SampledLoss
+from flwr_hetero.sampler import WeightedLoss
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -143,7 +143,7 @@ def by_hand(method, passes):
 def test_a_loss_shows_what_observe_is_told(method, workers, factor):
     model, sampler = small_model(), OrderedSampler(22, 3, method=method)
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / factor)
     for _ in range(3):
         for inputs, targets in DataLoader(DATA, batch_sampler=sampler, num_workers=workers):
@@ -159,7 +159,7 @@ def observed(sampler, kind):
     """Visit a pass in one of the ways of a training loop; return the gradients observed."""
     model, seen = small_model(), []
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     sampler.node_order.observe = lambda vectors: seen.extend(vectors)
     loader = DataLoader(DATA, batch_sampler=sampler)
     for number, (inputs, targets) in enumerate(loader):
@@ -194,7 +194,7 @@ def test_each_batch_has_its_gradient_or_counts_as_zero(kind):
 def test_what_workers_drew_ahead_of_a_stop_is_visited_later(method):
     sampler, seen = OrderedSampler(22, 3, method=method), []
     sampler.train_model(model := small_model())
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for _ in range(7):
         batches = iter(DataLoader(DATA, batch_sampler=sampler, num_workers=2))
         for _, (inputs, targets) in zip(range(3), batches, strict=False):
@@ -281,7 +281,7 @@ def test_bad_gradients_are_refused():
 def test_a_pass_whose_end_is_not_trained_gives_an_order(workers):
     sampler, orders = OrderedSampler(22, 3, method="id-grab"), []
     sampler.train_model(model := small_model())
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for _ in range(3):
         loader = DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
         for number, (inputs, targets) in enumerate(loader):
@@ -298,7 +298,7 @@ def test_batches_fetched_before_the_end_and_trained_after_it_count():
     plain = observed(OrderedSampler(22, 3, method="id-grab"), "plain")
     sampler, model, seen = OrderedSampler(22, 3, method="id-grab"), small_model(), []
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     sampler.node_order.observe = lambda vectors: seen.extend(vectors)
     for fetched in (3, 4):
         batches = iter(sampler)
@@ -316,7 +316,7 @@ def test_sparse_gradients():
     sampler, words = OrderedSampler(22, 3, method="id-grab"), torch.randint(9, (22, 4))
     model = nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 3))
     sampler.train_model(model)
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for indices in sampler:
         criterion(model(words[indices]), DATA.tensors[1][indices]).backward()
     assert len(sampler.node_order.signs) == 3

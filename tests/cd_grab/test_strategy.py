@@ -99,15 +99,17 @@ def test_num_units_brings_unequal_nodes_together():
     assert set(rounds.of("cd_grab", "pairs_together")) == {4 * 12}
 
 
-STEPS = {"fast_steps": 8, "min_steps": 2, "high_loss_fraction": None}
+KNOWN = [*(("id", 1000 + i) for i in range(3)), *(("node", i) for i in range(3))]
+GAMMA = {f"{name}-{i}": 0.5 if i % 1000 == 2 else 1.0 for name, i in KNOWN}
+STEPS = {"fast_steps": 8, "gamma": GAMMA, "high_loss_fraction": None}
 
 
 @pytest.mark.parametrize(
     ("make", "weights"),
     [
         (lambda: CDGraB(fedavg()), [16, 32, 24]),
-        (lambda: CDGraB(BiasedLocalSGD(fedavg(), weighting="steps", **STEPS)), [8, 8, 4]),
-        (lambda: BiasedLocalSGD(CDGraB(fedavg()), weighting="steps", **STEPS), [8, 8, 4]),
+        (lambda: CDGraB(BiasedLocalSGD(fedavg(), weigh_by_steps=True, **STEPS)), [8, 8, 4]),
+        (lambda: BiasedLocalSGD(CDGraB(fedavg()), weigh_by_steps=True, **STEPS), [8, 8, 4]),
     ],
     ids=["by examples", "by steps, inside", "by steps, outside"],
 )
@@ -229,6 +231,13 @@ def test_records_stay_outside_the_inner_strategy():
     Rounds(HerdingMeter(CDGraB(Strict(**NO_EVALUATION))), grid_of([16] * 3), 2)
 
 
+class AtLeastTen(LocalSteps):
+    """No node has too few steps for a pair."""
+
+    def num_steps(self, nodes):
+        return np.maximum(super().num_steps(nodes), 10)
+
+
 def test_killed_and_resumed_equals_unbroken(tmp_path):
     """Times too: over slow links, and measured ones that set the steps of the next round."""
     grids = {}
@@ -236,7 +245,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     def go(folder, evaluate_fn, resume):
         slow = [DeviceProfile(speed, uplink_mbps=0.1, downlink_mbps=0.1) for speed in (1, 2, 3)]
         grid = grids.setdefault(folder, grid_of([20] * 3, profiles=slow, lr=0.001))
-        inner = CDGraB(LocalSteps(fedavg(), 20, min_steps=10))
+        inner = CDGraB(AtLeastTen(fedavg(), 20))
         strategy = Recorded(inner, run_dir=folder, resume=resume)
         return strategy.start(grid, order_arrays(), 8, evaluate_fn=evaluate_fn)
 

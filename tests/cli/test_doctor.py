@@ -1,31 +1,17 @@
 import socket
 import ssl
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from flwr_hetero._flwr import app_tables
 from flwr_hetero.cli import doctor, main
-from flwr_hetero.cli.run_config import check_run_config
+from flwr_hetero.cli.run import check_run_config
 from flwr_hetero.fleet import certificates
 
 APPS = Path(__file__).parents[2] / "apps"
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """Give Flower a configuration file of its own."""
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-
-    def write(name, **settings):
-        lines = [
-            f"[superlink.{name}]",
-            *(f"{k.replace('_', '-')} = {v}" for k, v in settings.items()),
-        ]
-        (tmp_path / "config.toml").write_text("\n".join(lines))
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -41,11 +27,16 @@ def home(tmp_path, monkeypatch):
         ("dataset='mnsit'", "got 'mnsit': did you mean 'mnist'?"),
         ("dataset='me/mnist'", None),
         ("seed=1 num-tiers=4", None),
+        ("clients-per-round=20 N=0", "num-supernodes must be a whole number of at least 1, got 0"),
+        ("clients-per-round=50 N=20", "clients-per-round must be at most the number of nodes, 20"),
+        ("clients-per-round=50 N=50", None),
     ],
 )
 def test_run_config_is_checked_by_the_apps_rules(given, words, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "installation", list)
-    status = main(["doctor", str(APPS / "tifl"), "--run-config", given])
+    given, _, nodes = given.partition(" N=")
+    fleet = ["--federation-config", f"num-supernodes={nodes}"] if nodes else []
+    status = main(["doctor", str(APPS / "tifl"), "--run-config", given, *fleet])
     said = capsys.readouterr().out.splitlines()[-1]
     assert status == (words is not None)
     assert said.startswith("FAIL " if words else "ok  ")
@@ -64,114 +55,101 @@ def test_every_key_of_every_app_has_a_rule(app):
             check_run_config(APPS / app, [f"{key}={WRONG[type(value)]}"])
 
 
-@pytest.mark.parametrize(
-    ("federation", "words"),
-    [
-        ("num-supernodes=0", "num-supernodes must be a whole number of at least 1, got 0"),
-        ("num-supernodes=20", "clients-per-round must be at most the number of nodes, 20, got 50"),
-        ("num-supernodes=50", None),
-        ("client-resources-num-cpus=1", None),
-    ],
-)
-def test_run_config_must_fit_the_number_of_nodes(federation, words):
-    given = (APPS / "tifl", ["clients-per-round=50"], [federation])
-    if words is None:
-        assert check_run_config(*given)["clients-per-round"] == 50
-    else:
-        with pytest.raises(ValueError, match=words):
-            check_run_config(*given)
+RULES = """
+class Rules:
+    from_run_config = staticmethod(lambda config: None)
+
+class Own(Rules):
+    from_run_config = staticmethod(lambda config: 1 / (config["lr"] - 2))
+"""
 
 
-def test_app_without_rules_of_its_own_has_known_keys(tmp_path, capsys):
+def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys):
     (tmp_path / "pyproject.toml").write_text(
         '[tool.flwr.app.components]\nserverapp = "plain_app_here:app"\n'
         "[tool.flwr.app.config]\nlr = 0.1\nnet.width = 3\n"
     )
-    (tmp_path / "plain_app_here.py").write_text("app = None")
-    app = str(tmp_path)
-    assert main(["doctor", app, "-c", "lr=1 net.width=4"]) == 0
-    assert main(["doctor", app, "-c", "net.with=4"]) == 1
+    (tmp_path / "plain_app_here.py").write_text(RULES)
+    assert main(["doctor", str(tmp_path), "-c", "lr=1.0 net.width=4"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("ok    flwr-hetero 0.")
+    assert "extra report" in said
+    assert main(["doctor", str(tmp_path), "-c", "net.with=4"]) == 1
     assert "did you mean 'net.width'" in capsys.readouterr().out
+    with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
+        main(["doctor", str(tmp_path), "-c", "lr=2"])
 
 
 def test_missing_and_old_requirements_are_named(monkeypatch):
-    needs = [
-        "numpy>=1",
-        "torch>=2; extra == 'node'",
-        "me[node]; extra == 'all'",
-        "x; extra == 'all'",
-    ]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
+    needs = ["numpy>=1", "torch>=2; extra == 'node'", "me[node]; extra == 'all'"]
+    needs += ["x; extra == 'all'", "always>=9; python_version > '3'"]
 
     def version(name):
         if name in ("x", "numpy"):
             raise doctor.metadata.PackageNotFoundError
         return "1.9"
 
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
     monkeypatch.setattr(doctor.metadata, "version", version)
     assert list(doctor.missing("me", "node")) == ["torch>=2 (there is 1.9)"]
     assert list(doctor.missing("me", "all")) == ["torch>=2 (there is 1.9)", "x"]
-
-
-def test_installation_names_what_there_is(capsys):
-    assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert "flwr-hetero 0." in said
-    assert "extra report" in said
 
 
 # --- a SuperLink -------------------------------------------------------------------
 
 
 @pytest.fixture
-def server(tmp_path):
-    """Listen with a certificate for 127.0.0.1; return the port."""
-    certificates.make_authority(tmp_path / "keys")
-    certificates.make_server_certificate(tmp_path / "keys", ["127.0.0.1"])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "keys/superlink.crt", tmp_path / "keys/superlink.key")
-    listener = socket.create_server(("127.0.0.1", 0))
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
 
-    def serve():
-        while True:
-            try:
-                plain, _ = listener.accept()
-            except OSError:
-                return
-            try:
-                context.wrap_socket(plain, server_side=True).close()
-            except OSError:
-                plain.close()
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    yield listener.getsockname()[1]
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
+@pytest.fixture
+def connect(tmp_path, monkeypatch, listener):
+    """Give Flower a configuration file with a connection to the listener; return the address."""
+
+    def write(*settings):
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        lines = ["[superlink.lab]", f'address = "{address}"', *settings]
+        (tmp_path / "config.toml").write_text("\n".join(lines))
+        return address
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    return write
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_superlink_must_have_a_trusted_certificate(server, trusted, tmp_path, home, monkeypatch):
-    if not trusted:
-        certificates.make_authority(tmp_path / "other")
+def test_superlink_must_have_a_trusted_certificate(
+    listener, connect, trusted, tmp_path, monkeypatch
+):
+    certificates.make_authority(tmp_path / "keys")
+    certificates.make_authority(tmp_path / "other")
+    certificates.make_server_certificate(tmp_path / "keys", ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "keys/superlink.crt", tmp_path / "keys/superlink.key")
+
+    def serve():
+        plain, _ = listener.accept()
+        with suppress(OSError), plain:
+            context.wrap_socket(plain, server_side=True).close()
+
+    server = threading.Thread(target=serve)
+    server.start()
     ca = tmp_path / ("keys" if trusted else "other") / "ca.crt"
-    home("lab", address=f'"127.0.0.1:{server}"', root_certificates=f'"{ca}"')
+    address = connect(f'root-certificates = "{ca}"')
     monkeypatch.setattr(doctor, "_nodes", lambda name: (doctor.OK, "3 of 3"))
     found = list(doctor.superlink("lab"))
+    server.join()
     if trusted:
-        assert found == [("ok", f"superlink lab: 127.0.0.1:{server} answers"), ("ok", "3 of 3")]
+        assert found == [("ok", f"superlink lab: {address} answers"), ("ok", "3 of 3")]
     else:
         [(state, text)] = found
         assert state == "FAIL"
         assert "see root-certificates" in text
 
 
-def test_superlink_that_is_not_there(home, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    home("lab", address=f'"127.0.0.1:{port}"')
+def test_superlink_that_is_not_there(listener, connect, capsys):
+    address = connect()
+    listener.close()
     assert main(["doctor", "--superlink", "lab"]) == 1
-    assert f"FAIL  superlink lab: 127.0.0.1:{port}:" in capsys.readouterr().out
-    assert main(["doctor", "--superlink", "la"]) == 2
-    assert "superlink must be one of lab" in capsys.readouterr().err
+    assert f"FAIL  superlink lab: {address}:" in capsys.readouterr().out

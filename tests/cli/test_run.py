@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flwr_hetero.cli import main
-from flwr_hetero.cli.run import NOISE
+from flwr_hetero.cli.run import LINE, NOISE
 
 APP = Path(__file__).parents[2] / "apps" / "tifl"
 FLWR = """#!{python}
@@ -38,20 +38,9 @@ def test_run_tells_by_its_status_how_it_ended(flwr, status, code, capsys):
     flwr(status)
     assert main(["run", str(APP), "lab", "--nodes", "6", "-c", "seed=3"]) == code
     said = capsys.readouterr()
-    arguments = ["lab", "--stream", "--run-config", "seed=3", "--federation-config"]
-    assert f"{arguments}"[1:-1] in said.out
+    assert "'lab', '--stream', '--run-config', 'seed=3', '--federation-config'" in said.out
     assert "num-supernodes=6 client-resources-num-cpus=1" in said.out
     assert said.err == ("" if code == 0 else "flwr-hetero: error: run 42 is finished:failed\n")
-
-
-def test_run_refuses_before_flower_starts(flwr, capsys):
-    flwr("finished:completed")
-    assert main(["run", str(APP), "-c", "num_tiers=3"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "did you mean 'num-tiers'" in said.err
-    assert main(["run", str(APP), "--nodes", "0"]) == 2
-    assert "--nodes must be a whole number of at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["watch"], ["compare"], ["fleet", "up"]])
@@ -81,7 +70,7 @@ def test_noise_is_left_out_and_the_rest_kept():
     kept = [
         "INFO :      round  1/60  tier 0   3 nodes    2.60 s\n",
         "ERROR :     disk full\n",
-        "WARNING :   node-3: reply dropped\n",
         "Traceback (most recent call last):\n",
     ]
     assert [line for line in (*noise, *kept) if not NOISE.search(line)] == kept
+    assert LINE.search(kept[0]).groups() == ("1", "60")

@@ -5,28 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_hetero.sampler import (
-    InTurn,
-    MercurySampler,
-    OrderedSampler,
-    TopLossSampler,
-    UniformSampler,
-)
-
-
-def make(seed=0):
-    ordered = OrderedSampler(12, 4, seed=seed, method="d-rr")
-    mercury = MercurySampler(12, 3, seed=seed)
-    return InTurn([ordered, mercury, TopLossSampler(12, 4, seed=seed)])
-
-
-def play(sampler, count):
-    batches = []
-    for _ in range(count):
-        indices, weights = sampler.next_batch()
-        sampler.update(indices, 1.0 + indices)
-        batches.append((indices.tolist(), weights.tolist()))
-    return batches
+from flwr_hetero.sampler import UniformSampler
 
 
 def test_uniform_epochs_are_permutations():
@@ -40,7 +19,6 @@ def test_uniform_epochs_are_permutations():
 
 def test_samplers_are_those_of_torch():
     assert isinstance(UniformSampler(10, 4), torch.utils.data.Sampler)
-    assert not UniformSampler.__abstractmethods__
 
 
 def test_samplers_work_without_torch():
@@ -67,51 +45,6 @@ def test_pass_end_is_reported():
     assert passes == [10, 4]
 
 
-def test_in_turn_each_draws_as_alone():
-    together = play(make(), 9)
-    for number, alone in enumerate(make().samplers):
-        assert together[number::3] == play(alone, 3)
-
-
-def test_in_turn_epoch_is_the_first_samplers():
-    ordered = OrderedSampler(12, 4, num_units=2)
-    assert [len(InTurn([ordered, UniformSampler(12, 1)])), len(make())] == [2, 3]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_in_turn_scores_reach_the_one_that_drew(ahead):
-    both = InTurn([UniformSampler(6, 2), MercurySampler(6, 2)])
-    updated = {number: [] for number in range(2)}
-    for number, sampler in enumerate(both.samplers):
-        sampler.update = lambda indices, scores, to=updated[number]: to.append(indices.tolist())
-    drawn = [both.next_batch()[0].tolist()]
-    both.update(np.array(drawn[0]), np.ones(2))
-    batches = list(both) if ahead else both  # all batches drawn ahead, as by workers
-    for batch in batches:
-        indices, _ = both.take()
-        assert indices.tolist() == batch
-        both.update(indices, np.ones(2))
-        drawn.append(batch)
-    assert updated == {0: drawn[0::2], 1: drawn[1::2]}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"turn": 3},
-        {"turn": -1},
-        {"num_samplers": 2},
-        {"2.rng": "not a generator"},
-    ],
-)
-def test_in_turn_refuses_damaged_state(damage):
-    sampler, twin = make(), make()
-    play(sampler, 4), play(twin, 4)
-    with pytest.raises(ValueError, match=r"state"):
-        sampler.load_state_dict(make(seed=1).state_dict() | damage)
-    assert play(sampler, 6) == play(twin, 6)
-
-
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
@@ -123,21 +56,24 @@ def test_in_turn_refuses_damaged_state(damage):
     ],
 )
 def test_uniform_refuses_damaged_state(damage, match):
-    sampler = UniformSampler(12, 4)
+    sampler, twin = UniformSampler(12, 4), UniformSampler(12, 4)
     with pytest.raises(ValueError, match=match):
         sampler.load_state_dict(UniformSampler(12, 4, seed=1).state_dict() | damage)
-    assert play(sampler, 6) == play(UniformSampler(12, 4), 6)
+    assert [list(sampler) for _ in range(2)] == [list(twin) for _ in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("build", "match"),
-    [
-        (lambda: InTurn([]), "samplers must be at least one"),
-        (lambda: InTurn([UniformSampler(6, 2), UniformSampler(7, 2)]), r"samplers must .*\[6, 7\]"),
-        (lambda: UniformSampler(0, 2), "num_samples must be a whole number of at least 1"),
-        (lambda: UniformSampler(4, 2.5), "batch_size must be a whole number of at least 1"),
-    ],
+    ("sizes", "match"), [((0, 2), "num_samples must be"), ((4, 2.5), "batch_size must be")]
 )
-def test_bad_arguments_are_refused(build, match):
-    with pytest.raises(ValueError, match=match):
-        build()
+def test_bad_arguments_are_refused(sizes, match):
+    with pytest.raises(ValueError, match=f"{match} a whole number of at least 1"):
+        UniformSampler(*sizes)
+
+
+def test_the_loss_has_its_old_name_for_a_release():
+    from flwr_hetero import sampler
+
+    with pytest.warns(DeprecationWarning, match="SampledLoss is now WeightedLoss"):
+        assert sampler.SampledLoss is sampler.WeightedLoss
+    with pytest.raises(AttributeError, match="InTurn"):
+        sampler.InTurn  # noqa: B018

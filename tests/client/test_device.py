@@ -13,13 +13,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def fleet_file(tmp_path):
-    def write(text):
-        path = tmp_path / "fleet.toml"
-        path.write_text(text)
-        return str(path)
+def fleet_of(tmp_path):
+    """Give a function that makes a fleet by a TOML file."""
 
-    return write
+    def make(text, num_nodes=3):
+        (path := tmp_path / "fleet.toml").write_text(text)
+        return named_fleet(str(path), num_nodes)
+
+    return make
 
 
 def test_times_by_hand():
@@ -39,12 +40,8 @@ def test_jitter_has_the_stated_spread():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[
-            (name, value)
-            for name in ("compute_factor", "seconds_per_example")
-            for value in (0, nan)
-        ],
-        *[(name, value) for name in ("uplink_mbps", "downlink_mbps") for value in (0.0, nan)],
+        *[(name, bad) for name in ("compute_factor", "seconds_per_example") for bad in (0, nan)],
+        *[(name, bad) for name in ("uplink_mbps", "downlink_mbps") for bad in (0.0, nan)],
         *[("jitter", -0.1), ("availability", 1.1), ("availability", -0.1)],
     ],
 )
@@ -72,9 +69,9 @@ def test_named_fleet_of_any_size():
         ("[[device", "valid TOML"),
     ],
 )
-def test_fleet_file_refusals(fleet_file, toml, message):
+def test_fleet_file_refusals(fleet_of, toml, message):
     with pytest.raises(ValueError, match=message):
-        named_fleet(fleet_file(toml), 3)
+        fleet_of(toml)
 
 
 @pytest.mark.parametrize(
@@ -86,25 +83,20 @@ def test_named_fleet_refusals(fleet, nodes, message):
         named_fleet(fleet, nodes)
 
 
-def test_fleet_file_gives_devices_by_share(fleet_file):
-    fast = "[[device]]\ncompute-factor = 2.0\nshare = 3\n"
-    fleet = named_fleet(fleet_file(fast + "[[device]]\nuplink_mbps = 5.0\nname = 'x'"), 8)
-    assert fleet == [DeviceProfile(2.0)] * 6 + [DeviceProfile(uplink_mbps=5.0, name="x")] * 2
-
-
-def test_guide_names_every_field(fleet_file):
+def test_guide_names_every_field(fleet_of):
     guides = [*ROOT.glob("apps/tifl/README.md"), *ROOT.glob("flwr_hetero/tifl/README.md")]
     guide = "".join(path.read_text() for path in guides)
     [text] = re.findall(r"```toml\n(\[\[device\]\].+?)```", guide, re.DOTALL)
     named = set(tomllib.loads(text)["device"][0])
     assert named == {field.name.replace("_", "-") for field in fields(DeviceProfile)} | {"share"}
-    assert named_fleet(fleet_file(text), 2)[0].name == "Jetson Orin Nano"
+    assert fleet_of(text, 2)[0].name == "Jetson Orin Nano"
 
 
-def test_every_kind_of_device_has_a_node(fleet_file):
+def test_kinds_of_devices_have_nodes_by_share_and_one_at_least(fleet_of):
+    fast = "[[device]]\ncompute-factor = 2.0\nshare = 3\n"
+    fleet = fleet_of(fast + "[[device]]\nuplink_mbps = 5.0\nname = 'x'", 8)
+    assert fleet == [DeviceProfile(2.0)] * 6 + [DeviceProfile(uplink_mbps=5.0, name="x")] * 2
     assert [device.name for device in named_fleet("gpu-cpu", 2)] == ["GPU", "CPU"]
     assert [device.name for device in named_fleet("gpu-cpu", 5)] == ["GPU"] * 4 + ["CPU"]
-    path = fleet_file(
-        "".join(f"[[device]]\ncompute-factor = {i + 1}\nshare = {10**i}\n" for i in range(3))
-    )
-    assert [device.compute_factor for device in named_fleet(path, 4)] == [1.0, 2.0, 3.0, 3.0]
+    kinds = (f"[[device]]\ncompute-factor = {i + 1}\nshare = {10**i}\n" for i in range(3))
+    assert [device.compute_factor for device in fleet_of("".join(kinds), 4)] == [1, 2, 3, 3]

@@ -6,7 +6,7 @@ from toy import toy_app
 from flwr_hetero import keys
 from flwr_hetero.client import emulation
 from flwr_hetero.client.emulation import device_rng, stamp, work
-from flwr_hetero.client.timing import Pace, read_pace
+from flwr_hetero.client.timing import NodePace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.records import payload_bytes
@@ -21,8 +21,15 @@ def grid():
 
 
 @pytest.fixture
-def simulation(monkeypatch):
-    monkeypatch.setattr(emulation, "in_simulation", lambda: True)
+def emulate(monkeypatch):
+    """Give a function that asks an emulated device for a reply."""
+
+    def ask(fleet, *, partition=1, simulated=True):
+        monkeypatch.setattr(emulation, "in_simulation", lambda: simulated)
+        context = node(partition, fleet=fleet)
+        return emulated_device(instruction(), context, answer), emulation.is_emulated(context)
+
+    return ask
 
 
 def node(partition=1, **run_config):
@@ -30,8 +37,8 @@ def node(partition=1, **run_config):
     return Context(1, 1000, node_config, RecordDict(), run_config)
 
 
-def instruction(kind="train", server_round=3):
-    config = ConfigRecord({"server-round": server_round})
+def instruction(kind="train", server_round=3, **config):
+    config = ConfigRecord({"server-round": server_round, **config})
     return Message(RecordDict({"arrays": ARRAYS, "config": config}), 1000, kind)
 
 
@@ -40,17 +47,17 @@ def answer(message, context=None, **metrics):
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-def stamped(context, **metrics):
+def stamped(context=None, **metrics):
     message = instruction()
     reply = answer(message, **metrics)
-    stamp(message, reply, context, LINK, np.random.default_rng(0))
+    stamp(message, reply, context or node(), LINK, np.random.default_rng(0))
     record = reply.content[keys.TIMING]
     return record[keys.TRAIN_TIME], record[keys.TRANSFER_TIME]
 
 
-@pytest.mark.usefixtures("simulation")
-def test_emulated_device_follows_its_profile():
-    reply = emulated_device(instruction(), node(partition=4, fleet="paper-5"), answer)
+def test_emulated_device_follows_its_profile(emulate):
+    reply, is_emulated = emulate("paper-5", partition=4)
+    assert is_emulated
     record = reply.content[keys.TIMING]
     assert record[keys.EMULATED] is True
     assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
@@ -59,71 +66,57 @@ def test_emulated_device_follows_its_profile():
 @pytest.mark.parametrize(
     ("simulated", "fleet"), [(False, "paper-5"), (True, "real"), (False, "real")]
 )
-def test_emulated_device_times_real_nodes(monkeypatch, simulated, fleet):
-    monkeypatch.setattr(emulation, "in_simulation", lambda: simulated)
-    context = node(fleet=fleet)
-    reply = emulated_device(instruction(), context, answer)
+def test_emulated_device_times_real_nodes(emulate, simulated, fleet):
+    reply, is_emulated = emulate(fleet, simulated=simulated)
     assert reply.content[keys.TIMING][keys.EMULATED] is False
-    assert not emulation.is_emulated(context)
+    assert not is_emulated
 
 
-@pytest.mark.usefixtures("simulation")
-def test_unavailable_device_answers_with_an_error(tmp_path):
+def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
     fleet = tmp_path / "fleet.toml"
     fleet.write_text("[[device]]\navailability = 0.0")
-    assert emulated_device(instruction(), node(fleet=str(fleet)), answer).error.code == 5
+    assert emulate(str(fleet))[0].error.code == 5
 
 
 @pytest.mark.parametrize(
-    ("metrics", "expected"),
+    ("metrics", "expected", "kind"),
     [
-        ({}, (50, 0, 0)),
-        ({"examples-processed": 150}, (150, 0, 0)),
-        ({"examples-processed": 0, "examples-scored": 30}, (0, 30, 0)),
-        ({"examples-processed": -3}, (1, 0, 0)),
-        ({"examples-processed": float("nan")}, (1, 0, 0)),
-        ({keys.EXAMPLES_HIDDEN: 7}, (50, 0, 7)),
+        ({}, (50, 0, 0), "train"),
+        ({"examples-processed": 150}, (150, 0, 0), "train"),
+        ({"examples-processed": 0, "examples-scored": 30}, (0, 30, 0), "train"),
+        ({"examples-processed": -3}, (1, 0, 0), "train"),
+        ({"examples-processed": float("nan")}, (1, 0, 0), "train"),
+        ({keys.EXAMPLES_HIDDEN: 7}, (50, 0, 7), "train"),
+        ({}, (0, 50, 0), "evaluate"),  # forward only
     ],
 )
-def test_work_is_what_the_reply_reports(metrics, expected):
-    assert work(answer(instruction(), **metrics)) == expected
-
-
-def test_work_of_an_evaluation_is_forward_only():
-    assert work(answer(instruction("evaluate"))) == (0, 50, 0)
+def test_work_is_what_the_reply_reports(metrics, expected, kind):
+    assert work(answer(instruction(kind), **metrics)) == expected
 
 
 def test_device_rng_depends_on_its_message_only():
-    def draw(seed=0, partition=1, kind="train", server_round=3):
-        return device_rng(seed, partition, instruction(kind, server_round)).random()
+    def draw(seed=0, partition=1, **message):
+        return device_rng(seed, partition, instruction(**message)).random()
 
     assert draw() == draw()
     others = [draw(seed=1), draw(partition=2), draw(kind="evaluate"), draw(server_round=4)]
-    assert len({draw(), *others}) == 5
-    again = instruction()
-    again.content["config"][keys.REPEAT] = 1
-    assert device_rng(0, 1, again).random() not in {draw(), *others}
+    assert len({draw(), *others, draw(**{keys.REPEAT: 1})}) == 6
 
 
 def test_stamp_notes_link_and_speed():
     context = node()
     _, transfer_s = stamped(context)
-    assert read_pace(context) == Pace(pytest.approx(transfer_s), pytest.approx(0.01))
+    assert read_pace(context) == NodePace(pytest.approx(transfer_s), pytest.approx(0.01))
     assert transfer_s > 0.3
 
 
-def test_stamp_counts_what_the_network_does_not_hide():
-    plain_s, transfer_s = stamped(node())
+def test_stamp_counts_scoring_that_the_network_does_not_hide():
+    plain_s, transfer_s = stamped()
+    assert stamped(**{keys.EXAMPLES_SCORED: 100})[0] == pytest.approx(plain_s + 1.0)
     fits = int(transfer_s / 0.01)
-    hidden_s, _ = stamped(node(), **{keys.EXAMPLES_HIDDEN: fits - 1})
-    assert hidden_s == plain_s
-    longer_s, _ = stamped(node(), **{keys.EXAMPLES_HIDDEN: fits + 100})
+    assert stamped(**{keys.EXAMPLES_HIDDEN: fits - 1})[0] == plain_s
+    longer_s, _ = stamped(**{keys.EXAMPLES_HIDDEN: fits + 100})
     assert longer_s == pytest.approx(plain_s + (fits + 100) * 0.01 - transfer_s, rel=0.01)
-
-
-def test_stamp_counts_scoring_before_training():
-    scored_s, _ = stamped(node(), **{keys.EXAMPLES_SCORED: 100})
-    assert scored_s == pytest.approx(stamped(node())[0] + 1.0)
 
 
 def test_real_clock_of_an_emulated_node_is_ignored(grid):

@@ -1,32 +1,34 @@
-"""The node's half: what it reports, local epochs, samplers, code without a loader."""
+"""The node's half: what it reports, local epochs, samplers, code without a loader or a mod."""
 
+from collections import UserDict
 from math import inf, nan
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from node_toy import Node
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
+from flwr_hetero.client import work as work_module
 from flwr_hetero.client.handler import _said, current_handler
-from flwr_hetero.client.steps import work as work_module
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.mod import follow, hetero, keep, load_state
+from flwr_hetero.mod import StepLoader, follow, hetero, keep
 from flwr_hetero.older import OlderClients
 from flwr_hetero.sampler import (
     MercurySampler,
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    SampledLoss,
     TopLossSampler,
     UniformSampler,
+    WeightedLoss,
 )
 from flwr_hetero.strategy import LocalSteps
 
@@ -39,92 +41,104 @@ def plain():
     return DataLoader(DATA, BATCH, shuffle=True)
 
 
-class Node:
-    """A node that answers with what a function of message and context does."""
-
-    def __init__(self, function, kinds=("train",), mods=(hetero,), profile=None, **run_config):
-        self.function, self.results = function, []
-        app = ClientApp(mods=list(mods))
-        for kind in kinds:
-            getattr(app, kind)()(self.answer)
-        self.grid = LocalGrid(app, [profile or DeviceProfile()], run_config=run_config)
-        (self.id,) = self.grid.get_node_ids()
-
-    def answer(self, msg, context):
-        self.results.append(self.function(msg, context))
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": NUM})}), reply_to=msg)
-
-    def ask(self, steps=None, kind="train", **records):
-        config = ConfigRecord({} if steps is None else {"num-steps": steps})
-        content = RecordDict({"config": config, **records})
-        (reply,) = self.grid.send_and_receive([Message(content, self.id, kind)])
-        return reply
-
-    def work(self, steps=None):
-        reply = self.ask(steps)
-        assert not reply.has_error(), reply.error.reason
-        found = dict(reply.content.config_records.get(keys.WORK, {}))
-        return {key: found[key] for key in found if key != keys.STEP_TIME}
-
-    def state(self, name="sampler"):
-        return load_state(self.grid.context(self.id), name)
+def report(steps, passes=1, job=FULL, size=BATCH):
+    found = {"num-steps": steps, "passes": passes}
+    found |= {} if job is None else {"job-steps": job}
+    return found | ({"examples-processed": steps * size} if size else {})
 
 
-def loop(epochs=1, given=lambda *_: None):
+# --- what the reply says, and local epochs ------------------------------------------------------
+
+
+class Endless:
+    def __iter__(self):
+        while True:
+            yield "a b c"
+
+
+def loop(epochs=1, *, look=False, anew=False, stop=99, make=plain):
     """Make an app's loop over epochs; it returns the lengths of its passes."""
 
     def train(msg, context):
-        loader = hetero.batches(plain(), msg)
-        passes = [len(list(loader)) for _ in range(epochs)]
-        given(passes, len(loader))
-        return passes
+        loader, lengths = hetero.batches(make(), msg), []
+        if look:
+            next(iter(loader))
+        for _ in range(epochs):
+            passed = iter(hetero.batches(make(), msg) if anew else loader)
+            lengths.append(sum(1 for _ in zip(range(stop), passed, strict=False)))
+        return lengths
 
     return train
 
 
-def report(steps, passes, job, size=BATCH):
-    found = {"num-steps": steps, "passes": passes, "job-steps": job}
-    return found | ({"examples-processed": steps * size} if size else {})
+def stated(**how):
+    # again in the same message changes nothing
+    return lambda msg, _: [hetero.num_steps(msg, **how) for _ in range(2)]
 
 
-# --- what the reply says ------------------------------------------------------------------------
+WRONG = (0, -1, 2.5, True, "two", 10**9)
+EPOCHS = {n: {"local-epochs": n} for n in (*WRONG, 2, 3, 5)}
+SAID = {
+    "a pass": (loop(), {}, [(2, [2], report(2)), (20, [20], report(20)), (None, [6], report(6))]),
+    "epochs": (
+        loop(3),
+        EPOCHS[3],
+        [
+            *[(7, [2] * 3, report(6, 3, 18)), (3, [1] * 3, report(3, 3, 18))],
+            *[(2, [1] * 3, report(3, 3, 18)), (None, [6] * 3, report(18, 3, 18))],
+        ],
+    ),
+    "fewer epochs than planned": (
+        loop(2), EPOCHS[5],
+        [(10, [2, 2], report(4, 2, 12)), (10, [5, 5], report(10, 2, 12))],
+    ),
+    "more than planned": (
+        loop(3), {}, [(6, [6, 0, 0], report(6, 3, 18)), (6, [2, 2, 2], report(6, 3, 18))],
+    ),
+    "a loader for each epoch": (loop(2, anew=True), EPOCHS[2], [(8, [4, 4], report(8, 2, 12))]),
+    "a look": (
+        loop(2, look=True), {}, [(9, [8, 0], report(9, 2, 12)), (9, [4, 3], report(8, 2, 12))],
+    ),
+    "broken off": (loop(3, stop=2), {}, [(20, [2] * 3, report(6)), (None, [2] * 3, report(6))]),
+    "no lengths": (loop(make=Endless), {}, [(3, [3], report(3, 1, None, None))]),
+    "an iterator": (loop(make=lambda: iter("abc")), {}, [(None, [3], report(3, 1, 3, None))]),
+    "no loop": (lambda msg, _: None, {}, [(3, None, {})]),
+    "a loader that is not used": (loop(0), {}, [(3, [], {})]),
+    **{f"epochs {n}": (loop(), EPOCHS[n], [(6, [6], report(6))]) for n in WRONG},
+    "told": (stated(), {}, [(5, [5, 5], report(5, 1, None, None)), (None, [None] * 2, {})]),
+    "told, usual": (stated(default=9), {}, [(5, [5, 5], report(5, 1, 9, None))]),
+    "told, sizes": (
+        stated(default=9, batch_size=8),
+        {},
+        [(5, [5, 5], report(5, 1, 9, 8)), (None, [9, 9], report(9, 1, 9, 8))],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("steps", "taken"), [(2, 2), (20, 20), (None, FULL)])
-def test_the_reply_says_what_was_done(steps, taken):
-    assert Node(loop()).work(steps) == report(taken, 1, FULL)
+@pytest.mark.parametrize("name", SAID)
+def test_the_reply_says_what_was_done(name):
+    function, config, messages = SAID[name]
+    node = Node(function, **config)
+    for asked, lengths, work in messages:
+        assert node.work(asked) == work
+        assert node.results[-1] == lengths
 
 
-def test_job_is_what_the_app_would_have_done_unasked():
-    node = Node(loop(epochs=3), **{"local-epochs": 3})
-    assert node.work(6) == report(6, 3, 3 * FULL)
-    assert node.work() == report(3 * FULL, 3, 3 * FULL)
-
-
-def test_what_is_not_known_is_left_out():
-    class Endless:
-        def __iter__(self):
-            while True:
-                yield "a b c"
-
-    node = Node(lambda msg, _: list(hetero.batches(Endless(), msg)))
-    assert node.work(3) == {"num-steps": 3, "passes": 1}
-    node = Node(lambda msg, _: list(hetero.batches(iter("abc"), msg)))
-    assert node.work() == {"num-steps": 3, "passes": 1, "job-steps": 3}
-
-
-def test_without_a_loop_nothing_is_said():
-    assert Node(lambda msg, _: None).work(3) == {}
-    assert Node(lambda msg, _: hetero.batches(plain(), msg)).work(3) == {}
+def test_shared_steps_are_said_once(caplog):
+    _said.clear()
+    node = Node(loop(3), **EPOCHS[3])
+    node.ask(7), node.ask(3)
+    (record,) = caplog.records
+    assert "the app's local epochs share them" in record.message
 
 
 def test_evaluation_says_and_moves_nothing():
-    node = Node(loop(), kinds=("train", "evaluate", "query"))
+    node = Node(loop())
     node.ask(2)
-    before = dict(node.grid.context(node.id).state[keys.PASS])
+    before = dict(node.context.state[keys.PASS])
     for kind in ("evaluate", "query"):
         assert keys.WORK not in node.ask(kind=kind).content
-    assert dict(node.grid.context(node.id).state[keys.PASS]) == before
+    assert dict(node.context.state[keys.PASS]) == before
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [(1, 9.0), (4, 2.0)])
@@ -136,132 +150,49 @@ def test_a_step_takes_what_the_clock_says_without_the_first(steps, seconds, monk
         for number, _ in enumerate(hetero.batches(plain(), msg)):
             now[0] += 2.0 if number else 9.0
         now[0] += 100.0  # evaluates its model
-        handler.append(current_handler().work.finish()[keys.WORK][keys.STEP_TIME])
-
-    handler = []
-    Node(train).ask(steps)
-    assert handler == [seconds]
-
-
-def test_an_emulated_device_has_its_own_clock():
-    profile = DeviceProfile(0.5, seconds_per_example=0.1)
-    record = Node(loop(), profile=profile).ask(3).content[keys.WORK]
-    assert record[keys.STEP_TIME] == pytest.approx(BATCH * 0.1 / 0.5)
-    assert record["examples-processed"] == 3 * BATCH
-
-
-def test_an_emulated_device_works_for_the_examples_processed():
-    times = [Node(loop()).ask(steps).content[keys.TIMING][keys.TRAIN_TIME] for steps in (2, 6)]
-    assert times == pytest.approx([2 * BATCH * 0.01, 6 * BATCH * 0.01])
-
-
-# --- local epochs -------------------------------------------------------------------------------
-
-
-def test_epochs_of_the_run_config_share_the_steps(caplog):
-    _said.clear()
-    lengths = []
-    node = Node(
-        loop(3, lambda passes, length: lengths.append((passes, length))), **{"local-epochs": 3}
-    )
-    for steps in (7, 3, 2):
-        node.ask(steps)
-    assert lengths == [([2, 2, 2], 2), ([1, 1, 1], 1), ([1, 1, 1], 1)]
-    said = [record.message for record in caplog.records if "local epochs" in record.message]
-    assert len(said) == 1
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "two", 10**9])
-def test_a_run_config_that_says_no_number_is_one_pass(wrong):
-    node = Node(loop(), **{"local-epochs": wrong})
-    assert node.work(6) == report(6, 1, FULL)
-
-
-def test_the_last_message_says_how_many_passes_an_app_makes():
-    node = Node(loop(2), **{"local-epochs": 5})
-    assert node.work(10) == report(4, 2, 2 * FULL)  # 5 were planned, 2 came
-    assert node.work(10) == report(10, 2, 2 * FULL)
-
-
-def test_passes_that_were_not_planned_give_nothing():
-    node = Node(loop(3))
-    node.ask(6)
-    assert node.results == [[6, 0, 0]]
-    node.ask(6)
-    assert node.results[1] == [2, 2, 2]
-
-
-def test_a_look_at_a_batch_is_no_pass():
-    def train(msg, context):
-        loader = hetero.batches(plain(), msg)
-        next(iter(loader))
-        return [len(list(loader)) for _ in range(2)]
+        return current_handler().work.finish()[keys.WORK][keys.STEP_TIME]
 
     node = Node(train)
-    for _ in range(2):
-        node.ask(9)
-    assert node.results == [[8, 0], [4, 3]]
-    assert node.work()["passes"] == 2
+    node.ask(steps)
+    assert node.results == [seconds]
 
 
-def test_an_app_that_breaks_off_its_passes():
-    def train(msg, context):
-        loader, taken = hetero.batches(plain(), msg), []
-        for _ in range(3):
-            for number, _ in enumerate(loader, 1):
-                if number == 2:
-                    break
-            taken.append(number)
-        return taken
-
-    node = Node(train)
-    assert node.work(20) == report(6, 1, FULL)
-    assert node.work() == report(6, 1, 6)
-
-
-def test_a_loader_for_each_epoch_is_the_same():
-    def train(msg, context):
-        return [len(list(hetero.batches(plain(), msg))) for _ in range(2)]
-
-    node = Node(train, **{"local-epochs": 2})
-    assert node.work(8) == report(8, 2, 2 * FULL)
-    assert node.results == [[4, 4]]
+def test_an_emulated_device_has_its_own_clock_and_works_for_its_steps():
+    node = Node(loop(), profile=DeviceProfile(0.5, seconds_per_example=0.1))
+    for steps in (2, 6):
+        content = node.ask(steps).content
+        assert content[keys.WORK][keys.STEP_TIME] == pytest.approx(BATCH * 0.1 / 0.5)
+        assert content[keys.TIMING][keys.TRAIN_TIME] == pytest.approx(steps * BATCH * 0.1 / 0.5)
 
 
 def test_epochs_go_on_in_one_pass_over_the_data():
-    seen = []
-
     def train(msg, context):
         loader = hetero.batches(DataLoader(range(NUM), BATCH, shuffle=True), msg)
-        for _ in range(2):
-            seen.extend(number for batch in loader for number in batch.tolist())
+        return [number for _ in range(2) for batch in loader for number in batch.tolist()]
 
-    node = Node(train, **{"local-epochs": 2})
+    node = Node(train, **EPOCHS[2])
     for _ in range(3):
         node.ask(4)
+    seen = [number for numbers in node.results for number in numbers]
     assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == list(range(NUM))
 
 
 @pytest.mark.parametrize("asked", [None, 4, 9])
 def test_the_loss_that_apps_report_is_right(asked):
-    losses = []
-
     def train(msg, context):
-        loader, total = hetero.batches(plain(), msg), 0.0
-        for _ in range(3):
-            for _ in loader:
-                total += 2.5
-        losses.append(total / (3 * len(loader)))
+        loader = hetero.batches(plain(), msg)
+        return sum(2.5 for _ in range(3) for _ in loader) / (3 * len(loader))
 
-    Node(train, **{"local-epochs": 3}).ask(asked)
-    assert losses == [2.5]
+    node = Node(train, **EPOCHS[3])
+    node.ask(asked)
+    assert node.results == [2.5]
 
 
 # --- samplers -----------------------------------------------------------------------------------
 
 
-def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, done=None, **how):
-    """Make a training function whose batches a sampler draws."""
+def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **how):
+    """Make a training function whose batches a sampler draws; it returns sampler and loss."""
 
     def train(msg, context):
         torch.manual_seed(1)
@@ -272,11 +203,13 @@ def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, don
         for _ in range(epochs):
             for inputs, targets in steps:
                 criterion(model(inputs), targets).backward()
-        if done is not None:
-            done.append((steps.batch_sampler, criterion))
-        return steps.batch_sampler
+        return steps.batch_sampler, criterion
 
     return train
+
+
+def loader_of(sampler, **how):
+    return lambda: DataLoader(DATA, batch_sampler=sampler(NUM, BATCH, **how))
 
 
 SAMPLERS = {
@@ -294,56 +227,38 @@ SAMPLERS = {
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
     make, how = SAMPLERS[name]
-    node = Node(train_with(make, epochs, **how), **{"local-epochs": epochs})
+    node, fresh = (
+        Node(train_with(make, epochs, **how), **{"local-epochs": epochs}) for _ in range(2)
+    )
     for _ in range(2):
-        taken = steps or epochs * FULL
-        assert node.work(steps) == report(taken, epochs, epochs * FULL)
-    kept, now = node.state(), node.results[1].state_dict()
+        assert node.work(steps) == report(steps or epochs * FULL, epochs, epochs * FULL)
+    sampler = node.results[1][0]
+    assert isinstance(sampler, PriorityFeed) == (name == "pgd")
+    kept, now = node.state(), sampler.state_dict()
     assert kept.keys() > now.keys()
     for key, value in now.items():
         np.testing.assert_array_equal(kept[key], value)
-    fresh = Node(train_with(make, epochs, **how), **{"local-epochs": epochs})
     fresh.ask(steps)
     if steps:  # else an order is where it began
         assert any(not np.array_equal(fresh.state()[key], kept[key]) for key in now)
 
 
-def test_pgd_with_a_model_is_fed_by_it():
-    node = Node(train_with(PGDSampler, gives_model=True))
-    node.ask(3)
-    (feed,) = node.results
-    assert isinstance(feed, PriorityFeed)
-    assert isinstance(feed.sampler, PGDSampler)
-    assert node.state()["batches"] == 3
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_loader_made_anew_for_each_epoch_goes_on_learning(by_hand):
+    def batches(loader, msg):
+        if by_hand:
+            keep(loader.batch_sampler, current_handler().context)
+        return hetero.batches(loader, msg)
 
-
-def test_a_loader_made_anew_for_each_epoch_goes_on_learning():
-    def train(msg, context):
-        model = nn.Linear(3, 2)
-        for _ in range(3):
-            sampler = MercurySampler(NUM, BATCH, scores="loss")
-            loader = hetero.batches(DataLoader(DATA, batch_sampler=sampler), msg)
-            criterion = loader.criterion()
-            for inputs, targets in loader:
-                criterion(model(inputs), targets).backward()
-        return sampler
-
-    node = Node(train)
+    make = train_with(loader=loader_of(MercurySampler, scores="loss"), batches=batches)
+    node = Node(lambda msg, context: [make(msg, context)[0] for _ in range(3)][-1])
     node.ask()
-    assert node.results[0].state_dict()["steps"] == 3 * FULL
-    assert node.state()["steps"] == 3 * FULL
+    assert node.results[0].state_dict()["steps"] == node.state()["steps"] == 3 * FULL
 
 
 def test_two_samplers_of_a_message_are_both_kept():
-    def train(msg, context):
-        model = nn.Linear(3, 2)
-        for sampler in (MercurySampler(NUM, BATCH), TopLossSampler(NUM, BATCH)):
-            loader = hetero.batches(DataLoader(DATA, batch_sampler=sampler), msg)
-            criterion = loader.criterion()
-            for inputs, targets in loader:
-                criterion(model(inputs), targets).backward()
-
-    node = Node(train)
+    both = [train_with(loader=loader_of(kind)) for kind in (MercurySampler, TopLossSampler)]
+    node = Node(lambda msg, context: [train(msg, context) for train in both])
     node.ask()
     assert "importance" in node.state()
     assert "share" in node.state("sampler-TopLossSampler")
@@ -352,16 +267,11 @@ def test_two_samplers_of_a_message_are_both_kept():
 @pytest.mark.parametrize("by_hand", ["keep", "follow", "follow after"])
 def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
     restored, load = [], MercurySampler.load_state_dict
-
-    def spy(self, state):
-        restored.append(self)
-        load(self, state)
-
+    spy = lambda self, state: (restored.append(self), load(self, state))[1]  # noqa: E731
     monkeypatch.setattr(MercurySampler, "load_state_dict", spy)
 
     def batches(loader, msg):
-        context = current_handler().context
-        sampler = loader.batch_sampler
+        context, sampler = current_handler().context, loader.batch_sampler
         if by_hand == "keep":
             keep(sampler, context, "mine")
         if by_hand == "follow":
@@ -371,10 +281,8 @@ def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
             follow(sampler, msg, context, name="mine")
         return steps
 
-    loader = lambda: DataLoader(DATA, batch_sampler=MercurySampler(NUM, BATCH))  # noqa: E731
-    node = Node(train_with(batches=batches, loader=loader))
-    node.ask(3)
-    node.ask(3)
+    node = Node(train_with(batches=batches, loader=loader_of(MercurySampler)))
+    node.ask(3), node.ask(3)
     assert len(restored) == 1
     assert node.state("mine")["steps"] == 6
     assert node.state() is None
@@ -382,39 +290,39 @@ def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
 
 def test_a_sampler_follows_the_server():
     node = Node(train_with(TopLossSampler))
-    role = {keys.FAST: True, keys.FAST_SHARE: 0.5}
-    node.ask(3, more=ConfigRecord(role))
-    assert (node.results[0].fast, node.results[0].share) == (True, 0.5)
+    node.ask(3, records={"more": ConfigRecord({keys.FAST: True, keys.FAST_SHARE: 0.5})})
+    sampler, _ = node.results[0]
+    assert (sampler.fast, sampler.share) == (True, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("sampler", "reason"),
+    ("how", "reason"),
     [
-        (OrderedSampler, "model must be the model whose gradients the sampler uses"),
-        (PGDSampler, "hetero.batches(loader, msg, sampler=PGDSampler, model=model)"),
-        (lambda n, b: 3, "sampler must be a sampler class of flwr_hetero.sampler"),
-        (MercurySampler(NUM, BATCH), "sampler must be a sampler class of flwr_hetero.sampler"),
+        ({"sampler": OrderedSampler}, "model must be the model whose gradients the sampler uses"),
+        ({"sampler": PGDSampler}, "hetero.batches(loader, msg, sampler=PGDSampler, model=model)"),
+        ({"sampler": lambda n, b: 3}, "sampler must be a sampler class of flwr_hetero.sampler"),
+        ({"sampler": MercurySampler(NUM, BATCH)}, "sampler must be a sampler class of flwr_hetero"),
+        *[
+            (
+                {"sampler": MercurySampler, "loader": loader},
+                "must be a DataLoader with a batch_size",
+            )
+            for loader in (lambda: [[1], [2]], lambda: DataLoader(DATA, batch_size=None))
+        ],
     ],
 )
-def test_a_sampler_that_cannot_work_is_refused(sampler, reason):
-    assert reason in Node(train_with(sampler)).ask(3).error.reason
-
-
-@pytest.mark.parametrize("loader", [lambda: [[1], [2]], lambda: DataLoader(DATA, batch_size=None)])
-def test_a_sampler_needs_a_dataloader(loader):
-    reply = Node(train_with(MercurySampler, loader=loader)).ask(3)
-    assert "loader must be a DataLoader with a batch_size" in reply.error.reason
+def test_a_sampler_that_cannot_work_is_refused(how, reason):
+    assert reason in Node(train_with(**how)).reason(3)
 
 
 @pytest.mark.parametrize("reduction", [None, "mean", "none"])
 def test_criterion_fits_the_sampler(reduction):
     loss_fn = reduction and nn.CrossEntropyLoss(reduction=reduction)
-    done = []
-    for sampler in (None, MercurySampler):
-        node = Node(train_with(sampler, loss_fn=loss_fn, done=done))
-        assert not node.ask(2).has_error()
-    (_, own), (_, sampled) = done
-    assert isinstance(sampled, SampledLoss)
+    nodes = [Node(train_with(sampler, loss_fn=loss_fn)) for sampler in (None, MercurySampler)]
+    for node in nodes:
+        node.ask(2)
+    own, sampled = (node.results[0][1] for node in nodes)
+    assert isinstance(sampled, WeightedLoss)
     outputs, targets = torch.randn(5, 2), torch.arange(5) % 2
     expected = nn.functional.cross_entropy(outputs, targets)
     assert own(outputs, targets).item() == pytest.approx(expected.item())
@@ -422,26 +330,6 @@ def test_criterion_fits_the_sampler(reduction):
 
 
 # --- code without a loader ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("asked", "how", "taken", "work"),
-    [
-        (5, {}, 5, {"num-steps": 5, "passes": 1}),
-        (5, {"default": 9}, 5, report(5, 1, 9, None)),
-        (5, {"default": 9, "batch_size": 8}, 5, report(5, 1, 9, 8)),
-        (None, {"default": 9, "batch_size": 8}, 9, report(9, 1, 9, 8)),
-        (None, {}, None, {}),
-    ],
-)
-def test_num_steps_is_the_nodes_word(asked, how, taken, work):
-    def train(msg, context):
-        hetero.num_steps(msg, **how)  # again in the same message changes nothing
-        return hetero.num_steps(msg, **how)
-
-    node = Node(train)
-    assert node.work(asked) == work
-    assert node.results == [taken]
 
 
 @pytest.mark.parametrize("how", [{"default": 0}, {"batch_size": -1}, {"default": 2.5}])
@@ -465,7 +353,14 @@ def test_the_config_of_the_older_api_will_do(config):
 
 def model_app(own=None, spoil=None):
     """Make an app that leaves its model as it is and reports no steps, or those given."""
-    app = ClientApp(mods=[spoil, hetero] if spoil else [hetero])
+
+    def spoiled(message, context, call_next):
+        reply = call_next(message, context)
+        if spoil is not None:
+            spoil(reply.content)
+        return reply
+
+    app = ClientApp(mods=[spoiled, hetero])
 
     @app.train()
     def train(msg, context):
@@ -477,51 +372,35 @@ def model_app(own=None, spoil=None):
     return app
 
 
-def metrics_of(app, strategy=LocalSteps, **settings):
-    records, wrapper = [], strategy(FedAvg(fraction_evaluate=0.0), **settings)
+def metrics_of(app, grid=lambda grid: grid, arrays=None):
+    """Return what LocalSteps notes of the second round."""
+    records, wrapper = [], LocalSteps(FedAvg(fraction_evaluate=0.0), fast_steps=3)
     wrapper.on_round_end = lambda run, record: records.append(record)
-    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    wrapper.start(LocalGrid(app, [DeviceProfile()] * 3), arrays, num_rounds=2)
+    arrays = arrays or ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    wrapper.start(grid(LocalGrid(app, [DeviceProfile()] * 3)), arrays, num_rounds=2)
     return records[-1]["train"]
 
 
+def claim(value):
+    return lambda content: content[keys.WORK].update({"num-steps": value})
+
+
 def test_the_server_takes_the_work_for_the_metrics():
-    found = metrics_of(model_app(), fast_steps=3)
+    found = metrics_of(model_app())
     assert (found["num-steps"], found["examples-processed"]) == (3, 3 * BATCH)
+    assert metrics_of(model_app({"num-steps": 2}))["num-steps"] == 2  # the app's own counts
+    assert metrics_of(model_app(spoil=claim(10**6)))["num-steps"] <= 3
 
 
-def test_what_the_app_reports_itself_counts():
-    assert metrics_of(model_app({"num-steps": 2}), fast_steps=3)["num-steps"] == 2
-
-
-@pytest.mark.parametrize("claim", [nan, inf, -1, 2.0**60, "many", [1, 2], True])
-def test_nonsense_is_no_report(claim):
-    def spoil(message, context, call_next):
-        reply = call_next(message, context)
-        reply.content[keys.WORK]["num-steps"] = claim
-        return reply
-
-    found = metrics_of(model_app(spoil=spoil), fast_steps=3, on_missing="warn")
-    assert "num-steps" not in found
+@pytest.mark.parametrize("value", [nan, inf, -1, 2.0**60, "many", [1, 2], True])
+def test_nonsense_is_no_report(value):
+    with pytest.raises(RuntimeError, match="num-steps"):
+        metrics_of(model_app(spoil=claim(value)))
 
 
 def test_a_record_of_another_kind_is_no_report():
-    def spoil(message, context, call_next):
-        reply = call_next(message, context)
-        reply.content[keys.WORK] = MetricRecord({"num-steps": 3})
-        return reply
-
-    with pytest.raises(RuntimeError):
-        metrics_of(model_app(spoil=spoil), fast_steps=3)
-
-
-def test_a_claim_of_more_steps_counts_no_more():
-    def spoil(message, context, call_next):
-        reply = call_next(message, context)
-        reply.content[keys.WORK]["num-steps"] = 10**6
-        return reply
-
-    assert metrics_of(model_app(spoil=spoil), fast_steps=3)["num-steps"] <= 3
+    with pytest.raises(RuntimeError, match="2 MetricRecords instead of 1"):
+        metrics_of(model_app(spoil=lambda c: c.update({keys.WORK: MetricRecord({"num-steps": 3})})))
 
 
 def test_an_app_of_the_older_api_takes_the_steps():
@@ -531,11 +410,7 @@ def test_an_app_of_the_older_api_takes_the_steps():
             return [parameters[0] + steps], NUM, {}
 
     app = ClientApp(client_fn=lambda context: Client().to_client(), mods=[hetero])
-    records, wrapper = [], LocalSteps(FedAvg(fraction_evaluate=0.0), fast_steps=3)
-    wrapper.on_round_end = lambda run, record: records.append(record)
-    grid = OlderClients(LocalGrid(app, [DeviceProfile()] * 3))
-    wrapper.start(grid, ArrayRecord([np.zeros(2, np.float32)]), num_rounds=2)
-    found = records[-1]["train"]
+    found = metrics_of(app, OlderClients, ArrayRecord([np.zeros(2, np.float32)]))
     assert (found["num-steps"], found["examples-processed"]) == (3, 3 * BATCH)
 
 
@@ -545,3 +420,102 @@ def test_strategies_of_flower_pass_over_it():
     config = ConfigRecord({"num-steps": 2})
     result = FedAvg(fraction_evaluate=0.0).start(grid, arrays, 2, train_config=config)
     assert dict(result.train_metrics_clientapp[2]) == {}
+
+
+# --- without a mod ------------------------------------------------------------------------------
+
+NUMBERS = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
+
+
+def load(loader, steps=None):
+    return StepLoader(loader, {} if steps is None else {"num-steps": steps})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_steps", [1, 3, 4, 11])
+def test_exactly_so_many_batches_whatever_the_epochs(num_steps, workers):
+    loader = load(DataLoader(NUMBERS, batch_size=4, num_workers=workers), num_steps)
+    seen = [targets.tolist() for epoch in range(3) for _, targets in loader]
+    in_turn = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert seen == [in_turn[step % 3] for step in range(num_steps)]
+    examples = sum(map(len, seen))
+    assert loader.metrics == {"num-steps": num_steps, "examples-processed": examples}
+    assert len(loader) == loader.num_steps == num_steps
+
+
+def test_nothing_asked_is_the_loader_itself():
+    plain = DataLoader(NUMBERS, batch_size=4)
+    loader = load(plain)
+    assert [len(targets) for epoch in range(2) for _, targets in loader] == [4, 4, 2, 4, 4, 2]
+    assert loader.metrics == {"num-steps": 6, "examples-processed": 20}
+    assert (len(loader), loader.num_steps) == (3, None)
+    assert loader.batch_sampler is plain.batch_sampler
+    with pytest.raises(AttributeError, match="DataLoader"):
+        loader.no_such_thing  # noqa: B018
+
+
+def test_after_a_break_what_was_taken_counts_and_the_rest_comes():
+    loader = load([np.zeros(4)] * 3, 5)
+    next(iter(loader))
+    assert loader.metrics == {"num-steps": 1, "examples-processed": 4}
+    assert len(list(loader)) == 4
+
+
+def test_first_record_with_steps_counts():
+    node = Node(lambda msg, _: len(list(hetero.batches(plain(), msg))))
+    node.ask(lr=0.1, records={"more": ConfigRecord({"num-steps": 2})})
+    assert node.results == [2]
+
+
+@pytest.mark.parametrize(
+    ("batch", "examples"),
+    [
+        (torch.zeros(3, 2), 3),
+        ([torch.zeros(3, 2), torch.zeros(3)], 3),
+        ({"scale": torch.tensor(1.0), "images": np.zeros((3, 2))}, 3),
+        (UserDict(input_ids=torch.zeros(3, 7)), 3),  # as Hugging Face's BatchEncoding
+        ((["a", "b", "c"], {"labels": [torch.zeros(3)]}), 3),
+        (torch.zeros(0, 2), 0),
+        *[(untold, None) for untold in (SimpleNamespace(), ["a", "b"], torch.tensor(1.0))],
+    ],
+)
+def test_examples_of_any_batch_that_tells_them(batch, examples):
+    loader = load([batch, torch.zeros(5)])
+    list(loader)
+    counted = {} if examples is None else {"examples-processed": examples + 5}
+    assert loader.metrics == {"num-steps": 2, **counted}
+
+
+@pytest.mark.parametrize(
+    ("loader", "good"),
+    [([], 0), (DataLoader(NUMBERS, batch_size=16, drop_last=True), 0), (iter([1, 2]), 2)],
+)
+def test_a_pass_without_a_batch_is_an_error(loader, good):
+    batches = iter(load(loader, 3))
+    assert [next(batches) for _ in range(good)] == [1, 2][:good]
+    with pytest.raises(ValueError, match=r"loader must give a batch .* not an iterator"):
+        next(batches)
+
+
+def test_a_batch_in_use_is_not_lost_where_passes_meet():
+    sampler = UniformSampler(10, 4)
+    batches = iter(load(DataLoader(NUMBERS, batch_sampler=sampler), 8))
+    ahead, taken = next(batches), 0
+    while ahead is not None:
+        batch, ahead = ahead, next(batches, None)  # a consumer that looks one batch ahead
+        assert sampler.take()[0].tolist() == batch[1].tolist()
+        taken += 1
+    assert taken == 8
+
+
+@pytest.mark.parametrize(
+    ("loader", "msg", "match"),
+    [
+        *[([1], {"num-steps": n}, "num-steps must be a whole") for n in (0, -1, 2.5, "many")],
+        ([1], Context(1, 1, {}, RecordDict(), {}), "msg must be the message passed to the Client"),
+        (3, {}, "loader must give batches"),
+    ],
+)
+def test_bad_arguments_are_refused(loader, msg, match):
+    with pytest.raises(ValueError, match=match):
+        StepLoader(loader, msg)

@@ -6,14 +6,15 @@ import logging
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from node_toy import Node
 from torch import nn
 
 from flwr_hetero import keys
+from flwr_hetero.client import work
 from flwr_hetero.client.handler import _said
-from flwr_hetero.client.steps import optimizers
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
 from flwr_hetero.strategy import FedBuff, FedSlice, LocalSteps
@@ -30,12 +31,20 @@ MAKERS = {
         [{"params": [x], "lr": lr} for x, lr in zip(p, (0.1, 0.2), strict=True)], 0.1, 0.9
     ),
 }
+MOMENTUM = MAKERS["momentum"]
+TWO = [
+    lambda parts: torch.optim.SGD(parts[:1], lr=0.1, momentum=0.9),
+    lambda parts: torch.optim.Adam(parts[1:], lr=0.01),
+]
 
 
-@pytest.fixture(autouse=True)
-def said():
+@pytest.fixture
+def said(caplog):
     """What is said once is said again in each test."""
     _said.clear()
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    yield caplog
+    logging.getLogger("flwr").removeHandler(caplog.handler)
 
 
 def fresh(dtype=torch.float32):
@@ -52,27 +61,20 @@ def train(model, optimizers, batches):
             optimizer.step()
 
 
-class Node:
+class Trainer(Node):
     """A node whose optimizers are new in each message, and whose model goes on."""
 
     def __init__(self, *makers, mod=hetero, dtype=torch.float32):
+        super().__init__(self.fit, mods=[mod])
         self.model, self.makers, self.made = fresh(dtype), makers, []
-        app = ClientApp(mods=[mod])
-        app.train()(self.answer)
-        self.grid = LocalGrid(app, [DeviceProfile()])
-        (self.id,) = self.grid.get_node_ids()
 
-    def answer(self, msg, context):
-        parts = list(self.model.parameters())
-        self.made = [make(parts) for make in self.makers]
+    def fit(self, msg, context):
+        self.made = [make(list(self.model.parameters())) for make in self.makers]
         train(self.model, self.made, hetero.batches(BATCHES, msg))
-        return Message(RecordDict({"m": MetricRecord({"num-examples": 8})}), reply_to=msg)
 
-    def ask(self, steps, keep=True):
-        config = ConfigRecord({keys.NUM_STEPS: steps, keys.KEEP_OPTIMIZER: keep})
-        content = RecordDict({"config": config})
-        (reply,) = self.grid.send_and_receive([Message(content, self.id, "train")])
-        assert reply.has_content(), reply.error
+    def fits(self, *steps, keep=True):
+        for each in steps:
+            self.ask(each, **{keys.KEEP_OPTIMIZER: keep})
         return self
 
     @property
@@ -80,39 +82,25 @@ class Node:
         return np.concatenate([p.detach().float().numpy().ravel() for p in self.model.parameters()])
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_three_messages_are_as_one(name):
-    parts, whole = Node(MAKERS[name]), Node(MAKERS[name])
-    for steps in (2, 4, 3):
-        parts.ask(steps)
-    whole.ask(9)
+@pytest.mark.parametrize(
+    "makers", [*([make] for make in MAKERS.values()), TWO], ids=[*MAKERS, "two optimizers"]
+)
+def test_three_messages_are_as_one(makers):
+    parts, whole = Trainer(*makers).fits(2, 4, 3), Trainer(*makers).fits(9)
     np.testing.assert_allclose(parts.weights, whole.weights, rtol=1e-6)
-    anew = Node(MAKERS[name])
-    for steps in (2, 4, 3):
-        anew.ask(steps, keep=False)
+    anew = Trainer(*makers).fits(2, 4, 3, keep=False)
     assert np.abs(anew.weights - whole.weights).max() > 1e-3
 
 
 def test_numbers_that_numpy_lacks_go_on_as_well():
-    parts, whole = (Node(MAKERS["momentum"], dtype=torch.bfloat16) for _ in range(2))
-    parts.ask(3).ask(3), whole.ask(6)
+    parts, whole = (Trainer(MOMENTUM, dtype=torch.bfloat16).fits(*n) for n in ((3, 3), (6,)))
     np.testing.assert_array_equal(parts.weights, whole.weights)
     assert parts.made[0].state[parts.model.weight]["momentum_buffer"].dtype == torch.bfloat16
 
 
-def test_several_optimizers_of_a_message_are_told_apart():
-    makers = [
-        lambda parts: torch.optim.SGD(parts[:1], lr=0.1, momentum=0.9),
-        lambda parts: torch.optim.Adam(parts[1:], lr=0.01),
-    ]
-    parts, whole = Node(*makers), Node(*makers)
-    parts.ask(4).ask(3), whole.ask(7)
-    np.testing.assert_allclose(parts.weights, whole.weights, rtol=1e-6)
-
-
 def test_rates_are_those_of_the_new_optimizer():
     rates = iter([0.1, 0.5])
-    node = Node(lambda parts: torch.optim.SGD(parts, lr=next(rates), momentum=0.9)).ask(3).ask(1)
+    node = Trainer(lambda parts: torch.optim.SGD(parts, lr=next(rates), momentum=0.9)).fits(3, 1)
     assert node.made[0].param_groups[0]["lr"] == 0.5
     model = fresh()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -132,22 +120,20 @@ def test_an_optimizer_with_a_state_of_its_own_keeps_it():
             optimizer.load_state_dict(own[-1])
         return optimizer
 
-    node = Node(carried).ask(3)
+    node = Trainer(carried).fits(3)
     state = copy.deepcopy(node.made[0].state_dict())
     for entries in state["state"].values():
         entries["momentum_buffer"].fill_(7.0)
     own.append(state)
-    node.ask(1)
+    node.fits(1)
     assert float(node.made[0].state[node.model.weight]["momentum_buffer"].min()) > 5.0
 
 
-def test_another_model_begins_anew_and_that_is_said(caplog):
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    node = Node(MAKERS["momentum"]).ask(3)
+def test_another_model_begins_anew_and_that_is_said(said):
+    node = Trainer(MOMENTUM).fits(3)
     node.model = nn.Linear(3, 4)
-    node.ask(1)
-    assert "of another model" in caplog.text
-    logging.getLogger("flwr").removeHandler(caplog.handler)
+    node.fits(1)
+    assert "of another model" in said.text
 
 
 class Layered(torch.optim.SGD):
@@ -158,35 +144,28 @@ class Layered(torch.optim.SGD):
         self.state[self.param_groups[0]["params"][0]]["history"] = [1, 2]
 
 
-def test_a_state_that_cannot_be_kept_costs_nothing_and_is_said(caplog):
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    node = Node(lambda parts: Layered(parts, lr=0.1)).ask(3).ask(3)
-    assert "Layered begins anew with each message" in caplog.text
-    assert "list" in caplog.text
-    logging.getLogger("flwr").removeHandler(caplog.handler)
+def test_a_state_that_cannot_be_kept_costs_nothing_and_is_said(said):
+    node = Trainer(lambda parts: Layered(parts, lr=0.1)).fits(3, 3)
+    assert "Layered begins anew with each message" in said.text
+    assert "list" in said.text
     assert np.isfinite(node.weights).all()
 
 
 def test_a_node_recovers_from_a_state_that_is_no_number():
     """Kept on, it would spoil each of the node's later replies."""
-    node = Node(MAKERS["momentum"])
+    node = Trainer(MOMENTUM)
     with torch.no_grad():
         node.model.weight.fill_(float("nan"))
-    node.ask(2)
-    assert np.isnan(node.weights).any()
+    assert np.isnan(node.fits(2).weights).any()
     node.model = fresh()
-    node.ask(2)
-    assert np.isfinite(node.weights).all()
+    assert np.isfinite(node.fits(2).weights).all()
 
 
-def test_a_state_too_large_for_a_message_begins_anew_and_is_said(caplog, monkeypatch):
-    monkeypatch.setattr(optimizers, "MOST_BYTES", 4 * 8 - 1)
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    parts, anew = Node(MAKERS["momentum"]), Node(MAKERS["momentum"])
-    parts.ask(3).ask(3), anew.ask(3, keep=False).ask(3, keep=False)
+def test_a_state_too_large_for_a_message_begins_anew_and_is_said(said, monkeypatch):
+    monkeypatch.setattr(work, "MOST_BYTES", 4 * 8 - 1)
+    parts, anew = Trainer(MOMENTUM).fits(3, 3), Trainer(MOMENTUM).fits(3, 3, keep=False)
     np.testing.assert_array_equal(parts.weights, anew.weights)
-    assert "GB are too much" in caplog.text
-    logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert "GB are too much" in said.text
 
 
 def test_nothing_is_kept_unless_the_server_asks():
@@ -197,16 +176,15 @@ def test_nothing_is_kept_unless_the_server_asks():
         seen.append(keys.OPTIMIZER in context.state)
         return reply
 
-    node = Node(MAKERS["momentum"], mod=look)
-    node.ask(2, keep=False), node.ask(2, keep=True)
+    Trainer(MOMENTUM, mod=look).fits(2, keep=False).fits(2)
     assert seen == [False, True]
 
 
 def test_training_outside_of_a_message_is_left_alone():
-    Node(MAKERS["momentum"]).ask(2)  # torch calls us from now on
+    Trainer(MOMENTUM).fits(2)  # torch calls us from now on
     model, other = fresh(), fresh()
     for each in (model, other):
-        train(each, [MAKERS["momentum"](each.parameters())], BATCHES[:4])
+        train(each, [MOMENTUM(each.parameters())], BATCHES[:4])
     torch.testing.assert_close(model.weight, other.weight)
 
 
@@ -215,53 +193,45 @@ def test_training_outside_of_a_message_is_left_alone():
 
 def app(*mods):
     """Make a ClientApp as users write them: the optimizer is new in each message."""
-    client = ClientApp(mods=list(mods or [hetero]))
+    client = ClientApp(mods=[hetero, *mods])
 
     @client.train()
     def answer(msg: Message, context: Context) -> Message:
         model = fresh()
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-        train(model, [MAKERS["momentum"](model.parameters())], hetero.batches(BATCHES, msg))
+        train(model, [MOMENTUM(model.parameters())], hetero.batches(BATCHES, msg))
         metrics = MetricRecord({"num-examples": 8 * len(BATCHES)})
         arrays = ArrayRecord(model.state_dict())
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
 
-    @client.evaluate()
-    def evaluate(msg: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 1, "loss": 0.0})
-        return Message(RecordDict({"metrics": metrics}), reply_to=msg)
-
     return client
 
 
-def trained(strategy, rounds):
-    grid = LocalGrid(app(), [DeviceProfile()])
-    return strategy.start(grid, ArrayRecord(fresh().state_dict()), rounds).arrays
-
-
 def test_slices_of_one_node_are_sequential_training_with_momentum():
-    quiet = FedAvg(fraction_evaluate=0.0)
-    found = trained(FedSlice(quiet, slice_steps=5, window=1), 3)
-    model = fresh()
+    def trained(**how):
+        strategy = FedSlice(FedAvg(fraction_evaluate=0.0), slice_steps=5, window=1, **how)
+        grid = LocalGrid(app(), [DeviceProfile()])
+        return strategy.start(grid, ArrayRecord(fresh().state_dict()), 3).arrays
+
+    found, model = trained(), fresh()
     # two steps to be timed, then slices of five until 36 have been taken
-    train(model, [MAKERS["momentum"](model.parameters())], (BATCHES * 4)[:37])
-    expected = ArrayRecord(model.state_dict())
-    for name, array in expected.items():
+    train(model, [MOMENTUM(model.parameters())], (BATCHES * 4)[:37])
+    for name, array in ArrayRecord(model.state_dict()).items():
         np.testing.assert_allclose(found[name].numpy(), array.numpy(), rtol=1e-4, atol=1e-6)
-    other = trained(FedSlice(quiet, slice_steps=5, window=1, keep_optimizer=False), 3)
+    other = trained(keep_optimizer=False)
     assert np.abs(other["weight"].numpy() - found["weight"].numpy()).max() > 1e-3
 
 
-@pytest.mark.parametrize("strategy", [FedAvg, FedBuff, LocalSteps, FedSlice])
+@pytest.mark.parametrize("strategy", [lambda inner: inner, FedBuff, LocalSteps, FedSlice])
 def test_only_slices_go_on_with_an_optimizer(strategy):
-    asked = []
+    asked = set()
 
     def look(message, context, call_next):
-        if message.metadata.message_type == "train":
-            asked.append(message.content["config"].get(keys.KEEP_OPTIMIZER, False))
+        asked.add(message.content["config"].get(keys.KEEP_OPTIMIZER, False))
         return call_next(message, context)
 
-    grid = LocalGrid(app(hetero, look), [DeviceProfile()] * 2)
-    strategy().start(grid, ArrayRecord(fresh().state_dict()), num_rounds=2)
-    assert asked
-    assert set(asked) == {strategy is FedSlice}
+    grid = LocalGrid(app(look), [DeviceProfile()] * 2)
+    strategy(FedAvg(fraction_evaluate=0.0)).start(
+        grid, ArrayRecord(fresh().state_dict()), num_rounds=2
+    )
+    assert asked == {strategy is FedSlice}

@@ -8,7 +8,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.client import timing as timing_module
-from flwr_hetero.client.timing import Pace, device_info, note_pace, read_pace
+from flwr_hetero.client.timing import NodePace, device_info, note_pace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.strategy import TiFL
@@ -25,13 +25,24 @@ def respond(message, context):
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-def ask(context, message_type="train"):
-    return timing(Message(RecordDict(), 1000, message_type), context, respond)
+def ask(context, message_type="train", app=respond):
+    return timing(Message(RecordDict(), 1000, message_type), context, app)
 
 
-def test_timing_reads_the_monotonic_clock(context, monkeypatch):
-    clock = iter([10.0, 12.5])
-    monkeypatch.setattr(timing_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+@pytest.fixture
+def clock(monkeypatch):
+    """Give a function that sets what the monotonic clock reads from then on."""
+
+    def read(*seconds):
+        found = iter(seconds)
+        fake = SimpleNamespace(monotonic=lambda: next(found))
+        monkeypatch.setattr(timing_module, "time", fake)
+
+    return read
+
+
+def test_timing_reads_the_monotonic_clock(context, clock):
+    clock(10.0, 12.5)
     reply = ask(context)
     record = reply.content[keys.TIMING]
     assert (record[keys.TRAIN_TIME], record[keys.EMULATED]) == (2.5, False)
@@ -41,17 +52,15 @@ def test_timing_reads_the_monotonic_clock(context, monkeypatch):
 
 def test_app_that_returns_nothing_is_told(context):
     """Else its SuperNode would wait for a reply, and take no message any more."""
-    message = Message(RecordDict(), 1, "query")
     with pytest.raises(TypeError, match="the ClientApp returned NoneType, not a Message"):
-        timing(message, context, lambda message, context: None)
+        ask(context, "query", lambda message, context: None)
 
 
-def test_pace_is_the_time_from_reply_to_message(context, monkeypatch):
-    clock = iter([10.0, 12.0, 17.0, 18.0, 30.0, 31.0, 33.0, 34.0])
-    monkeypatch.setattr(timing_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+def test_pace_is_the_time_from_reply_to_message(context, clock):
+    clock(10.0, 12.0, 17.0, 18.0, 30.0, 31.0, 33.0, 34.0)
     for message_type in ("train", "evaluate", "train"):
         ask(context, message_type)
-    assert read_pace(context) == Pace(5.0, 0.0)  # up to the evaluation; none since then
+    assert read_pace(context) == NodePace(5.0, 0.0)  # up to the evaluation; none since then
     ask(context)
     assert read_pace(context).idle_s == 3.5  # smoothed with the 2 s after the second training
 
@@ -59,15 +68,15 @@ def test_pace_is_the_time_from_reply_to_message(context, monkeypatch):
 def test_pace_of_nothing_known(context):
     assert read_pace(context) is None
     context.state[keys.PACE] = ConfigRecord({keys.IDLE_TIME: "soon", keys.EXAMPLE_TIME: nan})
-    assert read_pace(context) == Pace(0.0, 0.0)
+    assert read_pace(context) == NodePace(0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [
-        *[([(2.0, 3.0)], Pace(2.0, 1.0)), ([(nan, -1.0)], Pace(0.0, 0.0))],
-        *[([(2.0, 3.0), (1.0, 0.0)], Pace(1.5, 0.5)), ([(nan, 3.0), (4.0, nan)], Pace(2.0, 1.0))],
-        *[([(2.0, 3.0), bad], Pace(2.0, 1.0)) for bad in ((nan, nan), (inf, inf), (-1.0, -1.0))],
+        *[([(2.0, 3.0)], (2.0, 1.0)), ([(nan, -1.0)], (0.0, 0.0))],
+        *[([(2.0, 3.0), (1.0, 0.0)], (1.5, 0.5)), ([(nan, 3.0), (4.0, nan)], (2.0, 1.0))],
+        *[([(2.0, 3.0), bad], (2.0, 1.0)) for bad in ((nan, nan), (inf, inf), (-1.0, -1.0))],
     ],
 )
 def test_note_pace_is_a_moving_average(context, rounds, expected):
@@ -100,6 +109,7 @@ def jetson(monkeypatch):
 
 
 def test_device_info_of_a_jetson(jetson):
+    assert device_info() == {}
     board = jetson(Board())
     whole = {"model": "NVIDIA Jetson Orin Nano", "power-mode": "15W", "temperature-c": 51.0}
     assert device_info() == whole
@@ -109,19 +119,19 @@ def test_device_info_of_a_jetson(jetson):
     assert device_info() == {}
 
 
-def first_record(mods=(timing,)):
+def devices_in_history(mods=(timing,)):
     records = []
     tifl = TiFL(clients_per_round=2, num_tiers=1, profiling="phase", sync_rounds=1, warmup_rounds=0)
-    tifl.on_round_end = lambda run, record: records.append(record)
+    tifl.on_round_end = lambda *found: records.append(found[-1])
     grid = LocalGrid(toy_app(mods=mods), [DeviceProfile()] * 2)
     tifl.start(grid, toy_arrays(), num_rounds=1)
-    return records[0]["tifl"]
+    return records[0]["tifl"].get("devices")
 
 
 def test_device_info_is_in_the_history(jetson):
-    assert "devices" not in first_record()
+    assert devices_in_history() is None
     jetson(Board())
-    devices = first_record()["devices"]
+    devices = devices_in_history()
     assert sorted(devices) == ["node-0", "node-1"]
     assert devices["node-0"]["temperature-c"] == 51.0
 
@@ -143,7 +153,7 @@ def test_malformed_device_info_is_ignored():
         reply.content[keys.DEVICE] = junk if one else ConfigRecord(info)
         return reply
 
-    devices = first_record([spoil, timing])["devices"]
+    devices = devices_in_history([spoil, timing])
     assert list(devices) == ["node-0"]
     assert 1 <= len(devices["node-0"]) <= 8
     assert not {"list", "nan"} & devices["node-0"].keys()

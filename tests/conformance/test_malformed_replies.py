@@ -176,7 +176,7 @@ def recorded(strategy):
 
 
 def tifl(inner=None, **more):
-    own = {"clients_per_round": NUM_NODES, "num_tiers": 1, "interval": 1, "max_failures": 99}
+    own = {"clients_per_round": NUM_NODES, "num_tiers": 1, "interval": 1}
     return ours.TiFL(inner, **own | PROFILE | more)
 
 

@@ -4,7 +4,6 @@ The model has a number per node, and node i descends on |x - e_i|^2 / 2, so that
 strategy stays is the list of the nodes' shares in its objective.
 """
 
-import json
 import re
 from itertools import combinations
 from pathlib import Path
@@ -104,10 +103,6 @@ def chance(strategy, records, t):
     tier = records[t]["tifl"]["tier"]
     if not isinstance(policy, str):
         return policy[tier]
-    if strategy.unbiased and policy == "paced":
-        return strategy.state.full_credits[tier]
-    if strategy.unbiased:
-        return records[t - 1]["tifl"]["tier_probs"][tier]
     return np.mean([record["tifl"]["tier"] == tier for record in records])
 
 
@@ -144,26 +139,6 @@ def test_point_where_a_strategy_stays(code, share, most):
         goal = shares(code, share, strategy, records)
         found = stays_at(strategy, models_of, records)
     assert np.abs(found - goal).sum() <= most / 100, (found.round(4), goal.round(4))
-
-
-def test_adaptive_and_unbiased_over_time():
-    """As the row of objectives.md, with the draws as they came."""
-    p = EXAMPLES / EXAMPLES.sum()
-    strategy = build('TiFL(**tiers, policy="adaptive", interval=5, unbiased=True)')
-    found, records = run(strategy, 200, 1e-3, p)
-    probs = np.array([record["tifl"]["tier_probs"] for record in records[10:]])
-    assert probs.max() > 2 * probs.min() > 0.1
-    assert np.abs(found[50:].mean(axis=0) - p).sum() < 0.03
-
-
-def test_unbiased_where_nodes_are_timed_in_training():
-    """Rounds that time nodes are not corrected; those that follow are."""
-    strategy = build("TiFL(None, 2, 4, policy=chances, unbiased=True)")
-    found, records = run(strategy, 200, 1e-4)
-    assert np.abs(stays_at(strategy, found, records) - EXAMPLES / EXAMPLES.sum()).sum() < 0.01
-    assert json.loads(strategy.state_dict()["usual_weights"]) == {
-        f"node-{i}": pytest.approx(float(examples)) for i, examples in enumerate(EXAMPLES)
-    }
 
 
 def shared_app(num_samples, lr=1e-3, batch=4):

@@ -14,14 +14,13 @@ from flwr_hetero.mercury.sampler import ESTIMATORS
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import (
     BatchSampler,
-    InTurn,
     MercurySampler,
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
-    SampledLoss,
     TopLossSampler,
     UniformSampler,
+    WeightedLoss,
 )
 
 NUM, BATCH = 23, 5
@@ -57,10 +56,6 @@ def ordered(method: str, unit: str = "batch") -> Callable[[int, int], BatchSampl
     return lambda num, seed: OrderedSampler(num, BATCH, seed=seed, method=method, unit=unit)
 
 
-def in_turn(num: int, seed: int) -> BatchSampler:
-    return InTurn([mercury("flat")(num, seed), UniformSampler(num, BATCH, seed=seed)])
-
-
 def feed(rule: str, layers: str = "last") -> Callable[[int, int], BatchSampler]:
     def make(num: int, seed: int) -> BatchSampler:
         torch.manual_seed(0)
@@ -79,7 +74,6 @@ CASES = {
     ),
     **{f"ordered {name}": Case(ordered(name), IGNORED) for name in METHODS},
     "ordered examples": Case(ordered("id-grab", "example"), IGNORED),
-    "in turn": Case(in_turn, POSITIVE),
     "priority feed": Case(feed("stochastic"), IGNORED),
     "priority feed topk": Case(feed("topk", layers="all"), IGNORED),
 }
@@ -197,9 +191,9 @@ def test_sampled_loss_takes_all_but_priorities(name: str) -> None:
     sampler = CASES[name].make(NUM, 0)
     if isinstance(sampler, PGDSampler):
         with pytest.raises(ValueError, match="sampler must learn from losses, got 'PGDSampler'"):
-            SampledLoss(sampler)
+            WeightedLoss(sampler)
         return
-    criterion = SampledLoss(sampler)
+    criterion = WeightedLoss(sampler)
     for batch in sampler:
         assert torch.isfinite(criterion(torch.zeros(len(batch), 2), torch.tensor(batch) % 2))
 
@@ -222,7 +216,7 @@ def test_stop_save_load_continue(name: str, stop: int) -> None:
     assert same(state, kept), "what was saved is not written over"
 
 
-@pytest.mark.parametrize("name", sorted(LEARNERS.keys() - {"in turn"}))
+@pytest.mark.parametrize("name", sorted(LEARNERS))
 def test_state_between_batch_and_scores_continues(name: str) -> None:
     whole, first, second = (CASES[name].make(NUM, 0) for _ in range(3))
     play(whole, 3), play(first, 3)

@@ -22,12 +22,12 @@ from flwr_hetero_studies import rivals
 from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2)]
-STEPS = {"fast_steps": 6, "min_steps": 2}
+STEPS = {"fast_steps": 6}
 PHASE = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 WRAPPERS = {
     "TiFL": lambda inner=None: ours.TiFL(inner, 3, 2, interval=2, **PHASE),
-    "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, weighting="steps", **STEPS),
-    "LocalSteps": lambda inner=None: ours.LocalSteps(inner, weighting="examples", **STEPS),
+    "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, weigh_by_steps=True, **STEPS),
+    "LocalSteps": lambda inner=None: ours.LocalSteps(inner, step_correction=0.0, **STEPS),
     "FedNova": lambda inner=None: ours.FedNova(inner, **STEPS),
     "AdaComm": lambda inner=None: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),
@@ -50,9 +50,9 @@ WRAPPERS = {
 ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerFacts", "Recorded"}
 INFO = {  # what the history must hold of a wrapper, in some round
     "TiFL": ("tifl", lambda f: f["tier"] in (0, 1) and len(f["tier_probs"]) == 2),
-    "BiasedLocalSGD": ("biased-local-sgd", lambda f: max(f["num-steps"].values()) == 6),
-    "LocalSteps": ("local-steps", lambda f: max(f["num-steps"].values()) == 6),
-    "FedNova": ("fednova", lambda f: max(f["num-steps"].values()) == 6),
+    "BiasedLocalSGD": ("biased_local_sgd", lambda f: max(f["num_steps"].values()) == 6),
+    "LocalSteps": ("local_steps", lambda f: max(f["num_steps"].values()) == 6),
+    "FedNova": ("fednova", lambda f: max(f["num_steps"].values()) == 6),
     "AdaComm": ("adacomm", lambda f: f["num_steps"] < 6),
     "CDGraB": ("cd_grab", lambda f: f["pairs"] > 0 and f["bytes_up"] > 0),
     "HerdingMeter": ("herding", lambda f: f["herding_bound"] > 0),
@@ -160,13 +160,13 @@ def go(names, folder, grid, stop_after=None, **recorded):
 def expected(model, record):
     """Predict the next model from what a line of the history says of nodes and steps."""
     nodes = sorted(record["latency"])
-    own = [record[key] for key in ("biased-local-sgd", "local-steps", "fednova") if key in record]
+    own = [record[key] for key in ("biased_local_sgd", "local_steps", "fednova") if key in record]
     usual = record.get("adacomm", {}).get("num_steps", USUAL_STEPS)
-    steps = np.array([own[0]["num-steps"][n] if own else usual for n in nodes], float)
+    steps = np.array([own[0]["num_steps"][n] if own else usual for n in nodes], float)
     parts = [int(node.removeprefix("node-")) for node in nodes]
     locals_ = np.array([local_model(model, p, int(s)) for p, s in zip(parts, steps, strict=True)])
     weights = np.array([num_examples(p) for p in parts], float)
-    if "biased-local-sgd" in record:
+    if "biased_local_sgd" in record:
         weights = steps
     weights /= weights.sum()
     scale = weights @ steps / steps if "fednova" in record else np.ones(len(nodes))

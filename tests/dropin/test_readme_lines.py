@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from dropin.patching import changes
 
-from flwr_hetero.server.contract import STEPS, HelpCheck, MissingHelpError
-from flwr_hetero.server.node_half import hints
-from flwr_hetero.strategy import BiasedLocalSGD
+from flwr_hetero.server import client_support
+from flwr_hetero.server.client_support import STEPS, MissingClientSupportError, tell_missing
 
 HERE = Path(__file__).parent
 HALVES = HERE.parent / "e2e" / "examples" / "halves"
@@ -51,9 +50,8 @@ def test_lines_in_trainers(app, turn):
 
 
 def test_error_without_the_nodes_half(monkeypatch):
-    monkeypatch.setattr(hints, "framework", lambda: "torch")
+    monkeypatch.setattr(client_support, "framework", lambda: "torch")
     (shown,) = blocks_of(PAGE, "text")
-    check = HelpCheck(BiasedLocalSGD(), STEPS)
-    with pytest.raises(MissingHelpError) as error:
-        check.see({1: "a", 2: "b", 3: "c"}, 0, 3)
-    assert shown == f"MissingHelpError: {error.value}\n"
+    with pytest.raises(MissingClientSupportError) as error:
+        tell_missing("BiasedLocalSGD", STEPS, "abc", 0)
+    assert shown == f"MissingClientSupportError: {error.value}\n"

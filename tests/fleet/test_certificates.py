@@ -20,8 +20,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def other(tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    c.make_authority(other)
+    c.make_authority(other := tmp_path_factory.mktemp("other"))
     return other
 
 
@@ -85,23 +84,16 @@ def test_server_certificate_is_renewed(folder):
 
 
 def test_expiry_is_said_a_month_ahead(folder):
-    end = c.SERVER_DAYS
-    assert c.expiring(folder) == []
-    assert c.expiring(folder, later(end - 31)) == []
-    (soon,) = c.expiring(folder, later(end - 29))
+    def said(days):
+        return c.expiring(folder, datetime.now(UTC) + timedelta(days=days))
+
+    assert c.expiring(folder) == said(c.SERVER_DAYS - 31) == c.expiring(folder / "empty") == []
+    (soon,), (over,) = said(c.SERVER_DAYS - 29), said(c.SERVER_DAYS + 1)
     assert "superlink.crt expires in 28 days, on 20" in soon
     assert "fleet certificates --host" in soon
-    (over,) = c.expiring(folder, later(end + 1))
     assert "superlink.crt HAS EXPIRED" in over
-    both = c.expiring(folder, later(c.CA_DAYS - 1))
-    assert [line.split()[0].split("/")[-1] for line in both] == ["superlink.crt", "ca.crt"]
-    c.make_server_certificate(folder, ["localhost"], days=3)
-    assert len(c.expiring(folder)) == 1
-    assert c.expiring(folder / "empty") == []
-
-
-def later(days):
-    return datetime.now(UTC) + timedelta(days=days)
+    both = [line.split()[0].split("/")[-1] for line in said(c.CA_DAYS - 1)]
+    assert both == ["superlink.crt", "ca.crt"]
 
 
 def test_expired_certificate_is_refused_until_the_next(folder, monkeypatch):
@@ -145,13 +137,13 @@ def test_refusals(folder, call, rule):
         call(folder)
 
 
-@pytest.mark.parametrize("kept", ["a", "a.pub"])
-def test_no_key_is_overwritten_or_completed(folder, kept):
+@pytest.mark.parametrize(("kept", "other_half"), [("a", "a.pub"), ("a.pub", "a")])
+def test_no_key_is_overwritten_or_completed(folder, kept, other_half):
     (folder / kept).write_text("a key")
     with pytest.raises(ValueError, match="file must not be there yet"):
         c.make_node_key(folder, "a")
     assert (folder / kept).read_text() == "a key"
-    assert not (folder / {"a": "a.pub", "a.pub": "a"}[kept]).exists()
+    assert not (folder / other_half).exists()
 
 
 def test_key_of_another_authority_signs_nothing(folder, other):

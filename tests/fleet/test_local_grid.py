@@ -1,22 +1,29 @@
+"""The virtual clock, nodes and faults; unusual messages go as with Flower's grids (tests/e2e)."""
+
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from toy import target, toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
+from flwr_hetero.strategy import FedBuff, Wrapper
 
+APP = Path(__file__).parents[1] / "e2e" / "deploy" / "probe_app"
 PROFILES = [DeviceProfile(4.0), DeviceProfile(1.0), DeviceProfile(0.5)]
 
 
-def ask(grid, kind="train", server_round=1):
+def ask(grid, server_round=1, **how):
     def content():
         config = ConfigRecord({"server-round": server_round})
         return RecordDict({"arrays": toy_arrays(), "config": config})
 
-    return [Message(content(), node, kind) for node in grid.get_node_ids()]
+    return [Message(content(), node, "train", **how) for node in grid.get_node_ids()]
 
 
 def partitions(grid, replies):
@@ -24,15 +31,16 @@ def partitions(grid, replies):
     return [node.node_config["partition-id"] for node in nodes]
 
 
-def train_app(train):
+def grid_of(train, profiles=PROFILES):
+    """Make a grid whose nodes train by a function of message and context, and reply its metrics."""
     app = ClientApp()
-    app.train()(train)
-    return app
 
+    @app.train()
+    def answer(message, context):
+        metrics = MetricRecord({"num-examples": 1, **(train(message, context) or {})})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-def reply_with(message, **metrics):
-    content = RecordDict({"metrics": MetricRecord({"num-examples": 1, **metrics})})
-    return Message(content, reply_to=message)
+    return LocalGrid(app, profiles)
 
 
 # --- time --------------------------------------------------------------------------
@@ -46,8 +54,7 @@ def test_round_lasts_as_long_as_the_slowest():
 
 
 def test_link_time_is_counted_both_ways():
-    slow_link = DeviceProfile(1.0, uplink_mbps=0.01, downlink_mbps=0.02)
-    grid = LocalGrid(toy_app(), profiles=[slow_link])
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0, 0.01, 0.02)])
     message = ask(grid)[0]
     down = 8 * (sum(len(a.data) for a in message.content["arrays"].values()) + 8)
     [reply] = grid.send_and_receive([message])
@@ -93,14 +100,61 @@ def test_same_seed_same_run(jitter):
     def times(seed):
         profiles = [DeviceProfile(2.0, jitter=jitter, availability=0.7) for _ in range(8)]
         grid = LocalGrid(toy_app(), profiles=profiles, seed=seed)
-        rounds = (grid.send_and_receive(ask(grid, server_round=r)) for r in range(1, 6))
+        rounds = (grid.send_and_receive(ask(grid, r)) for r in range(1, 6))
         return [
             (partitions(grid, [m for m in replies if m.has_content()]), grid.virtual_time_s)
             for replies in rounds
         ]
 
-    assert times(3) == times(3)
-    assert times(3) != times(4)
+    assert times(3) == times(3) != times(4)
+
+
+# --- as Flower's grids ---------------------------------------------------------------
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    monkeypatch.syspath_prepend(str(APP))
+    from probe_app import client_app, server_app
+
+    yield client_app, server_app
+    for name in [name for name in sys.modules if name.startswith("probe_app")]:
+        del sys.modules[name]
+
+
+def test_local_grid_is_like_flowers(probe):
+    client_app, server_app = probe
+    grid = LocalGrid(client_app.app, [DeviceProfile()] * 2)
+    assert server_app.probe(grid) == server_app.EXPECTED
+    assert grid.traffic.pending == {}
+
+
+@pytest.mark.parametrize("strategy", [Wrapper, FedBuff])
+def test_no_time_out(strategy):
+    grid = LocalGrid(toy_app(), PROFILES)
+    inner = FedAvg(fraction_evaluate=0.0)
+    result = strategy(inner).start(grid, toy_arrays(), 2, timeout=None)
+    assert len(result.train_metrics_clientapp) == 2
+
+
+def test_fedavg_runs_unchanged():
+    grid = LocalGrid(toy_app(), profiles=PROFILES)
+    result = FedAvg().start(grid, toy_arrays(), num_rounds=20)
+    mean = sum(target(i) for i in range(3)) / 3
+    assert result.arrays["w"].numpy() == pytest.approx(np.full(4, mean), abs=1e-4)
+
+
+def test_replies_that_nobody_fetches_are_forgotten():
+    grid, sizes = LocalGrid(toy_app(), [DeviceProfile()] * 3), []
+    for _ in range(40):
+        *kept, lost = ask(grid, ttl=10)
+        grid.push_messages([lost])
+        grid.send_and_receive(kept)
+        grid.virtual_time_s += 1.0
+        traffic = grid.traffic
+        sizes.append([len(traffic.pending), len(traffic.in_order), len(traffic.kept_until)])
+    assert max(sizes[-20:]) <= max(sizes[:20])
+    assert grid.traffic.asked == 120
 
 
 # --- nodes -------------------------------------------------------------------------
@@ -110,9 +164,8 @@ def test_client_app_cannot_change_what_others_see():
     def train(message, context):
         message.content["config"]["server-round"] = 99
         message.content["arrays"]["w"] = Array(np.ones(1))
-        return reply_with(message)
 
-    grid = LocalGrid(train_app(train), profiles=PROFILES)
+    grid = grid_of(train)
     shared = RecordDict({"arrays": toy_arrays(), "config": ConfigRecord({"server-round": 1})})
     grid.send_and_receive([Message(shared, node, "train") for node in grid.get_node_ids()])
     assert shared["config"]["server-round"] == 1
@@ -121,11 +174,11 @@ def test_client_app_cannot_change_what_others_see():
 
 def test_state_stays_with_the_node():
     def train(message, context):
-        seen = int(context.state["seen"]["n"]) if "seen" in context.state else 0
-        context.state["seen"] = ConfigRecord({"n": seen + 1})
-        return reply_with(message, seen=seen)
+        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": -1}))
+        seen["n"] += 1
+        return {"seen": seen["n"]}
 
-    grid = LocalGrid(train_app(train), profiles=PROFILES)
+    grid = grid_of(train)
     for expected in range(3):
         replies = grid.send_and_receive(ask(grid))
         assert [r.content["metrics"]["seen"] for r in replies] == [expected] * 3
@@ -135,10 +188,9 @@ def test_exception_of_a_client_app_is_an_error_reply():
     def train(message, context):
         raise RuntimeError("out of memory")
 
-    grid = LocalGrid(train_app(train), profiles=PROFILES[:1])
+    grid = grid_of(train, PROFILES[:1])
     [reply] = grid.send_and_receive(ask(grid))
-    assert reply.error.code == 2
-    assert "out of memory" in reply.error.reason
+    assert (reply.error.code, reply.error.reason) == (2, "RuntimeError: out of memory")
 
 
 def test_leave_join_and_come_back():
@@ -152,13 +204,6 @@ def test_leave_join_and_come_back():
     assert reply.error.code == 5
     grid.come_back(first)
     assert first in set(grid.get_node_ids())
-
-
-def test_fedavg_runs_unchanged():
-    grid = LocalGrid(toy_app(), profiles=PROFILES)
-    result = FedAvg().start(grid, toy_arrays(), num_rounds=20)
-    mean = sum(target(i) for i in range(3)) / 3
-    assert result.arrays["w"].numpy() == pytest.approx(np.full(4, mean), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -181,13 +226,13 @@ def test_refusals(call, rule):
 def test_faults_hit_their_node_and_round():
     faults = [Fault(0, "dies", 2, 2), Fault(1, "errs", 2, 2), Fault(2, "late", 2, 2, delay_s=10)]
     grid = LocalGrid(toy_app(), profiles=PROFILES, faults=faults)
-    assert partitions(grid, grid.send_and_receive(ask(grid, server_round=1))) == [0, 1, 2]
+    assert partitions(grid, grid.send_and_receive(ask(grid, 1))) == [0, 1, 2]
     assert grid.virtual_time_s == 2.0
-    replies = list(grid.send_and_receive(ask(grid, server_round=2), timeout=60))
+    replies = list(grid.send_and_receive(ask(grid, 2), timeout=60))
     assert [r.has_error() for r in replies] == [True, False]
     assert partitions(grid, replies) == [1, 2]
     assert grid.virtual_time_s == 2.0 + 60.0
-    assert partitions(grid, grid.send_and_receive(ask(grid, server_round=3))) == [0, 1, 2]
+    assert partitions(grid, grid.send_and_receive(ask(grid, 3))) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("corrupt", sorted(CORRUPTIONS))
@@ -196,11 +241,9 @@ def test_every_corruption_changes_the_reply(corrupt):
         grid = LocalGrid(toy_app(), profiles=PROFILES[:1], faults=faults)
         content = grid.send_and_receive(ask(grid))[0].content
         return {
-            name: {
-                key: (value.shape, value.data) if isinstance(record, ArrayRecord) else repr(value)
-                for key, value in record.items()
-            }
+            (name, key): (value.shape, value.data) if name in content.array_records else repr(value)
             for name, record in content.items()
+            for key, value in record.items()
         }
 
     assert reply(Fault(0, "garbage", corrupt=corrupt)) != reply()

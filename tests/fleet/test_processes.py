@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import sys
@@ -7,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from waiting import wait_until
 
-from flwr_hetero.fleet import processes
-from flwr_hetero.fleet.fleet_file import FleetFile, SuperNodeSpec
+from flwr_hetero.fleet import named_fleet, processes
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
+from flwr_hetero.fleet.real_fleet import specs_of
 
 SLEEP = "import time; print('up', flush=True); time.sleep(300)"
 WITH_CHILD = (
@@ -16,6 +18,45 @@ WITH_CHILD = (
     f"time.sleep(300)'], start_new_session=True); {SLEEP}"
 )
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+
+
+# --- the file ----------------------------------------------------------------------
+
+
+def test_file_survives_saving(tmp_path):
+    nodes = [SuperNodeSpec("node-0", uplink_mbps=5.0), SuperNodeSpec("node-1", cpu=0.5)]
+    fleet = FleetFile(port=1, database=True, superlink_pid=7, nodes=nodes)
+    fleet.save(tmp_path)
+    assert FleetFile.load(tmp_path) == fleet
+    assert json.loads((tmp_path / "fleet.json").read_text())["nodes"][1]["cpu"] == 0.5
+    with pytest.raises(ValueError, match=r"node must be one of \['node-0', 'node-1'\]"):
+        fleet.node("b")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"nodes": [], "ports": 1}', "[]"])
+def test_unreadable_file_is_refused(tmp_path, text):
+    (tmp_path / "fleet.json").write_text(text)
+    with pytest.raises(ValueError, match=r"dir must hold a readable fleet\.json"):
+        FleetFile.load(tmp_path)
+
+
+@pytest.mark.parametrize("cpu", [1.0, 0.4])
+def test_specs_keep_the_ratios_of_the_profiles(cpu):
+    specs = specs_of(named_fleet("paper-5", 5), cpu, range(10))
+    assert [spec.cpu for spec in specs] == [cpu * share for share in (1.0, 0.5, 0.25, 0.125, 0.025)]
+    assert [spec.relay_port for spec in specs] == [0] * 5
+    (slow,) = specs_of(named_fleet("wifi-10", 1), cpu, [7, 8])
+    assert (slow.uplink_mbps, slow.port, slow.relay_port) == (10, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("limits", "needed"), [({}, False), ({"cpu": 0.9}, True), ({"relay_port": 7}, True)]
+)
+def test_throttle_only_where_there_is_a_limit(limits, needed):
+    assert FleetFile(port=1, nodes=[SuperNodeSpec("a", **limits)]).needs_throttle is needed
+
+
+# --- tagged processes --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -99,26 +140,21 @@ def fleet():
     return FleetFile(port=1, nodes=[slow, SuperNodeSpec("node-1", cpu=0.5, port=4)])
 
 
-def test_commands_use_tls_and_authentication(tmp_path, fleet):
+def test_commands_use_tls_authentication_and_files_that_are_made(tmp_path, fleet):
+    processes.prepare(tmp_path, fleet)
     superlink = processes.superlink_command(tmp_path, fleet)
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} < set(superlink)
     assert not {"--insecure", "--database"} & set(superlink)
-    database = FleetFile(port=1, database=True)
-    assert "--database" in processes.superlink_command(tmp_path, database)
-    first, second = (processes.supernode_command(tmp_path, fleet, node) for node in fleet.nodes)
-    assert first[first.index("--superlink") + 1] == "127.0.0.1:3"  # through its relay
-    assert second[second.index("--superlink") + 1] == "127.0.0.1:1"
-    assert second[second.index("--node-config") + 1] == "partition-id=1 num-partitions=2"
-    for command in (first, second):
-        assert {"--root-certificates", "--auth-supernode-private-key"} < set(command)
-        assert "--allow-runtime-dependency-installation" not in command
-
-
-def test_prepare_makes_all_files_of_the_commands(tmp_path, fleet):
-    processes.prepare(tmp_path, fleet)
-    commands = [processes.superlink_command(tmp_path, fleet)]
-    commands += [processes.supernode_command(tmp_path, fleet, node) for node in fleet.nodes]
-    named = [word for command in commands for word in command[1:] if word.startswith("/")]
+    assert "--database" in processes.superlink_command(tmp_path, FleetFile(1, database=True))
+    nodes = [processes.supernode_command(tmp_path, fleet, node) for node in fleet.nodes]
+    values = [dict(zip(command[3::2], command[4::2], strict=True)) for command in nodes]
+    # the first through its relay
+    assert [found["--superlink"] for found in values] == ["127.0.0.1:3", "127.0.0.1:1"]
+    assert values[1]["--node-config"] == "partition-id=1 num-partitions=2"
+    for found in values:
+        assert {"--root-certificates", "--auth-supernode-private-key"} < found.keys()
+        assert "--allow-runtime-dependency-installation" not in found
+    named = [word for each in (superlink, *nodes) for word in each[1:] if word.startswith("/")]
     assert len(named) == 3 + 2 * 2
     assert all((tmp_path / word).is_file() for word in named)
 

@@ -8,8 +8,7 @@ from threading import Barrier
 import pytest
 
 from flwr_hetero.fleet import RealFleet, named_fleet
-from flwr_hetero.fleet.fleet_file import FleetFile, SuperNodeSpec
-from flwr_hetero.fleet.processes import prepare
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, prepare
 
 FILE = FleetFile(port=1, nodes=[SuperNodeSpec("node-0", port=2), SuperNodeSpec("node-1", port=4)])
 

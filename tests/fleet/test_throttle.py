@@ -10,11 +10,9 @@ import pytest
 from waiting import wait_until
 
 from flwr_hetero.fleet import throttle
-from flwr_hetero.fleet.fleet_file import FleetFile, SuperNodeSpec
-from flwr_hetero.fleet.processes import free_ports
+from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, free_ports
 from flwr_hetero.fleet.throttle import (
     BURST_S,
-    CpuBucket,
     LinkBucket,
     Relay,
     Throttle,
@@ -33,7 +31,7 @@ RUN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.77, 1.0])
 @pytest.mark.parametrize("polls", [[0.005] * 200, [BURST_S] * 50, [0.005, BURST_S, 0.03] * 30])
 def test_bucket_holds_a_busy_device_at_its_share(share, polls):
-    bucket, runs, used, passed = CpuBucket(share), True, 0.0, 0.0
+    bucket, runs, used, passed = Throttle(share), True, 0.0, 0.0
     for elapsed in polls:  # it runs whenever it may, from poll to poll
         used += elapsed * runs
         passed += elapsed
@@ -43,7 +41,7 @@ def test_bucket_holds_a_busy_device_at_its_share(share, polls):
 
 
 def test_bucket_saves_up_one_burst():
-    bucket = CpuBucket(0.5)
+    bucket = Throttle(0.5)
     bucket.may_run(3600.0, 0.0)
     assert bucket.credit_s == 0.5 * BURST_S
 
@@ -51,7 +49,7 @@ def test_bucket_saves_up_one_burst():
 @pytest.mark.parametrize(
     ("bucket", "value", "argument"),
     [
-        *[(CpuBucket, value, "share") for value in (0.0, -1.0, 1.1, float("nan"))],
+        *[(Throttle, value, "share") for value in (0.0, -1.0, 1.1, float("nan"))],
         *[(LinkBucket, value, "mbps") for value in (0.0, -1.0, float("nan"))],
     ],
 )
@@ -87,7 +85,7 @@ def test_throttle_stops_client_apps_until_paid(tree):
     assert [is_stopped(supernode), is_stopped(executor)] == [False, False]
     assert cpu_time_s(client_app) > 0
     wait_until(lambda: not is_stopped(client_app), step_s=0.001, meanwhile=poll)
-    assert throttle.bucket.credit_s > 0
+    assert throttle.credit_s > 0
 
 
 def test_ended_processes_count_nothing():

@@ -24,48 +24,20 @@ from worker_toy import ask, failing_app
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
-from flwr_hetero.strategy import (
-    BiasedLocalSGD,
-    CDGraB,
-    FedBuff,
-    LocalSteps,
-    OverSelect,
-    TiFL,
-)
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, LocalSteps, OverSelect, TiFL
 
 FAULTS = [
-    Fault(0, "errs", 2, 2),
-    Fault(1, "late", 1, 2, delay_s=3.0),
+    *(Fault(0, "errs", 2, 2), Fault(1, "late", 1, 2, delay_s=3.0), Fault(3, "dies", 3, 3)),
     Fault(2, "garbage", 2, 2, corrupt=CORRUPTIONS[0]),
-    Fault(3, "dies", 3, 3),
 ]
 PROFILES = [DeviceProfile(2.0**i) for i in range(3)]
 MOODY = [DeviceProfile(2.0**i, 1.0, 2.0, jitter=0.2, availability=0.9) for i in range(-3, 3)]
 FLEETS = {
-    "FedAvg": lambda: FedAvg(),
     "FedAdam": lambda: FedAdam(fraction_train=0.5),
-    "TiFL": lambda: TiFL(clients_per_round=2, num_tiers=2),
     "all": lambda: TiFL(BiasedLocalSGD(CDGraB(), fast_steps=4), clients_per_round=3, num_tiers=2),
     "over-select": lambda: OverSelect(FedAvg(fraction_train=0.7), 2),
     "FedBuff": lambda: FedBuff(LocalSteps(fast_steps=4, budget="slice"), concurrency=4),
 }
-
-
-def drawing_app():
-    """Make nodes that draw from all global generators and count in their state."""
-    app = composition_app()
-
-    @app.train("draw")
-    def draw(message, context):
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
-        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
-        seen["n"] += 1
-        return Message(
-            RecordDict({"metrics": MetricRecord({"drawn": drawn, "seen": seen["n"]})}),
-            reply_to=message,
-        )
-
-    return app
 
 
 def run(make, workers):
@@ -90,11 +62,21 @@ def test_results_are_the_same_for_any_number(name):
 
 def draws(workers):
     """Ask two of three nodes twice in one push; return what they drew and counted, in order."""
-    with LocalGrid(drawing_app(), PROFILES, workers=workers) as grid:
+    app = ClientApp()
+
+    @app.train()
+    def draw(message, context):
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
+        seen["n"] += 1
+        metrics = MetricRecord({"drawn": drawn, "seen": seen["n"]})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    with LocalGrid(app, PROFILES, workers=workers) as grid:
         grid.leave(next(iter(grid.get_node_ids())) + 1)
         configs = [RecordDict({"config": ConfigRecord({"server-round": n})}) for n in (1, 2)]
         nodes = range(1000, 1003)
-        messages = [Message(config, node, "train.draw") for config in configs for node in nodes]
+        messages = [Message(config, node, "train") for config in configs for node in nodes]
         replies = {m.metadata.reply_to_message_id: m for m in grid.send_and_receive(messages)}
     in_order = [replies[message.metadata.message_id] for message in messages]
     assert [r.error.code for r in in_order if r.has_error()] == [5, 5]
@@ -129,28 +111,30 @@ def raise_error():
     raise RuntimeError("out of memory")
 
 
-def test_an_exception_is_the_same_error_reply():
-    reasons = []
-    for workers in (0, 2):
-        with LocalGrid(failing_app(raise_error), PROFILES, workers=workers) as grid:
-            found = [r.error for r in grid.send_and_receive(ask(grid)) if r.has_error()]
-            reasons.append([(error.code, error.reason) for error in found])
-    assert reasons[0] == reasons[1] == [(2, "RuntimeError: out of memory")]
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_is_the_same_error_reply(workers):
+    with LocalGrid(failing_app(raise_error), PROFILES, workers=workers) as grid:
+        (error,) = [r.error for r in grid.send_and_receive(ask(grid)) if r.has_error()]
+    assert (error.code, error.reason) == (2, "RuntimeError: out of memory")
 
 
 def test_a_killed_worker_is_an_error():
-    grid = LocalGrid(
-        failing_app(lambda: os.kill(os.getpid(), signal.SIGKILL)), PROFILES[:3], workers=2
-    )
+    app = failing_app(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    grid = LocalGrid(app, PROFILES, workers=2)
     with pytest.raises(RuntimeError, match=r"worker .* killed .*[\[ ]1, 2\]; use fewer"):
         grid.send_and_receive(ask(grid))
     with pytest.raises(RuntimeError, match="was killed"):
         grid.send_and_receive(ask(grid))
 
 
-def test_workers_end_with_the_grid():
+def used_grid():
+    """Use a grid and do not close it; return the process ids of its workers."""
     grid = LocalGrid(failing_app(int), PROFILES, workers=2)
-    pids = {int(r.content["metrics"]["pid"]) for r in grid.send_and_receive(ask(grid))}
+    return grid, [int(r.content["metrics"]["pid"]) for r in grid.send_and_receive(ask(grid))]
+
+
+def test_workers_end_with_the_grid():
+    grid, pids = used_grid()
     assert os.getpid() not in pids
     del grid
     gc.collect()
@@ -199,16 +183,15 @@ def test_workers_do_not_outlive_a_killed_parent():
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def in_a_child():
-    """Use a grid and do not close it."""
-    grid = LocalGrid(failing_app(int), PROFILES, workers=2)
-    return len(grid.send_and_receive(ask(grid)))
-
-
 @pytest.mark.nightly
 def test_a_process_of_a_pool_ends_that_had_a_grid():
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        assert pool.submit(in_a_child).result(timeout=300) == 3
+        assert pool.submit(num_replies).result(timeout=300) == 3
+
+
+def num_replies():
+    """Run in a child: nothing closes the grid."""
+    return len(used_grid()[1])
 
 
 @pytest.mark.nightly

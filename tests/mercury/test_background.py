@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from waiting import wait_until
 
-from flwr_hetero.client.sampled_loss import score_batches
+from flwr_hetero.client.weighted_loss import score_batches
 from flwr_hetero.mercury import background
 from flwr_hetero.mercury.background import collect_scores, start_scoring
 

@@ -8,8 +8,8 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_hetero import keys
-from flwr_hetero.client.sampled_loss import score_batches
 from flwr_hetero.client.timing import note_pace, read_pace
+from flwr_hetero.client.weighted_loss import score_batches
 from flwr_hetero.mercury import scoring
 from flwr_hetero.mercury.sampler import MercurySampler
 from flwr_hetero.mod import load_state, save_state

@@ -11,7 +11,7 @@ from flwr_hetero.pgd import priority_feed
 from flwr_hetero.pgd.priorities import LayerPriorities
 from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.pgd.sampler import RULES
-from flwr_hetero.sampler import PGDSampler, PriorityFeed, SampledLoss, sample_priorities
+from flwr_hetero.sampler import PGDSampler, PriorityFeed, WeightedLoss, sample_priorities
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def measured_by_loss(layers, dtype=None, scale=1.0, steps=8):
     sampler = PGDSampler(NUM, 4, rule="topk")
     feed, told = PriorityFeed(sampler, model, layers=layers), []
     sampler.update = lambda *given: told.append(given)
-    criterion, batches = SampledLoss(feed), iter(feed)
+    criterion, batches = WeightedLoss(feed), iter(feed)
     for _ in range(min(steps, len(feed))):
         indices = next(batches)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
@@ -232,7 +232,7 @@ def test_a_scalers_overflow_is_no_batch():
 def test_losses_without_a_backward_pass_teach_nothing():
     model, inputs, targets = small()
     feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model)
-    criterion = SampledLoss(feed)
+    criterion = WeightedLoss(feed)
     for indices in feed:
         criterion(model(inputs[indices]).detach(), targets[indices])
     losses = [criterion(model(inputs[indices]), targets[indices]) for indices in feed]
@@ -247,7 +247,7 @@ def test_batches_that_are_only_taken_are_an_error():
     for _ in range(2):
         for _ in feed:
             feed.take()
-    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*SampledLoss"):
+    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*WeightedLoss"):
         next(iter(feed))
 
 
@@ -270,7 +270,7 @@ def test_layers_are_checked_once_in_all_rounds(make, takes_over, caplog, monkeyp
         feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
         if state is not None:
             feed.load_state_dict(state)
-        criterion = SampledLoss(feed)
+        criterion = WeightedLoss(feed)
         for indices in feed:
             criterion(net(words[indices]), targets[indices]).backward()
         state = feed.state_dict()

@@ -14,8 +14,7 @@ import pytest
 
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import write_page
-from flwr_hetero.report.document import DATA, data_json
-from flwr_hetero.report.page import run_data, write_report
+from flwr_hetero.report.page import DATA, run_data, write_report
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 from selenium import webdriver  # noqa: E402
@@ -34,6 +33,8 @@ OPTIONS = (
     "--disable-dev-shm-usage",
 )
 WAIT_S = 120
+ROOT = "document.documentElement"
+FITS = f"return {ROOT}.scrollWidth <= {ROOT}.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,7 @@ def test_page_of_a_run(browser, run_page, width, scheme):
     assert [line for line in browser.get_log("browser") if line["level"] != "INFO"] == []
     wanted, drawn = count_drawn(browser)
     assert wanted == drawn >= 12
-    root = "document.documentElement"
-    assert browser.execute_script(f"return {root}.scrollWidth <= {root}.clientWidth")
+    assert browser.execute_script(FITS)
     ratios = browser.execute_script(CONTRAST)
     assert len(ratios) > 50
     assert min(ratios) >= 4.5  # WCAG 2, level AA
@@ -151,43 +151,33 @@ def test_verdict_of_three_runs(browser, comparison_page, width):
     said = [text.text for text in browser.find_elements(By.CSS_SELECTOR, ".verdict")]
     assert said[0].startswith("policy=fast reaches accuracy 89.0 % 5.0x sooner than policy=vanilla")
     assert said[1].startswith("policy=slow does not reach accuracy 89.0 %")
-    wanted, drawn = count_drawn(browser)
-    assert wanted == drawn == 2
-    root = "document.documentElement"
-    assert browser.execute_script(f"return {root}.scrollWidth <= {root}.clientWidth")
+    assert count_drawn(browser) == [2, 2]
+    assert browser.execute_script(FITS)
 
 
-def lines(browser):
-    return len(browser.find_elements(By.CSS_SELECTOR, ".tall .js-line"))
+def test_keyboard_switches_sorts_and_filters(browser, comparison_page, run_page):
+    def find(*wanted):
+        return browser.find_elements(By.CSS_SELECTOR, *wanted)
 
-
-def test_keyboard_switches_sorts_and_filters(browser, comparison_page):
     look(browser, comparison_page)
-    assert lines(browser) == 3
-    boxes = browser.find_elements(By.CSS_SELECTOR, ".controls input[type=checkbox]")
-    boxes[1].send_keys(Keys.SPACE)  # 0: logarithmic
-    assert lines(browser) == 2
-    axis = browser.find_elements(By.CSS_SELECTOR, ".controls select")[1]
-    axis.send_keys(Keys.ARROW_DOWN)
-    assert browser.find_element(By.CSS_SELECTOR, ".tall .xtitle").text == "rounds"
-    table = browser.find_elements(By.CSS_SELECTOR, "section table")[-1]
+    assert len(find(".tall .js-line")) == 3
+    find(".controls input[type=checkbox]")[1].send_keys(Keys.SPACE)  # 0: logarithmic
+    assert len(find(".tall .js-line")) == 2
+    find(".controls select")[1].send_keys(Keys.ARROW_DOWN)
+    assert find(".tall .xtitle")[0].text == "rounds"
+    table = find("section table")[-1]
     heads = table.find_elements(By.TAG_NAME, "button")
     heads[2].send_keys(Keys.ENTER)  # time to the target
     column = [row.text for row in table.find_elements(By.CSS_SELECTOR, "td:nth-child(3)")]
     assert column == ["18 s", "1 min 30 s", "never"]
     heads[2].send_keys(Keys.ENTER)
-    assert table.find_element(By.CSS_SELECTOR, "th:nth-child(3)").get_attribute("aria-sort") == (
-        "descending"
-    )
-
-
-def test_filter_leaves_the_rows_that_match(browser, run_page):
+    third = table.find_element(By.CSS_SELECTOR, "th:nth-child(3)")
+    assert third.get_attribute("aria-sort") == "descending"
     look(browser, run_page)
-    box = browser.find_element(By.CSS_SELECTOR, "input[aria-label='filter Nodes']")
     rows = "section:has(input[aria-label='filter Nodes']) tbody tr"
-    assert len(browser.find_elements(By.CSS_SELECTOR, rows)) == 20
-    box.send_keys("node-12")
-    [row] = browser.find_elements(By.CSS_SELECTOR, rows)
+    assert len(find(rows)) == 20
+    find("input[aria-label='filter Nodes']")[0].send_keys("node-12")
+    [row] = find(rows)
     assert row.text.startswith("node-12")
 
 
@@ -203,13 +193,13 @@ def test_served_page_follows_the_run(browser, make_run, rounds_of, tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        (folder / DATA).write_text(data_json(run_data(folder)))
+        (folder / DATA).write_text(json.dumps(run_data(folder)))
         look(browser, f"http://127.0.0.1:{server.server_port}/report.html")
         shown = "return [...document.querySelectorAll('.facts .value')].map((x) => x.textContent)"
         assert "5" in browser.execute_script(shown)
         text = "".join(json.dumps(record) + "\n" for record in rounds)
         (folder / "history.jsonl").write_text(text)
-        (folder / DATA).write_text(data_json(run_data(folder)))
+        (folder / DATA).write_text(json.dumps(run_data(folder)))
         WebDriverWait(browser, WAIT_S).until(lambda d: "20" in d.execute_script(shown))
         assert count_drawn(browser)[0] == count_drawn(browser)[1]
     finally:

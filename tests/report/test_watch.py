@@ -9,6 +9,11 @@ from filelock import FileLock
 from flwr_hetero.cli import main, watch
 
 
+@pytest.fixture
+def folder(make_run, rounds_of):
+    return make_run("run", rounds_of(5))
+
+
 def get(server, path="/", host=None):
     port = server.server_address[1]
     headers = {"Host": host} if host else {}
@@ -18,18 +23,8 @@ def get(server, path="/", host=None):
         return answer.read().decode()
 
 
-@pytest.fixture
-def running(make_run, rounds_of):
-    """Make a run of some rounds whose process is alive."""
-    folder = make_run("run", rounds_of(5))
-    lock = FileLock(folder / ".lock")
-    with lock:
-        yield folder
-
-
-def test_states_of_a_run(tmp_path, make_run, rounds_of):
+def test_states_of_a_run(tmp_path, folder):
     assert watch.state_of(tmp_path / "none") == watch.WAITING
-    folder = make_run("run", rounds_of(5))
     changed_s = (folder / "history.jsonl").stat().st_mtime
     with FileLock(folder / ".lock"):
         assert watch.state_of(folder, changed_s + 59) == watch.RUNNING
@@ -50,37 +45,30 @@ def test_slow_rounds_are_no_stall(make_run, rounds_of):
         assert watch.state_of(folder, changed_s + 900) == watch.STALLED
 
 
-def test_page_follows_the_run(running, rounds_of):
-    watched = watch.Watched(running)
-    server = watch.serve(watched)
-    try:
-        assert "data-newer" in get(server)
-        before = json.loads(get(server, "/data.json"))
-        with (running / "history.jsonl").open("a") as file:
-            file.write(json.dumps(rounds_of(6)[-1]) + "\n")
-        assert watched.look() == watch.RUNNING
-        after = json.loads(get(server, "/data.json"))
-        assert before["notes"] == after["notes"] == []
-        assert before["facts"] != after["facts"]
-        for path, host in (("/history.jsonl", None), ("/", "example.org:80")):
-            with pytest.raises(urllib.error.HTTPError):
-                get(server, path, host)
-    finally:
-        server.shutdown()
-        server.server_close()
+def test_page_follows_the_run_until_it_is_killed(folder, rounds_of):
+    page = watch.LivePage(folder)
+    with FileLock(folder / ".lock"):
+        server = watch.serve(page)
+        try:
+            assert "data-newer" in get(server)
+            before = json.loads(get(server, "/data.json"))
+            with (folder / "history.jsonl").open("a") as file:
+                file.write(json.dumps(rounds_of(6)[-1]) + "\n")
+            assert page.look() == watch.RUNNING
+            after = json.loads(get(server, "/data.json"))
+            assert before["notes"] == after["notes"] == []
+            assert before["facts"] != after["facts"]
+            for path, host in (("/history.jsonl", None), ("/", "example.org:80")):
+                with pytest.raises(urllib.error.HTTPError):
+                    get(server, path, host)
+        finally:
+            server.shutdown()
+            server.server_close()
+    assert page.look() == watch.KILLED  # its process is gone
+    assert json.loads(page.data)["notes"] == [watch.KILLED]
 
 
-def test_page_says_that_a_run_was_killed(running):
-    watched = watch.Watched(running)
-    assert watched.look() == watch.RUNNING
-    watched.folder = running
-    (running / ".lock").unlink()  # as if its process were gone
-    assert watched.look() == watch.KILLED
-    assert json.loads(watched.data)["notes"] == [watch.KILLED]
-
-
-def test_command_ends_with_the_run(make_run, rounds_of, monkeypatch, capsys):
-    folder = make_run("run", rounds_of(5))
+def test_command_ends_with_the_run(folder, monkeypatch, capsys):
     (folder / "model.safetensors").touch()
     monkeypatch.setattr(watch, "LAST_S", 0.0)
     assert main(["watch", str(folder)]) == 0

@@ -1,22 +1,22 @@
+"""Models: read where they lie, checked, and averaged in place."""
+
 import io
 import tracemalloc
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import SType
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.server.aggregate import (
     CHUNK,
     keep_dtypes,
     mean_arrays,
     normalised,
+    view_array,
     weighted_mean,
+    why_bad_arrays,
 )
-from flwr_hetero.server.context import Exchange, Fleet
-from flwr_hetero.server.rounds import MAX_NODES, by_node
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64])
@@ -31,20 +31,10 @@ def test_weighted_mean_in_chunks(dtype, size):
     np.testing.assert_allclose(mean, exact, rtol=0, atol=8 * np.finfo(dtype).eps)
 
 
-def test_integers_round_and_masks_vote():
+def test_integers_round_masks_vote_and_half_precision_sums_in_single():
     assert weighted_mean([np.array(320), np.array(11)], [32, 1]) == 311
     mask = weighted_mean([np.array([True, False]), np.array([False, False])], [2, 1])
     assert (mask.tolist(), mask.dtype) == ([True, False], bool)
-
-
-def test_any_memory_and_byte_order_is_read():
-    plain = np.arange(6, dtype=np.float32).reshape(2, 3)
-    mean = weighted_mean([plain, np.asfortranarray(plain), plain.astype(">f4")], [1, 1, 1])
-    np.testing.assert_allclose(mean, plain, rtol=1e-6)
-    assert mean.dtype == np.float32
-
-
-def test_half_precision_sums_in_single():
     models = [np.full(3, value, np.float16) for value in np.linspace(1, 2, 60)]
     exact = np.float16(np.mean([model[0] for model in models], dtype=np.float64))
     np.testing.assert_array_equal(weighted_mean(models, np.ones(60)), exact)
@@ -85,20 +75,16 @@ def test_mean_arrays_equals_flowers_and_numpys():
         values, file = weighted_mean([one[name].numpy() for one in records], weights), io.BytesIO()
         np.save(file, values)
         assert array.data == file.getvalue()
-        assert (array.dtype, array.shape, array.stype) == ("float32", values.shape, SType.NUMPY)
 
 
-def test_mean_arrays_has_the_type_that_was_sent():
-    sent = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32)), "n": Array(np.array(4))})
+def test_a_mean_has_the_type_and_order_that_were_sent():
     values = np.arange(6.0).reshape(2, 3)
+    sent = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32)), "n": Array(np.array(4))})
     wide = ArrayRecord({"w": Array(np.asfortranarray(values)), "n": Array(np.array(6.0))})
     mean = mean_arrays([sent, wide], [1, 1], like=sent)
     assert {name: mean[name].dtype for name in mean} == {"w": "float32", "n": "int64"}
     np.testing.assert_array_equal(mean["w"].numpy(), values / 2)
     assert mean["n"].numpy() == 5
-
-
-def test_keep_dtypes_rounds_what_it_knows():
     like = ArrayRecord({"n": Array(np.array([1, 2])), "w": Array(np.ones(2, np.float32))})
     means = {"n": np.array([1.5, 2.4]), "w": np.full(2, 0.5), "new": np.array([0.5])}
     kept = keep_dtypes(ArrayRecord({name: Array(mean) for name, mean in means.items()}), like)
@@ -107,30 +93,61 @@ def test_keep_dtypes_rounds_what_it_knows():
     assert kept["n"].numpy().tolist() == [2, 2]
 
 
-def evaluated(metric, values):
-    be_server_task(1, 1, 1)
-    for node, value in enumerate(values):
-        message = Message(RecordDict(), node + 1, "evaluate")
-        set_message_id(message, str(node))
-        metrics = MetricRecord({"num-examples": 1, metric: value})
-        yield Message(RecordDict({"metrics": metrics}), reply_to=message)
+# --- arrays of replies ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("metric", "tenth", "first"),
-    [("eval-acc", range(12), "id-1"), ("eval-loss", range(108, 120), "id-120")],
+    ("model", "values", "reason"),
+    [
+        ("float32", np.full((2, 3), 9e14, np.float32), None),  # as much as may be
+        ("float32", np.full((2, 3), -1e38, np.float32), "holds values above 1e+15"),
+        ("float32", np.full((2, 3), 2e15, np.float64), "holds values above 1e+15"),
+        ("int64", np.full((2, 3), 1e30), "holds values above 1e+15"),
+        ("float16", np.full((2, 3), -70000), "holds figures too large for float16"),
+        ("int32", np.full((2, 3), 1e12), "holds figures too large for int32"),
+        ("int64", np.full((2, 3), 3e9), "holds integers more than 2147483648 from those sent"),
+        ("float32", np.full((2, 3), np.inf, np.float16), "NaN or infinity"),
+        ("float32", np.zeros((3, 2), np.float32), "shape"),
+        ("float32", np.array([["a"] * 3] * 2), "cannot be averaged"),
+        *((m, np.eye(2, 3, dtype=k), None) for m in ("f2", "f4", "f8", "i8", "?") for k in "fdl?"),
+    ],
 )
-def test_by_node_has_mean_and_worst_tenth(metric, tenth, first):
-    values = [i / 100 for i in range(120)]
-    found = by_node(Exchange(Fleet()), [*evaluated(metric, values)])
-    figures = (found["metric"], found["nodes"], found["mean"], found["worst-tenth"])
-    assert figures == (metric, 120, pytest.approx(0.595), pytest.approx(np.mean(tenth) / 100))
-    assert len(found["by-node"]) == MAX_NODES
-    assert next(iter(found["by-node"])) == first
+def test_arrays_are_checked(model, values, reason):
+    sent = ArrayRecord({"w": Array(np.zeros((2, 3), model))})
+    found = why_bad_arrays(ArrayRecord({"w": Array(values)}), sent)
+    assert found is None if reason is None else reason in found
 
 
-def test_by_node_passes_over_what_is_no_figure():
-    replies = [*evaluated("acc", [0.5, float("nan"), 0.7])]
-    assert by_node(Exchange(Fleet()), replies)["by-node"] == {"id-1": 0.5, "id-3": 0.7}
-    assert by_node(Exchange(Fleet()), [*evaluated("f1", [0.5])]) == {}
-    assert by_node(Exchange(Fleet()), []) == {}
+def test_arrays_are_viewed_as_they_are_and_never_unpickled():
+    for values in (np.arange(6.0).reshape(2, 3), np.asfortranarray(np.eye(3)), np.zeros((0, 2))):
+        assert np.array_equal(view_array(Array(values)), values)
+    stream = io.BytesIO()
+    np.save(stream, np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="Python objects"):
+        view_array(Array("object", (1,), "numpy.ndarray", stream.getvalue()))
+
+
+def whole(**changes: str) -> str:
+    entries = {"descr": "'<f4'", "fortran_order": "False", "shape": "(4,)"} | changes
+    return "{" + ", ".join(f"'{key}': {value}" for key, value in entries.items()) + "}\n"
+
+
+HEADERS = {
+    "unclosed bracket": "{'descr': '<f4', 'shape': (4,",
+    "unclosed quote": whole() + "'''",
+    "nested too deeply": "(" * 3000,
+    "long minus": "-" * 9000 + "1",
+    "negative length": whole(shape="(-4,)"),
+    "unhashable key": "{[]: 1}",
+    "negative among others": whole(shape="(-2, -2)"),
+    "more than there is": whole(shape="(5,)"),
+}
+
+
+@pytest.mark.parametrize("header", sorted(HEADERS))
+def test_broken_header_is_a_bad_reply(header):
+    start = len(HEADERS[header]).to_bytes(2, "little") + HEADERS[header].encode()
+    data = np.lib.format.magic(1, 0) + start + bytes(16)
+    broken = ArrayRecord({"w": Array("float32", (4,), "numpy.ndarray", data)})
+    sent = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
+    assert "array 'w' cannot be read (" in why_bad_arrays(broken, sent)

@@ -1,105 +1,168 @@
+"""Which replies count, what their claims are worth, and the time of a round."""
+
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.server.checks import Expected, judge_latency, why_bad
+from flwr_hetero.server.context import Exchange, Fleet
+from flwr_hetero.server.rounds import MAX_NODES, by_node
 from flwr_hetero.strategy import Wrapper
 
 
-def test_replies_reach_the_hooks_sorted_by_identity():
-    class Order(Wrapper):
-        def on_replies(self, context, replies):
-            self.order = [self.identity(r.metadata.src_node_id) for r in replies]
-            return replies
+def reply_with(metrics, node=7):
+    be_server_task(1, 1, 1)
+    message = Message(RecordDict(), node, "train")
+    set_message_id(message, str(node))
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
-    grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 12))
-    wrapper = Order()
-    wrapper.start(grid, toy_arrays(), num_rounds=1)
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), [1, 2]])
+def test_weights_are_checked(weight):
+    reply = reply_with({"num-examples": weight})
+    assert "num-examples" in why_bad(reply, Expected(weight_key="num-examples"))
+
+
+JUNK = [-1.0, float("nan"), float("inf"), 1e308, "3", b"3", [3.0], True, 2**64 - 1]
+
+
+@pytest.mark.parametrize(
+    ("train_s", "emulated", "round_trip_s", "simulated", "seconds", "source"),
+    [
+        (3.0, True, 0.1, True, 3.5, "emulated"),
+        (3.0, False, 9.0, False, 3.5, "reported"),
+        (30.0, False, 9.0, False, 9.0, "observed"),  # more than the server saw
+        (3.0, True, 9.0, False, 9.0, "observed"),  # emulation claimed by a real node
+        *((bad, False, 9.0, False, 9.0, "observed") for bad in JUNK),
+        (float("nan"), False, None, False, None, None),
+        (3.0, 1, 9.0, False, 3.5, "reported"),  # not True
+    ],
+)
+def test_latency_is_judged(train_s, emulated, round_trip_s, simulated, seconds, source):
+    reply = reply_with({"num-examples": 1})
+    record = {keys.TRAIN_TIME: train_s, keys.TRANSFER_TIME: 0.5, keys.EMULATED: emulated}
+    reply.content[keys.TIMING] = ConfigRecord(record)
+    latency, _ = judge_latency(reply, round_trip_s, simulated=simulated)
+    assert (latency and latency.seconds, latency and latency.source) == (seconds, source)
+
+
+@pytest.mark.parametrize(
+    ("metric", "tenth", "first"),
+    [("eval-acc", range(12), "id-1"), ("eval-loss", range(108, 120), "id-120")],
+)
+def test_by_node_has_mean_and_worst_tenth(metric, tenth, first):
+    def found_in(metric, values):
+        replies = [reply_with({metric: value}, i + 1) for i, value in enumerate(values)]
+        return by_node(Exchange(Fleet()), replies)
+
+    found = found_in(metric, [i / 100 for i in range(120)])
+    figures = (found["metric"], found["nodes"], found["mean"], found["worst-tenth"])
+    mean = pytest.approx(sum(tenth) / len(tenth) / 100)
+    assert figures == (metric, 120, pytest.approx(0.595), mean)
+    assert len(found["by-node"]) == MAX_NODES
+    assert next(iter(found["by-node"])) == first
+    assert found_in("acc", [0.5, float("nan"), 0.7])["by-node"] == {"id-1": 0.5, "id-3": 0.7}
+    assert found_in("f1", [0.5]) == found_in("f1", []) == {}
+
+
+# --- whole rounds --------------------------------------------------------------------------
+
+
+def run(app, strategy=None, rounds=1, faults=(), nodes=3, **settings):
+    """Run on equal nodes; return the records of the rounds, and the result."""
+    history = History(strategy or flower.FedAvg(fraction_evaluate=0.0))
+    grid = LocalGrid(app, [DeviceProfile()] * nodes, faults=list(faults))
+    return history.start(grid, toy_arrays(), rounds, **settings), history.records[1:]
+
+
+class Seen(Wrapper):
+    """Keep the order of the replies, and some of them."""
+
+    kept, drops = None, False
+
+    def on_replies(self, context, replies):
+        self.order = [context.identity(r.metadata.src_node_id) for r in replies]
+        for reply in replies[:1] if self.drops else []:
+            context.drop(reply, "for the test")
+        return replies[1:] if self.drops else replies[: self.kept]
+
+
+def test_replies_reach_the_hooks_sorted_by_identity():
+    wrapper = Seen()
+    wrapper.start(LocalGrid(toy_app(), named_fleet("paper-5", 12)), toy_arrays(), 1)
     assert wrapper.order == [f"node-{i}" for i in range(12)]
 
 
-def test_private_metrics_of_some_nodes_are_dropped():
-    def sometimes(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 0:
-            metrics = next(iter(reply.content.metric_records.values()))
-            metrics[keys.TRAIN_TIME] = 0.5
-        return reply
-
-    grid = LocalGrid(toy_app(mods=[sometimes]), profiles=[DeviceProfile()] * 3)
-    history = History()
-    result = history.start(grid, toy_arrays(), num_rounds=1)
-    assert history.records[1]["failures"] == []
-    assert keys.TRAIN_TIME not in result.train_metrics_clientapp[1]
-
-
-def test_duplicate_and_stale_replies_are_dropped():
-    wrapper = Wrapper()
-    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()] * 2)
-    messages = wrapper.configure_train(1, toy_arrays(), ConfigRecord(), grid)
-    old = list(grid.send_and_receive(messages))
-    messages = wrapper.configure_train(2, toy_arrays(), ConfigRecord(), grid)
-    new = list(grid.send_and_receive(messages))
-    seen = []
-    wrapper.on_replies = lambda r, replies: seen.extend(replies) or replies
-    wrapper.aggregate_train(2, [*old, *new, *new])
-    assert sorted(map(id, seen)) == sorted(map(id, new))
-    assert len(wrapper.fleet.info.failures) == 4
-
-
-def odd(when):
-    """Make a mod that adds a metric when ``when(partition, round)``."""
+def altered(change, when=lambda partition, number: partition == 0):
+    """Make a mod that changes the metrics of a reply when ``when(partition, round)``."""
 
     def mod(message, context, call_next):
         reply = call_next(message, context)
         number = message.content["config"].get(keys.SERVER_ROUND, 0)
         if when(context.node_config["partition-id"], number):
-            next(iter(reply.content.metric_records.values()))["odd"] = 1.0
+            change(next(iter(reply.content.metric_records.values())))
         return reply
 
-    return mod
+    return toy_app(mods=[mod])
+
+
+def odd(metrics):
+    metrics["odd"] = 1.0
+
+
+def test_private_metrics_of_some_nodes_are_dropped():
+    result, (record,) = run(altered(lambda metrics: metrics.update({keys.TRAIN_TIME: 0.5})))
+    assert record["failures"] == []
+    assert keys.TRAIN_TIME not in result.train_metrics_clientapp[1]
+
+
+def test_duplicate_and_stale_replies_are_dropped():
+    wrapper, seen = Wrapper(), []
+    grid = LocalGrid(toy_app(), [DeviceProfile()] * 2)
+    rounds = []
+    for number in (1, 2):
+        messages = wrapper.configure_train(number, toy_arrays(), ConfigRecord(), grid)
+        rounds.append(list(grid.send_and_receive(messages)))
+    old, new = rounds
+    wrapper.on_replies = lambda context, replies: seen.extend(replies) or replies
+    wrapper.aggregate_train(2, [*old, *new, *new])
+    assert sorted(map(id, seen)) == sorted(map(id, new))
+    assert len(wrapper.fleet.info.failures) == 4
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 2])
 def test_earlier_metrics_win_at_a_tie(earlier):
-    mods = [odd(lambda partition, number: partition == 0 and number > earlier)]
-    grid = LocalGrid(toy_app(mods=mods), profiles=[DeviceProfile()] * 2)
-    history = History(flower.FedAvg(fraction_evaluate=0.0))
-    history.start(grid, toy_arrays(), num_rounds=4)
-    failed = [[f["node"] for f in record["failures"]] for record in history.records[1:]]
+    app = altered(odd, lambda partition, number: partition == 0 and number > earlier)
+    _, records = run(app, rounds=4, nodes=2)
     # without earlier rounds the first one wins, and stays the usual one
     rest = ["node-0"] if earlier else ["node-1"]
+    failed = [[f["node"] for f in record["failures"]] for record in records]
     assert failed == [[]] * earlier + [rest] * (4 - earlier)
 
 
 def test_node_once_alone_does_not_set_the_metrics():
-    mods = [odd(lambda partition, number: partition == 0)]
-    faults = [Fault(i, "errs", 1, 5) for i in (1, 2)]
-    grid = LocalGrid(toy_app(mods=mods), profiles=[DeviceProfile()] * 3, faults=faults)
-    history = History(flower.FedAvg(fraction_evaluate=0.0))
-    history.start(grid, toy_arrays(), num_rounds=6)
-    assert [f["node"] for f in history.records[6]["failures"]] == ["node-0"]
+    _, records = run(altered(odd), rounds=6, faults=[Fault(i, "errs", 1, 5) for i in (1, 2)])
+    assert [f["node"] for f in records[5]["failures"]] == ["node-0"]
 
 
 def test_replies_left_without_examples_are_dropped():
-    class Drops(Wrapper):
-        def on_replies(self, context, replies):
-            return replies[:1]
-
-    def empty(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 0:
-            next(iter(reply.content.metric_records.values()))["num-examples"] = 0
-        return reply
-
-    history = History(Drops(flower.FedAvg(fraction_evaluate=0.0)))
-    grid = LocalGrid(toy_app(mods=[empty]), profiles=[DeviceProfile()] * 2)
-    result = history.start(grid, toy_arrays(), num_rounds=1)
+    wrapper = Seen(flower.FedAvg(fraction_evaluate=0.0))
+    wrapper.kept = 1
+    result, (record,) = run(altered(lambda m: m.update({"num-examples": 0})), wrapper, nodes=2)
     assert result.arrays["w"].numpy().tolist() == [0] * 4
-    assert "num-examples is 0" in history.records[1]["failures"][0]["reason"]
+    assert "num-examples is 0" in record["failures"][0]["reason"]
+
+
+def test_failed_nodes_have_no_latency():
+    wrapper = Seen(flower.FedAvg(fraction_evaluate=0.0))
+    wrapper.drops = True
+    _, (record,) = run(toy_app(), wrapper)
+    assert sorted(record["latency"]) == ["node-1", "node-2"]
 
 
 class InMemoryGrid:
@@ -120,8 +183,8 @@ class InMemoryGrid:
 def test_simulation_takes_the_time_of_local_grid():
     def times(wrap):
         faults = [Fault(i, "errs", 2, 2) for i in range(3)]
-        grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 3), faults=faults)
         history = History()
+        grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 3), faults=faults)
         history.start(wrap(grid), toy_arrays(), num_rounds=3)
         assert len(history.records[2]["failures"]) >= 3
         return [record["virtual_s"] for record in history.records]
@@ -139,14 +202,3 @@ def test_late_emulated_replies_are_dropped():
     assert record["failures"] == [{"node": "node-2", "reason": "late: 6 s, the time-out is 4.5 s"}]
     assert sorted(record["latency"]) == ["node-0", "node-1"]
     assert record["virtual_s"] == pytest.approx(4.5)
-
-
-def test_failed_nodes_have_no_latency():
-    class Drops(Wrapper):
-        def on_replies(self, context, replies):
-            context.drop(replies[0], "for the test")
-            return replies[1:]
-
-    history = History(Drops(flower.FedAvg(fraction_evaluate=0.0)))
-    history.start(LocalGrid(toy_app(), [DeviceProfile()] * 3), toy_arrays(), 1)
-    assert sorted(history.records[1]["latency"]) == ["node-1", "node-2"]

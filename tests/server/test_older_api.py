@@ -107,8 +107,8 @@ def test_biased_local_sgd_gives_quick_nodes_more_steps():
 
     profiles = [DeviceProfile(4.0)] * 2 + [DeviceProfile(1.0)] * 3
     grid = OlderClients(LocalGrid(older_app(client=Counts), profiles))
-    _, records = run(ours.BiasedLocalSGD(fast_steps=8, weighting="steps"), grid, 4)
-    steps = records[-1]["biased-local-sgd"]["num-steps"]
+    _, records = run(ours.BiasedLocalSGD(fast_steps=8, weigh_by_steps=True), grid, 4)
+    steps = records[-1]["biased_local_sgd"]["num_steps"]
     assert steps == {"node-0": 8, "node-1": 8, "node-2": 2, "node-3": 2, "node-4": 2}
 
 
@@ -183,7 +183,7 @@ def test_nothing_of_a_reply_is_lost_or_kept_twice():
     assert reply.content["model"]["n"].dtype == "int64"
     assert reply.metadata.reply_to_message_id == message_id
     assert payload_bytes(reply.content) == payload_bytes(toy_reply().content)
-    assert adapter._asked == {}
+    assert adapter._sent == {}
 
 
 def toy_reply():

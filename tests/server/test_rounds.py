@@ -21,39 +21,25 @@ from flwr_hetero.strategy import (
 from flwr_hetero_studies.rivals import AdaComm
 
 
-def test_history_has_time_bytes_and_nodes():
+def test_history_has_time_bytes_nodes_and_their_accuracy():
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile(2.0), DeviceProfile(0.5)])
-    history = History(flower.FedAvg(fraction_evaluate=0.0))
-    history.start(
-        grid, toy_arrays(), num_rounds=2, evaluate_fn=lambda r, a: MetricRecord({"acc": r / 10})
-    )
-    first, last = history.records[1], history.records[-1]
-    assert last["virtual_s"] == pytest.approx(4.0) == grid.virtual_time_s
+    history = History(flower.FedAvg())
+    history.start(grid, toy_arrays(), 2, evaluate_fn=lambda r, a: MetricRecord({"acc": r / 10}))
+    first, last = history.records[1:]
+    assert last["virtual_s"] == pytest.approx(grid.virtual_time_s)
     assert first["latency"] == {"node-0": pytest.approx(0.5), "node-1": pytest.approx(2.0)}
     assert first["global"] == {"acc": 0.1}
     model = sum(len(a.data) for a in toy_arrays().values())
-    assert first["bytes_down"] == 2 * (model + 8)
+    assert first["bytes_down"] == 2 * 2 * (model + 8)
     assert first["bytes_up"] > 2 * model
-    assert sorted(history.records[2]["selected"]) == ["node-0", "node-1"]
-
-
-def test_history_has_accuracy_by_node():
-    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0)] * 3)
-    history = History(flower.FedAvg())
-    history.start(grid, toy_arrays(), num_rounds=1)
-    assert history.records[1]["fairness"]["by-node"] == {
-        f"node-{i}": pytest.approx(0.5 + 0.01 * i) for i in range(3)
-    }
+    assert sorted(last["selected"]) == ["node-0", "node-1"]
+    by_node = {f"node-{i}": pytest.approx(0.5 + 0.01 * i) for i in range(2)}
+    assert first["fairness"]["by-node"] == by_node
     assert "fairness" not in history.records[0]
 
 
 def fleet(num_nodes):
     return LocalGrid(toy_app(), profiles=[DeviceProfile(1 / (1 + i)) for i in range(num_nodes)])
-
-
-def run_of(strategy, grid, num_rounds=2, evaluate_fn=None):
-    configs = (ConfigRecord(), ConfigRecord())
-    return rounds.Run(strategy, grid, toy_arrays(), num_rounds, 60.0, *configs, evaluate_fn)
 
 
 def test_stop_reason_ends_the_run():
@@ -88,7 +74,7 @@ def test_another_loop_uses_the_pieces(tmp_path):
     inner = TiFL(fedavg, 4, 1, policy="vanilla", profiling="phase")
     folder, grid = Folder(tmp_path), fleet(4)
     strategy = Recorded(inner, run_dir=folder)
-    run = run_of(strategy, grid)
+    run = rounds.Run(strategy, grid, toy_arrays(), 2, 60.0, ConfigRecord(), ConfigRecord(), None)
     with rounds.opened(run):
         rounds.finish_round(run, rounds.new_record(run, run.exchange(0), []))
         sent = strategy.configure_train(1, run.arrays, run.train_config, grid, run.exchange(1))
@@ -137,12 +123,9 @@ def run_untimed(strategy, num_rounds):
     return sorted((*told[:2], told[2].get("num-steps")) for told in seen)
 
 
-def test_the_times_of_nodes_are_known_inside():
+def test_the_clock_and_the_times_of_nodes_are_known_inside():
     told = run_untimed(Wrapper(inside(LocalSteps(fast_steps=16))), 2)
     assert told[4:] == [(2, 0, 16), (2, 1, 16), (2, 2, 2), (2, 3, 2)]
-
-
-def test_the_clock_goes_on_inside():
     told = run_untimed(Wrapper(inside(AdaComm(first_steps=8, interval_s=0.1))), 2)
     assert {steps for number, _, steps in told if number == 2} == {4}
 

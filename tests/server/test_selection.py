@@ -15,7 +15,6 @@ from flwr_hetero.strategy import (
     OverSelect,
     RandomSelection,
     Selection,
-    TiFL,
     Wrapper,
 )
 
@@ -183,9 +182,6 @@ def test_long_step_is_said_once(caplog):
     ("make", "rule"),
     [
         (lambda: OverSelect(RandomSelection(unbiased=True)), "leave waiting to OverSelect"),
-        (lambda: TiFL(policy="fast3", unbiased=True), "policy must give each tier a chance"),
-        (lambda: TiFL(credits=9, unbiased=True), "credits must be None with unbiased=True"),
-        (lambda: TiFL(on_small_tier="borrow", unbiased=True), "on_small_tier must be 'shrink'"),
         (lambda: RandomSelection(flower.FedXgbBagging(), unbiased=True), "average models with"),
         (lambda: Fastest(Accounted(), 4, fixed_size=True, unbiased=True), "unbiased must be False"),
     ],

@@ -118,7 +118,7 @@ def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
         assert len(record["fedbuff"]["nodes"]) == len(record["fedbuff"]["staleness"])
         assert len(record["fedbuff"]["nodes"]) >= 2 * record["fedslice"]["updates"]
         assert sum(record["weights"].values()) == pytest.approx(1)
-        assert set(record["local-steps"]["num-steps"]) == set(record["fedbuff"]["nodes"])
+        assert set(record["local_steps"]["num_steps"]) == set(record["fedbuff"]["nodes"])
 
 
 def test_all_nodes_evaluate_the_last_model_and_slow_ones_seldom_before():
@@ -189,7 +189,7 @@ def test_slow_nodes_take_part_with_few_steps():
     _, records, _ = run(FedSlice(quiet()), 6)
     steps = {}
     for record in records[2:]:
-        steps |= record["local-steps"]["num-steps"]
+        steps |= record["local_steps"]["num_steps"]
     assert len(steps) == NODES
     assert max(steps.values()) == 10
     assert min(steps.values()) == 1

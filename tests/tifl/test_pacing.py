@@ -1,20 +1,20 @@
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_hetero.tifl.algorithm import TierState, draw_tier
+from flwr_hetero.tifl.algorithm import TierState, policy_probs
 from flwr_hetero.tifl.pacing import (
     LEAST_ERROR,
-    MOST_DUE,
-    carry_over,
-    draw_weights,
-    first_state,
+    TimeEstimate,
     paced_credits,
+    paper_estimate,
     steer,
-    was_drawn,
     weigh_tiers,
 )
+from flwr_hetero.tifl.tiers import Tiers
 
 NAN = float("nan")
 LATENCY = np.array([0.25, 0.5, 1.0, 2.0, 10.0])
@@ -65,59 +65,65 @@ def test_a_lower_accuracy_is_never_rarer(accuracy):
 
 
 def test_steer_averages_and_keeps_what_is_known():
-    state = TierState.first(np.ones(3) / 3, np.full(3, np.inf), np.ones(3))
-    state = steer(state, np.array([0.8, NAN, 0.4]))
-    state = steer(state, np.array([0.6, 0.5, NAN]))
+    state = state_of(np.ones(3) / 3, np.full(3, np.inf))
+    for accuracy in ([0.8, NAN, 0.4], [0.6, 0.5, NAN]):
+        state = steer(state, np.array(accuracy), np.ones(3))
     np.testing.assert_allclose(state.accuracy, [0.7, 0.5, 0.4])
     np.testing.assert_allclose(state.probs, np.array([9, 25, 36]) / 70)
+    same = steer(state, None, np.array([1.0, 1.0, 16.0]))  # tiers were formed again
+    np.testing.assert_allclose(same.accuracy, state.accuracy)
+    np.testing.assert_allclose(same.probs, np.array([9, 25, 36 / 8]) / 38.5)
 
 
-@pytest.mark.parametrize(
-    ("policy", "probs"), [("adaptive", [0.2, 0.8]), ("algorithm-2", [0.3, 0.7]), ("slow", [0, 1])]
-)
-def test_new_tiers_go_on_with_what_was_known(policy, probs):
-    before = TierState.first(np.array([0.3, 0.7]), np.full(2, 9.0), np.ones(2))._replace(
-        accuracy=np.array([0.8, 0.6]), credits=np.array([4.0, 5.0]), due=np.array([0.5, -0.5])
-    )
-    new = first_state(policy, 2, [9, 9], np.array([2.0, 2.0]))
-    after = carry_over(before, new, policy, with_credits=True)
-    np.testing.assert_allclose(after.probs, probs)
-    np.testing.assert_allclose(after.accuracy, [0.8, 0.6])
-    assert after.credits.tolist() == [4, 5]
-    assert after.due.tolist() == [0.5, -0.5]
-    assert carry_over(before, new, policy, with_credits=False).credits.tolist() == [9, 9]
-    fewer = first_state(policy, 2, [9, 9], np.array([2.0]))
-    assert carry_over(before, fewer, policy, with_credits=True) is fewer
-    assert fewer.credits.tolist() == [18]
+# --- section 4.5 -------------------------------------------------------------------------
 
 
-def rounds_per_tier(accuracy, num_rounds=500, possible=None):
-    """Rounds of each tier with these accuracies all the time."""
-    state = TierState.first(np.ones(5) / 5, np.full(5, np.inf), LATENCY)
-    state, rng, counts = steer(state, np.array(accuracy)), np.random.default_rng(0), np.zeros(5)
-    for number in range(num_rounds):
-        weights, state = draw_weights(state, "adaptive")
-        here = np.ones(5, bool) if possible is None else possible(number)
-        tier, _, state = draw_tier(state, weights, here, rng)
-        state = was_drawn(state, tier)
-        counts[tier] += 1
-        assert np.abs(state.due).max() <= MOST_DUE
-    return counts, state.probs
+def state_of(probs, credits=(np.inf, np.inf)):
+    full = np.array(credits, float)
+    return TierState(np.array(probs), np.full(len(full), NAN), full, full)
 
 
-@pytest.mark.parametrize(
-    ("worst", "tier", "low", "high"), [(0, 0, 450, 480), (4, 4, 150, 215), (None, 4, 10, 20)]
-)
-def test_rounds_follow_accuracy_and_latency(worst, tier, low, high):
-    """Within two rounds of the probabilities; accuracies change the slow tier's tenfold."""
-    counts, probs = rounds_per_tier([0.1 if j == worst else 0.8 for j in range(5)])
-    np.testing.assert_allclose(counts, 500 * probs, atol=MOST_DUE)
-    assert low <= counts[tier] <= high
+def tiers_of(mean, square):
+    return Tiers({}, {}, boundaries=[2.0], seconds=[1.0, 4.0], slowest_s=mean, slowest_s2=square)
 
 
-def test_a_tier_that_was_away_does_not_make_up_for_it():
-    back = 100  # before this round tier 0 is away
-    counts, probs = rounds_per_tier(
-        [0.8] * 5, 200, lambda number: (np.arange(5) > 0) | (number >= back)
-    )
-    assert counts[0] <= 100 * probs[0] + 2 * MOST_DUE
+ONE_NODE = tiers_of([1.0, 4.0], [1.0, 16.0])
+
+
+@pytest.mark.parametrize(("policy", "seconds"), [("slow", 46242), ("fast", 1837)])
+def test_paper_estimate_on_table_2(policy, seconds):
+    """The outer tiers' latencies follow from "slow" and "fast" in 500 rounds."""
+    latency = np.array([1837 / 500, 9, 9, 9, 46242 / 500])
+    assert paper_estimate(latency, policy_probs(policy, 5), 500) == pytest.approx(seconds)
+
+
+def test_time_estimate_adds_up_rounds():
+    estimate, tiers = TimeEstimate(), tiers_of([1.0, 5.0], [1.0, 26.0])
+    estimate.expect(1, tiers, state_of([0.5, 0.5]), "uniform", None)
+    estimate.expect(2, tiers, state_of([0.5, 0.5]), "uniform", np.array([0.0, 1.0]))
+    assert (estimate.paper_s, estimate.exact_s, estimate.actual_s) == (10.5, 13.0, 0.0)
+    assert estimate.within_s2 == 0.5 * 1 + 2 * 1
+    unknown = TimeEstimate()
+    unknown.expect(1, Tiers({}, {}), state_of([0.5, 0.5]), "uniform", None)
+    assert unknown == TimeEstimate()
+
+
+def test_variance_of_independent_draws_adds_up():
+    estimate = TimeEstimate()
+    for _ in range(10):
+        estimate.expect(1, ONE_NODE, state_of([0.5, 0.5]), "uniform", None)
+    assert estimate.between_s2 == pytest.approx(10 * 1.5**2)
+    assert estimate.within_s2 == 0
+    low, high = estimate.forecast().low, estimate.forecast().high
+    assert high - low == pytest.approx(2 * 1.96 * 1.5 * np.sqrt(10))
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3, 4, 6])
+def test_variance_of_a_permutation_equals_all_orders(num_rounds):
+    """A period of three fast rounds and a slow one."""
+    orders = permutations([1.0, 1.0, 1.0, 4.0])
+    times = [sum(order[: num_rounds % 4]) for order in orders]
+    estimate = TimeEstimate()
+    estimate.expect(num_rounds, ONE_NODE, state_of([0.5, 0.5], [3.0, 1.0]), "paced", None)
+    assert estimate.between_s2 == pytest.approx(np.var(times))
+    assert estimate.exact_s == pytest.approx(num_rounds // 4 * 7 + np.mean(times))

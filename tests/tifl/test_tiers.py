@@ -1,87 +1,249 @@
-import json
-
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.tifl import mean_of_all_draws
 
-from flwr_hetero.tifl.algorithm import TierState
-from flwr_hetero.tifl.tiers import Tiers, draw_nodes
+from flwr_hetero.tifl.algorithm import policy_probs
+from flwr_hetero.tifl.evaluation import accuracy_of, accuracy_per_tier
+from flwr_hetero.tifl.tiers import (
+    MIN_REPEATS,
+    SAME,
+    T_MAX,
+    Tiers,
+    expected_round_times,
+    expected_slowest,
+    form_tiers,
+    place,
+    quantile_tiers,
+    speeds_differ,
+)
 
-NAMES = [f"node-{i}" for i in range(9)]
+NAN, INF = float("nan"), float("inf")
+PAPER_LATENCY = 1 / np.repeat([4.0, 2.0, 1.0, 0.5, 0.1], 10)
+latencies = st.lists(
+    st.one_of(st.floats(0, 1e6), st.sampled_from([1.0, 2.0, 3.0])), min_size=1
+).map(np.array)
+
+
+# --- tiers of equal size -----------------------------------------------------------------
+
+
+def test_quantiles_find_the_papers_five_groups():
+    boundaries, seconds = quantile_tiers(np.random.default_rng(0).permutation(PAPER_LATENCY), 5)
+    assert seconds.tolist() == [0.25, 0.5, 1.0, 2.0, 10.0]
+    assert boundaries.tolist() == [0.375, 0.75, 1.5, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_tiers", "sizes"),
+    [
+        ([1] * 8 + [2, 3], 3, [8, 1, 1]),
+        ([1] + [5] * 9, 2, [1, 9]),
+        ([3, 3], 5, [2]),
+        ([1, 2, 3, 4, 5, 6, 7], 3, [2, 2, 3]),
+        ([1, 2, 2, 2, 3, 4, 5, 6], 3, [4, 2, 2]),
+    ],
+)
+def test_sizes_are_even_but_for_ties(seconds, num_tiers, sizes):
+    boundaries, _ = quantile_tiers(np.array(seconds, float), num_tiers)
+    assert np.bincount(place(np.array(seconds, float), boundaries)).tolist() == sizes
+
+
+@given(latencies, st.integers(1, 8))
+def test_tiers_are_ordered_and_complete(seconds, num_tiers):
+    boundaries, median = quantile_tiers(np.append(seconds, NAN), num_tiers)
+    tier = place(seconds, boundaries)
+    sizes = np.bincount(tier)
+    assert sizes.min() >= 1
+    assert len(sizes) == len(median) == len(boundaries) + 1 == min(num_tiers, len(set(seconds)))
+    assert np.ptp(sizes) <= 1 or len(set(seconds)) < len(seconds)
+    for j in range(len(median)):
+        assert median[j] == np.median(seconds[tier == j])
+        assert j == 0 or seconds[tier < j].max() < seconds[tier >= j].min()
+
+
+@pytest.mark.parametrize("fast", [1.0, np.nextafter(1.0, 2.0)])  # halves round up and down
+def test_neighbouring_floats_are_separated(fast):
+    seconds = np.array([np.nextafter(fast, 2.0), fast])
+    assert place(seconds, quantile_tiers(seconds, 2)[0]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_tiers", "rule"),
+    [
+        ([1.0], 0, "num_tiers must be a whole number of at least 1, got 0"),
+        ([], 2, "latency must hold finite seconds"),
+        ([NAN, NAN], 2, "latency must hold finite seconds"),
+        ([1.0, -1.0], 2, "latency must hold finite seconds"),
+        ([1.0, INF], 2, "latency must hold finite seconds"),
+    ],
+)
+def test_bad_latencies_are_refused(seconds, num_tiers, rule):
+    with pytest.raises(ValueError, match=rule):
+        quantile_tiers(np.array(seconds), num_tiers)
+
+
+# --- forming them ------------------------------------------------------------------------
+
+
+def test_dropouts_have_timed_out_every_time():
+    rounds = np.array(
+        [[12, T_MAX, 9.9, NAN, T_MAX], [1, 700, 9.9, NAN, 10], [2, 999, 9.8, 3, T_MAX]]
+    )
+    tiers, why = form_tiers(list("abcde"), rounds, 3, count=1)
+    assert tiers.latency == {"a": 2.0, "b": T_MAX, "c": 9.9, "d": 3.0, "e": T_MAX}
+    assert tiers.tier == {"a": 0, "d": 1, "c": 2, "e": 2}
+    assert tiers.info()["dropouts"] == ["b"]
+    assert why == ""
+    assert form_tiers(["b"], rounds[:, [1]], 3, count=1) is None
+
+
+def test_nodes_that_have_not_answered_are_slower():
+    rounds = np.array([[1.0, 4.0]])
+    tiers, _ = form_tiers(["a", "b"], rounds, 5, count=1, in_flight=[0.0, 0.0, 9.0])
+    assert tiers.tier == {"a": 0, "b": 1}
+    assert (np.diff(tiers.seconds) > 0).all()
+    assert tiers.seconds[-1] == pytest.approx(9.0, rel=1e-5)
+
+
+def noise(spread, shape, seed=0):
+    return np.exp(spread * np.random.default_rng(seed).standard_normal(shape))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("speeds", "differ"),
+    [(np.ones(10), False), (np.linspace(1, 1.2, 10), False), (np.linspace(1, 3, 10), True)],
+)
+def test_latencies_differ_by_more_than_their_spread(seed, speeds, differ):
+    rounds = speeds * noise(0.2, (5, 10), seed)
+    assert speeds_differ(rounds) == differ
+    tiers, why = form_tiers([f"{i}" for i in range(10)], rounds, 3, count=1)
+    rounds[np.random.default_rng(seed).random(rounds.shape) < 0.4] = NAN
+    assert speeds_differ(rounds) == differ
+    assert len(tiers.seconds) == (3 if differ else 1)
+    assert why.endswith("differ by noise only") == (not differ)
+
+
+def test_variance_components_by_hand():
+    logs = np.array([[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    assert not speeds_differ(np.exp(logs))  # between (3 * 1 - 1) / 3, within 1
+    logs[:, 1:] += [0.25, 0.5]
+    assert speeds_differ(np.exp(logs))  # between 1.25^2 - 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("ratio", "repeats", "differ"),
+    [(SAME * 0.99, 0, 0), (SAME, 0, 1), (1.1, MIN_REPEATS - 1, 0), (1.1, MIN_REPEATS, 1)],
+)
+def test_few_repeats_ask_for_a_ratio(ratio, repeats, differ):
+    rounds = np.full((MIN_REPEATS + 1, 3), NAN)
+    rounds[0] = [1.0, 1.0, ratio]
+    rounds[1 : 1 + repeats, 0] = 1.0
+    assert speeds_differ(rounds) == differ
+
+
+def test_one_node_or_none_has_nothing_to_differ_from():
+    assert not speeds_differ(np.full((3, 2), NAN))
+    assert not speeds_differ(np.array([[1.0, NAN], [9.0, NAN]]))
+
+
+# --- how long a round takes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_selected", [1, 2, 4, 7, 9])
+@pytest.mark.parametrize("latency", [[3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], [0.0, 7.0], [2.0]])
+def test_expected_slowest_equals_all_draws(latency, num_selected):
+    mean = mean_of_all_draws(latency, num_selected)
+    assert expected_slowest(np.array(latency), num_selected) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("num_selected", [1, 5, 1000, 999_999, 1_000_000])
+def test_expected_slowest_of_a_million_nodes(num_selected):
+    """The expected largest of c numbers drawn from 1..n is c (n + 1) / (c + 1)."""
+    n = 1_000_000
+    exact = num_selected * (n + 1) / (num_selected + 1)
+    assert expected_slowest(np.arange(1.0, n + 1), num_selected) == pytest.approx(exact, rel=1e-9)
+
+
+def test_expected_speed_ups_on_the_papers_fleet():
+    """Not the paper's "6x for uniform", which its own Table 2 contradicts."""
+    (vanilla,) = expected_round_times(PAPER_LATENCY[None], np.zeros(50, int), 5)
+    assert vanilla == pytest.approx(7.4446, abs=1e-4)
+    times = expected_round_times(PAPER_LATENCY[None], np.repeat(np.arange(5), 10), 5)
+    for policy, times_faster in {"uniform": 2.7, "random": 8.0, "fast": 29.8, "slow": 0.74}.items():
+        assert vanilla / (policy_probs(policy, 5) @ times) == pytest.approx(times_faster, rel=0.007)
+
+
+def test_unknown_measurements_are_typical():
+    rounds = np.array([[1.0, 3.0, T_MAX, 5.0], [1.0, NAN, T_MAX, 5.0]])  # the NaN counts as 3
+    tiers, _ = form_tiers(list("abcd"), rounds, 2, count=2, in_flight=[8.0])
+    assert tiers.tier == {"a": 0, "b": 0, "d": 1}
+    np.testing.assert_allclose(tiers.slowest_s, [3.0, T_MAX], rtol=1e-5)
+    np.testing.assert_allclose(tiers.slowest_s2, [9.0, T_MAX**2], rtol=1e-5)
+
+
+# --- which node is in which -----------------------------------------------------------------
 
 
 def make_tiers():
     """Three tiers of three nodes, and a dropout."""
-    latency = {name: float(i + 1) for i, name in enumerate(NAMES)}
-    tier = {name: i // 3 for i, name in enumerate(NAMES)}
-    return Tiers(latency | {"node-9": 99.0}, tier, np.array([3.5, 6.5]))
-
-
-def online(*partitions):
-    return lambda name: int(name[5:]) if int(name[5:]) in partitions else None
+    latency = {f"node-{i}": float(i + 1) for i in range(9)}
+    tier = {name: i // 3 for i, name in enumerate(latency)}
+    return Tiers(latency | {"node-9": 99.0}, tier, [3.5, 6.5], [2.0, 5.0, 8.0])
 
 
 def test_late_joiner_is_placed_by_the_boundaries():
     tiers = make_tiers()
     placed = [tiers.add(f"node-{20 + i}", s) for i, s in enumerate((0.1, 3.5, 3.6, 50))]
     assert placed == [0, 0, 1, 2]
-    assert tiers.members[2] == [*NAMES[6:], "node-23"]
+    assert tiers.members[2] == ["node-6", "node-7", "node-8", "node-23"]
     assert tiers.latency["node-22"] == 3.6
-
-
-def test_tiers_are_restored_from_their_info():
-    tiers = make_tiers()
-    again = Tiers.from_json(json.dumps(tiers.info()))
-    assert again.info() == tiers.info()
-    assert again.members == tiers.members
-    assert tiers.info()["dropouts"] == ["node-9"]
-
-
-@pytest.mark.parametrize("there", [(3, 4, 5), (3, 5), (4,), ()])
-def test_sample_takes_available_nodes(there):
-    rng = np.random.default_rng(0)
-    drawn = [make_tiers().sample(1, 2, online(*there), rng) for _ in range(40)]
-    assert {node for nodes in drawn for node in nodes} == set(there)
-    assert {len(nodes) for nodes in drawn} == {len(set(nodes)) for nodes in drawn}
-    assert {len(nodes) for nodes in drawn} == {min(2, len(there))}
-
-
-def test_sample_is_uniform_whichever_nodes_are_away():
-    latency = dict.fromkeys((f"node-{i}" for i in range(40)), 1.0)
-    tiers, rng = Tiers(latency, dict.fromkeys(latency, 0), np.zeros(0)), np.random.default_rng(1)
-    available = online(*range(0, 40, 4))
-    drawn = [tiers.sample(0, 3, available, rng) for _ in range(2000)]
-    assert all(len(set(nodes)) == 3 for nodes in drawn)
-    counts = np.bincount(np.ravel(drawn), minlength=40)[::4] / 2000
-    assert counts == pytest.approx([0.3] * 10, abs=0.052)  # five standard deviations
+    assert tiers.moved(make_tiers())
+    assert not make_tiers().moved(make_tiers())
 
 
 def test_panel_takes_the_next_nodes_for_those_away():
     latency = {f"node-{i}": 1.0 for i in range(100)}
-    tiers = Tiers(latency, {name: int(name[5:]) // 50 for name in latency}, np.array([1.0]))
-    panel = tiers.panel(online(*range(100)))
+    tiers = Tiers(latency, {name: int(name[5:]) // 50 for name in latency}, [1.0], [1.0, 1.0])
+    panel = tiers.panel(lambda name: int(name[5:]))
     assert [node // 50 for node in panel] == [0] * 10 + [1] * 10
-    again = tiers.panel(online(*set(range(100)) - set(panel[:3])))
+    away = {f"node-{node}" for node in panel[:3]}
+    again = tiers.panel(lambda name: None if name in away else int(name[5:]))
     assert again[10:] == panel[10:]
     assert set(panel[3:10]) < set(again[:10])
 
 
+# --- their accuracy ------------------------------------------------------------------------
+
+
+def test_accuracy_is_weighted_by_examples():
+    reported = {
+        "node-0": MetricRecord({"acc": 0.5, "n": 30}),
+        "node-1": MetricRecord({"acc": 0.9, "n": 10}),
+        "node-8": MetricRecord({"acc": 0.2, "n": 10}),
+        "node-9": MetricRecord({"acc": 1.0, "n": 10}),  # a dropout
+    }
+    accuracy = accuracy_per_tier(reported, make_tiers(), "n")
+    np.testing.assert_allclose(accuracy, [0.6, np.nan, 0.2])
+
+
+def test_missing_accuracy_is_logged(caplog):
+    reported = {"node-0": MetricRecord({"f1": 0.5, "n": 30})}
+    assert np.isnan(accuracy_per_tier(reported, make_tiers(), "n")).all()
+    assert "metrics ['f1', 'n'] has 'acc' or 'loss' in its name" in caplog.text
+
+
 @pytest.mark.parametrize(
-    ("there", "borrow", "sizes", "tier", "credits"),
+    ("metrics", "expected"),
     [
-        (range(9), False, [0, 0, 2], 2, [2, 2, 1]),
-        (range(9), True, [0, 0, 2], 2, [2, 2, 1]),
-        ((1, 8), False, [0, 0, 1], 2, [2, 2, 1]),
-        ((1, 8), True, [1, 0, 1], 2, [2, 2, 1]),
-        ((0, 1), False, [2, 0, 0], 0, [1, 2, 2]),  # tiers without nodes are passed and pay nothing
-        ((), True, [0, 0, 0], None, [2, 2, 2]),
+        ({"loss": 2.0, "eval-Acc": 0.5}, 0.5),
+        ({"eval-loss": 2.0}, -2.0),
+        ({"f1": 0.3}, np.nan),
+        ({"acc": float("inf")}, np.nan),
     ],
 )
-def test_draw_nodes(there, borrow, sizes, tier, credits):
-    state = TierState.first(np.array([0.0, 0.0, 1.0]), np.array([2.0] * 3), np.ones(3))
-    rng = np.random.default_rng(0)
-    draw, after = draw_nodes(make_tiers(), state, state.probs, online(*there), 2, borrow, rng)
-    assert np.bincount(np.array(draw.nodes, int) // 3, minlength=3).tolist() == sizes
-    assert draw.tier == tier
-    assert draw.probs.argmax() == (tier or 0)
-    assert draw.probs.sum() == (tier is not None)
-    assert after.credits.tolist() == credits
+def test_accuracy_of(metrics, expected):
+    assert accuracy_of(MetricRecord(metrics)) == pytest.approx(expected, nan_ok=True)

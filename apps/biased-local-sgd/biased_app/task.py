@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero.errors import invalid
 from flwr_hetero.strategy import BiasedLocalSGD, FedNova, Wrapper
 from flwr_hetero_studies.tasks import Examples, load_partition
-from flwr_hetero_studies.tasks.inner import INNER, inner_strategy
+from flwr_hetero_studies.tasks.run import INNER, inner_strategy
 from flwr_hetero_studies.tasks.settings import Settings
 
 BIASES = {
@@ -62,7 +62,8 @@ class BiasedSettings(Settings):
         return BiasedLocalSGD(
             self._inner(),
             steps,
-            weighting="steps" if weights else "examples",
+            weigh_by_steps=weights,
+            step_correction=0.0,
             high_loss_fraction=self.high_loss_fraction if sampling else None,
             share=self.share or None,
             shared_samples=shared_samples,

@@ -16,7 +16,6 @@ from flwr_hetero.client.device import reading_cost
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
 from flwr_hetero.mod import emulated_device, follow
 from flwr_hetero.sampler import (
-    InTurn,
     MercurySampler,
     OrderedSampler,
     PGDSampler,
@@ -41,55 +40,42 @@ app.evaluate()(evaluate_node)
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train on what the samplers draw in turn; report what they saw."""
+    """Train on what the sampler draws; report what it saw."""
     settings = FleetSettings.from_run_config(context.run_config)
     node = open_node(message, context)
     model = node.model().to(pick_device(node.settings.device))
     with ExitStack() as stack:
-        turns = make_samplers(node, settings, context, model, stack)
-        follow(turns, message, context, model, STATE)
-        for sampler in turns.samplers:
-            if isinstance(sampler, MercurySampler):
-                collect_hidden(sampler, context)
+        sampler = make_sampler(node, settings, context, model, stack)
+        follow(sampler, message, context, model, STATE)
+        if isinstance(sampler, MercurySampler):
+            collect_hidden(sampler, context)
 
         def watch(model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> int:
-            now = turns.current
-            if isinstance(now, OrderedSampler) and now.watching:
-                now.observe(batch_gradient(model))
+            if isinstance(sampler, OrderedSampler) and sampler.watching:
+                sampler.observe(batch_gradient(model))
                 return reading_cost(len(indices))
-            return now.on_batch(model, indices, losses) if isinstance(now, PriorityFeed) else 0
+            fed = isinstance(sampler, PriorityFeed)
+            return sampler.on_batch(model, indices, losses) if fed else 0
 
-        reply = node.reply(model, node.train(model, turns, watch))
-        for sampler in turns.samplers:
-            report(sampler, reply, model, node, context)
+        reply = node.reply(model, node.train(model, sampler, watch))
+        report(sampler, reply, model, node, context)
     return reply
 
 
-def make_samplers(
+def make_sampler(
     node: NodeTask, settings: FleetSettings, context: Context, model: nn.Module, stack: ExitStack
-) -> InTurn:
-    """Make the samplers that draw in turn, the order first."""
-    drawing = [make(name, node, settings, model, stack) for name in settings.samplers]
-    if settings.order != RESHUFFLE:
-        ordered = lifelong_order(
-            node, settings, context, settings.order, num_units=settings.num_units
-        )
-        drawing = [ordered, *(s for s in drawing if s is not None)]
-    return InTurn([node.sampler() if s is None else s for s in drawing])
-
-
-def make(
-    name: str, node: NodeTask, settings: FleetSettings, model: nn.Module, stack: ExitStack
-) -> BatchSampler | None:
-    """Make a sampler; None for the plain one, which an order replaces."""
+) -> BatchSampler:
+    """Make the sampler that the run-config names, or the order."""
     sizes = len(node.examples), settings.batch_size
-    if name == TOP_LOSS:
+    if settings.order != RESHUFFLE:
+        return lifelong_order(node, settings, context, settings.order, num_units=settings.num_units)
+    if settings.sampler == TOP_LOSS:
         return TopLossSampler(*sizes, seed=node.seed)
-    if name == "mercury":
+    if settings.sampler == "mercury":
         return MercurySampler(*sizes, seed=node.seed, scores="loss")
-    if name == "pgd":
+    if settings.sampler == "pgd":
         return stack.enter_context(PriorityFeed(PGDSampler(*sizes, seed=node.seed), model))
-    return None
+    return node.sampler()
 
 
 def report(

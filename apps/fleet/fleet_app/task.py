@@ -28,7 +28,7 @@ from flwr_hetero_studies.rivals import (
     Oort,
     PowerOfChoice,
 )
-from flwr_hetero_studies.tasks.inner import INNER, inner_strategy
+from flwr_hetero_studies.tasks.run import INNER, inner_strategy
 from flwr_hetero_studies.tasks.settings import Settings, key_of
 
 PARTS = {
@@ -37,15 +37,17 @@ PARTS = {
     "steps": ("auto", "epochs", "equal", "by-speed", "deadline", "slice"),
     "weighting": ("auto", "normalised", "sqrt", "examples", "steps", "fednova"),
     "order": ("reshuffle", *METHODS),
+    "sampler": ("uniform", "top-loss", "mercury", "pgd"),
     "inner": tuple(INNER),
 }
 STEPS_RATIO = 5
 """Most steps of FedCompass, in ``fast-steps``, its least: the paper's ratio."""
 MERGING = {"steps": "examples", "examples": "sqrt", "sqrt": "sqrt"}
 """How FedBuff weighs, by ``weighting``: the others undo the pace of the nodes."""
+CORRECTION = {"normalised": 1.0, "sqrt": 0.5, "examples": 0.0, "steps": 0.0}
+"""Power of the steps that is undone, by ``weighting``."""
 WINDOW = 32
 """Models in FedSlice's average, unless ``average_rounds`` says how many."""
-SAMPLERS = ("uniform", "top-loss", "mercury", "pgd")
 RESHUFFLE, TOP_LOSS, UNIFORM = "reshuffle", "top-loss", "uniform"
 FEDSLICE_DECIDES: dict[str, tuple[Any, str]] = {
     "steps": (
@@ -100,12 +102,6 @@ class FleetSettings(Settings):
         super().__post_init__()
         for name, known in PARTS.items():
             self.check_choice(name, known)
-        for name in self.samplers:
-            if name not in SAMPLERS:
-                rule = f"be of {', '.join(SAMPLERS)}"
-                raise invalid("sampler", self.sampler, rule, "join several with +")
-        if len(set(self.samplers)) < len(self.samplers):
-            raise invalid("sampler", self.sampler, "name each once", "they draw in turn")
         for name in ("clients_per_round", "num_tiers"):
             if getattr(self, name) < 1:
                 value = getattr(self, name)
@@ -125,9 +121,10 @@ class FleetSettings(Settings):
         if self.step_rule == "epochs" and self.weighting not in ("auto", "examples"):
             rule = "be equal, by-speed, deadline or slice, for the server must know the steps"
             raise invalid("steps", self.steps, rule, f"or weighting=examples, not {self.weighting}")
-        if TOP_LOSS in self.samplers and (
-            self.step_rule == "epochs" or self.weighting == "fednova"
-        ):
+        if self.order != RESHUFFLE and self.sampler != UNIFORM:
+            rule = f"be uniform with order={self.order}: an order visits each example once a pass"
+            raise invalid("sampler", self.sampler, rule)
+        if self.sampler == TOP_LOSS and (self.step_rule == "epochs" or self.weighting == "fednova"):
             rule = "be without top-loss here: biased local SGD says which nodes are fast"
             hint = "give steps other than epochs, and weighting other than fednova"
             raise invalid("sampler", self.sampler, rule, hint)
@@ -163,7 +160,7 @@ class FleetSettings(Settings):
             rule = f"be another with engine={self.engine}: the order server needs rounds"
             hint = "id-grab is the same without a server"
             raise invalid("order", self.order, rule, hint)
-        if TOP_LOSS in self.samplers:
+        if self.sampler == TOP_LOSS:
             rule = f"be without top-loss with engine={self.engine}"
             hint = "how much a fast node samples by loss depends on the others of its round"
             raise invalid("sampler", self.sampler, rule, hint)
@@ -173,11 +170,6 @@ class FleetSettings(Settings):
         """Who sets the steps: what is typed, or what the engine does by itself."""
         usual = {"fedslice": "slice", "fedcompass": "epochs"}
         return usual.get(self.engine, "by-speed") if self.steps == "auto" else self.steps
-
-    @property
-    def samplers(self) -> list[str]:
-        """The samplers that draw in turn."""
-        return self.sampler.split("+")
 
     def strategy(self, num_nodes: int) -> Wrapper:
         """Compose the strategies: which nodes train, for how long, how weighted, in which order."""
@@ -262,8 +254,9 @@ class FleetSettings(Settings):
         return BiasedLocalSGD(
             strategy,
             self.fast_steps,
-            weighting=None if self.weighting == "auto" else self.weighting,
-            high_loss_fraction=0.5 if TOP_LOSS in self.samplers else None,
+            weigh_by_steps=self.weighting == "steps",
+            step_correction=CORRECTION.get(self.weighting),
+            high_loss_fraction=0.5 if self.sampler == TOP_LOSS else None,
             batch_size=self.batch_size,
             seed=self.seed,
             budget=budget,

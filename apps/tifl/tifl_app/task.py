@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.strategy import TiFL
-from flwr_hetero_studies.tasks.inner import INNER, inner_strategy
+from flwr_hetero_studies.tasks.run import INNER, inner_strategy
 from flwr_hetero_studies.tasks.settings import Settings
 
 RANDOM = "vanilla"

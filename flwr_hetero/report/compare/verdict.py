@@ -1,19 +1,20 @@
 """Who reached a target how many times sooner, and why: plain functions on histories."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flwr_hetero.report.history import FEDBUFF, TIFL, History, as_dict, settled_value
-from flwr_hetero.report.nodes import num_tiers
+from flwr_hetero.errors import check_choice, check_number
+from flwr_hetero.report.history import CLOCKS, FEDBUFF, TIFL, UPDATE, Floats, History, as_dict
+from flwr_hetero.report.nodes import busy_s, num_tiers
 from flwr_hetero.report.style import duration, figure, is_share, words
 
+# Evaluations in the running median, and at a run's end.
 WINDOW = 5
-"""Evaluations in the running median."""
+# Ratio from which rounds or their duration count as a reason.
 NOTABLE = 1.1
-"""Ratio from which rounds or their duration count as a reason."""
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
 
 
 class Judge(NamedTuple):
@@ -26,12 +27,27 @@ class Judge(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A run as judged; ``cost`` is None if it does not reach the target."""
+    """A run as judged; ``to_target`` and ``reached`` are None if it does not reach the target."""
 
     seed: int | None
+    unit: str
+    rounds: int
+    last: float
+    best: float
     end: float
-    cost: float | None
+    to_target: float | None
     total: float
+    bytes: float
+    device_s: float
+    reached: int | None
+    """Number of the round in which it got there."""
+    round_s: float
+    """Mean time of a round until then, or until its end, as all that follows."""
+    fastest: float
+    slowest: float
+    """Share of the rounds in which the fastest and the slowest tier trained; NaN without."""
+    staleness: float
+    """Mean of the replies; NaN where all of a round wait."""
 
 
 class Speed(NamedTuple):
@@ -43,30 +59,59 @@ class Speed(NamedTuple):
     pairs: int
 
 
-class Pace(NamedTuple):
-    """How a run got on until its target, or its end."""
-
-    unit: str
-    rounds: float
-    round_s: float
-    tiers: tuple[float, ...]
-    """Share of the rounds that each tier trained in."""
-    staleness: float
-    """Mean of merged replies; NaN where all of a round wait."""
-    update: str = "merge"
-    """In what staleness is counted."""
+# -- one run --
 
 
-def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Take the running median of five values; of fewer at the start, of the last five at the end.
+def lower_is_better(metric: str) -> bool:
+    """Return whether a metric improves by falling."""
+    return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
-    Notes
-    -----
-    One or two lucky rounds do not count, not even the last; a curve that only rises stays as it is
-    but for its last two values.
+
+def settled_value(history: History, metric: str, *, falls: bool) -> float:
+    """Return the level that a run holds at its end: the median of its last five values."""
+    values = history.metric(metric)
+    tail = sorted(values[~np.isnan(values)][-WINDOW:].tolist(), reverse=falls)
+    return float(tail[(len(tail) - 1) // 2])
+
+
+def time_to_target(
+    history: History,
+    metric: str,
+    target: float,
+    clock: str = "virtual_s",
+    *,
+    falls: bool | None = None,
+) -> float | None:
+    """Return when a run first reaches a target: seconds or rounds since the start, None if never.
+
+    The clock is "virtual_s", "wall_s" or "round". Whether the metric must fall to the target is by
+    its name unless ``falls`` says so.
+
+    Raises
+    ------
+    ValueError
+        If the metric or the clock is unknown, or the target not finite.
 
     Examples
     --------
+    >>> rounds = [{"round": i, "virtual_s": 9.0 * i, "global": {"acc": 0.3 * i}} for i in range(4)]
+    >>> time_to_target(History((*rounds,)), "acc", 0.5)
+    18.0
+    """
+    check_choice("clock", clock, CLOCKS)
+    check_number("target", target, "(-inf, inf)")
+    values, times = history.metric(metric), history.column(clock)
+    down = lower_is_better(metric) if falls is None else falls
+    hits = times[(values <= target if down else values >= target) & ~np.isnan(times)]
+    return float(hits[0]) if len(hits) else None
+
+
+def smooth(values: Floats) -> Floats:
+    """Take the running median of five values; of fewer at the start, of the last five at the end.
+
+    One or two lucky rounds do not count, not even the last; a curve that only rises stays as it is
+    but for its last two values.
+
     >>> smooth(np.array([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])).tolist()
     [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
     """
@@ -78,10 +123,7 @@ def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def default_target(baseline: Sequence[History], metric: str, *, falls: bool) -> float:
-    """Return the mean end of the baseline's runs less a point; for no accuracy, less 1 %.
-
-    A run's end is the median of its last five values.
-    """
+    """Return the mean end of the baseline's runs less a point; for no accuracy, less 1 %."""
     end = float(np.mean([settled_value(run, metric, falls=falls) for run in baseline]))
     margin = 0.01 * (abs(end) if not is_share(metric) else 1.0 if abs(end) <= 1 else 100.0)
     return end + margin if falls else end - margin
@@ -98,10 +140,34 @@ def first_reach(run: History, judge: Judge) -> int | None:
 
 def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
     """Judge a run."""
-    times, place = run.column(judge.clock), first_reach(run, judge)
-    cost = None if place is None else float(times[place])
-    end = settled_value(run, judge.metric, falls=judge.falls)
-    return Result(seed, end, cost, float(np.nanmax(times, initial=0.0)))
+    values, times, rounds = run.metric(judge.metric), run.column(judge.clock), run.column("round")
+    place = first_reach(run, judge)
+    until = len(rounds) - 1 if place is None else place
+    clock = run.column("wall_s") if judge.clock == "wall_s" else run.clock[1]
+    count, drawn = rounds[until] - rounds[0], run.column(TIFL, "tier")[: until + 1]
+    last_tier = num_tiers(run) - 1
+    known = drawn[~np.isnan(drawn)] if last_tier > 0 else drawn[:0]
+    merged = [as_dict(record.get(FEDBUFF)).get("staleness") or () for record in run.rounds]
+    return Result(
+        seed=seed,
+        unit=run.unit,
+        rounds=run.last_round,
+        last=float(values[~np.isnan(values)][-1]),
+        best=float(np.nanmin(values) if judge.falls else np.nanmax(values)),
+        end=settled_value(run, judge.metric, falls=judge.falls),
+        to_target=None if place is None else float(times[place]),
+        total=float(np.nanmax(times, initial=0.0)),
+        bytes=sum(float(np.nansum(run.column(key))) for key in ("bytes_up", "bytes_down")),
+        device_s=float(busy_s(run).sum()),
+        reached=None if place is None else int(rounds[place]),
+        round_s=float((clock[until] - clock[0]) / count) if count else np.nan,
+        fastest=mean_of(known == 0),
+        slowest=mean_of(known == last_tier),
+        staleness=mean_of([behind for replies in merged for behind in replies]),
+    )
+
+
+# -- runs against others --
 
 
 def speed_up(baseline: Sequence[Result], other: Sequence[Result]) -> Speed | None:
@@ -109,12 +175,13 @@ def speed_up(baseline: Sequence[Result], other: Sequence[Result]) -> Speed | Non
 
     Runs are paired by seed where the two sides share seeds, else each with each.
     """
-    shared = {run.seed for run in baseline} & {run.seed for run in other} - {None}
+    shared = _seeds(baseline, other)
     pairs = [
-        (before.cost, after.cost)
+        (before.to_target, after.to_target)
         for before in baseline
         for after in other
-        if before.cost and after.cost and (not shared or before.seed == after.seed in shared)
+        if before.to_target and after.to_target
+        if not shared or before.seed == after.seed in shared
     ]
     if not pairs:
         return None
@@ -123,61 +190,80 @@ def speed_up(baseline: Sequence[Result], other: Sequence[Result]) -> Speed | Non
     return Speed(float(before / after), min(ratios), max(ratios), len(pairs))
 
 
-def pace_of(run: History, judge: Judge) -> Pace:
-    """Measure rounds, their duration, tiers and staleness until the target, or the end."""
-    reached = first_reach(run, judge)
-    place = len(run.rounds) - 1 if reached is None else reached
-    clock = "wall_s" if judge.clock == "wall_s" else run.clock[0]
-    times, rounds = run.column(clock), run.column("round")
-    count = float(rounds[place] - rounds[0])
-    seconds = float((times[place] - times[0]) / count) if count else np.nan
-    drawn = run.column(TIFL, "tier")[: place + 1]
-    known = drawn[~np.isnan(drawn)]
-    tiers = [float(np.mean(known == t)) for t in range(num_tiers(run))] if len(known) else []
-    merged = [as_dict(record.get(FEDBUFF)).get("staleness") or () for record in run.rounds]
-    stale = [float(value) for values in merged for value in values if value is not None]
-    mean = float(np.mean(stale)) if stale else np.nan
-    return Pace(run.unit, float(rounds[place]), seconds, tuple(tiers), mean, run.update)
+def _seeds(baseline: Sequence[Result], other: Sequence[Result]) -> set[int | None]:
+    return {run.seed for run in baseline} & {run.seed for run in other} - {None}
 
 
-def mean_pace(paces: Sequence[Pace]) -> Pace:
-    """Average over seeds; of tiers those runs that have as many as the first."""
-    first = paces[0]
-    tiers = [pace.tiers for pace in paces if len(pace.tiers) == len(first.tiers)]
-    rounds, seconds, stale = (float(np.mean([pace[at] for pace in paces])) for at in (1, 2, 4))
-    shares = tuple(np.mean(tiers, axis=0).tolist())
-    return Pace(first.unit, rounds, seconds, shares, stale, first.update)
+def verdict(
+    judge: Judge, names: tuple[str, str], results: tuple[Sequence[Result], Sequence[Result]]
+) -> str:
+    """Say in a sentence how the second group of runs did against the first, the baseline."""
+    (base, name), (before, after) = names, results
+    goal = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
+    spent = [cost_text(judge.clock, mean(side, "to_target"), side[0].unit) for side in results]
+    is_there, count = (sum(run.to_target is not None for run in side) for side in results)
+    some = f" in {count} of {len(after)} runs" if count < len(after) else ""
+    found, why = speed_up(before, after), ""
+    if not count and not is_there:
+        text = f"{name} does not reach {goal}, nor does {base},"
+    elif not count:
+        within = cost_text(judge.clock, max(run.total for run in after), after[0].unit)
+        text = f"{name} does not reach {goal} within {within} ({base}: after {spent[0]})"
+    elif found is None:
+        other = f"{base}: after {spent[0]}" if is_there else f"{base} does not"
+        text = f"{name} reaches {goal} after {spent[1]}{some} ({other})"
+    else:
+        factor, low, high, pairs = found
+        ratio, low, high = (factor, low, high) if factor >= 1 else (1 / factor, 1 / high, 1 / low)
+        way = f"{times(ratio)} {'sooner' if factor >= 1 else 'later'} than"
+        way = "as soon as" if (is_level := times(ratio) == "1.0x") else way
+        over = f"{pairs} {'seeds' if _seeds(before, after) else 'pairs of runs'}"
+        spread = f"{times(low)} to {times(high)} over {over}, " if pairs > 1 else ""
+        text = f"{name} reaches {goal} {way} {base}{some} ({spread}"
+        text += f"{spent[1]} instead of {spent[0]})"
+        why = "" if is_level else _reason(before, after, sooner=factor > 1)
+    return f"{text}{_difference(judge.metric, mean(before, 'end'), mean(after, 'end'))}{why}."
 
 
-def reason(baseline: Pace, other: Pace, *, sooner: bool) -> str:
+def _reason(before: Sequence[Result], after: Sequence[Result], *, sooner: bool) -> str:
     """Say in one clause which of rounds and their duration made the difference."""
-    parts = []  # ratio above 1: in favour of the other run
-    if baseline.round_s > 0 and other.round_s > 0:
-        text = f"a {other.unit} takes {duration(other.round_s)} instead of "
-        text += duration(baseline.round_s) + _who(other)
-        if baseline.unit != other.unit:
-            text = text.replace("instead of", f"and a {baseline.unit}", 1)
-        parts.append((baseline.round_s / other.round_s, text))
-    if baseline.rounds and other.rounds and baseline.unit == other.unit:
-        text = f"it needs {other.rounds:.0f} {other.unit}s instead of {baseline.rounds:.0f}"
-        parts.append((baseline.rounds / other.rounds, text))
+    parts = []  # ratio above 1: in favour of the runs after
+    unit, other = before[0].unit, after[0].unit
+    seconds = [mean(side, "round_s") for side in (before, after)]
+    if min(seconds) > 0:
+        both = "instead of" if unit == other else f"and a {unit}"
+        text = f"a {other} takes {duration(seconds[1])} {both} {duration(seconds[0])}{_who(after)}"
+        parts.append((seconds[0] / seconds[1], text))
+    rounds = [mean(side, "reached") for side in (before, after)]
+    if min(rounds) > 0 and unit == other:
+        text = f"it needs {rounds[1]:.0f} {unit}s instead of {rounds[0]:.0f}"
+        parts.append((rounds[0] / rounds[1], text))
     parts.sort(key=lambda part: part[0], reverse=sooner)
-    for_it = [text for r, text in parts if (r > NOTABLE if sooner else r < 1 / NOTABLE)]
-    against = [text for r, text in parts if (r < 1 / NOTABLE if sooner else r > NOTABLE)]
-    if not for_it:
-        return ""
-    clause = ", because " + " and ".join(for_it)
-    return clause + (f", although {' and '.join(against)}" if against else "")
+    helps = [text for r, text in parts if (r > NOTABLE if sooner else r < 1 / NOTABLE)]
+    costs = [text for r, text in parts if (r < 1 / NOTABLE if sooner else r > NOTABLE)]
+    although = f", although {' and '.join(costs)}" if costs else ""
+    return f", because {' and '.join(helps)}{although}" if helps else ""
 
 
-def _who(pace: Pace) -> str:
+def _who(runs: Sequence[Result]) -> str:
     """Say who trained: shares of the tiers, or how stale replies were."""
-    if len(pace.tiers) > 1:
-        fast, slow = (f"{100 * pace.tiers[at]:.0f} %" for at in (0, -1))
-        return f" (the fastest tier has {fast} of the rounds, the slowest {slow})"
-    if pace.staleness >= 0:
-        return f" (replies are {pace.staleness:.1f} {pace.update}s stale on average)"
-    return ""
+    fast, slow, stale = (mean(runs, name) for name in ("fastest", "slowest", "staleness"))
+    if fast >= 0:
+        text = f"the fastest tier has {100 * fast:.0f} % of the rounds, the slowest"
+        return f" ({text} {100 * slow:.0f} %)"
+    return f" (replies are {stale:.1f} {UPDATE}s stale on average)" if stale >= 0 else ""
+
+
+def _difference(metric: str, before: float, after: float) -> str:
+    if is_share(metric):
+        points = abs(after - before) * (100 if max(abs(before), abs(after)) <= 1 else 1)
+        if points < 0.05:
+            return f" and ends level ({figure(metric, after)})"
+        shown = f"{points:.1f} point{'' if f'{points:.1f}' == '1.0' else 's'}"
+    else:
+        shown = f"{abs(after - before):.3g}"
+    way = "higher" if after > before else "lower"
+    return f" and ends {shown} {way} ({figure(metric, after)} against {figure(metric, before)})"
 
 
 def times(factor: float) -> str:
@@ -186,65 +272,18 @@ def times(factor: float) -> str:
 
 
 def cost_text(clock: str, cost: float | None, unit: str = "round") -> str:
-    """Write a cost by a clock."""
-    if cost is None:
+    """Write a cost by a clock; None or NaN is that of a target never reached."""
+    if cost is None or np.isnan(cost):
         return "never"
     return f"{cost:.0f} {unit}s" if clock == "round" else duration(cost)
 
 
-def verdict(
-    names: tuple[str, str],
-    judge: Judge,
-    results: tuple[Sequence[Result], Sequence[Result]],
-    paces: tuple[Pace, Pace],
-) -> str:
-    """Say in a sentence how the second group of runs did against the first, the baseline."""
-    (base, name), (before, after) = names, results
-    goal = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
-    hits = [[run.cost for run in side if run.cost is not None] for side in results]
-    units = [pace.unit for pace in paces]
-    spent = [
-        cost_text(judge.clock, mean, u) for mean, u in zip(map(mean_of, hits), units, strict=True)
-    ]
-    some = f" in {len(hits[1])} of {len(after)} runs" if len(hits[1]) < len(after) else ""
-    found, why = speed_up(before, after), ""
-    if not hits[1]:
-        within = cost_text(judge.clock, max(run.total for run in after), units[1])
-        text = f"{name} does not reach {goal} within {within} ({base}: after {spent[0]})"
-        text = text if hits[0] else f"{name} does not reach {goal}, nor does {base},"
-    elif found is None:
-        text = f"{name} reaches {goal} after {spent[1]}{some} ("
-        text += f"{base}: after {spent[0]})" if hits[0] else f"{base} does not)"
-    else:
-        ratio, low, high, pairs = found
-        if ratio < 1:
-            ratio, low, high = 1 / ratio, 1 / high, 1 / low
-        way = "sooner" if found.factor >= 1 else "later"
-        about = "as soon as" if times(ratio) == "1.0x" else f"{times(ratio)} {way} than"
-        text = f"{name} reaches {goal} {about} {base}{some} ("
-        if pairs > 1:
-            both = {run.seed for run in before} & {run.seed for run in after} - {None}
-            over = "seeds" if both else "pairs of runs"
-            text += f"{times(low)} to {times(high)} over {pairs} {over}, "
-        text += f"{spent[1]} instead of {spent[0]})"
-        why = "" if about == "as soon as" else reason(*paces, sooner=found.factor > 1)
-    ends = [float(np.mean([run.end for run in side])) for side in results]
-    return f"{text}{_difference(judge.metric, ends)}{why}."
+def mean_of(values: Iterable[float | None]) -> float:
+    """Return the mean of what is known; NaN of nothing."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else np.nan
 
 
-def mean_of(costs: Sequence[float]) -> float | None:
-    """Return a mean; None of nothing."""
-    return float(np.mean(costs)) if costs else None
-
-
-def _difference(metric: str, ends: Sequence[float]) -> str:
-    before, after = ends
-    if is_share(metric):
-        points = (after - before) * (100 if max(map(abs, ends)) <= 1 else 1)
-        if abs(points) < 0.05:
-            return f" and ends level ({figure(metric, after)})"
-        shown = f"{abs(points):.1f} point{'' if f'{abs(points):.1f}' == '1.0' else 's'}"
-    else:
-        shown = f"{abs(after - before):.3g}"
-    way = "higher" if after > before else "lower"
-    return f" and ends {shown} {way} ({figure(metric, after)} against {figure(metric, before)})"
+def mean(runs: Sequence[Result], name: str) -> float:
+    """Return the mean of a figure over runs."""
+    return mean_of(getattr(run, name) for run in runs)

@@ -2,11 +2,12 @@
 
 The vectors are the gradients of partly trained models. ``sketch``: which one is worth its bytes.
 ``fleet``: what happens in fleets that are not the paper's, with absent nodes, lost replies,
-restarts and unequal data. The paper's Fig. 10 is run by ``flwr-hetero reproduce``.
+restarts and unequal data. The paper's Fig. 10 is ``flwr-hetero reproduce cd-grab figure-10``.
 """
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
@@ -19,14 +20,14 @@ from flwr_hetero.cd_grab import order_server
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
-from flwr_hetero_studies.papers.cd_grab.nodes import Nodes, UnitGradients, examples_of, fits, flat
-from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
+from flwr_hetero_studies.papers.cd_grab.orders import D_RR, PAIR_BAL, SKETCHES, Served
+from flwr_hetero_studies.papers.cd_grab.tasks import fits, given
+from flwr_hetero_studies.papers.cd_grab.train import Gradients, fill_gradients
 
 MODELS = {"softmax": 0.01, "lenet": 0.05, "mlp": 0.01}
 """Models and the learning rate of their 200 steps of training."""
-SKETCHES = ("D-RR", "ID-GraB(PairBal)",
-            *(f"CD-GraB, k = {k}" for k in (16, 64, 256, 1024, 4096)),
-            "CD-GraB, exact")  # fmt: skip
+METHODS = (D_RR, PAIR_BAL, *SKETCHES)
+PAPER, OURS = "CD-GraB, paper", "CD-GraB, ours"
 FLEETS = (
     "all nodes, always",
     "30 % of the nodes, at random",
@@ -40,7 +41,6 @@ FLEETS = (
     "unequal data, units of equal size",
     "unequal data, equally many units",
 )
-FLEET_METHODS = ("D-RR", "ID-GraB(PairBal)", "CD-GraB, paper", "CD-GraB, ours")
 NODES, UNITS, BATCH = 16, 64, 4
 
 
@@ -49,11 +49,11 @@ def plan(options: Options) -> Iterator[Trial]:
     rounds = options.settings["rounds"]
     for seed in options.seeds_or(range(3)):
         for model in (model for model in MODELS if fits(model, options.data)):
-            for method in SKETCHES:
+            for method in METHODS:
                 case = {"experiment": "sketch", "name": f"{model}, {method}", "method": method}
                 yield Trial(case | {"model": model, "rounds": 14, "data": options.data}, seed)
         for fleet in FLEETS:
-            for method in FLEET_METHODS:
+            for method in (D_RR, PAIR_BAL, PAPER, OURS):
                 case = {"experiment": "fleet", "name": f"{fleet}, {method}", "method": method}
                 yield Trial(case | {"fleet": fleet, "rounds": rounds, "data": options.data}, seed)
 
@@ -64,36 +64,33 @@ def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
         grains = gradients(dataset, case["model"], 8, seed)
         bounds = visits(list(grains), case["method"], case["rounds"], seed)
         return {"metrics": {"bound": float(np.mean(bounds[-4:])), "dim": grains.shape[2]}}
-    grains = gradients(dataset, "softmax", NODES, seed)
-    method = {"CD-GraB, paper": "CD-GraB, k = 1024", "CD-GraB, ours": "CD-GraB, k = 1024"}
-    vectors = unequal(case["fleet"], grains)
-    paper = case["method"] == "CD-GraB, paper"  # one common sum, whatever happens
-    no_share = patch.object(order_server, "own_share", lambda q, m: np.zeros(m))
-    with no_share if paper else nullcontext():
-        name = method.get(case["method"], case["method"])
+    vectors = unequal(case["fleet"], gradients(dataset, "softmax", NODES, seed))
+    # the paper has one common sum, whatever happens
+    alone = patch.object(order_server, "own_share", lambda q, m: np.zeros(m))
+    with alone if case["method"] == PAPER else nullcontext():
+        name = "CD-GraB, k = 1024" if case["method"] in (PAPER, OURS) else case["method"]
         bounds = visits(vectors, name, case["rounds"], seed, case["fleet"])
     return {"metrics": {"bound": float(np.mean(bounds[-10:]))}}
-
-
-# --- gradients ------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2)
 def gradients(dataset: str, name: str, nodes: int, seed: int) -> NDArray[np.float32]:
     """Take the gradients of all units, (nodes, units, dim), after 200 steps of training."""
-    model = make_model(name, *data_shape(dataset), seed=seed)
-    available = len(load_partition(dataset, 0, 1, seed=seed))
-    units = min(UNITS, available // (nodes * BATCH) // 2 * 2)
-    examples = examples_of(dataset, nodes * units * BATCH, seed)
-    gradients_of, params = UnitGradients(model), flat(model)
-    rng = np.random.default_rng(seed)
+    task = given(dataset, name, nodes * UNITS * BATCH, seed=seed)
+    units = len(task) // (nodes * BATCH) // 2 * 2
+    # pairs need an even number of units
+    rows = np.arange(nodes * units * BATCH).reshape(nodes, units, BATCH)
+    task = replace(task, per_unit=BATCH)
+    model, rng = task.make_model(seed), np.random.default_rng(seed)
+    gradients_of, optimizer = (
+        Gradients(task, model),
+        torch.optim.SGD(model.parameters(), MODELS[name]),
+    )
+    # at the start all gradients agree, and orders have little to balance
     for _ in range(200):
-        rows = rng.integers(len(examples), size=(1, 64))
-        step = gradients_of(params, examples.inputs[rows], examples.targets[rows])[0]
-        params = params - MODELS[name] * step
-    rows = np.arange(len(examples)).reshape(nodes, -1, BATCH)
-    each = [gradients_of(params, examples.inputs[r], examples.targets[r]).numpy() for r in rows]
-    return np.array(each)
+        fill_gradients(model, gradients_of.mean(rng.integers(rows.size, size=(1, 64))))
+        optimizer.step()
+    return np.array([gradients_of.each(own).numpy() for own in rows])
 
 
 def unequal(fleet: str, grains: NDArray[np.float32]) -> list[NDArray[np.float32]]:
@@ -125,26 +122,27 @@ def visits(
 ) -> list[float]:
     """Let nodes visit all units every round, and return the bounds in the full space."""
     rng = np.random.default_rng([seed, 5])
-    nodes = Nodes([len(v) for v in vectors], 1, name, seed)
-    tensors = [torch.from_numpy(v) for v in vectors]
+    nodes = Served(name, [len(v) for v in vectors], 1, seed)
     lost = {"20 % lost": 0.2, "20 % of the replies": 0.2, "5 % of the r": 0.05}
     share = next((value for words, value in lost.items() if words in fleet), 0.0)
     bounds = []
     for step in range(rounds):
         here = present(fleet, step, rng) if fleet else list(range(len(vectors)))
+        # for all nodes, so that fleets meet the same luck
         draws = rng.random((2, len(vectors)))
         for i in here:
             if "restart" in fleet and draws[0, i] < 0.05:
                 nodes.samplers[i] = nodes.new_sampler(i)
-        nodes.begin(step, here)
-        passes = [vectors[i][nodes.visit(i, tensors[i])] for i in here]
-        arrived = [i for i in here if draws[1, i] >= share]
-        reports = nodes.reports(arrived)
+        # Alg. 4, l. 15
+        nodes.send(here)
+        passes = [vectors[i][nodes.visit_all(i, vectors[i])] for i in here]
+        reports = nodes.reports([i for i in here if draws[1, i] >= share])
         if "noise" in fleet and "node-00" in reports:
             diffs = reports["node-00"].diffs
             noise = rng.standard_normal(diffs.shape).astype(np.float32)
             noise *= np.float32(10 * np.linalg.norm(diffs) / np.linalg.norm(noise))
             reports["node-00"] = reports["node-00"]._replace(diffs=noise)
-        nodes.server.receive(reports)
+        # Alg. 4, l. 8-14
+        nodes.end_pass(reports)
         bounds.append(relative_herding(passes[1:] if "noise" in fleet else passes))
     return bounds

@@ -1,6 +1,6 @@
 """Train on m workers that each visit their units in an order; one unit is one vector to order."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.errors import invalid
 from flwr_hetero_studies.core.curves import Columns, columns
-from flwr_hetero_studies.papers.cd_grab.orders import make_orders
-from flwr_hetero_studies.papers.cd_grab.tasks import Task
+from flwr_hetero_studies.papers.cd_grab.orders import Orders, Units, make_orders
+from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask
 
 
 @dataclass(frozen=True)
-class Settings:
+class Schedule:
     """The paper's settings of an experiment."""
 
     workers: int
@@ -40,8 +41,8 @@ class Settings:
         return torch.optim.SGD(params, self.lr, self.momentum, weight_decay=decay)
 
 
-def train(task: Task, settings: Settings, method: str, seed: int) -> Columns:
-    """Train; the curve has a point per epoch, with the pass's herding bound of Eq. 8.
+def train(task: OrderTask, settings: Schedule, method: str, seed: int) -> Columns:
+    """Train with the orders of a method.
 
     As many units are left out, at random, as do not fill an even number of steps.
     """
@@ -50,42 +51,69 @@ def train(task: Task, settings: Settings, method: str, seed: int) -> Columns:
     if own * settings.workers != settings.batch or not steps:
         rule = f"be a multiple of {settings.workers} workers, and two fit {len(task)} units"
         raise invalid("batch", settings.batch, rule)
+    # pairs need an even number of steps
     kept = np.random.default_rng(seed).permutation(len(task))[: steps * settings.batch]
-    shares = kept.reshape(settings.workers, steps * own)
+    units = kept.reshape(settings.workers, steps * own, 1)
+    shares = units * task.per_unit + np.arange(task.per_unit)
+    orders = make_orders(method, settings.workers, steps * own, seed)
+    return train_by(orders, shares, task, settings, steps, seed)
+
+
+def train_by(
+    orders: Orders,
+    shares: Units,
+    task: OrderTask,
+    settings: Schedule,
+    steps: int,
+    seed: int,
+    watch: Callable[[int, Vectors], None] = lambda epoch, gradients: None,
+) -> Columns:
+    """Take steps of all workers at a time; a point of the curve per epoch, with Eq. 8's bound.
+
+    shares: each worker's (num_units, per_unit) examples, or (num_examples,) where orders say which
+    examples are a unit. ``watch`` is shown the epoch and the gradients of a step's units.
+    """
     model = task.make_model(seed)
     optimizer, gradients_of = settings.optimizer(model), Gradients(task, model)
-    num_workers, num_units = shares.shape
-    orders = make_orders(method, num_workers, num_units, seed)
+    own = settings.batch // settings.workers
     points = [{"epoch": 0.0, "herding": inf} | task.look(model)]
     for epoch in range(settings.epochs):
         if settings.decay_every:
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * 0.1 ** (epoch // settings.decay_every)
-        visited = np.take_along_axis(shares, orders.orders, axis=1)
         sums = []
         for step in range(steps):
-            units = visited[:, step * own : (step + 1) * own].reshape(-1)
+            # Alg. 3, l. 3: the units of this step
+            visited = orders.visit(step, own)
+            worker = np.arange(len(visited)).reshape(-1, *[1] * (visited.ndim - 1))
+            rows = shares[worker, visited].reshape(-1, task.per_unit)
             if orders.learns:
-                each = gradients_of.each(units)
-                orders.observe(each.numpy().reshape(num_workers, own, -1))
-                gradient = each.mean(0)
+                gradients = gradients_of.each(rows)
+                each = gradients.numpy().reshape(len(visited), own, -1)
+                # Alg. 3, l. 4-5: each unit's gradient goes to whoever orders
+                orders.observe(each)
+                watch(epoch, each)
+                mean = gradients.mean(0)
             else:
-                gradient = gradients_of.mean(units)
-            sums.append(settings.batch * gradient.numpy())
-            fill_gradients(model, gradient)
+                # one backward pass is enough where nobody learns
+                mean = gradients_of.mean(rows)
+            sums.append(settings.batch * mean.numpy())
+            # Alg. 4, l. 6-7: the mean gradient, and the step of all workers
+            fill_gradients(model, mean)
             optimizer.step()
+        # Alg. 3, l. 9
         orders.start_pass()
         points.append({"epoch": epoch + 1.0, "herding": furthest(np.array(sums))})
         points[-1] |= task.look(model)
         if not isfinite(points[-1]["loss"]):
             break
-    return columns(points, missing=inf)
+    return columns(points)
 
 
 class Gradients:
-    """Gradients of units at the model's present parameters."""
+    """Gradients of units at the model's present parameters; a row of examples is a unit."""
 
-    def __init__(self, task: Task, model: nn.Module) -> None:
+    def __init__(self, task: OrderTask, model: nn.Module) -> None:
         self.task, self.model = task, model
         self._vectorised = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="error")
 
@@ -93,23 +121,19 @@ class Gradients:
         outputs = functional_call(self.model, dict(params), (inputs,))
         return self.task.train.task.losses(outputs, targets).mean()
 
-    def _take(self, units: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, (num_units, per_unit, ...)."""
-        rows = units[:, None] * self.task.per_unit + np.arange(self.task.per_unit)
-        return self.task.train.take(rows)
-
-    def each(self, units: NDArray[np.int64]) -> Tensor:
+    def each(self, rows: Units) -> Tensor:
         """Differentiate each unit's loss: (num_units, dim)."""
         if not self.task.vectorised:
-            return torch.stack([self.mean(unit) for unit in units[:, None]])
+            return torch.stack([self.mean(row[None]) for row in rows])
         params = {name: p.detach() for name, p in self.model.named_parameters()}
-        with sdpa_kernel(SDPBackend.MATH):  # the only attention with vectorised gradients
-            found = self._vectorised(params, *self._take(units))
+        # the only attention with vectorised gradients
+        with sdpa_kernel(SDPBackend.MATH):
+            found = self._vectorised(params, *self.task.train.take(rows))
         return torch.cat([found[name].flatten(1) for name in params], dim=1)
 
-    def mean(self, units: NDArray[np.int64]) -> Tensor:
+    def mean(self, rows: Units) -> Tensor:
         """Differentiate the mean of the units' losses: (dim,)."""
-        inputs, targets = (part.flatten(0, 1) for part in self._take(units))
+        inputs, targets = (part.flatten(0, 1) for part in self.task.train.take(rows))
         params = dict(self.model.named_parameters())
         found = torch.autograd.grad(self._loss(params, inputs, targets), list(params.values()))
         return torch.cat([part.flatten() for part in found])

@@ -1,7 +1,7 @@
 """Mercury against uniform sampling and its other rivals on emulated fleets, in virtual time.
 
 A cell is a link, a partition and a number of nodes. ``bacc`` is the default of ``apps/mercury``.
-What scoring in the background costs is in ``costs.py``.
+What scoring in the background costs is in ``handover.py``.
 """
 
 import json
@@ -15,7 +15,7 @@ from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import Moment, emulate
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.papers.mercury import costs
+from flwr_hetero_studies.papers.mercury import handover
 from flwr_hetero_studies.tasks import initial_arrays
 
 SETTINGS = {"rows": 12_000, "test-rows": 2000, "num-server-rounds": 60, "batch-size": 32,
@@ -82,7 +82,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
             elif key not in first:
                 first.add(key)
                 yield Trial(full, seed)
-    yield from costs.plan(options)
+    yield from handover.plan(options)
 
 
 def training(case: Case, seed: int) -> str:
@@ -92,10 +92,11 @@ def training(case: Case, seed: int) -> str:
 
 def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) -> dict[str, Any]:
     """Train once, or give a known training the clock of another link, as two rounds show it."""
-    if case["experiment"] in costs.EXPERIMENTS:
-        return costs.run(case)
+    if case["experiment"] == "handover":
+        return handover.run(case)
     if curve is None:
         return train(case, seed, data)
+    # uniform sampling trains alike on every link
     times = train(case | {"num-server-rounds": 2}, seed, data)["curve"]["virtual_s"]
     clock = [round(number * (times[2] - times[1]), 5) for number in curve["round"]]
     metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1]}

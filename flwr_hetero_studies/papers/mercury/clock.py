@@ -24,7 +24,7 @@ WARM = 3
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepCosts:
     """Seconds of a step's parts: computing, exchanging gradients, scoring all local data."""
 
     compute_s: float
@@ -44,14 +44,14 @@ class Costs:
         )
 
 
-def costs(mbps: float, workers: int = 4) -> Costs:
+def costs(mbps: float, workers: int = 4) -> StepCosts:
     """Return the costs of the paper's model and data on so many of its devices."""
     device = DeviceProfile(
         uplink_mbps=mbps,
         downlink_mbps=mbps,
         seconds_per_example=WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES,
     )
-    return Costs(
+    return StepCosts(
         compute_time_s(device, BATCH),
         transfer_time_s(device, BYTES, BYTES),
         compute_time_s(device, 0, SAMPLES / workers),
@@ -70,13 +70,13 @@ def resnet18_layers() -> tuple[tuple[float, float], ...]:
     return tuple((w * s**2 / work, w / weights) for w, s in found)
 
 
-def overlapped_s(cost: Costs, layers: Sequence[tuple[float, float]] | None = None) -> float:
+def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None = None) -> float:
     """Return the seconds of a step whose transfers overlap with computing, as TicTac's do.
 
     A layer's gradient is exchanged when it is there; of several, that of the first layer goes
     first, since the next forward pass needs it first. Layers are shares of work and of bytes.
 
-    >>> round(overlapped_s(Costs(1.0, exchange_s=1.0, score_all_s=0.0), [(0.5, 0.5)] * 2), 3)
+    >>> round(overlapped_s(StepCosts(1.0, exchange_s=1.0, score_all_s=0.0), [(0.5, 0.5)] * 2), 3)
     1.667
     """
     layers = resnet18_layers() if layers is None else layers
@@ -84,6 +84,7 @@ def overlapped_s(cost: Costs, layers: Sequence[tuple[float, float]] | None = Non
     now, arrives, starts = 0.0, [0.0] * len(layers), []
     for _ in range(WARM):
         starts.append(now)
+        # a layer's forward pass waits for its own gradient only
         for (work, _), arrived in zip(layers, arrives, strict=True):
             now = max(now, arrived) + work * forward_s
         link, waiting = now, dict[int, float]()
@@ -91,7 +92,9 @@ def overlapped_s(cost: Costs, layers: Sequence[tuple[float, float]] | None = Non
             now += layers[number][0] * backward_s
             waiting[number] = now
         while waiting:
+            # the link is idle until some layer is ready
             link = max(link, min(waiting.values()))
+            # TicTac: the first layer's is needed first
             number = min(n for n, ready in waiting.items() if ready <= link)
             del waiting[number]
             link += layers[number][1] * cost.exchange_s

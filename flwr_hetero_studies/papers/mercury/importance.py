@@ -15,6 +15,7 @@ from flwr_hetero.mercury.algorithm import (
     inverse_probs,
     mixed_probs,
 )
+from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
@@ -22,7 +23,6 @@ from flwr_hetero_studies.papers.mercury.race import cell
 from flwr_hetero_studies.papers.mercury.theory import step_size
 from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
 
-Vector = NDArray[np.float64]
 FAST_LINKS = (1000, 10_000, 50_000)
 """Mbit/s of the networks of data centers."""
 MOMENTS = (0, 50, 100, 200)
@@ -38,26 +38,17 @@ def figure_2(options: Options) -> Finding:
     rows, cut = [], {}
     for mbps in (*MBPS, *FAST_LINKS):
         cost = costs(mbps)
-        whole = cost.compute_s + cost.exchange_s
-        cut[mbps] = 1 - overlapped_s(cost) / whole
+        cut[mbps] = 1 - overlapped_s(cost) / (cost.compute_s + cost.exchange_s)
         parts = (cost.compute_s, cost.exchange_s, overlapped_s(cost))
         published = "15 %" if mbps in MBPS else "47 %"
         rows.append((mbps, *(f"{part:.2f}" for part in parts), f"{cut[mbps]:.0%}", published))
     wireless, fast = max(cut[m] for m in MBPS), max(cut[m] for m in FAST_LINKS)
     claims = [
-        Claim(
-            "On wireless links overlapping cuts the cost of a step little",
-            "15 %",
-            f"{wireless:.0%} at most",
-            wireless <= 0.15,
-        ),
-        Claim(
-            "On a fast network it cuts much (on the best link, at least 2/3 of it)",
-            "47 %",
-            f"{fast:.0%} at most",
-            fast >= ENOUGH * 0.47,
-        ),
-    ]
+        Claim("On wireless links overlapping cuts the cost of a step little",
+              "15 %", f"{wireless:.0%} at most", wireless <= 0.15),
+        Claim("On a fast network it cuts much (on the best link, at least 2/3 of it)",
+              "47 %", f"{fast:.0%} at most", fast >= ENOUGH * 0.47),
+    ]  # fmt: skip
     head = ("Mbit/s", "computing, s", "exchange, s", "overlapped, s", "saved", "paper")
     return Finding(head, rows, claims)
 
@@ -73,100 +64,74 @@ def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
 
 def figure_3(options: Options) -> Finding:
     """Look at how unequal importance is as random training goes on."""
-    training, rows = trained(options, 0)
-    table, curves, halves = [], {}, []
+    training, samples = trained(options, 0)
+    rows, curves, halves, count = [], {}, [], len(samples)
     for before, moment in zip((0, *MOMENTS), MOMENTS, strict=False):
         for _ in range(moment - before):
             training.advance()
-        losses = np.sort(training.all_losses(rows))[::-1]
+        losses = np.sort(training.all_losses(samples))[::-1]
+        # the loss stands for the gradient's norm (section 4.1)
         shares = np.cumsum(losses) / losses.sum()
         half, most = (int(np.argmax(shares >= part)) + 1 for part in (0.5, 0.9))
-        halves.append(half / len(rows))
-        table.append(
-            (moment, f"{losses.mean():.3f}", f"{halves[-1]:.1%}", f"{most / len(rows):.1%}")
-        )
-        places = np.linspace(0, len(rows) - 1, 51).astype(int)
-        x, y = 100 * (places + 1) / len(rows), 100 * shares[places]
+        halves.append(half / count)
+        rows.append((moment, f"{losses.mean():.3f}", f"{halves[-1]:.1%}", f"{most / count:.1%}"))
+        places = np.linspace(0, count - 1, 51).astype(int)
+        x, y = 100 * (places + 1) / count, 100 * shares[places]
         curves[f"after {moment} iterations"] = Curve(x.tolist(), y.tolist())
     claims = [
-        Claim(
-            "More and more samples become less important as training proceeds",
-            "more at each time",
-            " > ".join(f"{half:.1%}" for half in halves),
-            all(np.diff(halves) < 0),
-        ),
-        Claim(
-            f"After 200 iterations a small portion concentrates importance ({FEW:.0%}, half of it)",
-            "a small portion",
-            f"{halves[-1]:.1%} hold half",
-            halves[-1] <= FEW,
-        ),
-    ]
+        Claim("More and more samples become less important as training proceeds",
+              "more at each time", " > ".join(f"{half:.1%}" for half in halves),
+              all(np.diff(halves) < 0)),
+        Claim(f"After 200 iterations a small portion concentrates importance ({FEW:.0%}, half of "
+              "it)", "a small portion", f"{halves[-1]:.1%} hold half", halves[-1] <= FEW),
+    ]  # fmt: skip
     head = ("iteration", "mean importance", "samples with half of it", "with 90 %")
     axes = ("samples, % (most important first)", "importance, %")
-    return Finding(head, table, claims, curves, axes)
+    return Finding(head, rows, claims, curves, axes)
 
 
 def figure_4(options: Options) -> Finding:
     """Draw batches at random and by importance, and compare what they hold."""
-    training, rows = trained(options, MOMENTS[-1])
-    rows = rows[:MOST]
-    losses = training.all_losses(rows)
-    norms = gradient_norms(training, rows)
+    training, samples = trained(options, MOMENTS[-1])
+    samples = samples[:MOST]
+    losses, norms = training.all_losses(samples), gradient_norms(training, samples)
     ways = {
-        "random": np.full(len(rows), 1.0 / len(rows)),
+        "random": np.full(len(samples), 1.0 / len(samples)),
         "by loss (the paper)": mixed_probs(losses, 0.0),
         "by gradient norm (Eq. 4)": mixed_probs(norms, 0.0),
         "by error probability, half uniform (the package)": mixed_probs(
             error_probability(losses), 0.5
         ),
     }
-    top = np.argsort(-losses)[: len(rows) // 10]
-    noise = {name: float((norms**2 / probs).mean()) / len(rows) for name, probs in ways.items()}
-    table = [
-        (
-            name,
-            f"{probs @ losses / losses.mean():.2f}",
-            f"{probs[top].sum():.0%}",
-            f"{noise['random'] / noise[name]:.2f}x",
-        )
+    top = np.argsort(-losses)[: len(samples) // 10]
+    # second moment of the gradient with the weights that keep it unbiased
+    noise = {name: float((norms**2 / probs).mean()) / len(samples) for name, probs in ways.items()}
+    gains = {name: noise["random"] / own for name, own in noise.items()}
+    rows = [
+        (name, f"{probs @ losses / losses.mean():.2f}", f"{probs[top].sum():.0%}",
+         f"{gains[name]:.2f}x")
         for name, probs in ways.items()
-    ]
+    ]  # fmt: skip
     rank = float(np.corrcoef(ranks(losses), ranks(norms))[0, 1])  # Spearman's
-    share, gain = (
-        ways["by loss (the paper)"][top].sum(),
-        noise["random"] / noise["by loss (the paper)"],
-    )
+    share, gain = ways["by loss (the paper)"][top].sum(), gains["by loss (the paper)"]
     claims = [
-        Claim(
-            "Important samples are more likely to be drawn (the top tenth, at least twice)",
-            "more likely",
-            f"{share / 0.1:.1f} times",
-            share >= 0.2,
-        ),
-        Claim(
-            "The loss can stand in for the gradient norm (rank correlation at least 0.8)",
-            "often used",
-            f"{rank:.3f}",
-            rank >= 0.8,
-        ),
-        Claim(
-            "It reduces the gradient's second moment, and so its variance",
-            "reduced",
-            f"{gain:.2f} times smaller",
-            gain > 1,
-        ),
-    ]
+        Claim("Important samples are more likely to be drawn (the top tenth, at least twice)",
+              "more likely", f"{share / 0.1:.1f} times", share >= 0.2),
+        Claim("The loss can stand in for the gradient norm (rank correlation at least 0.8)",
+              "often used", f"{rank:.3f}", rank >= 0.8),
+        Claim("It reduces the gradient's second moment, and so its variance",
+              "reduced", f"{gain:.2f} times smaller", gain > 1),
+    ]  # fmt: skip
     head = ("batches", "importance, mean 1", "draws of the top tenth", "second moment smaller")
-    return Finding(head, table, claims)
+    return Finding(head, rows, claims)
 
 
-def gradient_norms(training: Training, rows: NDArray[np.int64]) -> Vector:
+def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
     """Return the norm of each example's own gradient."""
     params = [p for p in training.model.parameters() if p.requires_grad]
     found = []
-    for row in rows:
-        inputs, targets = training.examples.take(np.array([row]))
+    for sample in samples:
+        inputs, targets = training.examples.take(np.array([sample]))
         gradients = torch.autograd.grad(cross_entropy(training.model(inputs), targets), params)
         found.append(float(sum(g.square().sum() for g in gradients) ** 0.5))
     return np.array(found)
@@ -181,51 +146,45 @@ def ranks(values: Vector) -> Vector:
     return np.argsort(np.argsort(values)) / (len(values) - 1)
 
 
-CHANGES = ((1, 0.05, 0.5), (1, 0.1, 0.7), (10, 0.1, 0.65))
-"""Iterations, change of rank, and the part of the samples that the paper has below it."""
+CHANGES = {(1, 0.05): 0.5, (1, 0.1): 0.7, (10, 0.1): 0.65}
+"""Iterations and change of rank, and the part of the samples that the paper has below it."""
 
 
 def figure_6(options: Options) -> Finding:
     """See how far samples' ranks of importance move within 1 and 10 iterations."""
-    training, rows = trained(options, MOMENTS[1])
+    training, samples = trained(options, MOMENTS[1])
     moves: dict[int, list[Vector]] = {1: [], 10: []}
     for _ in range(10):
-        first = ranks(training.all_losses(rows))
+        first = ranks(training.all_losses(samples))
         for step in range(1, 11):
             training.advance()
             if step in moves:
-                moves[step].append(np.abs(ranks(training.all_losses(rows)) - first))
+                moves[step].append(np.abs(ranks(training.all_losses(samples)) - first))
     shares = {
         (step, below): float(np.mean([(each < below).mean() for each in found]))
         for step, found in moves.items()
         for below in (0.05, 0.1)
     }
-    published = {(step, below): f"{share:.0%}" for step, below, share in CHANGES}
-    table = [
-        (step, f"{below:.0%}", f"{share:.0%}", published.get((step, below), ""))
+    rows = [
+        (step, f"{below:.0%}", f"{share:.0%}",
+         f"{CHANGES[step, below]:.0%}" if (step, below) in CHANGES else "")
         for (step, below), share in shares.items()
-    ]
+    ]  # fmt: skip
     claims = [
-        Claim(
-            f"Samples that change less than {below:.0%} in rank in {step} iteration"
-            f"{'s' * (step > 1)} (at least 9/10 of that)",
-            f"about {share:.0%}",
-            f"{shares[step, below]:.0%}",
-            shares[step, below] >= 0.9 * share,
-        )
-        for step, below, share in CHANGES
-    ]
-    grid = np.linspace(0, 1, 51)
-    curves = {
-        f"after {step} iteration{'s' * (step > 1)}": Curve(
-            (100 * grid).tolist(),
-            [100 * float(np.mean(np.concatenate(found) <= at)) for at in grid],
-        )
-        for step, found in moves.items()
-    }
+        Claim(f"Samples that change less than {below:.0%} in rank in {step} iteration"
+              f"{'s' * (step > 1)} (at least 9/10 of that)", f"about {share:.0%}",
+              f"{shares[step, below]:.0%}", shares[step, below] >= 0.9 * share)
+        for (step, below), share in CHANGES.items()
+    ]  # fmt: skip
+    grid, curves = np.linspace(0, 1, 51), {}
+    for step, found in moves.items():
+        below_of = [100 * float(np.mean(np.concatenate(found) <= at)) for at in grid]
+        curves[f"after {step} iteration{'s' * (step > 1)}"] = Curve((100 * grid).tolist(), below_of)
     head = ("iterations", "change of rank below", "samples", "paper")
-    return Finding(head, table, claims, curves, ("change of rank, %", "samples, %"))
+    return Finding(head, rows, claims, curves, ("change of rank, %", "samples, %"))
 
+
+# --- section 4.4 --------------------------------------------------------------------------------
 
 SIZES, LEVELS, BATCH = (4, 10, 6, 20, 8), (1.0, 8.0, 0.5, 2.5, 4.0), 8
 """Groups, their mean gradients, and the batch, in which the estimators are compared."""
@@ -240,6 +199,7 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
     gradients = np.repeat(LEVELS, SIZES) + rng.exponential(size=bounds[-1])
     found = []
     for number in range(batches):
+        # every group is the latest in turn
         groups = Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
         if name == "paper":
             drawn, weights = draw_two_level(gradients, groups, BATCH, 2, rng)
@@ -253,40 +213,29 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
 
 def section_4_4(options: Options) -> Finding:
     """Check the two parts of the proof: no bias, and the rate with steps of 1 / sqrt(T)."""
-    batches = options.pick(5000, 50_000)
-    estimators = {name: bias(name, batches, options.seed) for name in ("paper", "package")}
-    table = [
-        (
-            f"bias, {name}",
-            f"{off:+.1%} (standard error {error:.1%})",
-            "0" if name == "paper" else "",
-        )
-        for name, (off, error) in estimators.items()
+    batches, scaled = options.pick(5000, 50_000), []
+    found = {name: bias(name, batches, options.seed) for name in ("paper", "package")}
+    rows = [
+        (f"bias, {name}", f"{off:+.1%} (standard error {error:.1%})", "0" * (name == "paper"))
+        for name, (off, error) in found.items()
     ]
-    scaled = []
+    # the package's is shown beside it, the paper's decides
+    off, error = found["paper"]
     lengths = options.pick((16, 64, 256, 1024), (64, 256, 1024, 4096, 16_384))
     for length in lengths:
         least = least_gradient(options, length)
         scaled.append(least * np.sqrt(length))
         text = f"{least:.2e}, times sqrt(T): {scaled[-1]:.3f}"
-        table.append((f"least squared gradient norm, T = {length}", text, "O(1 / sqrt(T))"))
-    (off, error), growth = estimators["paper"], max(scaled) / scaled[0]
+        rows.append((f"least squared gradient norm, T = {length}", text, "O(1 / sqrt(T))"))
+    growth = max(scaled) / scaled[0]
     claims = [
-        Claim(
-            f"The mini-batch gradient is unbiased (within {ERRORS} standard errors)",
-            "0",
-            f"{off:+.1%}, {abs(off / error):.0f} standard errors",
-            abs(off) <= ERRORS * error,
-        ),
-        Claim(
-            "With steps of 1 / sqrt(T) the least squared norm is O(1 / sqrt(T)) (their product"
-            " grows by less than a tenth)",
-            "bounded",
-            f"at most {growth:.2f} times that of T = {lengths[0]}",
-            growth <= 1.1,
-        ),
-    ]
-    return Finding(("figure", "here", "paper"), table, claims)
+        Claim(f"The mini-batch gradient is unbiased (within {ERRORS} standard errors)", "0",
+              f"{off:+.1%}, {abs(off / error):.0f} standard errors", abs(off) <= ERRORS * error),
+        Claim("With steps of 1 / sqrt(T) the least squared norm is O(1 / sqrt(T)) (their product "
+              "grows by less than a tenth)", "bounded",
+              f"at most {growth:.2f} times that of T = {lengths[0]}", growth <= 1.1),
+    ]  # fmt: skip
+    return Finding(("figure", "here", "paper"), rows, claims)
 
 
 def least_gradient(options: Options, length: int) -> float:

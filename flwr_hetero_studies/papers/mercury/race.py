@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero_studies.core.curves import time_to
+from flwr_hetero_studies.core import curves
 from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury.clock import Costs, costs
-from flwr_hetero_studies.papers.mercury.training import Method, Run, Setting, train
+from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs
+from flwr_hetero_studies.papers.mercury.training import Sampling, TrainedRun, Workload, train
 from flwr_hetero_studies.tasks import data_shape
 
 BELOW = (0.0025, 0.005, 0.01)
@@ -27,85 +27,76 @@ KINDS = {"images": "image classification", "numbers": "speech", "texts": "langua
 
 
 @dataclass(frozen=True)
-class Cell:
+class SeededTask:
     """A task, and the seeds of its trainings."""
 
-    task: Setting
+    task: Workload
     seeds: tuple[int, ...]
 
-    def train(self, method: Method, cost: Costs | None = None) -> Run:
+    def train(self, method: Sampling, cost: StepCosts | None = None) -> TrainedRun:
         """Train with each seed and average."""
         task = self.task
         if method.adapts_steps:
             steps, evaluations = LONGER * task.num_steps, LONGER * task.evaluations
             task = replace(task, num_steps=steps, evaluations=evaluations)
-        return mean_of(
-            [train(task, method, cost or costs(100, task.workers), seed) for seed in self.seeds]
-        )
+        cost = cost or costs(100, task.workers)
+        return mean_of([train(task, method, cost, seed) for seed in self.seeds])
+
+    def changed(self, **changes: Any) -> "SeededTask":
+        """Change the task."""
+        return replace(self, task=replace(self.task, **changes))
 
 
-FAST: dict[str, tuple[Setting, int]] = {
-    "images": (Setting("digits", "mlp", 8, 300, 100), 4),
-    "numbers": (Setting("breast-cancer", "softmax", 8, 60, 60), 8),
-    "texts": (Setting("stdlib", "bag", 16, 200, 50, rows=2000), 2),
+FAST: dict[str, tuple[Workload, int]] = {
+    "images": (Workload("digits", "mlp", 8, 300, 100), 4),
+    "numbers": (Workload("breast-cancer", "softmax", 8, 60, 60), 8),
+    "texts": (Workload("stdlib", "bag", 16, 200, 50, rows=2000), 2),
 }
 
 
-def cell(options: Options, kind: str) -> Cell:
+def cell(options: Options, kind: str) -> SeededTask:
     """Return the task of a kind in the form that was asked for."""
-    if options.fast:
-        task, count = FAST[kind]
-    else:
+    task, count = FAST[kind]
+    if not options.fast:
         shape, _ = data_shape(options.dataset(kind))
-        is_image = len(shape) == 3 and min(shape[1:]) >= 8
-        task = Setting(
-            options.dataset(kind),
-            "resnet18" if is_image else "auto",
-            batch_size=32 if is_image else 64,
-        )
-        count = 1
-    return Cell(task, tuple(range(count * options.seed, count * (options.seed + 1))))
+        is_image, count = len(shape) == 3 and min(shape[1:]) >= 8, 1
+        task = Workload(options.dataset(kind), *(("resnet18", 32) if is_image else ("auto", 64)))
+    return SeededTask(task, tuple(range(count * options.seed, count * (options.seed + 1))))
 
 
-def mean_of(runs: Sequence[Run]) -> Run:
+def mean_of(runs: Sequence[TrainedRun]) -> TrainedRun:
     """Average runs that were evaluated equally often."""
-
-    def mean(name: str) -> list[float]:
-        return np.mean([getattr(run, name) for run in runs], axis=0).tolist()  # type: ignore[no-any-return]
-
-    moved = round(float(np.mean([run.moved for run in runs])))
-    return Run(mean("steps"), mean("exchanges"), mean("seconds"), mean("accuracy"), moved)
+    steps, exchanges, seconds, accuracy, moved = (
+        np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True)
+    )
+    return TrainedRun(steps, exchanges, seconds, accuracy, round(moved))
 
 
-def smooth(values: ArrayLike) -> NDArray[np.float64]:
-    """Average each value with its neighbours.
-
-    >>> smooth([0.0, 0.0, 1.0, 0.0, 0.0]).tolist()
-    [0.2, 0.2, 0.2, 0.2, 0.2]
-    """
-    padded = np.pad(np.asarray(values, float), WINDOW // 2, "edge")
-    return np.convolve(padded, np.ones(WINDOW) / WINDOW, "valid")
+def smooth(run: TrainedRun) -> curves.Vector:
+    """Average each accuracy with its neighbours."""
+    return curves.smooth(run.accuracy, WINDOW, centred=True)
 
 
-def plateau(run: Run) -> float:
+def plateau(run: TrainedRun) -> float:
     """Return the mean accuracy of the last part."""
-    return float(smooth(run.accuracy)[-max(1, int(PLATEAU * len(run.accuracy))) :].mean())
+    return float(smooth(run)[-max(1, int(PLATEAU * len(run.accuracy))) :].mean())
 
 
-def spent(run: Run, target: float, what: str = "seconds") -> float:
+def spent(run: TrainedRun, target: float, what: str = "seconds") -> float:
     """Return the seconds, exchanges or steps until an accuracy; infinite if never reached.
 
-    >>> run = Run([1, 2, 3], [1, 2, 3], [0.1, 0.2, 0.3], [0.0, 0.5, 0.5])
+    >>> run = TrainedRun([1, 2, 3], [1, 2, 3], [0.1, 0.2, 0.3], [0.0, 0.5, 0.5])
     >>> spent(run, 0.9)
     inf
     """
-    wrong = (1.0 - smooth(run.accuracy)).tolist()
-    return time_to(getattr(run, what), wrong, 1.0 - target, below=True)
+    wrong = 1.0 - smooth(run)
+    return curves.time_to(getattr(run, what), wrong, 1.0 - target, below=True)
 
 
-def gain(base: Run, run: Run, what: str = "seconds") -> float:
+def gain(base: TrainedRun, run: TrainedRun, what: str = "seconds") -> float:
     """Return how many times as much the base spends to come near its plateau; 0: never there."""
     targets = [plateau(base) - below for below in BELOW]
+    # one crossing is chance; three of them are less so
     ratios = [spent(base, target, what) / spent(run, target, what) for target in targets]
     return exp(sum(map(log, ratios)) / len(ratios)) if min(ratios) > 0 else 0.0
 
@@ -115,6 +106,11 @@ def written(ratio: float) -> str:
     return f"{ratio:.2f}x" if ratio else "never"
 
 
-def curve(run: Run, what: str) -> Curve:
+def end_of(run: TrainedRun) -> str:
+    """Write the accuracy at the plateau."""
+    return f"{100 * plateau(run):.2f} %"
+
+
+def curve(run: TrainedRun, what: str) -> Curve:
     """Return accuracy in percent against what was spent."""
     return Curve(getattr(run, what), [100 * value for value in run.accuracy])

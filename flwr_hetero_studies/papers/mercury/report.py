@@ -3,17 +3,16 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, pstdev, stdev
+from statistics import mean, pstdev
 from typing import Any
 
 import numpy as np
 
 from flwr_hetero_studies.core import curves, plots, record, tables
-from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.core.tables import spread
+from flwr_hetero_studies.papers.mercury.cases import DEFAULT, UNIFORM
 
-UNIFORM, DEFAULT = "uniform", "bacc"
 SMOOTHING = 9
 """Points of a curve that are averaged before a target counts as reached."""
 DROPS = (0.005, 0.01, 0.02, 0.04)
@@ -37,11 +36,8 @@ DEFAULT_HEAD = ["task, model, learning rate", "Mbit/s", "data", "nodes", "unifor
 RIVALS_HEAD = ["method", *METHOD, "scoring hidden", "paper"]
 HANDOVER = ["samples of 28x28", "20 steps of training, s", "handing over, s", "collecting, s",
             "added, s", "of the shortest round"]  # fmt: skip
-OVERLAP = ["Mbit/s", "without scoring, mean s", "scoring in the background, mean s",
-           "ratio of means", "of medians", "rounds each", "age of the scores",
-           "folders left"]  # fmt: skip
 Methods = Mapping[str, list[Line]]
-Pairs = list[tuple[Line, Line]]
+"""The runs of a cell by method."""
 
 
 def end_accuracy(line: Line) -> float:
@@ -49,20 +45,20 @@ def end_accuracy(line: Line) -> float:
     return curves.last(line, "accuracy", SMOOTHING)
 
 
-def smooth(line: Line) -> Vector:
+def smooth(line: Line) -> curves.Vector:
+    """Average each accuracy with its neighbours."""
     return curves.smooth(line["curve"]["accuracy"], SMOOTHING, centred=True)
 
 
-def time_to(line: Line, target: float, clock: str) -> float:
-    """Return when a run reached a target, between two measurements; NaN if never."""
-    return curves.at(line["curve"][clock], curves.reached(smooth(line), target, between=True))
+def time_to(line: Line, target: float, clock: str, never: float = np.nan) -> float:
+    """Return when a run reached a target, between two measurements."""
+    return curves.time_to(line["curve"][clock], smooth(line), target, never=never)
 
 
 def gain(line: Line, base: Line, drop: float) -> float:
     """Return uniform's seconds over this run's; a target never reached counts as at the end."""
     target = end_accuracy(base) - drop
-    seconds = time_to(line, target, "virtual_s")
-    seconds = seconds if np.isfinite(seconds) else line["curve"]["virtual_s"][-1]
+    seconds = time_to(line, target, "virtual_s", line["curve"]["virtual_s"][-1])
     return time_to(base, target, "virtual_s") / seconds if seconds else float("nan")
 
 
@@ -71,9 +67,9 @@ def pooled_gain(line: Line, base: Line) -> float:
     return float(np.exp(np.mean([np.log(gain(line, base, drop)) for drop in DROPS])))
 
 
-def mean_gain(methods: Methods, name: str) -> str:
-    both = record.pairs(methods[name], methods[UNIFORM])
-    return f"{mean(pooled_gain(*pair) for pair in both):.2f}x"
+def pooled_gains(methods: Methods, name: str) -> list[float]:
+    """Return a method's gain of each seed."""
+    return [pooled_gain(*pair) for pair in record.pairs(methods[name], methods[UNIFORM])]
 
 
 def cells_of(lines: Sequence[Line]) -> list[Methods]:
@@ -89,90 +85,67 @@ def cells_of(lines: Sequence[Line]) -> list[Methods]:
     return [each for each in methods if UNIFORM in each]
 
 
-def columns(both: Pairs) -> list[str]:
+def columns(methods: Methods, name: str) -> list[str]:
     """Return steps and seconds to the first target, the gains, and the accuracy at the end."""
-    each = [(line, end_accuracy(base) - DROPS[0]) for line, base in both]
+    both = record.pairs(methods[name], methods[UNIFORM])
+    targets = [(line, end_accuracy(base) - DROPS[0]) for line, base in both]
     return [
-        spread([time_to(*one, "round") for one in each]),
-        spread([time_to(*one, "virtual_s") for one in each]),
+        spread([time_to(*each, "round") for each in targets]),
+        spread([time_to(*each, "virtual_s") for each in targets]),
         spread([gain(*pair, DROPS[0]) for pair in both]),
-        spread([pooled_gain(*pair) for pair in both]),
+        spread(pooled_gains(methods, name)),
         f"{spread([100 * end_accuracy(line) for line, _ in both], '.2f')} %",
     ]
 
 
-def share(values: Sequence[float]) -> str:
-    return f"{100 * mean(values):.0f} %" if values else ""
-
-
 def default(cells: list[Methods]) -> dict[str, Any]:
     """Compare the default with uniform sampling, cell by cell."""
-    rows, kept, every = [], 0, []
-    for methods in (methods for methods in cells if DEFAULT in methods):
-        uniform, runs = methods[UNIFORM], methods[DEFAULT]
-        gains = [pooled_gain(*pair) for pair in record.pairs(runs, uniform)]
-        is_kept = bool(np.mean(gains) >= SLOWER)
-        kept, every = kept + is_kept, every + [value for value in gains if np.isfinite(value)]
-        case, base = runs[0]["case"], columns(record.pairs(uniform, uniform))
-        alpha = case.get("alpha")
+    rows, every = [], []
+    for methods in cells:
+        gains, case = pooled_gains(methods, DEFAULT), methods[DEFAULT][0]["case"]
+        base, alpha = columns(methods, UNIFORM), case.get("alpha")
+        every += [value for value in gains if np.isfinite(value)]
         rows.append(
             [f"{case['data']}, {case['model']}, {case['learning-rate']:g}", case["fleet"][5:],
              "IID" if alpha is None else f"Dirichlet {alpha:g}", case["nodes"], base[0], base[-1],
-             *columns(record.pairs(runs, uniform)), "yes" if is_kept else "**no**",
+             *columns(methods, DEFAULT), "yes" if np.mean(gains) >= SLOWER else "**no**",
              PAPER[alpha or case["fleet"]]]
         )  # fmt: skip
-    if not every:
-        return {}
     figures = {"mean_gain": mean(every), "least_gain": min(every), "most_gain": max(every)}
     figures |= {"gain_deviation": pstdev(every), "num_pairs": len(every), "num_cells": len(rows)}
+    kept = sum(row[-2] == "yes" for row in rows)
     return figures | {"kept": kept, "default": tables.table(DEFAULT_HEAD, rows)}
 
 
 def rivals(cells: list[Methods]) -> dict[str, Any]:
     """Compare all methods where more than two were run."""
     text, parts = "", {}
-    for methods in (methods for methods in cells if len(methods) >= 4 and DEFAULT in methods):
+    for methods in (methods for methods in cells if len(methods) >= 4):
         rows = []
         for name, runs in methods.items():
             hidden = [s for r in runs for s in r["curve"].get("hidden-share", []) if s is not None]
-            both = record.pairs(runs, methods[UNIFORM])
-            end = [share(hidden), PAPER_RIVALS.get(name, "")]
-            rows.append([name, *columns(both), *end])
+            share = f"{100 * mean(hidden):.0f} %" if hidden else ""
+            rows.append([name, *columns(methods, name), share, PAPER_RIVALS.get(name, "")])
         case = methods[UNIFORM][0]["case"]
         title = f"All methods: {case['data']}, {case['experiment']}"
         text += f"## {title}\n\n{tables.table(RIVALS_HEAD, rows)}\n"
-        gains = {name: mean_gain(methods, name) for name in methods}
+        gains = {name: f"{mean(pooled_gains(methods, name)):.2f}x" for name in methods}
         moments = [line["curve"].get("variance-ratio", [1.0]) for line in methods[DEFAULT]]
         ratios = [
             mean(m[round(part * (len(m) - 1))] or 1.0 for m in moments) for part in (0.25, 1.0)
         ]
         parts = {"gain": defaultdict(lambda: "not run", gains), "ratios": ratios}
-    known = [mean_gain(methods, DEFAULT) for methods in cells if DEFAULT in methods]
+    known = [f"{mean(pooled_gains(methods, DEFAULT)):.2f}x" for methods in cells]
     return parts | {"rivals": text, "low": min(known), "high": max(known)} if parts else {}
 
 
 def handover(lines: list[Line]) -> str:
+    """Tabulate what scoring in the background adds to a round."""
     forms = {"training_s": "{}", "handing_over_s": "{}", "collecting_s": "{}",
              "added_s": "{added_s} ({lowest_s} to {highest_s})", "floor": "{:.1f} %"}  # fmt: skip
     for line in lines:
         line["metrics"]["floor"] = 100 * line["metrics"]["added_s"] / FLOOR_S
     return tables.table(HANDOVER, tables.rows(lines, forms, "samples"))
-
-
-def overlap(lines: list[Line]) -> str:
-    rows = []
-    for line in lines:
-        m, kinds = line["metrics"], [line["metrics"][kind] for kind in ("free", "bacc")]
-        rounds_s = [kind["rounds_s"] for kind in kinds]
-        means = [(mean(s), stdev(s) / len(s) ** 0.5) for s in rounds_s]
-        ratio = means[1][0] / means[0][0]
-        error = ratio * sum((error / value) ** 2 for value, error in means) ** 0.5
-        cells = [f"{value:.2f} ± {deviation:.2f}" for value, deviation in means]
-        ages = " and ".join(f"{kind['mean_age']:.0f}" for kind in kinds)
-        rows.append([f"{line['case']['mbps']:g}", *cells, f"{ratio:.3f} ± {error:.3f}",
-                     f"{m['ratio']:.3f}", len(rounds_s[0]), f"{ages} steps",
-                     m["leftovers"]])  # fmt: skip
-    return tables.table(OVERLAP, rows)
 
 
 def draw_cells(cells: list[Methods], path: Path) -> None:
@@ -182,7 +155,7 @@ def draw_cells(cells: list[Methods], path: Path) -> None:
     panels = {}
     for methods in cells:
         case = methods[UNIFORM][0]["case"]
-        if case["data"] == data and DEFAULT in methods:
+        if case["data"] == data:
             panels[case["experiment"]] = {
                 name: (
                     np.mean([line["curve"]["virtual_s"] for line in methods[name]], axis=0),
@@ -191,20 +164,20 @@ def draw_cells(cells: list[Methods], path: Path) -> None:
                 for name in shown
                 if name in methods
             }
-    if panels:
-        labels = ("virtual time, s", "test accuracy in %")
-        plots.draw(panels, path, *labels, columns=4, size=(3.4, 2.5), ylim=(60, None))
+    labels = ("virtual time, s", "test accuracy in %")
+    plots.draw(panels, path, *labels, columns=4, size=(3.4, 2.5), ylim=(60, None))
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
     parts: dict[str, Any] = {}
-    if runs := [line for line in lines if "sampling" in line["case"]]:
-        cells, seeds = cells_of(runs), record.seeds(runs)
+    runs = [line for line in lines if "sampling" in line["case"]]
+    if cells := [methods for methods in cells_of(runs) if DEFAULT in methods]:
+        seeds = record.seeds(runs)
         draw_cells(cells, folder / "curves.png")
         parts |= {"runs": len(runs), "case": runs[0]["case"], "first_seed": seeds[0]}
         parts |= {"last_seed": seeds[-1], **default(cells), **rivals(cells)}
         parts["versions"] = record.software(runs, "flwr", "torch", "numpy")
-    groups = record.by(lines, "experiment")
-    sections = {"handover": handover, "overlap": overlap}
-    return parts | {name: make(groups[name]) for name, make in sections.items() if name in groups}
+    if own := record.of(lines, experiment="handover"):
+        parts["handover"] = handover(own)
+    return parts

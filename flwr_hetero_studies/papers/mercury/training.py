@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
 from flwr_hetero.mercury.resharding import offer
 from flwr_hetero.mercury.strategy import match
 from flwr_hetero.sampler import MercurySampler
-from flwr_hetero_studies.papers.mercury.clock import Costs
+from flwr_hetero_studies.papers.mercury.clock import StepCosts
 from flwr_hetero_studies.rivals.adacomm import adaptive_steps
 from flwr_hetero_studies.tasks import (
     batch_losses,
@@ -37,7 +37,7 @@ SCORE_BATCH = 4096
 
 
 @dataclass(frozen=True)
-class Setting:
+class Workload:
     """What is trained, on how many devices, and how long."""
 
     dataset: str
@@ -57,7 +57,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Method:
+class Sampling:
     """How batches are drawn, and what happens between them."""
 
     sampling: str = "random"
@@ -79,22 +79,15 @@ class Method:
     """Whether local steps become fewer as the loss falls (AdaComm)."""
 
 
-RANDOM, MERCURY, FLAT = Method(), Method("paper"), Method("flat")
-ADACOMM = Method(local_steps=FIRST_STEPS, adapts_steps=True)
+RANDOM, MERCURY, FLAT = Sampling(), Sampling("paper"), Sampling("flat")
+ADACOMM = Sampling(local_steps=FIRST_STEPS, adapts_steps=True)
 
 
-@dataclass
-class Worker:
+class Holder(NamedTuple):
     """A device: which of the training examples it holds, and the sampler over them."""
 
     rows: Rows
-    sampler: BatchSampler
-
-    @property
-    def mercury(self) -> MercurySampler:
-        """Return the sampler, which draws by importance."""
-        assert isinstance(self.sampler, MercurySampler)
-        return self.sampler
+    sampler: Any
 
 
 class RandomSampler(UniformSampler):
@@ -105,8 +98,7 @@ class RandomSampler(UniformSampler):
         return self.rng.integers(self.num_samples, size=self.batch_size), np.ones(self.batch_size)
 
 
-@dataclass
-class Run:
+class TrainedRun(NamedTuple):
     """A training: what it had cost at each evaluation, and the accuracy."""
 
     steps: list[float]
@@ -128,10 +120,11 @@ SAMPLERS: dict[str, Callable[[int, int, int], BatchSampler]] = {
 class Training:
     """Devices with equal say that train one model (Eq. 1)."""
 
-    def __init__(self, task: Setting, method: Method, cost: Costs, seed: int) -> None:
+    def __init__(self, task: Workload, method: Sampling, cost: StepCosts, seed: int) -> None:
         self.task, self.method, self.cost = task, method, cost
         where = pick_device("auto")
-        every = load_partition(task.dataset, 0, 1)  # in random order
+        # the data are in random order already
+        every = load_partition(task.dataset, 0, 1)
         first = slice(task.rows)
         self.examples = replace(every, inputs=every.inputs[first], targets=every.targets[first]).to(
             where
@@ -140,7 +133,7 @@ class Training:
         labels = self.examples.targets.cpu().numpy()
         how = ("iid", 1.0) if task.alpha == inf else ("dirichlet", task.alpha)
         self.workers = [
-            Worker(rows, SAMPLERS[method.sampling](len(rows), size, 100 * seed + number))
+            Holder(rows, SAMPLERS[method.sampling](len(rows), size, 100 * seed + number))
             for number, rows in enumerate(partition_rows(labels, task.workers, *how, seed=seed))
             for size in [min(task.batch_size, len(rows))]
         ]
@@ -151,13 +144,14 @@ class Training:
         self.optimizers: list[torch.optim.Optimizer] = [
             make(model.parameters(), lr=task.rate) for model in self.models
         ]
+        # a stream each, so that noise does not change who moves
         self.rng, self.noise = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
         self.local_steps, self.exchanges, self.first_loss = method.local_steps, 0, 0.0
         self.learns = method.sampling in ("paper", "flat")
 
-    def run(self) -> Run:
+    def run(self) -> TrainedRun:
         """Train, and measure the model on the test examples from time to time."""
-        task, run, steps, seconds = self.task, Run([], [], [], []), 0, 0.0
+        task, steps, seconds, moved, points = self.task, 0, 0.0, 0, []
         part = max(1, task.num_steps // RESHARD_TIMES)
         for mark in np.linspace(0, task.num_steps, task.evaluations + 1)[1:].astype(int).tolist():
             while steps < mark:
@@ -165,13 +159,12 @@ class Training:
                     self._decay(steps / task.num_steps)
                 taken, took_s = self.advance()
                 if self.method.resharding and (steps + taken) // part > steps // part:
-                    run.moved += self.reshard()
+                    moved += self.reshard()
                 steps, seconds = steps + taken, seconds + took_s
-            run.steps.append(steps)
-            run.exchanges.append(self.exchanges)
-            run.seconds.append(seconds)
-            run.accuracy.append(evaluate(self.model, self.test, device="auto")[1])
-        return run
+            accuracy = evaluate(self.model, self.test, device="auto")[1]
+            points.append((steps, self.exchanges, seconds, accuracy))
+        spent = (list(column) for column in zip(*points, strict=True))
+        return TrainedRun._make([*spent, moved])
 
     def _decay(self, done: float) -> None:
         for optimizer in self.optimizers:
@@ -184,14 +177,17 @@ class Training:
         noise = 1.0
         if method.bandwidth_noise:
             noise = max(0.1, 1 + method.bandwidth_noise * float(self.noise.standard_normal()))
-        cost = Costs(self.cost.compute_s, self.cost.exchange_s * noise, self.cost.score_all_s)
+        cost = StepCosts(self.cost.compute_s, self.cost.exchange_s * noise, self.cost.score_all_s)
         share = 0.0
         if self.learns:
             hidden = (cost if method.is_adaptive else self.cost).hidden_share
+            # section 4.3: the group is as large as the exchange hides
             share = hidden if method.share is None else method.share
+        # Figure 15's rival: scores first, then the batch
         if share and not method.is_hidden:
             self.score(share)
         if method.local_steps > 1:
+            # AdaComm, and five batches per exchange
             self._local_steps(taken)
             if share and method.is_hidden:
                 self.score(share)
@@ -205,6 +201,7 @@ class Training:
         """Take a step by the mean of the devices' gradients; score before the model moves."""
         batches = [worker.sampler.next_batch() for worker in self.workers]
         rows = np.concatenate([w.rows[i] for w, (i, _) in zip(self.workers, batches, strict=True)])
+        # Eq. 1: devices have equal say, whatever their batches
         weights = np.concatenate([c / (len(c) * len(batches)) for _, c in batches])
         losses = self._descend(self.model, self.optimizers[0], rows, weights, share)
         if self.method.sampling == "flat":
@@ -223,6 +220,7 @@ class Training:
         losses = self.losses(rows, model)
         optimizer.zero_grad()
         (losses * torch.from_numpy(weights).to(losses)).sum().backward()  # type: ignore[no-untyped-call]
+        # BACC: the model that is scored is that of the step's start
         if share:
             self.score(share)
         optimizer.step()
@@ -267,8 +265,9 @@ class Training:
         """Score a group of each device's data by the model as it is (section 4.1, step 1)."""
         groups = []
         for worker in self.workers:
-            worker.mercury.resize_groups(max(1, round(share * len(worker.rows))))
-            groups.append(worker.mercury.refresh_indices())
+            # section 4.1, step 1: a group's turn
+            worker.sampler.resize_groups(max(1, round(share * len(worker.rows))))
+            groups.append(worker.sampler.refresh_indices())
         rows = [w.rows[group] for w, group in zip(self.workers, groups, strict=True)]
         found = np.split(self.all_losses(np.concatenate(rows)), np.cumsum([*map(len, rows)])[:-1])
         for worker, group, each in zip(self.workers, groups, found, strict=True):
@@ -279,19 +278,21 @@ class Training:
         offers = {}
         for number, worker in enumerate(self.workers):
             by_importance = self.method.resharding == "importance"
-            values = worker.mercury.importance if by_importance else np.ones(len(worker.rows))
+            # section 4.2: from every group, the important ones or any
+            values = worker.sampler.importance if by_importance else np.ones(len(worker.rows))
             count = round(self.method.reshard_share * len(worker.rows) / RESHARD_TIMES)
-            groups = worker.mercury.groups
+            groups = worker.sampler.groups
             offers[str(number)] = offer(values, groups, count, self.rng).tolist()
         swaps = match(offers, self.rng)
         for (one, i), (other, j) in swaps:
             a, b = self.workers[int(one)], self.workers[int(other)]
+            # scores stay behind: the new device has not seen the sample
             a.rows[i], b.rows[j] = b.rows[j], a.rows[i]
             for worker, slot in ((a, i), (b, j)):
-                worker.mercury.forget(np.array([slot]))
+                worker.sampler.forget(np.array([slot]))
         return 2 * len(swaps)
 
 
-def train(task: Setting, method: Method, cost: Costs, seed: int) -> Run:
+def train(task: Workload, method: Sampling, cost: StepCosts, seed: int) -> TrainedRun:
     """Train once."""
     return Training(task, method, cost, seed).run()

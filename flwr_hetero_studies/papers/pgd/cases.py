@@ -1,120 +1,96 @@
-"""PGD: the paper's figures 1 and 6 to 11, what priorities cost, and what a step costs.
+"""PGD against SGD at equal work: races on one node, what a step and what priorities cost.
 
 SGD and the biased methods try some learning rates with the first seed, and each keeps to its best
-with the others; the unbiased rules run at SGD's.
+with the others; the unbiased rule runs at SGD's. The paper's sweeps, its distribution of
+priorities and its scaling are ``flwr-hetero reproduce pgd``.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from flwr_hetero_studies.core.alone import steps
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
-from flwr_hetero_studies.papers.pgd import costs, scaling, training
-from flwr_hetero_studies.papers.pgd.curves import best_rate, is_unbiased
+from flwr_hetero_studies.papers.pgd import costs
+from flwr_hetero_studies.papers.pgd.gains import best_rate
+from flwr_hetero_studies.papers.pgd.tasks import Problem, of_race
+from flwr_hetero_studies.papers.pgd.workers import (
+    DRAWN,
+    LAST_LAYER,
+    PGD_A,
+    SGD,
+    SPREAD,
+    Ratios,
+    begin,
+    train,
+)
 
-SETTINGS = {"part": 1.0, "repeats": 5, "turns": 80, "rounds": 60}
-"""Part of the training runs' steps; repeats and turns of timings; rounds of the scaling."""
-FAST = {"part": 0.1, "repeats": 1, "turns": 2, "rounds": 4}
-FAST_CASES = ["fig10/mlp-*", "price/fig10, mlp-synthetic", "cost/mlp", "share/mlp-synthetic",
-              "scaling/mlp"]  # fmt: skip
+SETTINGS = {"part": 1.0, "repeats": 5, "turns": 80}
+"""Part of the training runs' steps; repeats and turns of timings."""
+FAST = {"part": 0.1, "repeats": 1, "turns": 2}
+FAST_CASES = ["fig10/mlp-*", "price/fig10, mlp-synthetic", "cost/mlp"]
 TASKS = {
-    "lr-synthetic": (10_000, (0.1, 1.0)),
-    "mlp-synthetic": (3000, (0.1, 0.3)),
-    "mlp-images": (3000, (0.03, 0.1, 0.3)),
-    "cnn-images": (2000, (0.03, 0.1, 0.3)),
+    "lr-synthetic": (10_000, (0.1, 1.0), 300),
+    "mlp-synthetic": (3000, (0.1, 0.3), 600),
+    "mlp-images": (3000, (0.03, 0.1, 0.3), 600),
+    "cnn-images": (2000, (0.03, 0.1, 0.3), 300),
 }
-"""Training examples (the paper has 10,000 synthetic ones), and learning rates that are tried."""
-POINTS = {"cnn": 15}
-"""Evaluations per run, 30 where not named."""
-PAPERS = ("SGD", "PGD-A", "PGD-A, full first pass", "stochastic")
+"""Training examples (the paper has 10,000 synthetic ones), learning rates tried, steps."""
+METHODS = (SGD, SPREAD, PGD_A, DRAWN)
 RACES = {"fig10": 0.01, "late": 0.005}
-"""k = r."""
+"""k = r; ``late`` until the loss is small, where few examples still have a gradient."""
+TURN = 30
+"""Steps of each method in a turn, when their prices are measured."""
 
 
-def described(experiment: str, kind: str, method: str, **more: Any) -> Case:
-    return {"experiment": experiment, "task": kind, "method": method} | more
-
-
-def trainings() -> Iterator[Case]:
+def races(options: Options) -> Iterator[Case]:
     """Yield all training runs of one seed, at every learning rate."""
-    for kind, (_, rates) in TASKS.items():  # convergence against SGD at equal work
-        length = 600 if kind.startswith("mlp") else 300
-        methods = (*PAPERS, "PGD-A, last layer") if kind.startswith("mlp") else PAPERS
-        for method in methods:
+    entries = [("fig10", kind, *rest) for kind, rest in TASKS.items()]
+    entries.append(("late", "mlp-images", 3000, (0.1, 0.3), 2400))
+    for experiment, kind, samples, rates, length in entries:
+        task, ratio = kind.replace("images", options.data), RACES[experiment]
+        more = (LAST_LAYER,) if experiment == "fig10" and kind.startswith("mlp") else ()
+        case = {"experiment": experiment, "task": task, "top": ratio, "renewal": ratio}
+        case |= {"samples": samples, "iterations": round(length * options.settings["part"])}
+        for method in (*METHODS, *more):
             for lr in rates:
-                yield described("fig10", kind, method, top=0.01, renewal=0.01, lr=lr,
-                                iterations=length)  # fmt: skip
-    for method in PAPERS:  # until the loss is small: where few examples still have a gradient
-        for lr in (0.1, 0.3):
-            yield described("late", "mlp-images", method, top=0.005, renewal=0.005, lr=lr,
-                            iterations=2400)  # fmt: skip
-    usual = {"lr": 0.1, "iterations": 300}
-    for kind in ("lr-synthetic", "cnn-images"):  # both together fixed at 2 %
-        for share in (0.1, 0.3, 0.5, 0.7, 0.9):
-            ratios = {"top": 0.02 * (1 - share), "renewal": 0.02 * share}
-            yield described("fig8", kind, "PGD-A", **ratios, **usual)
-        yield described("fig8", kind, "SGD", top=0.01, renewal=0.01, **usual)
-    for renewal in (0.001, 0.1):  # impact of the top ratio
-        for top in (0.001, 0.01, 0.05, 0.1, 0.3):
-            yield described("fig6", "lr-synthetic", "PGD-A", top=top, renewal=renewal, **usual)
-    for top in (0.01, 0.1):  # impact of the renewal ratio
-        for renewal in (0.001, 0.01, 0.05, 0.1, 0.3):
-            yield described("fig7", "lr-synthetic", "PGD-A", top=top, renewal=renewal, **usual)
+                yield case | {"method": method, "lr": lr, "name": f"{task}, {method}"}
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield all runs that the lines so far allow."""
-    every = list(named(options))
+    every = list(races(options))
     for seed in options.seeds_or(range(3)):
-        for case in every:
-            if is_wanted(case, seed, every, lines):
-                yield Trial(case, seed)
-    for experiment, ratio in RACES.items():
-        for task in dict.fromkeys(c["task"] for c in every if c["experiment"] == experiment):
-            own = [c for c in every if (c["experiment"], c["task"]) == (experiment, task)]
-            done = of(lines, experiment=experiment, task=task, method="SGD")
-            if len(done) >= sum(c["method"] == "SGD" for c in own):
-                case = {"experiment": "price", "name": f"{experiment}, {task}", "race": experiment}
-                case |= {"task": task, "samples": own[0]["samples"], "ratio": ratio}
-                turns = min(
-                    options.settings["turns"], max(2, own[0]["iterations"] // training.TURN)
-                )
-                methods = tuple(dict.fromkeys(c["method"] for c in own))
-                given = {"lr": best_rate(done), "methods": methods, "turns": turns}
-                yield Trial(case, 0, given, alone=True)
-    for name in costs.MODELS:
-        given = {"repeats": options.settings["repeats"], "memory": not options.fast}
-        yield Trial({"experiment": "cost", "name": name, "batch": costs.MODELS[name][2]}, 0, given,
-                  alone=True)  # fmt: skip
-    for kind in ("mlp-synthetic", "mlp-images"):
-        task = kind.replace("images", options.data)
-        given = {"most": round(max(training.ITERATIONS) * options.settings["part"])}
-        yield Trial({"experiment": "share", "name": task, "samples": 3000, "lr": 0.1}, 0, given)
-    for seed in options.seeds_or([0, 1]):
-        for model in ("mlp", "cnn"):
-            case = {"experiment": "scaling", "name": model, "data": options.data, "samples": 3000}
-            yield Trial(case | {"rounds": options.settings["rounds"]}, seed)
-
-
-def named(options: Options) -> Iterator[Case]:
-    """Complete the training runs by the data set and the settings."""
-    for case in trainings():
-        task = case["task"].replace("images", options.data)
-        iterations = round(case["iterations"] * options.settings["part"])
-        rest = {"samples": TASKS[case["task"]][0], "iterations": iterations, "task": task}
-        yield case | rest | {"name": f"{task}, {case['method']}"}
+        yield from (Trial(case, seed) for case in every if is_wanted(case, seed, every, lines))
+    own: dict[tuple[str, str], list[Case]] = {}
+    for case in every:
+        own.setdefault((case["experiment"], case["task"]), []).append(case)
+    for (race, task), cases in own.items():
+        done = of(lines, experiment=race, task=task, method=SGD)
+        # prices are taken at SGD's best rate
+        if len(done) >= sum(case["method"] == SGD for case in cases):
+            case = {"experiment": "price", "name": f"{race}, {task}", "race": race, "task": task}
+            case |= {"samples": cases[0]["samples"], "ratio": RACES[race]}
+            turns = min(options.settings["turns"], max(2, cases[0]["iterations"] // TURN))
+            methods = tuple(dict.fromkeys(each["method"] for each in cases))
+            given = {"lr": best_rate(done), "methods": methods, "turns": turns}
+            yield Trial(case, 0, given, alone=True)
+    for name, (*_, batch) in costs.MODELS.items():
+        case = {"experiment": "cost", "name": name, "batch": batch}
+        yield Trial(case, 0, {"repeats": options.settings["repeats"]}, alone=True)
 
 
 def is_wanted(case: Case, seed: int, every: list[Case], lines: list[Line]) -> bool:
     """Return whether a run is at a rate to be tried, or at the best one as far as it is known."""
-    same = ("experiment", "task", "top", "renewal", "samples", "iterations")
-    key = {name: case[name] for name in same}
-    unbiased = is_unbiased(case["method"])
-    if seed == 0 and not unbiased:
+    key = {name: value for name, value in case.items() if name not in ("method", "lr", "name")}
+    if seed == 0 and case["method"] != DRAWN:
         return True
-    method = "SGD" if unbiased else case["method"]
-    tried = {c["lr"] for c in every if key.items() <= c.items() and c["method"] == method}
-    done = [line for line in of(lines, method=method, **key) if line["seed"] == 0]
+    key["method"] = SGD if case["method"] == DRAWN else case["method"]
+    tried = {other["lr"] for other in every if key.items() <= other.items()}
+    done = [line for line in of(lines, **key) if line["seed"] == 0]
     return {line["case"]["lr"] for line in done} >= tried and case["lr"] == best_rate(done)
 
 
@@ -122,21 +98,47 @@ def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
     """Run a case of any kind."""
     if case["experiment"] == "cost":
         return {"metrics": costs.measure(case["name"], **given)}
-    if case["experiment"] == "scaling":
-        source = data.first(case["samples"], 100)
-        every = 5 if case["rounds"] >= 20 else 1
-        rows = scaling.measure(source, case["name"], seed, case["rounds"], every)
-        return {"metrics": {"rows": rows, "ms_per_example": 1e3 * scaling.SECONDS_PER_EXAMPLE}}
-    if case["experiment"] == "share":
-        task = training.make_task(case["name"], case["samples"], data)
-        return {"metrics": {"looks": training.shares(task, case["lr"], **given)}}
-    task = training.make_task(case["task"], case["samples"], data)
+    task = of_race(case["task"], case["samples"], data)
     if case["experiment"] == "price":
-        names, lr, turns = given["methods"], given["lr"], given["turns"]
-        return {"metrics": {"methods": training.prices(task, names, case["ratio"], lr, turns)}}
-    keys = ("top", "renewal", "lr", "iterations")
-    points = POINTS.get(case["task"].split("-")[0], 30)
-    settings = {key: case[key] for key in keys}
-    curve = training.train(task, case["method"], points=points, seed=seed, **settings)
-    end = curve["loss"][-1] if curve["loss"] else float("nan")
-    return {"metrics": {"loss": end}, "curve": curve}
+        ratios = Ratios(case["ratio"], case["ratio"], given["lr"], 0, workers=0)
+        return {"metrics": {"methods": prices(task, ratios, given["methods"], given["turns"])}}
+    settings = Ratios(case["top"], case["renewal"], case["lr"], case["iterations"], workers=0)
+    points = 15 if case["task"].startswith("cnn") else 30
+    found = train(task, case["method"], settings, seed, points)
+    curve = {
+        name: [float(f"{value:.5g}") for value in found[own]]
+        for name, own in (("iteration", "step"), ("loss", "loss"), ("accuracy", "accuracy"))
+    }
+    return {"metrics": {"loss": curve["loss"][-1]}, "curve": curve}
+
+
+def prices(
+    task: Problem, settings: Ratios, methods: Sequence[str], turns: int
+) -> dict[str, dict[str, float]]:
+    """Train all methods in turns; a price is CPU time over SGD's in the same turn.
+
+    It is taken after the first epoch: the mean of the medians of each quarter of the run.
+    """
+    runs, seconds, ready = {}, {name: list[float]() for name in methods}, {}
+    for name in methods:
+        # the first time loads kernels and rules
+        for _ in range(2):
+            start = time.process_time()
+            runs[name] = steps(**begin(task, name, settings, 0))
+            ready[name] = time.process_time() - start
+    for _ in range(turns):
+        for name, taken in runs.items():
+            start = time.process_time()
+            for _ in range(TURN):
+                next(taken)
+            seconds[name].append(time.process_time() - start)
+    # in the first epoch examples come in turn, but for the full first pass
+    epoch = min(-(-round(0.5 / settings.top) // TURN), turns - 1)
+    base, found = np.array(seconds[SGD]), {}
+    for name, times in seconds.items():
+        ratios = (np.array(times) / base)[epoch:]
+        quarters = [float(np.median(part)) for part in np.array_split(ratios, 4) if len(part)]
+        start = ready[name] / float(np.median(base)) * TURN if name == PGD_A else 0.0
+        found[name] = {"ms": 1e3 * float(np.median(times)) / TURN, "start": start}
+        found[name]["price"] = float(np.mean(quarters))
+    return found

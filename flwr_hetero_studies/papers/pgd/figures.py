@@ -15,26 +15,28 @@ import numpy as np
 from flwr_hetero_studies.core.curves import Columns, time_to
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding, times
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd.tasks import images, points
+from flwr_hetero_studies.papers.pgd.tasks import Problem, of_figure
 from flwr_hetero_studies.papers.pgd.workers import (
-    METHODS,
+    PAPER,
     PGD_A,
     PGD_S,
     SGD,
-    Settings,
-    Task,
+    Ratios,
     at_best_rate,
     final,
     jumps,
-    run,
+    train,
 )
 
 RATES = (0.03, 0.1, 0.3)
 """Learning rates tried; the paper gives none."""
 LR = 0.1
 """Of the experiments on k and r."""
-RATIOS = (0.001, 0.01, 0.05, 0.1, 0.3)
+TRIED = (0.001, 0.01, 0.05, 0.1, 0.3)
 WORK = "gradients of examples"
+HEAD = ["k", "r", "loss at the end", "rises / first loss", "gradients"]
+Pairs = Mapping[tuple[float, float], Columns]
+"""Curves of PGD-A by k and r."""
 
 
 def curve_of(curve: Columns) -> Curve:
@@ -44,23 +46,28 @@ def curve_of(curve: Columns) -> Curve:
     return Curve(*map(list, zip(*kept, strict=True)))
 
 
-def smooth(values: Sequence[float]) -> list[float]:
-    """Average each point with its neighbours; single ones jump."""
-    return [float(np.mean(values[max(0, i - 1) : i + 2])) for i in range(len(values))]
+def eased(curve: Columns) -> list[float]:
+    """Average each loss with its neighbours, of which the first and the last have one."""
+    losses = curve["loss"]
+    return [float(np.mean(losses[max(0, i - 1) : i + 2])) for i in range(len(losses))]
 
 
 def work_to(curve: Columns, goal: float, unit: str = "work") -> float:
     """Return the gradients, or steps, that it took to get to a loss; infinite if it never did."""
-    return time_to(curve[unit], smooth(curve["loss"]), goal, below=True)
+    return time_to(curve[unit], eased(curve), goal, below=True)
 
 
-def gain(
-    curves: Sequence[Columns], base: Sequence[Columns], part: float, unit: str = "work"
-) -> float:
+def part_of(curve: Columns, part: float) -> float:
+    """Return the loss at a part of a run."""
+    losses = eased(curve)
+    return losses[round(part * (len(losses) - 1))]
+
+
+def gain(own: Sequence[Columns], base: Sequence[Columns], part: float, unit: str = "work") -> float:
     """How many times less work than SGD, to SGD's loss at a part of its run; over seeds."""
     found = []
-    for curve, sgd in zip(curves, base, strict=True):
-        goal = smooth(sgd["loss"])[round(part * (len(sgd["loss"]) - 1))]
+    for curve, sgd in zip(own, base, strict=True):
+        goal = part_of(sgd, part)
         found.append(work_to(sgd, goal, unit) / work_to(curve, goal, unit))
     return float(np.median(found))
 
@@ -75,18 +82,16 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:g}%"
 
 
-def ratios(
-    options: Options, task: Task, pairs: Sequence[tuple[float, float]]
-) -> dict[tuple[float, float], Columns]:
+def each_pair(options: Options, task: Problem, pairs: Sequence[tuple[float, float]]) -> Pairs:
     """Train PGD-A with pairs of k and r."""
     steps, found = options.pick(200, 10_000), {}
     for top, renewal in pairs:
         options.say(f"k = {percent(top)}, r = {percent(renewal)}")
-        found[top, renewal] = run(task, PGD_A, Settings(top, renewal, LR, steps), options.seed)
+        found[top, renewal] = train(task, PGD_A, Ratios(top, renewal, LR, steps), options.seed)
     return found
 
 
-def ratio_rows(found: Mapping[tuple[float, float], Columns]) -> list[list[str]]:
+def rows_of(found: Pairs) -> list[list[str]]:
     """Write a row per pair."""
     return [
         [percent(top), percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}",
@@ -95,20 +100,19 @@ def ratio_rows(found: Mapping[tuple[float, float], Columns]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-RATIO_HEAD = ["k", "r", "loss at the end", "rises / first loss", "gradients"]
-
-
-def ratio_curves(found: Mapping[tuple[float, float], Columns]) -> dict[str, Curve]:
+def drawn(found: Pairs, of: str = "") -> dict[str, Curve]:
     """Draw a curve per pair."""
-    return {f"k={percent(k)}, r={percent(r)}": curve_of(c) for (k, r), c in found.items()}
+    return {f"{of}k={percent(k)}, r={percent(r)}": curve_of(c) for (k, r), c in found.items()}
 
 
 def figure_6(options: Options) -> Finding:
     """Vary the top ratio k, with a small and a large renewal ratio."""
     small, large = 0.001, 0.1
-    found = ratios(options, points(options), [(k, r) for r in (small, large) for k in RATIOS])
+    pairs = [(k, r) for r in (small, large) for k in TRIED]
+    found = each_pair(options, of_figure(options, "lr"), pairs)
     diverged, start = final(found[0.001, small]), found[0.001, small]["loss"][0]
-    goal = max(smooth(found[k, large]["loss"])[-1] for k in (0.01, 0.3))
+    # a loss that both reach, or the slower never gets there
+    goal = max(part_of(found[k, large], 1.0) for k in (0.01, 0.3))
     work = [work_to(found[k, large], goal) for k in (0.01, 0.3)]
     rough = [jumps(found[k, large]) for k in (0.001, 0.3)]
     claims = [
@@ -120,15 +124,16 @@ def figure_6(options: Options) -> Finding:
         Claim("with r = 10% a too small k bumps: k = 0.1% rises more than k = 30%", "big bumps",
               f"{rough[0]:.4f} against {rough[1]:.4f}", rough[0] > rough[1]),
     ]  # fmt: skip
-    return Finding(RATIO_HEAD, ratio_rows(found), claims, ratio_curves(found), (WORK, "loss"))
+    return Finding(HEAD, rows_of(found), claims, drawn(found), (WORK, "loss"))
 
 
 def figure_7(options: Options) -> Finding:
     """Vary the renewal ratio r, with a small and a large top ratio."""
     small, large = 0.01, 0.1
-    found = ratios(options, points(options), [(k, r) for k in (small, large) for r in RATIOS])
-    ends = {k: [final(found[k, r]) for r in RATIOS] for k in (small, large)}
-    rough = [jumps(found[small, r]) for r in RATIOS]
+    pairs = [(k, r) for k in (small, large) for r in TRIED]
+    found = each_pair(options, of_figure(options, "lr"), pairs)
+    ends = {k: [final(found[k, r]) for r in TRIED] for k in (small, large)}
+    rough = [jumps(found[small, r]) for r in TRIED]
     middle = ends[large][1:-1]
     claims = [
         Claim("with k = 1% the curve is the stabler the larger r: r = 0.1% rises more than r = 30%",
@@ -140,99 +145,92 @@ def figure_7(options: Options) -> Finding:
               "are within a factor of 1.25", "slightly",
               ", ".join(f"{end:.4f}" for end in middle), max(middle) <= 1.25 * min(middle)),
     ]  # fmt: skip
-    return Finding(RATIO_HEAD, ratio_rows(found), claims, ratio_curves(found), (WORK, "loss"))
+    return Finding(HEAD, rows_of(found), claims, drawn(found), (WORK, "loss"))
 
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Of r in k + r."""
 BOTH = 0.02
 """k + r."""
 
 
 def figure_8(options: Options) -> Finding:
     """Vary k and r, together fixed."""
-    settings = Settings(0.0, 0.0, LR, options.pick(200, 10_000))
-    rows, curves, leads, rough = [], {}, [], []
-    for name, task in (("LR", points(options)), ("CNN", images(options, "cnn"))):
-        ends, rises = [], []
-        for share in SHARES:
-            options.say(f"{name}, r = {share:g} of 2%")
-            own = replace(settings, top=BOTH * (1 - share), renewal=BOTH * share)
-            curve = run(task, PGD_A, own, options.seed)
-            ends.append(final(curve))
-            rises.append(jumps(curve))
-            rows.append([name, percent(own.top), percent(own.renewal), f"{ends[-1]:.4f}",
-                         f"{rises[-1]:.3f}"])  # fmt: skip
-            curves[f"{name}, k={percent(own.top)}, r={percent(own.renewal)}"] = curve_of(curve)
-        leads.append((float(np.mean(ends[-2:])), float(np.mean(ends[:2]))))
-        rough.append((float(np.mean(rises[-2:])), float(np.mean(rises[:2]))))
-    claims = [
-        Claim(f"{name}: with r > k the loss ends lower than with r < k", "lower",
-              f"{small:.4f} against {large:.4f}", small < large)
-        for name, (small, large) in zip(("LR", "CNN"), leads, strict=True)
-    ]  # fmt: skip
-    claims.append(
-        Claim("LR: with r < k it bumps more", "drastically",
-              f"{rough[0][1]:.4f} against {rough[0][0]:.4f}", rough[0][1] > rough[0][0])
-    )  # fmt: skip
-    head = ["model", "k", "r", "loss at the end", "rises / first loss"]
-    return Finding(head, rows, claims, curves, (WORK, "loss"))
+    pairs = [(BOTH * (1 - share), BOTH * share) for share in SHARES]
+    rows, curves = list[list[str]](), dict[str, Curve]()
+    ends, rough = dict[str, list[float]](), dict[str, list[float]]()
+    for model in ("LR", "CNN"):
+        found = each_pair(options, of_figure(options, model.lower()), pairs)
+        rows += [[model, *row[:-1]] for row in rows_of(found)]
+        curves |= drawn(found, f"{model}, ")
+        ends[model], rough[model] = ([measure(curve) for curve in found.values()]
+                                     for measure in (final, jumps))  # fmt: skip
+    claims = []
+    for model, own in ends.items():
+        less, more = float(np.mean(own[-2:])), float(np.mean(own[:2]))
+        claims.append(Claim(f"{model}: with r > k the loss ends lower than with r < k", "lower",
+                            f"{less:.4f} against {more:.4f}", less < more))  # fmt: skip
+    less, more = float(np.mean(rough["LR"][-2:])), float(np.mean(rough["LR"][:2]))
+    claims.append(Claim("LR: with r < k it bumps more", "drastically",
+                        f"{more:.4f} against {less:.4f}", more > less))  # fmt: skip
+    return Finding(["model", *HEAD[:-1]], rows, claims, curves, (WORK, "loss"))
 
 
 def figure_9(options: Options) -> Finding:
     """With aggressive updates and without."""
-    task, renewals = images(options, "cnn"), (0.005, 0.01, 0.02)
-    settings = Settings(0.01, 0.0, LR, options.pick(200, 5000))
-    found = {}
+    task, renewals = of_figure(options, "cnn"), (0.005, 0.01, 0.02)
+    settings, found = Ratios(0.01, 0.0, LR, options.pick(200, 5000)), {}
     for renewal in renewals:
         for method in (PGD_A, PGD_S):
             options.say(f"{method}, r = {percent(renewal)}")
             own = replace(settings, renewal=renewal)
-            found[method, renewal] = run(task, method, own, options.seed)
-    found_of: list[str] = []
-    gains, goal = [], max(final(found[PGD_A, r]) for r in renewals)
+            found[method, renewal] = train(task, method, own, options.seed)
+    # one loss for all r, that the worst has reached at its end
+    goal = max(final(found[PGD_A, r]) for r in renewals)
+    to_goal = [work_to(found[PGD_A, renewal], goal) for renewal in renewals]
+    gains = []
     for renewal in renewals:
-        losses = smooth(found[PGD_A, renewal]["loss"])
+        losses = eased(found[PGD_A, renewal])
         half = losses[len(losses) // 2]
         work = [work_to(found[method, renewal], half) for method in (PGD_A, PGD_S)]
         gains.append(work[1] / work[0])
-        found_of.append("PGD-S never" if work[1] == inf else factor(gains[-1]))
-    work_of = [work_to(found[PGD_A, renewal], goal) for renewal in renewals]
     rows = [
         [method, percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}"]
         for (method, renewal), curve in found.items()
     ]
     claims = [
         Claim("to the loss at half of its run PGD-A needs at least 1.1 times less work than PGD-S, "
-              "with any r", "1.1 to 6 times", ", ".join(found_of),
+              "with any r", "1.1 to 6 times",
+              ", ".join("PGD-S never" if each == inf else factor(each) for each in gains),
               min(gains) >= 1.1),
         Claim("the larger r, the faster PGD-A: less work to one loss from each to the next",
-              "yes", ", ".join(f"{work:.3g}" for work in work_of),
-              all(b < a for a, b in pairwise(work_of))),
+              "yes", ", ".join(f"{work:.3g}" for work in to_goal),
+              all(b < a for a, b in pairwise(to_goal))),
     ]  # fmt: skip
     curves = {f"{method}, r={percent(r)}": curve_of(c) for (method, r), c in found.items()}
-    head = ["method", "r", "loss at the end", "rises / first loss"]
-    return Finding(head, rows, claims, curves, (WORK, "loss"))
+    return Finding(["method", *HEAD[1:-1]], rows, claims, curves, (WORK, "loss"))
 
 
 def convergence(options: Options, model: str) -> Finding:
     """Compare PGD with SGD at its best learning rate, each method at its own best."""
-    task = images(options, model)
-    settings = Settings(0.01, 0.01, LR, options.pick(300, 5000))
+    task = of_figure(options, model)
+    settings = Ratios(0.01, 0.01, LR, options.pick(300, 5000))
     seeds = range(options.seed, options.seed + options.pick(1, 3))
     found, rates = {}, {}
-    for method in METHODS:
+    for method in PAPER:
         options.say(f"{model}, {method}: learning rates {', '.join(map(str, RATES))}")
         rates[method], found[method] = at_best_rate(task, method, settings, RATES, seeds)
     parts = (0.1, 0.5, 0.9)
-    gains = {m: [gain(found[m], found[SGD], part) for part in parts] for m in METHODS}
-    in_steps = {m: [gain(found[m], found[SGD], part, "step") for part in parts] for m in METHODS}
-    ends = {m: float(np.mean([final(curve) for curve in found[m]])) for m in METHODS}
+    gains = {m: [gain(found[m], found[SGD], part) for part in parts] for m in PAPER}
+    in_steps = {m: [gain(found[m], found[SGD], part, "step") for part in parts] for m in PAPER}
+    ends = {m: float(np.mean([final(curve) for curve in found[m]])) for m in PAPER}
+    published = {SGD: "1", PGD_A: "2x to 5x, 1.6x in all", PGD_S: "below 1x late"}
     rows = [
         [method, rates[method], f"{ends[method]:.4f}",
          *(f"{factor(work, 2)} ({factor(steps, 2)})"
            for work, steps in zip(gains[method], in_steps[method], strict=True)),
-         {SGD: "1", PGD_A: "2x to 5x, 1.6x in all", PGD_S: "below 1x late"}[method]]
-        for method in METHODS
+         published[method]]
+        for method in PAPER
     ]  # fmt: skip
     claims = [
         times("PGD-A is faster at first: to SGD's loss after a tenth of its run", 2,
@@ -246,7 +244,7 @@ def convergence(options: Options, model: str) -> Finding:
     ]  # fmt: skip
     goals = (f"to SGD's at {part:.0%} (in steps)" for part in parts)
     head = ["method", "lr", "loss at the end", *goals, "paper"]
-    curves = {method: curve_of(curves[0]) for method, curves in found.items()}
+    curves = {method: curve_of(own[0]) for method, own in found.items()}
     return Finding(head, rows, claims, curves, (WORK, "training loss"))
 
 
@@ -268,6 +266,7 @@ FLEETS = (1, 2, 4, 8)
 def round_s(model: str, workers: int, link_mbps: float) -> float:
     """Time a step as with the paper's images: its part of the work, the model there and back."""
     seconds, parameters = COSTS[model]
+    # section V-E: computing is divided, the exchange is not
     return seconds * PER_STEP / workers + 2 * 32 * parameters / (1e6 * link_mbps)
 
 
@@ -275,26 +274,20 @@ def figure_11(options: Options) -> Finding:
     """Time to one loss on 1 to 8 workers."""
     rows, best, curves = [], {}, {}
     for model in COSTS:
-        task, goal = images(options, model), inf
-        speedups: dict[float, list[float]] = {link: [] for link in LINKS}
-        steps: list[float] = []
-        for workers in FLEETS:
-            options.say(f"{model}, {workers} workers")
-            settings = Settings(0.01, 0.01, LR, options.pick(200, 2000), workers)
-            curve = run(task, PGD_A, settings, options.seed)
-            losses = smooth(curve["loss"])
-            goal = losses[round(0.6 * (len(losses) - 1))] if workers == 1 else goal
-            steps.append(time_to(curve["step"], losses, goal, below=True))
-            for link, found in speedups.items():
-                alone = steps[0] * round_s(model, 1, link)
-                found.append(alone / (steps[-1] * round_s(model, workers, link)))
-        rows += [
-            [model, f"{link:g} Mbit/s", *(f"{value:.1f}x" for value in found)]
-            for link, found in speedups.items()
-        ]
+        options.say(f"{model}: {', '.join(map(str, FLEETS))} workers")
+        task, settings = of_figure(options, model), Ratios(0.01, 0.01, LR, options.pick(200, 2000))
+        found = [train(task, PGD_A, replace(settings, workers=m), options.seed) for m in FLEETS]
+        # what one worker has reached at that part of its steps
+        goal = part_of(found[0], 0.6)
+        steps = [work_to(curve, goal, "step") for curve in found]
+        for link in LINKS:
+            seconds = [n * round_s(model, m, link) for n, m in zip(steps, FLEETS, strict=True)]
+            speedups = [seconds[0] / each for each in seconds]
+            rows.append([model, f"{link:g} Mbit/s", *(f"{value:.1f}x" for value in speedups)])
+            if link == LINKS[0]:
+                best[model] = speedups[-1]
+                curves[model] = Curve(list(map(float, FLEETS)), speedups)
         rows.append([model, "steps", *(f"{count:.0f}" for count in steps)])
-        best[model] = speedups[LINKS[0]][-1]
-        curves[model] = Curve(list(map(float, FLEETS)), speedups[LINKS[0]])
     claims = [
         *(times(f"PGD scales linearly: 8 workers with the {model.upper()}", 8, value)
           for model, value in best.items()),

@@ -1,6 +1,6 @@
 """Figures 1 and 5: what priorities look like while SGD trains."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
-from flwr_hetero_studies.core.alone import train
+from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd.tasks import images
-from flwr_hetero_studies.papers.pgd.workers import AT_A_TIME, Task, each_loss
+from flwr_hetero_studies.papers.pgd.tasks import Problem, each_loss, of_figure
+from flwr_hetero_studies.papers.pgd.workers import AT_A_TIME
 from flwr_hetero_studies.tasks import Examples, evaluate
 
 TOPS = {0.005: 0.05, 0.01: 0.08, 0.02: 0.15, 0.05: 0.32}
@@ -27,21 +27,16 @@ LR = 0.1
 """The paper gives none."""
 
 
-def while_training(
-    task: Task, steps: int, every: int, look: Callable[[int, nn.Module], None], seed: int
-) -> None:
-    """Train with SGD on 2 % of the data a step, and look at the model now and then."""
+def while_training(task: Problem, steps: int, seed: int) -> Iterator[tuple[int, nn.Module]]:
+    """Train with SGD on 2 % of the data a step; yield the model before each step and at the end."""
     model, count = task.make_model(seed), len(task.examples)
     sampler = UniformSampler(count, max(1, round(0.02 * count)), seed=seed)
-    optimizer, step = torch.optim.SGD(model.parameters(), LR), 0
-
-    def take(model: nn.Module) -> dict[str, float]:
-        nonlocal step
-        look(step, model)
-        step += every
-        return {"loss": 0.0}
-
-    train(model, [task.examples], [sampler], optimizer, num_steps=steps, every=every, look=take)
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    taken = alone.steps(model, [task.examples], [sampler], optimizer)
+    for step in range(steps):
+        yield step, model
+        next(taken)
+    yield steps, model
 
 
 def priorities_of(
@@ -54,7 +49,7 @@ def priorities_of(
 # --- Figure 1 -------------------------------------------------------------------------------
 
 
-class Look(NamedTuple):
+class TopParts(NamedTuple):
     """What the top examples account for at an iteration."""
 
     priorities: NDArray[np.float64]
@@ -62,16 +57,17 @@ class Look(NamedTuple):
     of_priorities: list[float]
 
 
-def look_at(model: nn.Module, examples: Examples) -> Look:
+def look_at(model: nn.Module, examples: Examples) -> TopParts:
     """Compare the loss decrease of a small step on the top alone with that on all."""
     priorities, total = priorities_of(model, examples)
     whole, order = decrease(model, examples, total), np.argsort(-priorities)
     parts = []
     for top in TOPS:
+        # Figure 1b: a step on these alone
         chosen = order[: max(1, round(top * len(order)))]
         some = Examples(examples.inputs[chosen], examples.targets[chosen])
         parts.append(decrease(model, examples, priorities_of(model, some)[1]) / whole)
-    return Look(priorities, parts, [top_share(priorities, top) for top in TOPS])
+    return TopParts(priorities, parts, [top_share(priorities, top) for top in TOPS])
 
 
 @torch.no_grad()
@@ -79,6 +75,7 @@ def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) 
     """Return by how much a small step along a gradient lowers the loss; the step is undone."""
     before = evaluate(model, examples, AT_A_TIME)[0]
     own = {name: p.clone() for name, p in model.named_parameters()}
+    # Eq. 6: to the first order the loss falls by the step times the priorities
     for name, p in model.named_parameters():
         p.sub_(gradient[name], alpha=SMALL_STEP / len(examples))
     after = evaluate(model, examples, AT_A_TIME)[0]
@@ -89,17 +86,15 @@ def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) 
 
 def figure_1(options: Options) -> Finding:
     """Distribution of priorities, and the part of the loss decrease that the top accounts for."""
-    task = images(options, "mlp-100")
-    looks: dict[int, Look] = {}
-
-    def look(step: int, model: nn.Module) -> None:
+    task = of_figure(options, "mlp-100")
+    doubled = Examples(task.examples.inputs.double(), task.examples.targets)
+    looks: dict[int, TopParts] = {}
+    for step, model in while_training(task, LOOKS[-1], options.seed):
         if step in LOOKS:
             options.say(f"iteration {step}")
+            # a small step's decrease is lost in single precision
             looks[step] = look_at(model.double(), doubled)
             model.float()
-
-    doubled = Examples(task.examples.inputs.double(), task.examples.targets)
-    while_training(task, LOOKS[-1], 10, look, options.seed)
     rows = [
         [step, f"{(found.priorities < 0).mean():.0%}",
          *(f"{part:.1%} ({sums:.1%})"
@@ -107,32 +102,26 @@ def figure_1(options: Options) -> Finding:
         for step, found in looks.items()
     ]  # fmt: skip
     rows.append(["50, paper", "", *(f"{part:.0%}" for part in TOPS.values())])
-    at_50 = looks[50]
-    pairs = list(zip(at_50.of_decrease, TOPS.values(), strict=True))
-    errors = [
-        abs(part - sums) / sums
-        for part, sums in zip(at_50.of_decrease, at_50.of_priorities, strict=True)
-    ]
+    parts, sums = (np.array(each) for each in looks[50][1:])
+    published = np.array(list(TOPS.values()))
+    error = float(np.max(np.abs(parts - sums) / sums))
     least = min(part / top for found in looks.values()
                 for part, top in zip(found.of_decrease, TOPS, strict=True))  # fmt: skip
     claims = [
         Claim("at iteration 50 the top 0.5, 1, 2, 5 % of the examples account for at least 2/3 of "
-              "the paper's part of the loss decrease", ", ".join(f"{p:.0%}" for p in TOPS.values()),
-              ", ".join(f"{part:.1%}" for part, _ in pairs),
-              all(part >= ENOUGH * paper for part, paper in pairs)),
+              "the paper's part of the loss decrease", ", ".join(f"{p:.0%}" for p in published),
+              ", ".join(f"{part:.1%}" for part in parts),
+              bool((parts >= ENOUGH * published).all())),
         Claim("a small top contributes much: at any time at least twice its share of the data",
               "6.4 to 10 times", f"{least:.1f} times or more", least >= 2),
         Claim("priorities tell the loss decrease (Eq. 6): within 10 %", "yes",
-              f"off by at most {max(errors):.1%}", max(errors) <= 0.1),
+              f"off by at most {error:.1%}", error <= 0.1),
     ]  # fmt: skip
     levels = np.linspace(0.01, 0.99, 50)
-    curves = {
-        f"iteration {step}": Curve(
-            levels.tolist(),
-            (np.quantile(found.priorities, levels) / np.abs(found.priorities).mean()).tolist(),
-        )
-        for step, found in looks.items()
-    }
+    curves = {}
+    for step, found in looks.items():
+        heights = np.quantile(found.priorities, levels) / np.abs(found.priorities).mean()
+        curves[f"iteration {step}"] = Curve(levels.tolist(), heights.tolist())
     head = ["iteration", "negative", *(f"top {top:.1%}" for top in TOPS)]
     axes = ("share of the examples", "priority over the mean size")
     return Finding(head, rows, claims, curves, axes)
@@ -141,73 +130,65 @@ def figure_1(options: Options) -> Finding:
 # --- Figure 5 -------------------------------------------------------------------------------
 
 STEPS, EVERY = 100, 2
-FALLING = slice(5, None)
-"""Looks from iteration 10 on, where the paper's priorities fall in straight lines."""
+FALLING = 5
+"""The look at iteration 10, from which on the paper's priorities fall in straight lines."""
 
 
 def figure_5(options: Options) -> Finding:
     """Priorities of examples over the iterations."""
     found: dict[str, NDArray[np.float64]] = {}
-    for model in ("mlp", "cnn"):
-        options.say(model)
-        found[model] = priorities_over_time(images(options, model), options.seed)
-    iterations = [float(i) for i in range(0, STEPS + 1, EVERY)]
-    facts = {model: Fall.of(values) for model, values in found.items()}
+    for name in ("mlp", "cnn"):
+        options.say(name)
+        task = of_figure(options, name)
+        found[name] = np.array([
+            priorities_of(model, task.examples)[0]
+            for step, model in while_training(task, STEPS, options.seed) if step % EVERY == 0
+        ])  # fmt: skip
+    falls = {name: Fall.of(values) for name, values in found.items()}
     rows = [
-        [model, f"{fall.early:.3f}", f"{fall.late:.3f}", f"{fall.positive:.0%}", f"{fall.line:.2f}"]
-        for model, fall in facts.items()
+        [name, f"{fall.early:.3f}", f"{fall.late:.3f}", f"{fall.positive:.0%}", f"{fall.line:.2f}"]
+        for name, fall in falls.items()
     ]
-    early = [fall.early / fall.late for fall in facts.values()]
+    early = [fall.early / fall.late for fall in falls.values()]
     claims = [
         Claim("priorities change drastically in the first iterations: ln |p| at least twice as "
               "fast before iteration 10 as after", "yes",
               ", ".join(f"{ratio:.1f}x" for ratio in early), min(early) >= 2),
         Claim("then they are linear in log scale: a line explains half of the variance of ln |p| "
-              "of the median example", "yes", ", ".join(f"{f.line:.2f}" for f in facts.values()),
-              min(f.line for f in facts.values()) >= 0.5),
+              "of the median example", "yes", ", ".join(f"{f.line:.2f}" for f in falls.values()),
+              min(f.line for f in falls.values()) >= 0.5),
         Claim("and positive, for Eq. 11 takes their logarithm: 95 % of all", "all",
-              ", ".join(f"{f.positive:.0%}" for f in facts.values()),
-              min(f.positive for f in facts.values()) >= 0.95),
+              ", ".join(f"{f.positive:.0%}" for f in falls.values()),
+              min(f.positive for f in falls.values()) >= 0.95),
     ]  # fmt: skip
     chosen = np.random.default_rng(options.seed).choice(found["mlp"].shape[1], 3, replace=False)
+    iterations = [float(i) for i in range(0, STEPS + 1, EVERY)]
     curves = {
-        f"{model}, example {number}": Curve(iterations, values[:, i].tolist())
-        for model, values in found.items()
+        f"{name}, example {number}": Curve(iterations, values[:, i].tolist())
+        for name, values in found.items()
         for number, i in enumerate(chosen, 1)
     }
     head = ["model", "change of ln |p| an iteration, to 10", "after", "positive", "line explains"]
     return Finding(head, rows, claims, curves, ("iteration", "priority"))
 
 
-def priorities_over_time(task: Task, seed: int) -> NDArray[np.float64]:
-    """Train, and compute all priorities at each look: (looks, examples)."""
-    seen: list[NDArray[np.float64]] = []
-
-    def look(step: int, model: nn.Module) -> None:
-        seen.append(priorities_of(model, task.examples)[0])
-
-    while_training(task, STEPS, EVERY, look, seed)
-    return np.array(seen)
-
-
 class Fall(NamedTuple):
-    """How priorities (looks, examples) change."""
+    """How priorities (looks, examples) change: medians over the examples."""
 
     early: float
     late: float
     positive: float
     line: float
+    """Share of the variance of ln |p| over time that a straight line explains."""
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> "Fall":
-        """Measure it: medians over the examples."""
+        """Measure it."""
+        # Eq. 11 takes logarithms of what is negative for many
         logs = np.log(np.abs(values) + 1e-300)
         change = np.abs(np.diff(logs, axis=0)) / EVERY
-        line = explained(logs[FALLING])
-        first, late = change[: FALLING.start], change[FALLING.start :]
-        return cls(
-            float(np.median(first)), float(np.median(late)), float((values > 0).mean()), line
-        )
+        early, late = (float(np.median(part)) for part in (change[:FALLING], change[FALLING:]))
+        return cls(early, late, float((values > 0).mean()), explained(logs[FALLING:]))
 
 
 def explained(logs: NDArray[np.float64]) -> float:

@@ -1,30 +1,64 @@
-"""The paper's data and models: logistic regression on drawn points, an MLP and a CNN on images."""
+"""The paper's data and models: logistic regression on drawn points, MLPs and a CNN on images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd.workers import Task
+from flwr_hetero_studies.core.plan import Data, Options
 from flwr_hetero_studies.tasks import Examples, data_shape, load_partition, make_model
 
+NOISE = 0.1
+"""Deviation of what is added to each number of a point after it was labelled."""
 CNN_PIXELS = 28
 """Images from this size on get the paper's CNN, smaller ones the package's."""
 
 
-def points(options: Options) -> Task:
-    """Draw points, label them by a random hyperplane, and add noise to each dimension."""
-    num_points, dim = options.pick((4000, 400), (10_000, 1000))
+@dataclass(frozen=True)
+class Problem:
+    """Data, and how a model for it is made from a seed."""
+
+    examples: Examples
+    make_model: Callable[[int], nn.Module]
+
+
+def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each example."""
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def points(num_points: int, dim: int) -> Problem:
+    """Draw points for logistic regression, labelled by a random hyperplane."""
     generator = torch.Generator().manual_seed(0)
+    # a hyperplane decides, then noise is added
     normal = torch.randn(dim, generator=generator)
     drawn = torch.randn(num_points, dim, generator=generator)
-    noisy = drawn + 0.1 * torch.randn(drawn.shape, generator=generator)
-    examples = Examples(noisy[:, :, None, None], (drawn @ normal > 0).long())
-    return Task(examples, lambda seed: make_model("softmax", (dim, 1, 1), 2, seed))
+    return _noisy("softmax", drawn, (drawn @ normal > 0).long(), generator)
 
 
-def images(options: Options, model: str) -> Task:
+def taught_points(num_points: int, dim: int) -> Problem:
+    """Draw points for the MLP, labelled by a random network of one hidden layer."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(num_points, dim, generator=generator)
+    # centred scores give every class some points
+    hidden = (drawn @ torch.randn(dim, 50, generator=generator) / sqrt(dim)).relu()
+    scores = hidden @ torch.randn(50, 10, generator=generator)
+    return _noisy("mlp", drawn, (scores - scores.mean(0)).argmax(1), generator)
+
+
+def _noisy(model: str, drawn: Tensor, targets: Tensor, generator: torch.Generator) -> Problem:
+    inputs = drawn + NOISE * torch.randn(drawn.shape, generator=generator)
+    shape, classes = (drawn.shape[1], 1, 1), int(targets.max()) + 1
+    examples = Examples(inputs[:, :, None, None], targets)
+    return Problem(examples, lambda seed: make_model(model, shape, classes, seed))
+
+
+def images(dataset: str, model: str, most: int | None = None) -> Problem:
     """Take images: with ``mlp``, ``cnn``, or ``mlp-100`` of the paper's Figure 1."""
-    dataset = options.dataset("images")
     shape, num_classes = data_shape(dataset)
     assert isinstance(num_classes, int), "images have classes"
 
@@ -36,7 +70,8 @@ def images(options: Options, model: str) -> Task:
             body = small_mlp if model == "mlp-100" else paper_cnn
             return body(shape, num_classes)
 
-    return Task(load_partition(dataset, 0, 1), build)
+    whole = load_partition(dataset, 0, 1)
+    return Problem(Examples(whole.inputs[:most], whole.targets[:most]), build)
 
 
 def small_mlp(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -57,3 +92,19 @@ def paper_cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(20 * sides[0] * sides[1], num_classes),
     )  # fmt: skip
+
+
+def of_figure(options: Options, model: str) -> Problem:
+    """Take the data of a figure: of its images, or the points of logistic regression."""
+    if model == "lr":
+        return points(*options.pick((4000, 400), (10_000, 1000)))
+    return images(options.dataset("images"), model)
+
+
+@lru_cache(2)
+def of_race(name: str, num_samples: int, data: Data) -> Problem:
+    """Take the data of a race: ``lr-synthetic``, ``mlp-synthetic``, or a model and images."""
+    model, _, source = name.partition("-")
+    if source == "synthetic":
+        return points(num_samples, 1000) if model == "lr" else taught_points(num_samples, 100)
+    return images(data.first(num_samples, 100), model, num_samples)

@@ -1,13 +1,13 @@
 """Workers that choose their batches as SGD, PGD-A or PGD-S do, on one model in this process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
 from flwr_hetero.errors import check_choice
@@ -15,27 +15,23 @@ from flwr_hetero.pgd.algorithm import choose_batch, estimate, learn, pick_top, s
 from flwr_hetero.pgd.priorities import all_priorities, sample_priorities
 from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
-from flwr_hetero_studies.core.alone import split, train
+from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.curves import Columns
+from flwr_hetero_studies.papers.pgd.tasks import Problem, each_loss
 from flwr_hetero_studies.tasks import Examples, evaluate
 
-SGD, PGD_A, PGD_S = "SGD", "PGD-A", "PGD-S"
-METHODS = (SGD, PGD_A, PGD_S)
-POINTS = 40
-"""Points of a curve."""
+SGD, PGD_A, PGD_S = "SGD", "PGD-A, full first pass", "PGD-S"
+PAPER = (SGD, PGD_A, PGD_S)
+"""The paper's; its pass over all data before the first step is in both of PGD."""
+SPREAD, LAST_LAYER, DRAWN = "PGD-A", "PGD-A, last layer", "stochastic"
+METHODS = (*PAPER, SPREAD, LAST_LAYER, DRAWN)
+"""And the package's: that pass spread over the first epoch, priorities of the last layer, draws by
+priority without bias."""
 AT_A_TIME = 500
 
 
 @dataclass(frozen=True)
-class Task:
-    """Data, and how a model for it is made from a seed."""
-
-    examples: Examples
-    make_model: Callable[[int], nn.Module]
-
-
-@dataclass(frozen=True)
-class Settings:
+class Ratios:
     """The paper's k and r, and what it leaves open."""
 
     top: float
@@ -43,6 +39,7 @@ class Settings:
     lr: float
     steps: int
     workers: int = 4
+    """Among whom the data are divided at random; 0: one has them as they are."""
 
 
 class BasicPGD(BatchSampler):
@@ -60,6 +57,7 @@ class BasicPGD(BatchSampler):
         self.model, self.share, self.num_renewed = model, share, num_renewed
         self.order, self.iteration = self.rng.permutation(len(share)), 0
         self.gradient = AggregatedGradient(dict(model.named_parameters()), len(share))
+        # the paper's pass over all data before the first step
         found, total = all_priorities(
             model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME
         )
@@ -70,13 +68,17 @@ class BasicPGD(BatchSampler):
         """Renew the priorities of S (Alg. 1, l. 4-13), and pick T (l. 15)."""
         turn, none = self.iteration * self.num_renewed, np.empty(0, np.int64)
         self.iteration += 1
+        # Alg. 1, l. 4: S, in turn
         renewed = choose_batch(
             self.trend, self.order, turn, self.iteration, num_renewed=self.num_renewed, num_top=0
         )
+        # Alg. 1, l. 9: p_i <- gbar . g_i for S alone
         found = sample_priorities(
             self.model, each_loss, *self.share.take(renewed), self.gradient.direction
         )
+        # Alg. 1, l. 10 and 13
         self.trend = learn(self.trend, renewed, found.double().numpy(), self.iteration)
+        # Alg. 1, l. 15: T, which may hold examples of S
         top = pick_top(estimate(self.trend, self.iteration), self.batch_size, taken=none)
         return top, np.ones(len(top))
 
@@ -88,35 +90,34 @@ class BasicPGD(BatchSampler):
         self.gradient.absorb(len(indices), {n: p.grad for n, p in model.named_parameters()})
 
 
-def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each example."""
-    return cross_entropy(outputs, targets, reduction="none")
-
-
 def make_sampler(
-    method: str, model: nn.Module, share: Examples, settings: Settings, seed: int
+    method: str, model: nn.Module, share: Examples, settings: Ratios, seed: int
 ) -> UniformSampler | PriorityFeed | BasicPGD:
-    """Make a worker's sampler; PGD has the paper's first pass over all data behind it."""
+    """Make a worker's sampler; the paper's PGD has its first pass over all data behind it."""
     check_choice("method", method, METHODS)
     top, renewed = (max(1, round(x * len(share))) for x in (settings.top, settings.renewal))
     if method == SGD:
         return UniformSampler(len(share), top + renewed, seed=seed)
     if method == PGD_S:
         return BasicPGD(model, share, renewed, top, seed)
-    sampler = PGDSampler(
-        len(share), top + renewed, seed=seed, rule="topk", renewal_share=renewed / (top + renewed)
-    )
-    feed = PriorityFeed(sampler, model, layers="all")
-    feed.full_pass(model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME)
+    # S and T of a batch are as large as k and r say
+    rule, part = "stochastic" if method == DRAWN else "topk", renewed / (top + renewed)
+    sampler = PGDSampler(len(share), top + renewed, seed=seed, rule=rule, renewal_share=part)
+    feed = PriorityFeed(sampler, model, layers="all" if method in (PGD_A, SPREAD) else "last")
+    if method == PGD_A:
+        feed.full_pass(model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME)
     return feed
 
 
-def run(task: Task, method: str, settings: Settings, seed: int) -> Columns:
-    """Train; the column ``work`` counts gradients of examples, the first pass among them."""
-    model, shares = task.make_model(seed), split(task.examples, settings.workers, seed)
+def begin(task: Problem, method: str, settings: Ratios, seed: int) -> dict[str, Any]:
+    """Divide the data among the workers; return what :func:`alone.steps` takes."""
+    model, shares, seeds = task.make_model(seed), [task.examples], [seed]
+    if settings.workers:
+        shares = alone.split(task.examples, settings.workers, seed)
+        seeds = [1000 * seed + i for i in range(settings.workers)]
     samplers = [
-        make_sampler(method, model, share, settings, 1000 * seed + i)
-        for i, share in enumerate(shares)
+        make_sampler(method, model, share, settings, own)
+        for share, own in zip(shares, seeds, strict=True)
     ]
 
     def observe(worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
@@ -124,26 +125,35 @@ def run(task: Task, method: str, settings: Settings, seed: int) -> Columns:
         if not isinstance(sampler, UniformSampler):
             sampler.on_batch(model, indices, losses)
 
-    curve = train(
-        model, shares, samplers, torch.optim.SGD(model.parameters(), settings.lr),
-        num_steps=settings.steps, every=max(1, settings.steps // POINTS), observe=observe,
-        look=lambda model: {"loss": evaluate(model, task.examples, AT_A_TIME)[0]},
-    )  # fmt: skip
-    for sampler in samplers:
-        if isinstance(sampler, PriorityFeed):
-            sampler.close()
-    first = 0 if method == SGD else sum(map(len, shares))
-    a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in samplers)
+    optimizer = torch.optim.SGD(model.parameters(), settings.lr)
+    found = {"model": model, "shares": shares, "samplers": samplers, "optimizer": optimizer}
+    return found | {"observe": observe}
+
+
+def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: int = 40) -> Columns:
+    """Train; the column ``work`` counts gradients of examples, the first pass among them."""
+    started = begin(task, method, settings, seed)
+
+    def look(model: nn.Module) -> dict[str, float]:
+        found = evaluate(model, task.examples, AT_A_TIME)
+        return dict(zip(("loss", "accuracy"), found, strict=True))
+
+    every = max(1, settings.steps // num_points)
+    curve = alone.train(**started, num_steps=settings.steps, every=every, look=look)
+    # the first pass computes each gradient once
+    first = sum(map(len, started["shares"])) if method in (PGD_A, PGD_S) else 0
+    # PGD-S computes gradients of S that it does not step on
+    a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in started["samplers"])
     return curve | {"work": [first + a_step * step for step in curve["step"]]}
 
 
 def at_best_rate(
-    task: Task, method: str, settings: Settings, rates: Sequence[float], seeds: Sequence[int]
+    task: Problem, method: str, settings: Ratios, rates: Sequence[float], seeds: Sequence[int]
 ) -> tuple[float, list[Columns]]:
     """Train at the learning rate of the least loss at the end with the first seed."""
-    tried = {lr: run(task, method, replace(settings, lr=lr), seeds[0]) for lr in rates}
+    tried = {lr: train(task, method, replace(settings, lr=lr), seeds[0]) for lr in rates}
     best = min(tried, key=lambda lr: final(tried[lr]))
-    others = [run(task, method, replace(settings, lr=best), seed) for seed in seeds[1:]]
+    others = [train(task, method, replace(settings, lr=best), seed) for seed in seeds[1:]]
     return best, [tried[best], *others]
 
 

@@ -16,7 +16,7 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl import pacing
-from flwr_hetero.tifl.time_estimate import Forecast
+from flwr_hetero.tifl.pacing import Forecast
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
@@ -167,7 +167,7 @@ def idle_run(
         if number:
             tiers.append(strategy.draw.tier)
         else:
-            predicted.append(strategy.estimate.ahead(rounds, strategy.state, strategy.named))
+            predicted.append(strategy.forecast(rounds))
 
     strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds, evaluate_fn=note)
     return strategy, tiers, predicted[0]

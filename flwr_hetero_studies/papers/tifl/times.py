@@ -1,6 +1,7 @@
 """The experiments of TiFL that need no trained model: its times, and Tables 1 and 2."""
 
 import time
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
-from flwr_hetero.tifl.time_estimate import mape, paper_estimate, straggler_bound, straggler_chance
+from flwr_hetero.tifl.pacing import paper_estimate
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
@@ -96,8 +97,8 @@ def table_2(options: Options) -> Finding:
         options.say(policy)
         runs = [idle_run(policy, rounds, seed) for seed in seeds]
         probs = policy_probs(policy, 5)
-        estimated = [paper_estimate(run.state.latency, probs, rounds) for run in runs]
-        expected_s = float(np.mean([probs @ run.estimate.slowest_s * rounds for run in runs]))
+        estimated = [paper_estimate(run.tiers.seconds, probs, rounds) for run in runs]
+        expected_s = float(np.mean([probs @ run.tiers.slowest_s * rounds for run in runs]))
         actual_s = float(np.mean([run.estimate.actual_s for run in runs]))
         estimate_s = float(np.mean(estimated))
         errors[policy] = mape(estimate_s, actual_s)
@@ -113,6 +114,27 @@ def table_2(options: Options) -> Finding:
     )
     head = ("policy", "Eq. 6, s", "actual, s", "MAPE, %", "MAPE of the expected slowest, %")
     return Finding((*head, "paper: Eq. 6, actual, MAPE"), rows, [claim])
+
+
+def straggler_chance(num_nodes: int, num_slowest: int, num_selected: int) -> float:
+    r"""Compute the probability that a random round holds a node of the slowest level (Eq. 2, 3).
+
+    .. math:: Pr_s = 1 - \binom{|K| - |\tau_m|}{|C|} / \binom{|K|}{|C|}
+    """
+    return 1 - comb(num_nodes - num_slowest, num_selected) / comb(num_nodes, num_selected)
+
+
+def straggler_bound(num_nodes: int, num_slowest: int, num_selected: int) -> float:
+    r"""Bound that probability from below (Theorem 3.1, Eq. 5); they are equal for one node.
+
+    .. math:: Pr_s > 1 - ((|K| - |\tau_m|) / |K|)^{|C|}
+    """
+    return 1.0 - (1 - num_slowest / num_nodes) ** num_selected
+
+
+def mape(estimate: float, actual: float) -> float:
+    """Compare an estimated training time with the actual one, in percent (Eq. 7)."""
+    return abs(estimate - actual) / actual * 100
 
 
 def equation_3(options: Options) -> Finding:

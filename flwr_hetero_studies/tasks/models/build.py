@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero_studies.tasks.kinds import Outputs, imported, is_path
-from flwr_hetero_studies.tasks.models.images import LARGE, cnn, lenet, mlp, resnet18, softmax
+from flwr_hetero_studies.tasks.models.images import (
+    LARGE,
+    ar_mlp,
+    cnn,
+    lenet,
+    mlp,
+    resnet18,
+    softmax,
+    speech_cnn,
+)
 from flwr_hetero_studies.tasks.models.language import gpt, lstm_lm
-from flwr_hetero_studies.tasks.models.signals import ar_mlp, speech_cnn
 from flwr_hetero_studies.tasks.models.texts import bag, lstm, textcnn
 
 Shape = tuple[int, ...]
@@ -64,6 +72,7 @@ def make_model(name: str, input_shape: Shape, outputs: Outputs, seed: int = 0) -
     if min(*input_shape, *sizes) < 1:
         raise invalid("input_shape", (*input_shape, *sizes), "be positive")
     build = _builder(name, input_shape, outputs)
+    # the caller's random state stays as it was
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return channels_last(build(input_shape, outputs))
@@ -73,13 +82,15 @@ def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
     """Choose by the kind of input and output, or refuse a model for another kind."""
     if is_path(name):
         return partial(_build_own, name)
+    # a name fits by the number of dimensions, not by what they mean
     kind = Kind(len(shape), 0 if isinstance(outputs, int) else len(outputs))
     if name == "auto":
         if kind == IMAGES:
             smallest = min(shape[1:])
             return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
         if kind == SERIES and shape[0] == 1:
-            return mlp  # one channel: there is nothing to tell apart by bands
+            # one channel: there is nothing to tell apart by bands
+            return mlp
         if kind not in FITTING:
             rule = f"be your own for inputs {shape} and outputs {outputs}"
             raise invalid("model", name, rule, "give package.module:function")
@@ -109,6 +120,7 @@ def _build_own(path: str, shape: Shape, outputs: Outputs) -> nn.Module:
     if not isinstance(model, nn.Module):
         rule = f"return a torch.nn.Module (it returned {type(model).__name__})"
         raise invalid("model", path, rule)
+    # two examples: a model that mixes them up gives another shape
     inputs = torch.zeros(2, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32)
     expected = (2, outputs) if isinstance(outputs, int) else (2, *outputs)
     with torch.no_grad():
@@ -124,8 +136,10 @@ def model_from(
     state: Mapping[str, Tensor], name: str, input_shape: Shape, outputs: Outputs
 ) -> nn.Module:
     """Build a model around given parameters; none are drawn, which is the slow part."""
+    # a skeleton is shared: what is filled in must be a copy
     model = copy.deepcopy(_skeleton(name, input_shape, outputs))
-    model.load_state_dict(state, assign=not is_path(name))  # which would untie shared parameters
+    # assigning would untie shared parameters
+    model.load_state_dict(state, assign=not is_path(name))
     return channels_last(model)
 
 
@@ -138,5 +152,6 @@ def channels_last(model: nn.Module) -> nn.Module:
 @lru_cache(maxsize=8)
 def _skeleton(name: str, input_shape: Shape, outputs: Outputs) -> nn.Module:
     """Build a model without storage for its parameters, unless it is a user's own."""
+    # a user's own buffers need their values, which meta tensors have not
     with torch.device("cpu" if is_path(name) else "meta"):
         return make_model(name, input_shape, outputs)

@@ -1,4 +1,4 @@
-"""Models for images, and those that take any numbers."""
+"""Models for images, series and speech, and those that take any numbers."""
 
 from math import prod
 
@@ -26,6 +26,7 @@ def mlp(shape: Shape, num_classes: int) -> nn.Module:
 
 def cnn(shape: Shape, num_classes: int) -> nn.Module:
     """Two convolutions of 16 and 32 channels and one linear layer."""
+    # an image of 8x8 is pooled once, or nothing is left of it
     pool = nn.Identity() if min(shape[1:]) < SMALL else nn.MaxPool2d(2)
     body = nn.Sequential(
         nn.Conv2d(shape[0], 16, 3, padding=1), pool, nn.ReLU(),
@@ -48,11 +49,13 @@ def lenet(shape: Shape, num_classes: int) -> nn.Module:
 
 def resnet18(shape: Shape, num_classes: int) -> nn.Module:
     """Torchvision's ResNet-18 with GroupNorm; small images get a 3x3 stem without pooling."""
-    from torchvision import models  # takes seconds, and is needed here only
+    # takes seconds, and is needed here only
+    from torchvision import models
 
     model: nn.Module = models.resnet18(
         weights=None, num_classes=num_classes, norm_layer=lambda width: nn.GroupNorm(32, width)
     )
+    # the original stem shrinks an image by four before the first block
     if min(shape[1:]) < LARGE:
         model.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
@@ -65,3 +68,41 @@ def _features(body: nn.Module, shape: Shape) -> int:
     with torch.no_grad():
         flat: Tensor = body(torch.zeros(1, *shape))
     return flat.shape[1]
+
+
+# --- series and speech ---------------------------------------------------------------------
+
+
+class AutoregressiveMLP(nn.Module):
+    """Predict the next value from a window, then move the window on by what was predicted."""
+
+    def __init__(self, steps: int, horizon: int, width: int = 64) -> None:
+        super().__init__()
+        self.horizon = horizon
+        self.layers = nn.Sequential(
+            nn.Linear(steps, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+            nn.Linear(width, 1),
+        )  # fmt: skip
+
+    def forward(self, series: Tensor) -> Tensor:
+        """Map series (batch, 1, steps) to their next values (batch, horizon)."""
+        window, found = series.flatten(1), []
+        for _ in range(self.horizon):
+            found.append(self.layers(window))
+            # its own forecast takes the place of the oldest value
+            window = torch.cat([window[:, 1:], found[-1]], dim=1)
+        return torch.cat(found, dim=1)
+
+
+def speech_cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Two convolutions over time, of 32 and 64 channels, and the maximum over the frames."""
+    return nn.Sequential(
+        nn.Conv1d(shape[0], 32, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2, ceil_mode=True),
+        nn.Conv1d(32, 64, 5, padding=2), nn.ReLU(), nn.AdaptiveMaxPool1d(1), nn.Flatten(),
+        nn.Linear(64, num_classes),
+    )  # fmt: skip
+
+
+def ar_mlp(shape: tuple[int, ...], outputs: tuple[int]) -> nn.Module:
+    """Three layers, 64 wide, one step at a time (CD-GraB, appendix D.1)."""
+    return AutoregressiveMLP(shape[1], outputs[0])

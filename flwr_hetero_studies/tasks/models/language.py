@@ -28,7 +28,7 @@ class LSTMLanguageModel(nn.Module):
         return linear(found, self.embedding.weight)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A layer of a transformer: attention to what came before, then a layer of its own."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -54,7 +54,7 @@ class GPT(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(characters, width)
         self.places = nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, HEADS) for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, HEADS) for _ in range(LAYERS)))
         self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, characters)
 
     def forward(self, numbers: Tensor) -> Tensor:

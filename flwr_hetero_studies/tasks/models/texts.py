@@ -9,13 +9,14 @@ from flwr_hetero_studies.tasks.texts import VOCABULARY
 class Bag(nn.Module):
     """Linear in the sum of the tokens' embeddings, over the square root of their number."""
 
-    def __init__(self, num_classes: int, width: int = 32) -> None:
+    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 32) -> None:
         super().__init__()
         self.embedding = embedding(width)
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map token numbers (batch, length) to logits."""
+        # an empty text has no token to divide by
         count = (numbers != 0).sum(1, keepdim=True).clamp(min=1)
         logits: Tensor = self.output(self.embedding(numbers).sum(1) / count.sqrt())
         return logits
@@ -24,7 +25,7 @@ class Bag(nn.Module):
 class TextCNN(nn.Module):
     """Convolution over three tokens and its maximum over the text (Kim, 2014)."""
 
-    def __init__(self, num_classes: int, width: int = 64) -> None:
+    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
         super().__init__()
         self.embedding = embedding(width)
         self.convolution = nn.Conv1d(width, width, 3, padding=1)
@@ -40,7 +41,7 @@ class TextCNN(nn.Module):
 class TextLSTM(nn.Module):
     """Embeddings through an LSTM, and the mean of its states over the text."""
 
-    def __init__(self, num_classes: int, width: int = 64) -> None:
+    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
         super().__init__()
         self.embedding = embedding(width)
         self.lstm = nn.LSTM(width, width, batch_first=True)
@@ -58,20 +59,10 @@ def embedding(width: int) -> nn.Embedding:
     """Make an embedding of tokens; that of padding is 0 and stays so."""
     layer = nn.Embedding(VOCABULARY, width, padding_idx=0)
     with torch.no_grad():
-        layer.weight *= 0.2  # from N(0, 1), with which a linear model learns slowly
+        # drawn from N(0, 1), with which a linear model learns slowly
+        layer.weight *= 0.2
     return layer
 
 
-def bag(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Bag of words: embeddings of 32 numbers and one linear layer."""
-    return Bag(num_classes)
-
-
-def lstm(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """One layer of LSTM: 64 embeddings, 64 units."""
-    return TextLSTM(num_classes)
-
-
-def textcnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """One convolution over the order of the words: 64 embeddings, 64 channels."""
-    return TextCNN(num_classes)
+bag, lstm, textcnn = Bag, TextLSTM, TextCNN
+"""32 numbers and a linear layer; 64 units; 64 channels."""

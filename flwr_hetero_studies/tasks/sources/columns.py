@@ -1,7 +1,7 @@
 """Columns of a table as inputs and labels: images, texts, series or numbers, by their types."""
 
 import re
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,25 +20,14 @@ LIST_OF_NUMBERS = re.compile(r"(large_|fixed_size_)?list<\w+: (u?int|float|doubl
 """How Arrow writes the types of columns of series."""
 
 
-class Inputs(Protocol):
-    """Inputs by row number."""
-
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return new inputs of shape (len(rows), ...).
-
-        Images are float32 (C, H, W), scaled to [0, 1], rows of numbers float32 (columns, 1, 1),
-        series float32 (1, steps), texts int64 (LENGTH,), numbers of tokens; windows of texts int64
-        (window,), numbers of characters, and of series float32 (window,).
-        """
-
-
-class Array(NamedTuple):
+class MemoryArray(NamedTuple):
     """Inputs that are in memory."""
 
     values: NDArray[Any]
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Copy inputs."""
+        # texts are kept as bytes, and models want int64
         values = self.values[rows]
         return values.astype(np.int64) if values.dtype == np.uint8 else values
 
@@ -73,6 +62,7 @@ class ImageColumn:
                 rule = f"have images of one size (image {row} is {image.width}x{image.height})"
                 raise invalid("dataset", self.dataset, rule)
         pixels = np.stack([np.asarray(image.convert(self.mode)) for image in images])
+        # grey images have no axis of channels
         pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
         scaled = np.ascontiguousarray(pixels, dtype=np.float32)
         scaled /= 255.0
@@ -86,7 +76,13 @@ class ImageColumn:
             raise invalid("dataset", self.dataset, rule) from error
 
 
-class Columns(NamedTuple):
+Inputs: TypeAlias = MemoryArray | TextColumn | ImageColumn
+"""Inputs by row number: images float32 (C, H, W) in [0, 1], rows of numbers float32 (columns, 1,
+1), series float32 (1, steps), texts int64 (LENGTH,), numbers of tokens; windows of texts int64
+(window,), numbers of characters, and of series float32 (window,)."""
+
+
+class TableColumns(NamedTuple):
     """Names of a table's columns by what they hold."""
 
     labels: list[str]
@@ -96,7 +92,7 @@ class Columns(NamedTuple):
     numbers: list[str]
 
     @classmethod
-    def of(cls, table: Any) -> "Columns":
+    def of(cls, table: Any) -> "TableColumns":
         """Tell columns by their types; a ``ClassLabel`` is the label if there is one."""
         features = table.features
         types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
@@ -106,6 +102,7 @@ class Columns(NamedTuple):
             for name, feature in features.items()
             if "binary" in types[name] or (isinstance(feature, dict) and "bytes" in feature)
         ]
+        # lists are told by Arrow's types: those of datasets differ from version to version
         arrow = {field.name: str(field.type) for field in table.data.schema}
         return cls(
             labels or [name for name, kind in types.items() if "int" in kind],
@@ -122,20 +119,18 @@ class Columns(NamedTuple):
 
     def task(self, name: str) -> Task:
         """Return a task by its name, ``auto`` by what there is to predict."""
+        # without labels there is nothing to classify
         if name == AUTO and not self.has_label and not self.images:
             name = "language-model" if self.texts else "forecasting" if self.series else name
         return task_of("classification" if name == AUTO else name)
 
 
 def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
-    """Read a table of the library ``datasets``.
-
-    Inputs are a column of images; without one, of texts; without either, of series; without all
-    of them, all columns of numbers but the label. Windows of texts and series need no labels.
-    """
+    """Read a table of the library ``datasets``: images, else texts, else series, else numbers."""
     if not len(table):
         raise invalid("dataset", dataset, "hold examples (it is empty)")
-    columns = Columns.of(table)
+    columns = TableColumns.of(table)
+    # images are never cut into windows
     windows = bool(task.window and not columns.images and (columns.texts or columns.series))
     if windows and not columns.has_label:
         labels = np.zeros(len(table), dtype=np.int64)
@@ -152,20 +147,20 @@ def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDA
         if not windows:
             return TextColumn(texts), labels
         values, rows = character_windows(texts.to_pylist(), task.window)
-        return Array(_some(dataset, values, name, task.window)), labels[rows]
+        return MemoryArray(_some(dataset, values, name, task.window)), labels[rows]
     if columns.series:
         name = _one_of(dataset, table, "series", columns.series, SERIES_NAMES)
         series = _complete(dataset, table, name)
         if windows:
             cut, rows = _series_windows(series, task.window)
-            return Array(_some(dataset, cut, name, task.window)), labels[rows]
-        return Array(_whole_series(dataset, series, name)[:, None]), labels
+            return MemoryArray(_some(dataset, cut, name, task.window)), labels[rows]
+        return MemoryArray(_whole_series(dataset, series, name)[:, None]), labels
     numbers = [name for name in columns.numbers if name != label]
     if not numbers:
         rule = "have columns of images, texts, series or numbers (its columns: "
         raise invalid("dataset", dataset, f"{rule}{', '.join(table.features)})")
     found = [_complete(dataset, table, name).to_numpy() for name in numbers]
-    return Array(np.stack(found, axis=1).astype(np.float32)[:, :, None, None]), labels
+    return MemoryArray(np.stack(found, axis=1).astype(np.float32)[:, :, None, None]), labels
 
 
 def _series_windows(column: Any, length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -173,6 +168,7 @@ def _series_windows(column: Any, length: int) -> tuple[NDArray[np.float32], NDAr
     windows, origin = [], []
     for row, values in enumerate(column.to_pylist()):
         count = len(values) // length
+        # from the end: the newest values are worth most
         whole = np.asarray(values[len(values) - count * length :], dtype=np.float32)
         windows.append(whole.reshape(count, length))
         origin += [row] * count

@@ -14,9 +14,18 @@ from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
 from flwr_hetero_studies.tasks.kinds import AUTO, Outputs, Task, task_of
-from flwr_hetero_studies.tasks.sources.columns import Array, Columns, Inputs, inputs_and_labels
-from flwr_hetero_studies.tasks.sources.series import SERIES, generated_series
-from flwr_hetero_studies.tasks.sources.speech import SPEECH, generated_speech
+from flwr_hetero_studies.tasks.sources.columns import (
+    Inputs,
+    MemoryArray,
+    TableColumns,
+    inputs_and_labels,
+)
+from flwr_hetero_studies.tasks.sources.generated import (
+    SERIES,
+    SPEECH,
+    generated_series,
+    generated_speech,
+)
 from flwr_hetero_studies.tasks.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
 
 DIGITS, BREAST_CANCER = "digits", "breast-cancer"
@@ -38,10 +47,7 @@ USE = (
     f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
     "or a name on the Hub"
 )
-PLAIN_NAMES = (
-    *EMBEDDED,
-    *("ag_news", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist"),
-)
+PLAIN_NAMES = (*EMBEDDED, *("ag_news", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist"))
 """Names without a slash: those here, and well-known ones of the Hub."""
 
 
@@ -56,6 +62,7 @@ def check_dataset(dataset: str) -> None:
     if not dataset:
         raise invalid("dataset", dataset, "be given", "digits needs no download")
     plain = "/" not in dataset and not Path(dataset).exists()
+    # a slip of the keyboard would be asked for on the Hub
     close = get_close_matches(dataset, PLAIN_NAMES, n=1)
     if plain and close and dataset not in PLAIN_NAMES:
         raise invalid("dataset", dataset, "be a data set", f"did you mean {close[0]!r}? Else {USE}")
@@ -76,7 +83,7 @@ class Scale(NamedTuple):
     std: NDArray[np.float32]
 
 
-class Source(NamedTuple):
+class DataSource(NamedTuple):
     """A data set, opened for a task; inputs are decoded when they are asked for."""
 
     train: Split
@@ -90,7 +97,7 @@ class Source(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def open_source(dataset: str, task: str = AUTO) -> Source:
+def open_source(dataset: str, task: str = AUTO) -> DataSource:
     """Open a data set, once per process."""
     if dataset in EMBEDDED:
         chosen = task_of(EMBEDDED[dataset] if task == AUTO else task)
@@ -98,8 +105,9 @@ def open_source(dataset: str, task: str = AUTO) -> Source:
     else:
         is_here = Path(dataset).expanduser().exists()
         tables = _read_parquet(dataset) if is_here else _read_hub(dataset)
-        chosen = Columns.of(tables[0]).task(task)
+        chosen = TableColumns.of(tables[0]).task(task)
         train, test = _splits(dataset, *tables, chosen)
+    # enough to measure by; not all images are decoded
     sample = np.linspace(0, len(train.rows) - 1, min(len(train.rows), MEASURED_ROWS))
     found = train.inputs.take(train.rows[sample.astype(np.int64)])
     shape, test_shape = found.shape[1:], test.inputs.take(test.rows[:1]).shape[1:]
@@ -109,7 +117,7 @@ def open_source(dataset: str, task: str = AUTO) -> Source:
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
     inputs, targets = chosen.divide(found[:1], train.labels[:1])
     outputs = chosen.outputs(targets, num_classes)
-    return Source(train, test, chosen, num_classes, inputs.shape[1:], outputs, measure(found))
+    return DataSource(train, test, chosen, num_classes, inputs.shape[1:], outputs, measure(found))
 
 
 def measure(inputs: NDArray[Any]) -> Scale | None:
@@ -117,6 +125,7 @@ def measure(inputs: NDArray[Any]) -> Scale | None:
     if inputs.dtype.kind != "f" or inputs.ndim < 3:
         return None
     axes = (0, *range(2, inputs.ndim))
+    # a channel that does not vary is only shifted
     mean, std = (f(axes, keepdims=True)[0] for f in (inputs.mean, inputs.std))
     return Scale(mean, np.where(std > 1e-6 * np.abs(mean), std, np.float32(1)))
 
@@ -124,21 +133,22 @@ def measure(inputs: NDArray[Any]) -> Scale | None:
 def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     if dataset == STDLIB and task.window:
         windows, labels = stdlib_windows(task.window)
-        return Array(windows), labels
+        return MemoryArray(windows), labels
     if dataset == STDLIB:
         texts, labels = stdlib_texts()
-        return Array(token_numbers(texts)), labels
+        return MemoryArray(token_numbers(texts)), labels
     if dataset == SERIES:
         series, labels = generated_series(task.window or WHOLE_SERIES)
-        return Array(series if task.window else series[:, None]), labels
+        return MemoryArray(series if task.window else series[:, None]), labels
     if dataset == SPEECH:
         frames, labels = generated_speech()
-        return Array(frames), labels
-    from sklearn import datasets  # takes a second, and is needed here only
+        return MemoryArray(frames), labels
+    # takes a second, and is needed here only
+    from sklearn import datasets
 
     found = datasets.load_digits() if dataset == DIGITS else datasets.load_breast_cancer()
     inputs = found.images[:, None] / 16.0 if dataset == DIGITS else found.data[:, :, None, None]
-    return Array(inputs.astype(np.float32)), found.target.astype(np.int64)
+    return MemoryArray(inputs.astype(np.float32)), found.target.astype(np.int64)
 
 
 def _splits(dataset: str, train: Any, test: Any | None, task: Task) -> tuple[Split, Split]:
@@ -153,15 +163,18 @@ def _splits(dataset: str, train: Any, test: Any | None, task: Task) -> tuple[Spl
 
 def _divide(inputs: Inputs, labels: NDArray[np.int64]) -> tuple[Split, Split]:
     """Hold out the test share of each class, the same rows always."""
+    # the same rows always, whatever the seed of the run
     rng = np.random.default_rng(0)
-    order = np.lexsort((rng.random(len(labels)), labels))  # class by class, random within
+    # class by class, random within
+    order = np.lexsort((rng.random(len(labels)), labels))
     starts = np.searchsorted(labels[order], labels[order])
     rank = np.arange(len(labels)) - starts
     size = np.bincount(labels)[labels[order]]
     is_test = np.empty(len(labels), dtype=bool)
     is_test[order] = rank < np.rint(TEST_SHARE * size)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    if not len(test):  # a handful of rows: test on what there is
+    # a handful of rows: test on what there is
+    if not len(test):
         test = train
     return Split(inputs, train, labels[train]), Split(inputs, test, labels[test])
 
@@ -169,6 +182,7 @@ def _divide(inputs: Inputs, labels: NDArray[np.int64]) -> tuple[Split, Split]:
 def _read_parquet(dataset: str) -> tuple[Any, Any | None]:
     path = Path(dataset).expanduser()
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    # a single file has no test split, whatever its name
     tests = [file for file in files if path.is_dir() and "test" in file.stem.lower()]
     trains = [file for file in files if "train" in file.stem.lower()]
     trains = trains or [file for file in files if file not in tests]
@@ -195,7 +209,8 @@ def _tables(dataset: str, files: list[Path]) -> Any:
 def _read_hub(dataset: str) -> tuple[Any, Any | None]:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) or dataset.endswith(".parquet"):
         raise invalid("dataset", dataset, "exist", USE)
-    from flwr_datasets import FederatedDataset  # takes seconds, and is needed for the Hub only
+    # takes seconds, and is needed for the Hub only
+    from flwr_datasets import FederatedDataset
 
     federated = FederatedDataset(dataset=dataset, partitioners={}, shuffle=False)
     try:

@@ -5,7 +5,7 @@ Copied into an app. ``slow`` is a mod inside ``hetero``; ``timed`` is around the
 
 import time
 
-from flwr_hetero.client.steps.step_loader import StepLoader
+from flwr_hetero.client.hetero import StepLoader
 
 SPEEDS = (4.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.2, 0.1)
 STEP_S = 0.05

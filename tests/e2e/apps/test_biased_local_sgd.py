@@ -46,7 +46,7 @@ def test_every_algorithm_runs(algorithm, shared_data):
     start = 0.1
     assert accuracy(result) > start + (0.02 if algorithm == "sync-sgd" else 0.3)
     steps = {"sync-sgd": [1] * 5, "balanced": [8] * 5}.get(algorithm, [8, 8, 8, 8, 1])
-    assert list(strategy.round_info()["num-steps"].values()) == steps
+    assert list(strategy.round_info()["num_steps"].values()) == steps
     slowest = 8 if algorithm == "balanced" else 1
     most_s = 3 * slowest * 16 * 0.01  # an epoch's last batch is smaller
     assert 0.95 * most_s < grid.virtual_time_s < 1.0001 * most_s

@@ -7,16 +7,30 @@ from pathlib import Path
 import pytest
 from dropin.patching import apply
 
+pytestmark = [pytest.mark.app, pytest.mark.nightly]
 DROPIN = Path(__file__).parents[2] / "dropin"
+STEPS = """    for record in result.train_metrics_clientapp.values():
+        print('steps', record['num-steps'])
+"""
 
 
-@pytest.mark.app
-@pytest.mark.nightly
-def test_flwr_run_of_tifl(flower, tmp_path):
-    app = tmp_path / "quickstart"
-    shutil.copytree(DROPIN / "quickstart", app)
-    apply((DROPIN / "tifl.diff").read_text(encoding="utf-8"), app)
-    log = flower(app, 4, num_server_rounds=3)
+@pytest.fixture
+def quickstart(flower, tmp_path):
+    """Give a function that runs the quickstart with a method, and with another text in it."""
+
+    def run(method, file, old, new):
+        app = tmp_path / "quickstart"
+        shutil.copytree(DROPIN / "quickstart", app)
+        apply((DROPIN / f"{method}.diff").read_text(encoding="utf-8"), app)
+        path = app / "quickstart" / file
+        path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        return flower(app, 4, num_server_rounds=3)
+
+    return run
+
+
+def test_flwr_run_of_tifl(quickstart):
+    log = quickstart("tifl", "client_app.py", "", "")
     before = log[: log.index("round 1/3")]
     ours = [line for line in before.splitlines() if "TiFL" in line]
     assert len(ours) <= 5, ours
@@ -27,28 +41,14 @@ def test_flwr_run_of_tifl(flower, tmp_path):
     assert "accuracy {" in log
 
 
-@pytest.mark.app
-@pytest.mark.nightly
-def test_flwr_run_without_the_nodes_half(flower, tmp_path):
-    app = tmp_path / "quickstart"
-    shutil.copytree(DROPIN / "quickstart", app)
-    apply((DROPIN / "tifl.diff").read_text(encoding="utf-8"), app)
-    client = app / "quickstart" / "client_app.py"
-    client.write_text(client.read_text(encoding="utf-8").replace("mods=[hetero]", ""))
-    log = flower(app, 4, num_server_rounds=3)
-    assert "MissingHelpError: TiFL: no node reports 'flwr-hetero.timing'" in log, log[-3000:]
+def test_flwr_run_without_the_nodes_half(quickstart):
+    log = quickstart("tifl", "client_app.py", "mods=[hetero]", "")
+    assert "Error: TiFL: no node reports 'flwr-hetero.timing'" in log, log[-3000:]
 
 
-@pytest.mark.app
-@pytest.mark.nightly
-def test_flwr_run_of_biased_local_sgd(flower, tmp_path):
-    app = tmp_path / "quickstart"
-    shutil.copytree(DROPIN / "quickstart", app)
-    apply((DROPIN / "biased.diff").read_text(encoding="utf-8"), app)
-    with (app / "quickstart" / "server_app.py").open("a", encoding="utf-8") as server:
-        server.write("    for record in result.train_metrics_clientapp.values():\n")
-        server.write("        print('steps', record['num-steps'])\n")
-    log = flower(app, 4, num_server_rounds=3)
+def test_flwr_run_of_biased_local_sgd(quickstart):
+    end = '    print("accuracy"'
+    log = quickstart("biased", "server_app.py", end, STEPS + end)
     assert "Traceback" not in log
     first, *others = map(float, re.findall(r"steps (\d\S*)", log))
     assert first == 1, log[-3000:]  # no node was timed before

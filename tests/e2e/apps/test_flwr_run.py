@@ -33,12 +33,12 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
         assert (out / name).stat().st_size > 0, name
     start, first, last = rounds[0], rounds[1], rounds[-1]
     if app == "fleet":
-        assert {"fedslice", "local-steps", "sampler"} <= set(last)
+        assert {"fedslice", "local_steps", "sampler"} <= set(last)
         assert last["fedslice"]["updates"] >= 1
         return
     assert last["global"]["accuracy"] > start["global"]["accuracy"]
     if app == "biased-local-sgd":
-        assert list(last[app]["num-steps"].values()) == [32] * 8 + [1] * 2
+        assert list(last["biased_local_sgd"]["num_steps"].values()) == [32] * 8 + [1] * 2
         assert last["global"]["accuracy"] > 0.8
     if app == "cd-grab":
         assert last[app]["pairs-together"] == 40

@@ -1,19 +1,18 @@
 """Each app's ServerApp on an emulated fleet in this process: quick, and without `flwr run`."""
 
 import importlib
-import json
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
+from recording import history
 
 from flwr_hetero.client.device import named_fleet
 from flwr_hetero.fleet import LocalGrid
 
 APPS = Path(__file__).parents[3] / "apps"
-NAMES = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "fleet")
 
 
 def run(name, out, num_nodes=2, **changes):
@@ -37,7 +36,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["tifl", "biased-local-sgd", "cd-grab", "mercury", "fleet"])
 def test_two_nodes_are_enough(name, tmp_path):
     history = run(name, tmp_path / "run")
     assert [record["round"] for record in history] == [0, 1, 2]
@@ -45,43 +44,38 @@ def test_two_nodes_are_enough(name, tmp_path):
 
 
 def test_tifl_is_compared_with_random_selection(tmp_path):
+    def times(rounds):
+        return [(record["virtual_s"], record["global"]) for record in rounds]
+
     out, alone = tmp_path / "run", tmp_path / "alone"
-    both = run("tifl", out, 4)
-    assert times(both) == times(run("tifl", alone, 4, baseline=False))
+    both = times(run("tifl", out, 4))
+    assert both == times(run("tifl", alone, 4, baseline=False))
     shorter = {"num-server-rounds": 1}  # 0.4 times as many rounds, rounded up
     vanilla = run("tifl", tmp_path / "vanilla", 4, policy="vanilla", **shorter)
     assert times(history(out / "baseline")) == times(vanilla)
     assert "policy=adaptive" in (text := (out / "compare.html").read_text())
     assert "policy=vanilla" in text
     assert not (alone / "compare.html").exists()
-    resumed = run("tifl", out, 4, resume=True)
-    assert times(resumed) == times(both)
+    assert times(run("tifl", out, 4, resume=True)) == both
 
 
-def times(rounds):
-    return [(record["virtual_s"], record["global"]) for record in rounds]
-
-
-def history(out):
-    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
-
-
-def test_random_nodes_are_as_many_as_there_are(tmp_path):
-    history = run("fleet", tmp_path / "run", engine="rounds", selection="random")
-    assert [len(record["selected"]) for record in history[1:]] == [2, 2]
-
-
-def test_fedslice_is_the_default_of_the_fleet(tmp_path):
-    history = run("fleet", tmp_path / "run", 4, **{"fraction-evaluate": 1.0})
-    assert all(record["fedslice"]["updates"] > 1 for record in history[1:])
-    assert history[-1]["fairness"]["nodes"] == 4
-
-
-def test_buffered_engine(tmp_path):
-    parts = {"engine": "buffered", "selection": "all", "steps": "slice", "order": "id-grab"}
-    history = run("fleet", tmp_path / "run", 4, **parts, **{"fraction-evaluate": 1.0})
-    assert [len(record["fedbuff"]["nodes"]) for record in history[1:]] == [3, 3]
-    assert history[-1]["fairness"]["nodes"] == 4
+@pytest.mark.parametrize(
+    ("num_nodes", "settings", "check"),
+    [
+        (4, {}, lambda line: line["fedslice"]["updates"] > 1),
+        (
+            4,
+            {"engine": "buffered", "selection": "all", "steps": "slice", "order": "id-grab"},
+            lambda line: len(line["fedbuff"]["nodes"]) == 3,
+        ),
+        # of 3 wanted as many as there are
+        (2, {"engine": "rounds", "selection": "random"}, lambda line: len(line["selected"]) == 2),
+    ],
+)
+def test_engines_of_the_fleet(num_nodes, settings, check, tmp_path):
+    history = run("fleet", tmp_path / "run", num_nodes, **settings, **{"fraction-evaluate": 1.0})
+    assert all(check(record) for record in history[1:])
+    assert history[-1]["fairness"]["nodes"] == num_nodes
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,25 @@ from recording import history
 pytestmark = [pytest.mark.app, pytest.mark.nightly]
 
 
-@pytest.fixture(scope="module")
-def whole(flower, tmp_path_factory):
-    """Run 20 nodes for 8 rounds; give the run directory and the log."""
-    out = tmp_path_factory.mktemp("tifl") / "whole"
-    log = flower("tifl", 20, num_server_rounds=8, interval=4, output_dir=out)
-    return out, log
+@pytest.fixture
+def go(flower, tmp_path):
+    """Run the app on 20 nodes; give its log and the history."""
+
+    def run(name, rounds=8, num_nodes=20, **settings):
+        out = tmp_path / name
+        log = flower("tifl", num_nodes, num_server_rounds=rounds, output_dir=out, **settings)
+        assert f"{out}/report.html" in log, log[-3000:]
+        return log, history(out)
+
+    return run
 
 
-def test_twenty_nodes_on_the_papers_fleet(whole):
-    out, log = whole
-    assert f"{out}/report.html" in log, log[-3000:]
+def test_twenty_nodes_on_the_papers_fleet_and_a_resume(go, tmp_path):
+    log, rounds = go("whole", interval=4)
+    out = tmp_path / "whole"
     assert f"{out}/compare.html" in log, log[-3000:]
-    baseline, rounds = history(out / "baseline"), history(out)
     assert [record["round"] for record in rounds] == list(range(9))
-    assert len(baseline) == 5  # ceil(0.4 * 8), and round 0
+    assert len(history(out / "baseline")) == 5  # ceil(0.4 * 8), and round 0
     tiers, latency = rounds[0]["tifl"]["tiers"], rounds[0]["tifl"]["latency"]
     by_speed = sorted(latency, key=latency.get)
     assert [tiers[node] for node in by_speed] == [i // 4 for i in range(20)]
@@ -27,29 +31,17 @@ def test_twenty_nodes_on_the_papers_fleet(whole):
     assert not any(record["failures"] for record in rounds)
     for name in ("config.json", "model.safetensors", "report.html", "checkpoint/state.npz"):
         assert (out / name).stat().st_size > 0, name
-    assert list(out.glob("*.png"))
-
-
-def test_same_seed_and_a_resume_give_the_same_run(whole, flower, tmp_path):
-    out = tmp_path / "broken"
-    flower("tifl", 20, num_server_rounds=3, interval=4, output_dir=out, baseline=False)
-    log = flower(
-        "tifl", 20, num_server_rounds=8, interval=4, output_dir=out, resume=True, baseline=False
-    )
+    go("broken", 3, interval=4, baseline=False)
+    log, again = go("broken", interval=4, baseline=False, resume=True)
     assert "Resumed after round 3" in log, log[-3000:]
-
-    def essence(folder):
-        keys = ("round", "virtual_s", "global", "latency")
-        return [[record[key] for key in keys] for record in history(folder)]
-
-    assert essence(out) == essence(whole[0])
+    for key in ("round", "virtual_s", "global", "latency"):
+        assert [record[key] for record in again] == [record[key] for record in rounds]
 
 
-def test_two_nodes_are_enough_and_it_says_so(flower, tmp_path):
-    out = tmp_path / "run"
-    log = flower("tifl", num_server_rounds=2, output_dir=out, baseline=False)
+def test_two_nodes_are_enough_and_it_says_so(go):
+    log, rounds = go("run", 2, 2, baseline=False)
     assert "2 nodes are too few for 5 tiers" in log, log[-3000:]
-    assert history(out)[0]["tifl"]["num_tiers"] == 2
+    assert rounds[0]["tifl"]["num_tiers"] == 2
 
 
 def test_bad_setting_is_one_error_before_training(flower, tmp_path):

@@ -1,25 +1,15 @@
 """Real fleets for tests: in a folder of their own, on the loopback interface, always ended."""
 
-from pathlib import Path
-
 import pytest
 
 from flwr_hetero.fleet import RealFleet, named_fleet, processes
-from flwr_hetero_studies.faults import scenarios
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import TOY_APP
 from flwr_hetero_studies.faults.scenarios import QUICK, start_fleet
 
-TOY_APP = Path(__file__).parent / "toy_app"
 
-
-@pytest.fixture(autouse=True)
-def toy_app(monkeypatch):
-    """Give the toy app, which the scenarios use too."""
-
-    def experiment(fleet, folder, **config):
-        return Experiment(fleet, folder, TOY_APP, **config)
-
-    monkeypatch.setattr(scenarios, "Experiment", experiment)
+@pytest.fixture
+def toy_app():
+    """Give the app that the scenarios use too."""
     return TOY_APP
 
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
@@ -27,9 +27,7 @@ def six_nodes(tmp_path):
 
 def test_four_methods_on_six_real_nodes(six_nodes, tmp_path):
     folder = tmp_path / "run"
-    history = (
-        Experiment(six_nodes, folder, COMPOSITION_APP, work=WORK).start().finish(timeout_s=600)
-    )
+    history = FleetRun(six_nodes, folder, COMPOSITION_APP, work=WORK).start().finish(timeout_s=600)
     assert [record["round"] for record in history] == [0, 1, 2, 3, 4], history
     assert not any(record["failures"] for record in history)
     tiers, latency = (history[0]["tifl"][key] for key in ("tiers", "latency"))
@@ -40,7 +38,7 @@ def test_four_methods_on_six_real_nodes(six_nodes, tmp_path):
     assert all(latency[f"node-{i}"] > 0.7 * WORK / (CPU * SPEEDS[i]) for i in range(6))
     for record in history[1:]:
         assert {tiers[name] for name in record["selected"]} == {record["tifl"]["tier"]}
-        steps = record["biased-local-sgd"]["num-steps"]
+        steps = record["biased_local_sgd"]["num_steps"]
         assert sorted(steps) == sorted(record["selected"])
         assert all(1 <= number <= 8 for number in steps.values())
         if any(steps[f"node-{i}"] >= 2 for i in (0, 2, 4) if f"node-{i}" in steps):

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet
 from flwr_hetero.fleet.throttle import descendants
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
@@ -27,7 +27,7 @@ def four_nodes(tmp_path_factory):
 
 def go(fleet, folder, app, **config):
     """Return the history and the model of a run."""
-    run = Experiment(fleet, folder, app, work=WORK, clients_per_round=4, **config)
+    run = FleetRun(fleet, folder, app, work=WORK, clients_per_round=4, **config)
     history = run.start().finish(timeout_s=600)
     return history, float(load_file(next(folder.glob("*.safetensors")))["w"][0])
 
@@ -51,7 +51,7 @@ def test_both_engines_on_one_fleet(four_nodes, tmp_path, toy_app):
 
 
 def test_a_node_is_killed_and_one_freezes(four_nodes, tmp_path, toy_app):
-    run = Experiment(
+    run = FleetRun(
         four_nodes,
         tmp_path / "run",
         toy_app,

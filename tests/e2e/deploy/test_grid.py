@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 APP = Path(__file__).parent / "probe_app"
@@ -15,7 +15,7 @@ def test_superlink_is_like_local_grid(small_fleet, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(APP))
     from probe_app.server_app import SUPERLINK
 
-    run = Experiment(small_fleet, tmp_path / "run", APP)
+    run = FleetRun(small_fleet, tmp_path / "run", APP)
     run.start().finish()
     path = tmp_path / "run" / "probe.json"
     assert path.exists(), run.tail()

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 APP = Path(__file__).parent / "older_app"
 
 
 def test_numpy_client_in_deployment(small_fleet, tmp_path):
-    run = Experiment(small_fleet, tmp_path / "run", APP)
+    run = FleetRun(small_fleet, tmp_path / "run", APP)
     rounds = run.start().finish()[1:]
     assert len(rounds) == 2, run.tail()
     assert rounds[-1]["train"]["train-loss"] < 9.0

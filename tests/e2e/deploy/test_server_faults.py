@@ -20,7 +20,7 @@ def expected_selection(num_rounds, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "toy_app"))
     from toy_app import client_app, server_app
 
-    settings = {"clients-per-round": 2, "num-tiers": 1, "max-failures": 3, "seed": 0, "faults": ""}
+    settings = {"clients-per-round": 2, "num-tiers": 1, "seed": 0, "faults": ""}
     config = settings | {"work": 0.0}
     grid = LocalGrid(client_app.app, [DeviceProfile()] * 4, run_config=config)
     strategy, selected = server_app.strategy_for(settings), []

@@ -9,7 +9,7 @@ from e2e.grids.promises import check
 from waiting import wait_until
 
 from flwr_hetero.fleet import certificates, processes
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 
 pytestmark = pytest.mark.deploy
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.deploy
 def run_rows(fleet, folder, table, rounds, **config):
     """Run rows of the table of tests/e2e/grids in one run; check and give what came of each."""
     rows = " ".join(f"{name}:{count}" for name, count in rounds.items())
-    run = Experiment(fleet, folder, GRID_APP, rows=rows, **config)
+    run = FleetRun(fleet, folder, GRID_APP, rows=rows, **config)
     run.start().wait("the end of the run", run.is_over, 3600)
     found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     assert found.keys() == rounds.keys(), run.tail()
@@ -38,7 +38,7 @@ def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_a
 def test_steps_follow_the_nodes_own_clocks(small_fleet, tmp_path, grid_app):
     rounds = {"FedBuff": 1, "BiasedLocalSGD": 2}
     found = run_rows(small_fleet, tmp_path / "run", grid_app[1].ROWS, rounds, on_nodes=False)
-    steps = found["BiasedLocalSGD"]["records"][-1]["biased-local-sgd"]["num-steps"]
+    steps = found["BiasedLocalSGD"]["records"][-1]["biased_local_sgd"]["num_steps"]
     assert steps["node-0"] > steps["node-1"]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 APP = Path(__file__).parents[3] / "apps" / "mercury"
@@ -13,7 +13,7 @@ APP = Path(__file__).parents[3] / "apps" / "mercury"
 def test_forecasting_on_a_real_fleet(small_fleet, tmp_path):
     config = {"dataset": "series", "model": "auto", "learning_rate": 0.2, "local_steps": 40}
     config |= {"fleet": "real", "num_server_rounds": 4}
-    run = Experiment(small_fleet, tmp_path / "run", APP, **config)
+    run = FleetRun(small_fleet, tmp_path / "run", APP, **config)
     history = run.start().finish()
     assert [record["round"] for record in history] == list(range(5)), run.tail()
     assert not any(record["failures"] for record in history)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flwr_hetero.fleet import RealFleet, named_fleet, processes
-from flwr_hetero_studies.faults.experiment import Experiment
+from flwr_hetero_studies.faults.fleet_run import FleetRun
 from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = pytest.mark.deploy
@@ -48,7 +48,7 @@ def test_services_work_under_their_limits(tmp_path, toy_app, monkeypatch):
     fleet = RealFleet(tmp_path / "fleet", QUICK)
     fleet.up(named_fleet("uniform", 2), database=True)
     try:
-        run = Experiment(fleet, tmp_path / "run", toy_app, num_server_rounds=2, work=0.1)
+        run = FleetRun(fleet, tmp_path / "run", toy_app, num_server_rounds=2, work=0.1)
         history = run.start().finish()
         assert [bool(record["train"]) for record in history] == [False, True, True], run.tail()
         pids = [fleet.file.superlink_pid, fleet.file.node("node-0").pid]

@@ -48,9 +48,9 @@ def merges(seen: Seen, plain_s: float) -> None:
     assert seen.records[-1]["virtual_s"] < 0.8 * plain_s
 
 
-def steps(seen: Seen, plain_s: float, name: str = "local-steps") -> None:
+def steps(seen: Seen, plain_s: float, name: str = "local_steps") -> None:
     for record in seen.records[2:]:
-        asked = record[name]["num-steps"]
+        asked = record[name]["num_steps"]
         assert asked == dict.fromkeys(FAST_NODES, 8) | dict.fromkeys(SLOW_NODES, 2)
         assert record["train"]["num-steps"] == pytest.approx(5, rel=0.01)
         assert max(record["latency"].values()) < 2 * min(record["latency"].values())
@@ -62,7 +62,7 @@ def fednova(seen: Seen, plain_s: float) -> None:
 
 
 def biased(seen: Seen, plain_s: float) -> None:
-    steps(seen, plain_s, "biased-local-sgd")
+    steps(seen, plain_s, "biased_local_sgd")
     for node in ALL_NODES:
         kept = seen.state(node)
         assert kept["fast"] == (node in (0, 2))

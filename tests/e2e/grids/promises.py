@@ -65,7 +65,7 @@ def quick_nodes_take_more_steps(name):
     """See nodes take steps by their speed, once it is known."""
 
     def check_steps(records):
-        steps = records[-1][name]["num-steps"]
+        steps = records[-1][name]["num_steps"]
         quick = [count for node, count in steps.items() if node in QUICK]
         slow = [count for node, count in steps.items() if node not in QUICK]
         assert min(quick) > max(slow)
@@ -76,17 +76,17 @@ def quick_nodes_take_more_steps(name):
 def slices(records):
     """See both, and rounds of about the examples of a round of FedAvg."""
     quick_nodes_more_often(records)
-    quick_nodes_take_more_steps("local-steps")(records)
+    quick_nodes_take_more_steps("local_steps")(records)
     facts = [record["fedslice"] for record in records[1:]]
     trained, wanted = (sum(f[key] for f in facts) for key in ("examples", "examples-wanted"))
     assert trained >= 0.9 * wanted
 
 
 CHECKS = {
-    "BiasedLocalSGD": quick_nodes_take_more_steps("biased-local-sgd"),
+    "BiasedLocalSGD": quick_nodes_take_more_steps("biased_local_sgd"),
     "FedBuff": quick_nodes_more_often,
     "FedNova": quick_nodes_take_more_steps("fednova"),
     "FedSlice": slices,
-    "LocalSteps": quick_nodes_take_more_steps("local-steps"),
+    "LocalSteps": quick_nodes_take_more_steps("local_steps"),
     "TiFL": two_tiers,
 }

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flwr_hetero_studies.core import bench
-from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.plan import Data, NotHereError, Options, Trial
 from flwr_hetero_studies.core.record import append, by_seed, of, pack, read
 
 
@@ -50,6 +50,16 @@ def test_a_plan_is_followed_until_it_has_nothing_new(claim, tmp_path):
     assert claim.calls == [("base", 0), ("base", 1), ("rival", 0), ("rival", 1)]
     assert [line["metrics"]["value"] for line in lines] == [3, 4, 6, 8]
     assert {"flwr", "torch", "numpy"} <= set(lines[0]["versions"])
+
+
+def test_what_cannot_be_run_here_is_said_once(claim, tmp_path, capsys):
+    def gone(case, seed, data, **given):
+        raise NotHereError("needs a GPU")
+
+    claim.run = gone
+    run_toy(tmp_path)
+    assert capsys.readouterr().out.count("digits/base, seed 0: needs a GPU") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_broken_off_run_makes_only_what_is_missing(claim, tmp_path):

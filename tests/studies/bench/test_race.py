@@ -13,7 +13,7 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import ModelAverage
-from flwr_hetero_studies.race import cases, methods, node, outcomes, report, watch
+from flwr_hetero_studies.race import cases, methods, network, outcomes, report, tuning, watch
 from flwr_hetero_studies.tasks.data import Examples
 from flwr_hetero_studies.tasks.training import train
 
@@ -25,13 +25,12 @@ def test_numpy_network_trains_as_torch_does(mu):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(12, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
     inputs = np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)
-    examples = node.Labelled(inputs, np.arange(40) % 3)
+    examples = network.Labelled(inputs, np.arange(40) % 3)
     net = [p.detach().numpy().copy() for p in model.parameters()]
-    start, sampler = [array.copy() for array in net], UniformSampler(40, 8, seed=1)
-    for _ in range(7):
-        node.descend(net, examples.at(sampler.next_batch()[0]), 0.2, start, mu)
+    done = network.train_numpy(net, examples, UniformSampler(40, 8, seed=1), 7, 0.2, mu)
     tensors = Examples(*(torch.from_numpy(array) for array in examples))
-    train(model, tensors, UniformSampler(40, 8, seed=1), num_steps=7, lr=0.2, proximal=mu)
+    theirs = train(model, tensors, UniformSampler(40, 8, seed=1), num_steps=7, lr=0.2, proximal=mu)
+    assert done == pytest.approx(theirs, rel=1e-5)
     for array, parameter in zip(net, model.parameters(), strict=True):
         np.testing.assert_allclose(array, parameter.detach().numpy(), atol=1e-6)
 
@@ -69,7 +68,7 @@ def test_share_of_time_with_too_many_at_work():
 
 
 def test_average_is_that_of_model_average():
-    wrapper, own = ModelAverage(rounds=3), watch.Average(3)
+    wrapper, own = ModelAverage(rounds=3), watch.RunningAverage(3)
     for step in range(6):
         model = {"w": np.array([step**2], np.float32)}
         wrapper._add(model)
@@ -78,7 +77,7 @@ def test_average_is_that_of_model_average():
         np.testing.assert_allclose(own.model["w"], record["w"].numpy(), rtol=1e-6)
 
 
-def test_slowest_are_those_whose_epoch_and_link_take_longest():
+def test_slowest_take_longest_for_epoch_and_link():
     devices = [DeviceProfile(0.1), *[DeviceProfile(1.0)] * 8, DeviceProfile(4.0, uplink_mbps=0.1)]
     assert watch.slowest(devices, 1e6, 100) == [0, 9]
 
@@ -87,17 +86,17 @@ def test_slowest_are_those_whose_epoch_and_link_take_longest():
 
 
 def test_settings_are_tuned_one_after_the_other():
-    method = methods.Method(None, (1, 2, 3), ("x", "y"), (0.1, 0.2))
+    method = methods.Entrant(None, (1, 2, 3), ("x", "y"), (0.1, 0.2))
     cost = lambda trial: abs(trial[0] - 0.2) + abs(trial[1] - 3) + (trial[2] != "y")  # noqa: E731
     found, batches = {}, []
-    while todo := methods.trials_of(method, found):
+    while todo := tuning.trials_of(method, found):
         batches.append(todo)
         found |= {trial: cost(trial) for trial in todo}
     assert batches == [
         [(0.1, 1, "x"), (0.2, 1, "x")], [(0.2, 2, "x"), (0.2, 3, "x")], [(0.2, 3, "y")]
     ]  # fmt: skip
-    assert methods.best_of(method, found) == (0.2, 3, "y")
-    assert methods.best_of(method, dict(list(found.items())[:4])) is None
+    assert tuning.best_of(method, found) == (0.2, 3, "y")
+    assert tuning.best_of(method, dict(list(found.items())[:4])) is None
 
 
 def test_every_method_has_the_same_number_of_trials():
@@ -110,8 +109,8 @@ def test_every_method_has_the_same_number_of_trials():
 def test_every_method_can_be_made(name):
     method = methods.METHODS[name]
     for count, first, second in product((3, 5, 20), method.first, method.second):
-        if method.at_work(count, 20):
-            assert method.build(count, first, second, 0) is not None
+        if method.runs_with(count, 20):
+            assert method.build(count, 0, first, second) is not None
 
 
 # --- the page -------------------------------------------------------------------------------
@@ -135,22 +134,22 @@ def line(name, seed, rise, *, step_s=1.0, most=0.9, looks=60, end=None, at_work=
 YARD = {0: line("yardstick", 0, 0.01, end=0.5, step_s=10.0)}
 
 
+def contest(**runs):
+    return outcomes.Contest("dirichlet", 5, runs, YARD)
+
+
 def test_target_is_reached_by_mean_of_four_looks():
     run = line("x", 0, 0.1)
-    assert outcomes.reach(run, 0.35).seconds == 5.0
-    assert outcomes.reach(run, 0.95) == outcomes.NEVER
+    assert outcomes.reach(run, 0.35)["virtual_s"] == 5.0
+    assert set(outcomes.reach(run, 0.95).values()) == {inf}
     assert outcomes.end(run, "slow") == pytest.approx(0.45)
 
 
 def test_row_tells_who_does_not_get_there():
-    quick, never = line("x", 0, 0.02), line("x", 0, 0.02, most=0.3)
-    cells = outcomes.row("x", [quick], YARD)
-    assert cells[1:4] == [
-        "19.6x",
-        "19.3x",
-        "26.0",
-    ]  # 0.49 after 510 and 26 s, 0.52 after 540 and 28
-    assert outcomes.row("x", [never], YARD)[1] == "not reached"
+    found = contest(quick=[line("x", 0, 0.02)], never=[line("x", 0, 0.02, most=0.3)])
+    # 0.49 after 510 and 26 s, 0.52 after 540 and 28
+    assert found.row("quick")[1:4] == ["19.6x", "19.3x", "26.0"]
+    assert found.row("never")[1] == "not reached"
     assert outcomes.sooner([(1.0, inf), (inf, 5.0)], [4.0, 9.0]) == "> 4.0x; 1 of 2 not"
 
 
@@ -161,15 +160,13 @@ def test_duel_takes_the_quickest_rival():
         "a": [line("a", 0, 0.01)],
         "b": [line("b", 0, 0.02, step_s=1.5, most=0.8)],
     }
-    found = outcomes.duel(runs, YARD, -0.01)
-    assert found.rival == "b"
+    found = contest(**runs).duel(-0.01)
+    assert (found.rival, found.holds, found.reached) == ("b", True, True)
     assert found.ratio == pytest.approx(1.5)
     assert found.more == pytest.approx(0.1)
-    assert found.holds
-    assert found.reached
     never = {methods.OURS: [line("x", 0, 0.02, most=0.3)], "a": [line("a", 0, 0.01, most=0.3)]}
-    assert not outcomes.duel(never, YARD, -0.01).reached
-    assert outcomes.duel({"a": runs["a"]}, YARD, -0.01) is None
+    assert not contest(**never).duel(-0.01).reached
+    assert contest(a=runs["a"]).duel(-0.01) is None
 
 
 def test_page_names_what_was_not_run(tmp_path):
@@ -196,9 +193,9 @@ def test_page_of_a_fast_run_names_what_was_tuned():
 def test_score_is_the_mean_time_to_three_levels():
     curve = {"virtual_s": [float(n) for n in range(100)]}
     curve |= {f"all/{w}": [0.01 * n for n in range(100)] for w in watch.WINDOWS}
-    found = cases.scores_of(curve, {"end": 0.5, "virtual_s": 200.0})
+    found = tuning.scores_of(curve, {"end": 0.5, "virtual_s": 200.0})
     assert found["8"] == pytest.approx(np.mean(np.log([49, 51, 53])), abs=1e-3)
     stuck = {key: [min(v, 0.48) for v in values] for key, values in curve.items()}
     stuck["virtual_s"] = curve["virtual_s"]
-    again = cases.scores_of(stuck, {"end": 0.5, "virtual_s": 200.0})
+    again = tuning.scores_of(stuck, {"end": 0.5, "virtual_s": 200.0})
     assert again["8"] == pytest.approx(np.mean(np.log([49, 400, 400])), abs=1e-3)

@@ -11,7 +11,6 @@ from flwr_hetero_studies.core import bench
 from flwr_hetero_studies.core.record import read
 from flwr_hetero_studies.objectives import report as objectives
 from flwr_hetero_studies.papers.mercury import report as mercury
-from flwr_hetero_studies.papers.pgd import curves as pgd
 from flwr_hetero_studies.papers.tifl import report as tifl
 
 
@@ -80,13 +79,13 @@ def test_time_to_target_counts_whole_windows_only():
 # --- objectives -----------------------------------------------------------------------------
 
 
-def test_settings_that_lose_the_slow_nodes_classes_are_named():
+def test_settings_that_lose_slow_classes_are_named():
     lines = {}
     for name, slow in (("FedAvg", 0.5), ("TiFL, paced", 0.47), ("biased, sqrt", 0.49)):
         lines[name] = rising(name, 0, rise=0.04)
         lines[name]["curve"]["slow"] = [slow] * len(lines[name]["curve"]["accuracy"])
     base = [lines["FedAvg"]]
-    assert objectives.losers([(n, [each], base) for n, each in lines.items()]) == "TiFL, paced"
+    assert objectives.losers({n: [each] for n, each in lines.items()}) == "TiFL, paced"
     assert objectives.row("biased, sqrt", [lines["biased, sqrt"]], base)[2:4] == ["49.0", "-1.0"]
 
 
@@ -137,11 +136,3 @@ def test_gain_is_ratio_of_times_to_uniforms_end():
 def test_target_never_reached_counts_at_the_end():
     never, uniform = rising("bacc", 0, 0.001, rounds=100), rising("uniform", 0, 0.01, rounds=100)
     assert mercury.gain(never, uniform, 0.04) == pytest.approx(0.76, rel=0.01)
-
-
-# --- pgd ------------------------------------------------------------------------------------
-
-
-def test_fit_never_rises_and_treats_jumps_alike():
-    assert pgd.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5]
-    assert pgd.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]

@@ -27,6 +27,7 @@ def test_lines_are_grouped_paired_and_selected(tmp_path):
 def test_smoothing_is_trailing_or_centred():
     values = [0.0, 1.0, 2.0, 6.0]
     assert curves.smooth(values, 3).tolist() == [0.0, 0.5, 1.0, 3.0]
+    assert curves.smooth(values, 3, whole=True).tolist() == [1.0, 3.0]
     assert curves.smooth(values, 3, centred=True) == pytest.approx([1 / 3, 1.0, 3.0, 14 / 3])
 
 
@@ -39,6 +40,19 @@ def test_a_target_is_reached_at_a_row_or_between_two():
     assert np.isnan(curves.reached(values, 0.7))
     assert curves.at([10.0, 20.0, 40.0, 50.0], 1.5) == 30.0
     assert np.isnan(curves.at([10.0, 20.0], float("nan")))
+    assert curves.time_to([0, 10, 20, 30], values, 0.4) == pytest.approx(15.0)
+    assert curves.time_to([0, 10, 20, 30], values, 0.4, between=False) == 20
+    assert curves.time_to([0, 10, 20, 30], values, 0.7, never=99.0) == 99.0
+
+
+def test_curves_are_folded_where_all_have_values():
+    clocks, values = [[1, 2, 4], [2, 4, 8]], [[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    grid, mean = curves.over_time(clocks, values, count=3)
+    np.testing.assert_allclose(grid, [2, 8**0.5, 4])
+    np.testing.assert_allclose(mean, [1.0, 1 - (8**0.5 - 2) / 4, 0.5])
+    assert curves.over_time(clocks, values, count=3, fold=np.max)[1].tolist() == [1.0, 1.0, 1.0]
+    points = [{"x": 1}, {"x": 0.1234567, "y": 2.0}]
+    assert curves.rounded(curves.columns(points)) == {"x": [1, 0.12346], "y": [None, 2.0]}
 
 
 def test_figures_are_written_with_their_spread():

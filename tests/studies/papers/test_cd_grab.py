@@ -1,24 +1,29 @@
 """CD-GraB's experiments: orders of all workers, gradients of units, and claims that can fail."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from flwr_hetero.cd_grab.algorithm import balance_group, herding_bound
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.cd_grab import figures, tasks, train, vectors
+from flwr_hetero_studies.papers.cd_grab import cases, figures, tasks, train, vectors
 from flwr_hetero_studies.papers.cd_grab.orders import (
     BAL,
     CD_GRAB,
     D_RR,
+    EXACT,
     METHODS,
     ONCE,
     PAIR_BAL,
+    Served,
     make_orders,
     visits,
 )
 
 QUIET = Options(fast=True)
+NOTHING = figures.Published(("", ""), ("", ""))
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +40,7 @@ def grains():
 def test_each_pass_visits_every_unit_once(grains, method):
     found = visits(grains, method, seed=1)
     for _ in range(4):
-        orders = next(found)
-        assert (np.sort(orders, axis=1) == np.arange(8)).all()
+        assert (np.sort(next(found), axis=1) == np.arange(8)).all()
 
 
 def test_coordinated_pairs_get_the_signs_of_algorithm_4(grains):
@@ -45,17 +49,30 @@ def test_coordinated_pairs_get_the_signs_of_algorithm_4(grains):
         orders.observe(grains[:, units])
     _, expected = balance_group([np.zeros(5)] * 3, grains[:, 0::2] - grains[:, 1::2], np.zeros(3))
     assert np.array_equal(np.array(orders.signs).T, expected)
+    side_by_side = herding_bound(grains, np.tile(np.arange(8), (3, 1)))  # Eq. 8
+    assert train.furthest(grains.sum(0)) == pytest.approx(side_by_side, rel=1e-5)
 
 
-def test_one_worker_alone_is_the_same_coordinated_or_not(grains):
-    together, alone = (visits(grains[:1], method, 0) for method in (CD_GRAB, PAIR_BAL))
+def test_the_package_serves_the_orders_of_algorithm_4(grains):
+    paper, served = make_orders(CD_GRAB, 3, 8, 0), Served(EXACT, [8] * 3, 1, seed=0)
+    examples = np.array([sampler.units for sampler in served.samplers])[:, :, 0]
+    worker = np.arange(3)[:, None]
     for _ in range(4):
-        assert np.array_equal(next(together), next(alone))
+        expected = examples[worker, paper.visit(0, 8)]
+        paper.observe(grains[worker, expected])
+        for step in range(8):
+            visited = served.visit(step, 1)[:, :, 0]
+            served.observe(grains[worker, visited])
+            assert np.array_equal(visited, expected[:, step : step + 1])
+        paper.start_pass()
+        served.start_pass()
+    assert served.num_bytes > 4 * 3 * 4 * 5 * 4, "four passes of four pairs on three nodes"
 
 
-def test_coordination_lowers_the_herding_bound():
-    many = vectors.unit_vectors(2048, 8, 0)
-    ends = {}
+def test_coordination_lowers_the_herding_bound(grains):
+    together, alone = (visits(grains[:1], method, 0) for method in (CD_GRAB, PAIR_BAL))
+    assert all(np.array_equal(next(together), next(alone)) for _ in range(4)), "one worker"
+    many, ends = vectors.unit_vectors(2048, 8, 0), {}
     for method in (CD_GRAB, PAIR_BAL, D_RR):
         found = visits(many, method, 0)
         ends[method] = [herding_bound(many, next(found)) for _ in range(8)][-1]
@@ -64,43 +81,41 @@ def test_coordination_lowers_the_herding_bound():
 
 @pytest.mark.parametrize("per_unit", [1, 4])
 def test_gradients_of_units_average_to_that_of_all(table, per_unit):
-    task = tasks.Task(table.train, table.test, table.make_model, per_unit=per_unit)
-    model = task.make_model(0)
-    gradients, units = train.Gradients(task, model), np.array([3, 0, 2])
-    each = gradients.each(units)
+    task = replace(table, per_unit=per_unit)
+    model, rows = task.make_model(0), np.random.default_rng(0).integers(64, size=(3, per_unit))
+    gradients = train.Gradients(task, model)
+    each = gradients.each(rows)
     assert each.shape == (3, 2 * 18 + 2)
-    torch.testing.assert_close(each.mean(0), gradients.mean(units))
-    torch.testing.assert_close(each[1:2].mean(0), gradients.mean(units[1:2]))
+    torch.testing.assert_close(each.mean(0), gradients.mean(rows))
+    torch.testing.assert_close(each[1], gradients.mean(rows[1:2]))
 
 
 def test_an_lstm_has_gradients_one_by_one():
     given = {"task": "language-model", "per_unit": 2, "metric": "perplexity", "num_tests": 4}
     task = tasks.given("stdlib", "lstm-lm", 4, **given)
-    gradients = train.Gradients(task, task.make_model(0))
-    each = gradients.each(np.arange(4))
-    torch.testing.assert_close(each.mean(0), gradients.mean(np.arange(4)), atol=1e-6, rtol=1e-3)
+    gradients, rows = train.Gradients(task, task.make_model(0)), np.arange(8).reshape(4, 2)
+    each = gradients.each(rows)
+    torch.testing.assert_close(each.mean(0), gradients.mean(rows), atol=1e-6, rtol=1e-3)
     assert task.look(task.make_model(0))["metric"] == pytest.approx(128, rel=0.2)
 
 
 def test_training_is_the_same_for_one_seed_and_herds_better_than_at_random(table):
-    settings = train.Settings(4, 8, 6, 0.01)
+    settings = train.Schedule(4, 8, 6, 0.01)
     once, again, at_random = (
         train.train(table, settings, method, 3) for method in (CD_GRAB, CD_GRAB, D_RR)
     )
     assert once == again
     assert once["loss"][-1] < once["loss"][0]
     assert np.mean(once["herding"][2:]) < np.mean(at_random["herding"][2:])
+    task, case = replace(table, per_unit=2, penalty=0.1), {"nodes": 4, "epochs": 6, "lr": 0.05}
+    found = cases.synchronous(task, case | {"name": "CD-GraB, k = 16", "l2": 0.1}, seed=0)
+    assert cases.optimum(task) < found["metrics"]["loss"] < found["curve"]["loss"][0]
 
 
-def test_a_batch_that_does_not_fit_is_refused(table):
-    for workers, batch in ((3, 8), (4, 64)):
-        with pytest.raises(ValueError, match="batch must be a multiple"):
-            train.train(table, train.Settings(workers, batch, 1, 0.1), CD_GRAB, 0)
-
-
-def test_bound_of_steps_is_that_of_equation_8(grains):
-    orders = np.tile(np.arange(8), (3, 1))
-    assert train.furthest(grains.sum(0)) == pytest.approx(herding_bound(grains, orders), rel=1e-5)
+@pytest.mark.parametrize(("workers", "batch"), [(3, 8), (4, 64)])
+def test_a_batch_that_does_not_fit_is_refused(table, workers, batch):
+    with pytest.raises(ValueError, match="batch must be a multiple"):
+        train.train(table, train.Schedule(workers, batch, 1, 0.1), CD_GRAB, 0)
 
 
 def curves_that_end_at(loss, metric, rough=0.0):
@@ -120,11 +135,10 @@ def curves_that_end_at(loss, metric, rough=0.0):
 def test_curves_decide_what_is_said_of_figure_3(monkeypatch, table, ours, theirs, verdict):
     found = {CD_GRAB: ours, D_RR: theirs}
     monkeypatch.setattr(figures, "train", lambda task, settings, method, seed: found[method])
-    published = figures.Published(("", ""), ("", ""))
-    settings = train.Settings(4, 8, 11, 0.1)
-    outcome = figures.against_reshuffling(QUIET, table, settings, 2, published)
-    assert outcome.verdict == verdict
-    assert [row[0] for row in outcome.rows] == [CD_GRAB, D_RR]
+    settings = train.Schedule(4, 8, 11, 0.1)
+    finding = figures.against_reshuffling(QUIET, table, settings, 2, NOTHING)
+    assert finding.verdict == verdict
+    assert [row[0] for row in finding.rows] == [CD_GRAB, D_RR]
 
 
 @pytest.mark.parametrize(("gain_of_many", "verdict"), [(0.01, "reproduced"), (0.5, "partly")])
@@ -146,9 +160,9 @@ def test_quadratics_end_nearer_with_coordinated_orders():
 
 def test_memory_is_counted_in_models(monkeypatch):
     monkeypatch.setattr(vectors, "NUMBERS", 100_000)
-    outcome = vectors.figure_8(QUIET)
-    models = {row[0]: float(row[2]) for row in outcome.rows}
+    finding = vectors.figure_8(QUIET)
+    models = {row[0]: float(row[2]) for row in finding.rows}
     assert models["order server, after a pair"] == pytest.approx(1, abs=0.05)
     assert models["order server, between the steps of a pair"] == pytest.approx(5, abs=0.05)
     assert models["Balance on one worker"] == pytest.approx(3, abs=0.05)
-    assert [claim.holds for claim in outcome.claims] == [True, True, True, False]
+    assert [claim.holds for claim in finding.claims] == [True, True, True, False]

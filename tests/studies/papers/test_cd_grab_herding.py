@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ConfigRecord
 from order_toy import Rounds, fedavg, grid_of
 
@@ -10,7 +9,7 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import reorder
 from flwr_hetero.strategy import CDGraB
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingMeter, relative_herding
-from flwr_hetero_studies.papers.cd_grab.orders import OwnMean, ordered
+from flwr_hetero_studies.papers.cd_grab.orders import OwnMean
 
 
 @pytest.mark.parametrize(
@@ -121,12 +120,3 @@ def test_own_mean_is_grab_with_the_last_mean():
             total += sign * z
             signs.append(sign)
         order, mean = reorder(order, signs), moved.mean(axis=0)
-
-
-def test_a_sampler_goes_by_the_mean():
-    sampler = ordered(12, 2, 0, "id-grab-mean")
-    for _ in range(2 * len(sampler)):
-        indices, _ = sampler.next_batch()
-        sampler.observe(torch.from_numpy(np.cos(indices)).sum().reshape(1, 1))
-    assert sampler.node_order.mean.size
-    assert ordered(12, 2, 0, "d-rr").method == "d-rr"

@@ -8,23 +8,23 @@ import pytest
 
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury import components, importance, race, speed, theory
-from flwr_hetero_studies.papers.mercury.clock import Costs, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.race import Cell, gain, mean_of, spent
+from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
+from flwr_hetero_studies.papers.mercury.race import SeededTask, gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
     FLAT,
     MERCURY,
     RANDOM,
     SAMPLERS,
-    Method,
-    Run,
-    Setting,
+    Sampling,
+    TrainedRun,
     Training,
+    Workload,
     train,
 )
 
-COST = Costs(compute_s=1.0, exchange_s=4.0, score_all_s=16.0)
-TINY = Setting("digits", "softmax", 8, 12, 6, rows=120)
+COST = StepCosts(compute_s=1.0, exchange_s=4.0, score_all_s=16.0)
+TINY = Workload("digits", "softmax", 8, 12, 6, rows=120)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def tiny(monkeypatch):
 
 def run_of(accuracy, second=1.0):
     places = np.arange(1.0, len(accuracy) + 1)
-    return Run(places.tolist(), places.tolist(), (second * places).tolist(), accuracy)
+    return TrainedRun(places.tolist(), places.tolist(), (second * places).tolist(), accuracy)
 
 
 # --- clock ---------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_run(method):
 
 @pytest.mark.parametrize("sampling", SAMPLERS)
 def test_seconds_are_steps_at_their_cost(sampling):
-    run = train(TINY, Method(sampling, share=0.25), COST, 0)
+    run = train(TINY, Sampling(sampling, share=0.25), COST, 0)
     assert run.seconds[-1] == pytest.approx(12 * 5.0)
 
 
@@ -115,18 +115,18 @@ def test_adacomm_averages_and_pays_an_exchange_for_many_steps():
 
 
 def test_scores_are_those_of_the_model_before_the_step():
-    training = Training(TINY, Method("paper", share=1.0), COST, 0)
+    training = Training(TINY, Sampling("paper", share=1.0), COST, 0)
     rows = training.workers[0].rows
     before = training.all_losses(rows)
     training.advance()
-    cached = training.workers[0].mercury.importance
+    cached = training.workers[0].sampler.importance
     assert cached == pytest.approx(before, rel=1e-5)
     assert training.all_losses(rows) != pytest.approx(before, rel=1e-3)
 
 
 @pytest.mark.parametrize("which", ["importance", "random"])
 def test_resharding_moves_samples_and_loses_none(which):
-    training = Training(TINY, Method("paper", resharding=which, reshard_share=1.0), COST, 0)
+    training = Training(TINY, Sampling("paper", resharding=which, reshard_share=1.0), COST, 0)
     before = [worker.rows.copy() for worker in training.workers]
     training.advance()
     moved = training.reshard()
@@ -165,7 +165,7 @@ def test_an_experiment_has_rows_and_claims(run, tiny):
 
 
 def test_the_way_that_takes_longer_is_not_called_faster(tiny):
-    one, other = Method("paper", share=0.1), Method("paper", share=0.1, is_hidden=False)
+    one, other = Sampling("paper", share=0.1), Sampling("paper", share=0.1, is_hidden=False)
     outcome = components.compare(tiny, {"hidden": one, "not hidden": other}, (1.0, 2.0))
     assert not outcome.claims[-1].holds
 
@@ -186,7 +186,7 @@ def test_without_overlapping_nothing_is_saved(monkeypatch):
 
 def test_cells_have_seeds_of_their_own():
     one, other = (race.cell(Options(fast=True, seeds=[seed]), "images") for seed in (0, 1))
-    assert isinstance(one, Cell)
+    assert isinstance(one, SeededTask)
     assert not set(one.seeds) & set(other.seeds)
     assert one.task.alpha == inf
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd import figures, priorities, tasks, workers
-from flwr_hetero_studies.papers.pgd.workers import METHODS, PGD_A, PGD_S, SGD
+from flwr_hetero_studies.papers.pgd import cases, costs, figures, gains, priorities, tasks, workers
+from flwr_hetero_studies.papers.pgd.workers import METHODS, PAPER, PGD_A, PGD_S, SGD
 from flwr_hetero_studies.tasks import Examples
 
 QUIET = Options(fast=True)
@@ -20,60 +20,63 @@ def task():
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(80, 4, 1, 1, generator=generator)
     examples = Examples(inputs, (inputs[:, 0, 0, 0] > 0).long())
-    return workers.Task(examples, lambda seed: tasks.make_model("softmax", (4, 1, 1), 2, seed))
+    return tasks.Problem(examples, lambda seed: tasks.make_model("softmax", (4, 1, 1), 2, seed))
 
 
-def test_pgd_s_steps_on_the_top_alone(task):
-    model = task.make_model(0)
-    sampler = workers.BasicPGD(model, task.examples, num_renewed=10, num_top=6, seed=0)
-    exact, _ = priorities.priorities_of(model, task.examples)
-    indices, weights = sampler.next_batch()
-    assert set(indices.tolist()) == set(np.argsort(-exact)[:6].tolist())
-    assert weights.tolist() == [1.0] * 6
-
-
-def test_pgd_s_adds_the_gradients_of_its_step(task):
+def test_pgd_s_steps_on_the_top_alone_and_adds_its_gradients(task):
     model = task.make_model(0)
     sampler = workers.BasicPGD(model, task.examples, num_renewed=10, num_top=8, seed=0)
+    exact, _ = priorities.priorities_of(model, task.examples)
     before = {name: part.clone() for name, part in sampler.gradient.total.items()}
+    indices, weights = sampler.next_batch()
+    assert set(indices.tolist()) == set(np.argsort(-exact)[:8].tolist())
+    assert weights.tolist() == [1.0] * 8
     for p in model.parameters():
         p.grad = torch.full_like(p, 0.5)
-    sampler.on_batch(model, sampler.next_batch()[0], torch.zeros(8))
+    sampler.on_batch(model, indices, torch.zeros(8))
     for name, part in sampler.gradient.total.items():
         torch.testing.assert_close(part, 0.9 * before[name] + 8 * 0.5)
 
 
-@pytest.mark.parametrize(("method", "first"), [(SGD, 0), (PGD_A, 80), (PGD_S, 80)])
-def test_work_counts_gradients_and_the_first_pass(task, method, first):
-    settings = workers.Settings(0.1, 0.1, 0.1, steps=4, workers=4)
-    curve = workers.run(task, method, settings, seed=1)
-    assert curve["work"] == [first + 16 * step for step in range(5)]
+@pytest.mark.parametrize("method", METHODS)
+def test_work_counts_gradients_and_the_first_pass(task, method):
+    settings = workers.Ratios(0.1, 0.1, 0.1, steps=8, workers=4)
+    curve = workers.train(task, method, settings, seed=1)
+    first = 80 if method in (PGD_A, PGD_S) else 0
+    assert curve["work"] == [first + 16 * step for step in range(9)]
     assert curve["loss"][-1] < curve["loss"][0]
-    assert workers.run(task, method, settings, seed=1) == curve
+    assert workers.train(task, method, settings, seed=1) == curve
 
 
-def test_the_best_rate_is_that_of_the_least_loss(task):
-    settings = workers.Settings(0.1, 0.1, 0.0, steps=8)
+def test_each_method_takes_its_best_rate_and_is_priced_in_steps_of_sgd(task):
+    settings = workers.Ratios(0.1, 0.1, 0.0, steps=8, workers=0)
     rate, curves = workers.at_best_rate(task, SGD, settings, (1e-4, 0.5), seeds=(0, 1))
-    assert rate == 0.5
-    assert len(curves) == 2
+    assert (rate, len(curves)) == (0.5, 2)
+    found = cases.prices(task, settings, (SGD, PGD_A), turns=2)
+    assert found[SGD]["price"] == 1.0
+    assert found[PGD_A]["start"] > found[SGD]["start"] == 0.0
 
 
-def test_rises_count_in_the_later_half_only():
-    assert workers.jumps({"loss": [2.0, 5.0, 1.0, 2.0, 1.0, 1.5]}) == pytest.approx(0.25)
+def test_ways_to_priorities_agree():
+    found = costs.ways("cnn", 4)
+    exact = found[costs.PER_SAMPLE]()
+    for way in ("forward mode", "step with priorities, all"):
+        torch.testing.assert_close(found[way](), exact, rtol=1e-4, atol=1e-6)
+    assert figures.COSTS["cnn"][1] == sum(
+        p.numel() for p in tasks.paper_cnn((1, 28, 28), 10).parameters()
+    )
 
 
-def test_gain_is_the_ratio_of_work_to_one_loss():
+def test_what_is_read_off_curves():
+    assert gains.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5], "jumps alike"
+    assert gains.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]
+    rises = workers.jumps({"loss": [2.0, 5.0, 1.0, 2.0, 1.0, 1.5]})
+    assert rises == pytest.approx(0.25), "in the later half only"
     slow = {"work": [0.0, 10.0, 20.0, 30.0, 40.0], "loss": [4.0, 3.0, 2.0, 1.0, 0.0]}
     fast = slow | {"work": [x / 2 for x in slow["work"]]}
     never = slow | {"loss": [4.0, 4.0, 4.0, 4.0, inf]}
-    gains = [figures.gain([curve], [slow], 0.5) for curve in (fast, slow, never)]
-    assert gains == [2.0, 1.0, 0.0]
-
-
-def test_curves_leave_out_what_is_not_finite():
-    curve = figures.curve_of({"work": [0.0, 1.0], "loss": [1.0, inf]})
-    assert (curve.x, curve.y) == ([0.0], [1.0])
+    assert [figures.gain([curve], [slow], 0.5) for curve in (fast, slow, never)] == [2.0, 1.0, 0.0]
+    assert figures.curve_of(never).y == [4.0] * 4, "what is finite is drawn"
 
 
 def test_time_of_a_step_is_work_and_link():
@@ -83,42 +86,22 @@ def test_time_of_a_step_is_work_and_link():
     assert link == pytest.approx(64 * parameters / 1e9)
 
 
-def test_paper_cnn_fits_images_of_28_pixels():
-    model = tasks.paper_cnn((1, 28, 28), 10)
-    assert sum(p.numel() for p in model.parameters()) == figures.COSTS["cnn"][1]
-    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-
-
 def test_a_step_along_all_gradients_lowers_the_loss_by_the_sum_of_priorities(task):
     model = task.make_model(0).double()
     examples = Examples(task.examples.inputs.double(), task.examples.targets)
     before = [p.clone() for p in model.parameters()]
-    look = priorities.look_at(model, examples)
+    found = priorities.look_at(model, examples)
     assert all(map(torch.equal, before, model.parameters()))
-    np.testing.assert_allclose(look.of_decrease, look.of_priorities, rtol=0.02)
+    np.testing.assert_allclose(found.of_decrease, found.of_priorities, rtol=0.02)
 
 
-def test_decrease_is_the_square_of_the_gradient_times_the_step(task):
-    model = task.make_model(0).double()
-    examples = Examples(task.examples.inputs.double(), task.examples.targets)
-    _, total = priorities.priorities_of(model, examples)
-    square = sum(float(part.square().sum()) for part in total.values()) / 80**2
-    fell = priorities.decrease(model, examples, total)
-    assert fell == pytest.approx(priorities.SMALL_STEP * square, rel=0.02)
-
-
-def test_straight_lines_are_explained_and_noise_is_not():
-    x = np.arange(20.0)[:, None]
-    assert priorities.explained(-0.3 * x + np.array([1.0, 2.0])) == pytest.approx(1)
-    assert priorities.explained(np.random.default_rng(0).normal(size=(20, 50))) < 0.2
-
-
-def test_fall_tells_a_steep_start_from_an_even_end():
+def test_fall_tells_a_steep_start_from_an_even_end_and_lines_from_noise():
     steps = np.arange(0.0, 51)
     logs = np.where(steps < 5, -2.0 * steps, -10 - 0.1 * (steps - 5))
     fall = priorities.Fall.of(np.exp(logs)[:, None])
     assert fall.early > 2 * fall.late
     assert (fall.positive, fall.line) == (1.0, pytest.approx(1))
+    assert priorities.explained(np.random.default_rng(0).normal(size=(20, 50))) < 0.2
 
 
 @pytest.mark.parametrize(("speed", "verdict"), [(2.0, "reproduced"), (0.5, "partly")])
@@ -132,14 +115,14 @@ def test_convergence_is_decided_by_work(monkeypatch, speed, verdict):
         return rates[0], [{"work": spent, "step": spent, "loss": loss.tolist()}]
 
     monkeypatch.setattr(figures, "at_best_rate", found)
-    outcome = figures.convergence(QUIET, "mlp")
-    assert outcome.verdict == verdict
-    assert [row[0] for row in outcome.rows] == list(METHODS)
+    finding = figures.convergence(QUIET, "mlp")
+    assert finding.verdict == verdict
+    assert [row[0] for row in finding.rows] == list(PAPER)
 
 
 def test_figure_1_of_a_tiny_task(monkeypatch, task):
-    small = workers.Task(task.examples, lambda seed: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-    monkeypatch.setattr(priorities, "images", lambda options, model: small)
-    outcome = priorities.figure_1(QUIET)
-    assert len(outcome.rows) == len(priorities.LOOKS) + 1
-    assert outcome.claims[2].holds
+    small = tasks.Problem(task.examples, lambda seed: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+    monkeypatch.setattr(priorities, "of_figure", lambda options, model: small)
+    finding = priorities.figure_1(QUIET)
+    assert len(finding.rows) == len(priorities.LOOKS) + 1
+    assert finding.claims[2].holds

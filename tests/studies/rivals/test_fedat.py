@@ -117,7 +117,7 @@ def test_normalised_steps_are_those_from_the_tiers_own_start():
     def found(inner):
         return models(FedAT(inner, 2, 3), Watched(range(9), SPEEDS, lr=0.05), 30)[0]
 
-    same = LocalSteps(fedavg(), STEPS, gamma=1.0, weighting="normalised")
+    same = LocalSteps(fedavg(), STEPS, gamma=1.0, step_correction=1.0)
     assert found(same) == pytest.approx(found(fedavg()), rel=1e-9)
 
 

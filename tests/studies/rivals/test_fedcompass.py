@@ -11,7 +11,8 @@ from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.strategy import Recorded
 from flwr_hetero_studies.rivals import FedCompass
-from flwr_hetero_studies.rivals.fedcompass import Group, assign
+from flwr_hetero_studies.rivals.fedcompass import ArrivalGroup as Group
+from flwr_hetero_studies.rivals.fedcompass import assign
 
 SPEEDS = [4.0, 3.1, 2.3, 1.7, 1.1, 1.0]
 

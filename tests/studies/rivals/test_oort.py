@@ -13,7 +13,8 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import MissingHelpError, loss_per_sample
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
-from flwr_hetero_studies.rivals.oort import WINDOW, Seen, scores
+from flwr_hetero_studies.rivals.oort import WINDOW, scores
+from flwr_hetero_studies.rivals.oort import Explored as Seen
 
 
 def fedavg():

@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_hetero_studies.tasks import Settings, data_shape, load_partition, load_test, make_model
-from flwr_hetero_studies.tasks.kinds import CLASSIFICATION, TASKS, task_of
+from flwr_hetero_studies.tasks.kinds import CLASSIFICATION, TASKS
 from flwr_hetero_studies.tasks.sources import open_source
-from flwr_hetero_studies.tasks.sources.series import NUM_PER_KIND, SEASONS, TRENDS, generated_series
+from flwr_hetero_studies.tasks.sources.generated import (
+    NUM_PER_KIND,
+    SEASONS,
+    TRENDS,
+    generated_series,
+)
 from flwr_hetero_studies.tasks.texts import CHARACTERS, PACKAGES, character_windows, stdlib_windows
 
 LANGUAGE, FORECASTING = TASKS["language-model"], TASKS["forecasting"]
@@ -29,12 +32,6 @@ def test_language_model_by_hand():
     assert LANGUAGE.metrics(np.log(8.0), 0.3) == {"perplexity": pytest.approx(8.0)}
     assert np.isfinite(LANGUAGE.metrics(1e6, 0.0)["perplexity"])
     assert LANGUAGE.losses(outputs, torch.zeros(2, 3, dtype=torch.int64)).tolist() == [0.0, 0.0]
-
-
-def test_windows_have_the_next_character_as_target():
-    windows, _ = character_windows(["abcd"], 4)
-    inputs, targets = LANGUAGE.divide(windows.astype(np.int64), np.zeros(1, np.int64))
-    assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"abc", b"bcd")
 
 
 def test_forecasting_by_hand():
@@ -74,6 +71,8 @@ def test_characters_by_hand():
     assert found == [b"abc", b"de\0", b"xyz", b"?w\0", b"abc"]
     assert origin.tolist() == [0, 0, 3, 3, 4]
     assert windows.max() < CHARACTERS
+    inputs, targets = LANGUAGE.divide(windows[:1].astype(np.int64), np.zeros(1, np.int64))
+    assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"ab", b"bc")
 
 
 def test_stdlib_windows_are_code_of_their_package():
@@ -151,7 +150,10 @@ def test_auto_goes_by_the_columns(tmp_path, columns, expected, count):
     assert len({*source.train.rows, *source.test.rows}) == count
 
 
-def test_labels_of_rows_partition_their_windows(tmp_path):
+def test_windows_have_the_label_of_their_row(tmp_path):
+    values = open_source(table(tmp_path, series=[list(np.arange(60.0))] * 3)).train.inputs.values
+    assert values[:2, [0, -1]].tolist() == [[8.0, 33.0], [34.0, 59.0]]
+    open_source.cache_clear()
     path = table(tmp_path, text=TEXTS, label=LABELS)
     source = open_source(path, "language-model")
     labels = [*source.train.labels, *source.test.labels]
@@ -161,65 +163,13 @@ def test_labels_of_rows_partition_their_windows(tmp_path):
     assert (part.inputs[:, :4] != torch.tensor([*b"othe"])).any(1).all()
 
 
-def test_series_are_cut_from_their_end(tmp_path):
-    path = table(tmp_path, series=[list(np.arange(60.0))] * 3)
-    values = open_source(path).train.inputs.values
-    assert values[:2, 0].tolist() == [8.0, 34.0]
-    assert values[:2, -1].tolist() == [33.0, 59.0]
-
-
-OWN = """
-from flwr_hetero_studies.tasks import Classification
-
-
-class Smoothed(Classification):
-    def losses(self, outputs, targets):
-        return super().losses(outputs, targets) + 1
-
-
-class Rebuild(Classification):
-    def divide(self, values, labels):
-        return values, values.reshape(len(values), -1)
-
-    def outputs(self, targets, num_classes):
-        return targets.shape[1:]
-
-    def losses(self, outputs, targets):
-        return (outputs - targets).square().mean(1)
-
-    def accuracy(self, outputs, targets):
-        return 1 / (1 + self.losses(outputs, targets))
-
-
-def build(shape, outputs):
-    from torch import nn
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, *outputs))
-
-
-class Stranger:
-    pass
-"""
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_tasks.py").write_text(OWN, "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "own_tasks"
-    task_of.cache_clear()
-    sys.modules.pop("own_tasks", None)
-
-
-def test_own_task_by_import_path(own):
+def test_own_task_by_import_path_with_own_targets(own):
     name = f"{own}:Smoothed"
     assert Settings(task=name).partitioning["task"] == name
     part, model = load_partition("digits", 0, 4, task=name), make_model("auto", (1, 8, 8), 10)
     outputs = model(part.inputs)
     expected = CLASSIFICATION.losses(outputs, part.targets) + 1
     assert torch.equal(part.task.losses(outputs, part.targets), expected)
-
-
-def test_own_task_with_targets_of_its_own(own):
     shape = data_shape("digits", f"{own}:Rebuild")
     assert shape == ((1, 8, 8), (64,))
     part = load_partition("digits", 0, 4, task=f"{own}:Rebuild")
@@ -234,9 +184,9 @@ def test_own_task_with_targets_of_its_own(own):
     [
         ("regression", "be one of classification, language-model, forecasting"),
         ("no_such_module:Task", "be package.module:class .*no_such_module"),
-        ("own_tasks:Missing", "name a class of the module own_tasks"),
-        ("own_tasks:Stranger", "name a class derived from flwr_hetero_studies.tasks.Task"),
-        ("own_tasks:build", "name a class derived from"),
+        ("own_module:Missing", "name a class of the module own_module"),
+        ("own_module:Tied", "name a class derived from flwr_hetero_studies.tasks.Task"),
+        ("own_module:build", "name a class derived from"),
     ],
 )
 def test_unknown_task_is_refused_with_the_settings(own, name, message):
@@ -244,18 +194,14 @@ def test_unknown_task_is_refused_with_the_settings(own, name, message):
         Settings(task=name)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "task", "message"),
-    [
-        ("digits", "language-model", "task must have texts to learn from"),
-        ("series", "language-model", "task must have texts to learn from"),
-        ("breast-cancer", "forecasting", "task must have series to learn from"),
-        ("stdlib", "forecasting", "task must have series to learn from"),
-    ],
-)
-def test_task_that_does_not_fit_the_data(dataset, task, message):
-    with pytest.raises(ValueError, match=message):
-        data_shape(dataset, task)
+FITS = {"texts": "stdlib", "series": "series"}
+
+
+def test_task_that_does_not_fit_the_data():
+    for task, kind in (("language-model", "texts"), ("forecasting", "series")):
+        for dataset in ("digits", "breast-cancer", *({"series", "stdlib"} - {FITS[kind]})):
+            with pytest.raises(ValueError, match=f"task must have {kind} to learn from"):
+                data_shape(dataset, task)
 
 
 @pytest.mark.parametrize(

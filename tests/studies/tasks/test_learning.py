@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import batch_gradient, example_gradients
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
-from flwr_hetero.client.sampled_loss import scoring
+from flwr_hetero.client.weighted_loss import scoring
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.scoring import score
 from flwr_hetero.pgd.priorities import LayerPriorities, sample_priorities

@@ -21,14 +21,20 @@ EXAMPLES = Examples(
     torch.from_numpy(RNG.normal(size=(12, 1, 2, 2)).astype(np.float32)),
     torch.from_numpy(RNG.integers(0, 3, 12)),
 )
+X, Y = EXAMPLES.inputs.numpy().reshape(12, 4).astype(np.float64), EXAMPLES.targets.numpy()
+BATCHES = [
+    (np.array([0, 3, 3]), np.array([0.5, 2.0, 1.0])),
+    (np.array([7]), np.array([3.0])),
+    (np.array([1, 2]), np.array([1.0, 0.0])),
+]
 
 
 class Script(BatchSampler):
     """Draws given batches and notes what it is told."""
 
-    def __init__(self, batches):
+    def __init__(self):
         super().__init__(len(EXAMPLES), 1)
-        self.batches, self.told = list(batches), []
+        self.batches, self.told = list(BATCHES), []
 
     def next_batch(self):
         return self.batches.pop(0)
@@ -37,25 +43,16 @@ class Script(BatchSampler):
         self.told.append(self.check_scores(indices, scores))
 
 
-BATCHES = [
-    (np.array([0, 3, 3]), np.array([0.5, 2.0, 1.0])),
-    (np.array([7]), np.array([3.0])),
-    (np.array([1, 2]), np.array([1.0, 0.0])),
-]
-
-
 def softmax(seed=0):
     return make_model("softmax", (1, 2, 2), 3, seed=seed)
 
 
 def by_hand(lr, proximal=0.0, weight_decay=0.0):
     """Run BATCHES with NumPy: softmax regression, gradient written out."""
-    model = softmax()
-    w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
+    w, b = (p.detach().numpy().astype(np.float64) for p in softmax().parameters())
     w0, b0, seen = w.copy(), b.copy(), []
     for indices, weights in BATCHES:
-        x = EXAMPLES.inputs.numpy()[indices].reshape(len(indices), 4).astype(np.float64)
-        y = EXAMPLES.targets.numpy()[indices]
+        x, y = X[indices], Y[indices]
         logits = x @ w.T + b
         p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         seen.append(-np.log(p[np.arange(len(y)), y]))
@@ -67,22 +64,17 @@ def by_hand(lr, proximal=0.0, weight_decay=0.0):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"lr": 0.5},
-        {"lr": 0.5, "proximal": 0.8},
-        {"lr": 0.2, "weight_decay": 0.3},
-    ],
+    "settings", [{"lr": 0.5}, {"lr": 0.5, "proximal": 0.8}, {"lr": 0.2, "weight_decay": 0.3}]
 )
 def test_steps_equal_numpy(settings):
-    model, sampler = softmax(), Script(BATCHES)
+    model, sampler = softmax(), Script()
     result = train(model, EXAMPLES, sampler, num_steps=3, **settings)
     w, b, seen = by_hand(**settings)
     np.testing.assert_allclose(model[1].weight.detach(), w, atol=1e-6)
     np.testing.assert_allclose(model[1].bias.detach(), b, atol=1e-6)
+    every = np.concatenate(seen)
     assert result[:3] == (3, 6, 0)
-    assert result.loss == pytest.approx(np.concatenate(seen).mean(), rel=1e-5)
-    assert result.loss_rms == pytest.approx(np.sqrt((np.concatenate(seen) ** 2).mean()), rel=1e-5)
+    assert result[3:] == pytest.approx((every.mean(), np.sqrt((every**2).mean())), rel=1e-5)
     for (indices, _), (told, scores), losses in zip(BATCHES, sampler.told, seen, strict=True):
         np.testing.assert_array_equal(told, indices)
         np.testing.assert_allclose(scores, losses, rtol=1e-5)
@@ -98,7 +90,7 @@ def test_on_batch_may_change_gradients():
         model[1].bias.grad.zero_()
         return 5 if len(seen) > 1 else None
 
-    result = train(model, EXAMPLES, Script(BATCHES), num_steps=3, lr=0.1, on_batch=stop_the_bias)
+    result = train(model, EXAMPLES, Script(), num_steps=3, lr=0.1, on_batch=stop_the_bias)
     assert [indices for indices, *_ in seen] == [[0, 3, 3], [7], [1, 2]]
     assert all(norm > 0 and not grad for _, grad, norm in seen)
     assert torch.equal(model[1].bias, start[1].bias)
@@ -112,22 +104,18 @@ def test_cnn_learns_digits():
     assert evaluate(model, load_test("digits"))[1] > 0.93
 
 
-def test_evaluation_equals_numpy():
+def test_evaluation_equals_numpy_and_restores_the_mode():
     model = softmax()
     w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
-    logits = EXAMPLES.inputs.numpy().reshape(12, 4) @ w.T + b
-    y = EXAMPLES.targets.numpy()
-    loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(12), y]).mean()
-    accuracy = (logits.argmax(1) == y).mean()
+    logits = X @ w.T + b
+    loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(12), Y]).mean()
+    expected = (loss, (logits.argmax(1) == Y).mean())
     for batch_size in (1, 5, 12, 512):
-        assert evaluate(model, EXAMPLES, batch_size) == pytest.approx((loss, accuracy), rel=1e-5)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluation_restores_the_mode(training):
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(4, 3)).train(training)
-    assert evaluate(model, EXAMPLES) == evaluate(model, EXAMPLES)
-    assert model.training is training
+        assert evaluate(model, EXAMPLES, batch_size) == pytest.approx(expected, rel=1e-5)
+    for training in (True, False):
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(4, 3)).train(training)
+        assert evaluate(model, EXAMPLES) == evaluate(model, EXAMPLES)
+        assert model.training is training
 
 
 def test_frozen_parameters_and_statistics():
@@ -141,58 +129,34 @@ def test_frozen_parameters_and_statistics():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "kind", "given"),
     [
-        ({"num_steps": 0}, "num_steps must"),
-        ({"lr": 0.0}, "lr must"),
-        ({"lr": math.inf}, "lr must"),
-        ({"proximal": -0.1}, "proximal must"),
-        ({"proximal": math.nan}, "proximal must"),
-        ({"sampler": UniformSampler(11, 4)}, r"sampler\.num_samples must be the number of .* 12"),
+        ("sgd", "SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+        ("rmsprop", "RMSprop", {"momentum": 0.5, "weight_decay": 0.1}),
+        ("adam", "Adam", {"weight_decay": 0.1}),
+        ("adamw", "AdamW", {"weight_decay": 0.1}),
     ],
 )
-def test_train_refusals(arguments, message):
-    arguments = {"sampler": UniformSampler(12, 4), "num_steps": 1, "lr": 0.1} | arguments
-    with pytest.raises(ValueError, match=message):
-        train(softmax(), EXAMPLES, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("sgd", {"momentum": 0.9, "weight_decay": 0.1}),
-        ("rmsprop", {"momentum": 0.5, "weight_decay": 0.1}),
-        ("adam", {"weight_decay": 0.1}),
-        ("adamw", {"weight_decay": 0.1}),
-    ],
-)
-def test_optimizer_is_torchs(name, given):
-    ours, theirs = softmax(), softmax()
-    train(ours, EXAMPLES, Script(BATCHES), num_steps=3, lr=0.05, optimizer=name, **given)
-    kinds = {"sgd": "SGD", "rmsprop": "RMSprop", "adam": "Adam", "adamw": "AdamW"}
-    optimizer = getattr(torch.optim, kinds[name])(theirs.parameters(), lr=0.05, **given)
+def test_optimizer_is_torchs(name, kind, given):
+    ours, theirs, start = softmax(), softmax(), softmax()
+    train(ours, EXAMPLES, Script(), num_steps=3, lr=0.05, optimizer=name, **given)
+    optimizer = getattr(torch.optim, kind)(theirs.parameters(), lr=0.05, **given)
     for indices, weights in BATCHES:
         inputs, targets = EXAMPLES.take(indices)
         losses = nn.functional.cross_entropy(theirs(inputs), targets, reduction="none")
         optimizer.zero_grad()
         (losses * torch.from_numpy(weights).float()).mean().backward()
         optimizer.step()
-    start = softmax()
     for a, b, c in zip(ours.parameters(), theirs.parameters(), start.parameters(), strict=True):
         torch.testing.assert_close(a, b)
         assert not torch.equal(a, c)
 
 
 def test_amp_computes_in_bfloat16():
-    seen = []
-
-    def note(_, __, output):
-        seen.append(output.dtype)
-
-    models = softmax(), softmax()
+    seen, models = [], (softmax(), softmax())
     for model, amp in zip(models, (False, True), strict=True):
-        next(m for m in model.modules() if isinstance(m, nn.Linear)).register_forward_hook(note)
-        train(model, EXAMPLES, Script(BATCHES), num_steps=3, lr=0.05, amp=amp)
+        model[1].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+        train(model, EXAMPLES, Script(), num_steps=3, lr=0.05, amp=amp)
     assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         assert a.dtype == b.dtype == torch.float32
@@ -202,6 +166,12 @@ def test_amp_computes_in_bfloat16():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"num_steps": 0}, "num_steps must"),
+        ({"lr": 0.0}, "lr must"),
+        ({"lr": math.inf}, "lr must"),
+        ({"proximal": -0.1}, "proximal must"),
+        ({"proximal": math.nan}, "proximal must"),
+        ({"sampler": UniformSampler(11, 4)}, r"sampler\.num_samples must be the number of .* 12"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, rmsprop, adam, adamw"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum must be 0 with adam"),
         ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"),
@@ -211,5 +181,6 @@ def test_amp_computes_in_bfloat16():
 )
 def test_bad_knobs_are_refused(given, words, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    how = {"sampler": Script(), "num_steps": 1, "lr": 0.1} | given
     with pytest.raises(ValueError, match=words):
-        train(softmax(), EXAMPLES, Script(BATCHES), num_steps=1, lr=0.1, **given)
+        train(softmax(), EXAMPLES, **how)

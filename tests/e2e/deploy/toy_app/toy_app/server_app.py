@@ -27,7 +27,6 @@ def strategy_for(config) -> TiFL | FedBuff:
         profiling="phase",
         sync_rounds=1,
         warmup_rounds=0,
-        max_failures=config["max-failures"],
         seed=config["seed"],
     )
 

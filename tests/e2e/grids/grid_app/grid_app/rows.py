@@ -59,7 +59,7 @@ ROWS = {
     "FedCompass": merges(lambda inner: rivals.FedCompass(inner, 2, 6), 4, asks_steps=True),
     "FedNova": asks(lambda inner: ours.FedNova(inner, **STEPS)),
     "FedSlice": Row(ours.FedSlice, 4, asks_steps=True),
-    "LocalSteps": asks(lambda inner: ours.LocalSteps(inner, weighting="examples", **STEPS)),
+    "LocalSteps": asks(lambda inner: ours.LocalSteps(inner, step_correction=0.0, **STEPS)),
     "ModelAverage": Row(lambda inner: ours.ModelAverage(inner, rounds=2)),
     "Oort": Row(lambda inner: rivals.Oort(inner, 3)),
     "OverSelect": Row(lambda inner: ours.OverSelect(inner, take=3)),

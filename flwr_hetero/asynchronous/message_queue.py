@@ -1,0 +1,169 @@
+"""Messages in flight, on the fleet's clock: virtual where devices are emulated."""
+
+import time
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flwr_hetero.server.context import POLL_S, Clock, Costs, reported_latency
+from flwr_hetero.server.nodes import is_simulated, whole_grid
+
+REAL_POLL_S = 0.5
+"""Pause between two polls of a real fleet: each costs a request."""
+LATE_S = 60.0
+"""Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
+
+
+class Pending(NamedTuple):
+    """An instruction in flight: when it was sent and is given up, and of which model's version."""
+
+    instruction: Message
+    sent_s: float
+    until_s: float
+    version: int = 0
+
+    @property
+    def node_id(self) -> int:
+        """The node that it was sent to."""
+        return self.instruction.metadata.dst_node_id
+
+    @property
+    def message_id(self) -> str:
+        """The id that its reply names."""
+        return self.instruction.metadata.message_id
+
+
+Answer = tuple[Pending, Message | None]
+"""An instruction and its reply; None if it was given up."""
+
+
+class MessageQueue:
+    """Send instructions at any time and get the replies one after the other.
+
+    A ``LocalGrid`` has the clock. In Flower's simulation with emulated devices the order is that
+    of the devices' clock, so the next reply is known only when all pending ones have come.
+    Elsewhere time is the server's own.
+    """
+
+    def __init__(self, grid: Grid, clock: Clock, costs: Costs, timeout_s: float = inf) -> None:
+        self.fleet: Any = whole_grid(grid)
+        self.clock, self.costs, self.timeout_s = clock, costs, timeout_s
+        self.is_local = hasattr(self.fleet, "virtual_time_s")
+        self.is_simulated = is_simulated(grid)
+        self.pending: dict[str, Pending] = {}  # the one that is given up first is the first
+        self._late: set[str] = set()  # given up: replies are collected and thrown away
+        self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
+        self._answered = False  # before the first reply of a simulation, its clock is unknown
+        self._polled_s = inf  # when the last poll of a fleet in real time began
+        self._zero_s = clock.virtual_s - self._fleet_s()
+
+    def send(self, messages: Sequence[Message], version: int = 0) -> None:
+        """Send instructions; one that cannot be sent is given up when its time is over."""
+        self._tick()
+        if not self.is_simulated and self.timeout_s < inf:
+            for message in messages:
+                message.metadata.ttl = self.timeout_s + LATE_S
+        list(self.fleet.push_messages(messages))
+        now_s = self.clock.virtual_s
+        self.costs.sent(messages, now_s, self.timeout_s)
+        for message in messages:
+            pending = Pending(message, now_s, on_clock(now_s + self.timeout_s), version)
+            self.pending[pending.message_id] = pending
+
+    def next(self, wake_s: float = inf) -> list[Answer]:
+        """Wait for the next reply, or until a time; None for an instruction given up."""
+        self._polled_s = inf
+        for first in self.pending.values():
+            wake_s = min(wake_s, first.until_s)
+            break
+        if self.is_local:
+            ids = self.pending.keys() | self._late if self._late else self.pending.keys()
+            replies = self.fleet.wait_for_next(ids, wake_s - self._zero_s)
+            self._tick()
+        elif self.is_simulated and self._gather(wake_s):
+            replies = self._next_held(wake_s)
+        else:
+            replies = self._poll(wake_s)
+        self.costs.answered(replies, self.clock.virtual_s)
+        answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        self._late -= answered.keys()
+        arrived = [(self.pending.pop(i), answered[i]) for i in answered if i in self.pending]
+        return [*arrived, *self._given_up()]
+
+    def _given_up(self) -> Iterator[Answer]:
+        """Give up what is pending for too long, not what came while a poll was held up."""
+        while self.pending:
+            message_id, first = next(iter(self.pending.items()))
+            if first.until_s > min(self.clock.virtual_s, self._polled_s):
+                return
+            self._late.add(message_id)
+            yield self.pending.pop(message_id), None
+
+    def _fleet_s(self) -> float:
+        return float(self.fleet.virtual_time_s) if self.is_local else time.monotonic()
+
+    def _tick(self) -> None:
+        """Set the run's clock, unless replies of emulated devices drive it."""
+        unknown = self.is_simulated and not self._answered
+        if self.is_local or not (self.clock.emulated or unknown):
+            now_s = on_clock(self._zero_s + self._fleet_s())
+            self.clock.virtual_s = max(self.clock.virtual_s, now_s)
+
+    def _poll(self, wake_s: float) -> list[Message]:
+        """Poll a fleet on the server's clock, until there is a reply or a time has come."""
+        while True:
+            # what is held is not asked for again: it would be an error
+            ids = [i for i in (*self.pending, *self._late) if i not in self._held]
+            held, self._polled_s = self._held.values(), self.clock.virtual_s
+            replies = [*(reply for _, reply in held), *self.fleet.pull_messages(ids)]
+            self._held = {}
+            self._tick()
+            if replies or self.clock.virtual_s >= wake_s:
+                return replies
+            time.sleep(POLL_S if self.is_simulated else REAL_POLL_S)
+
+    # --- the devices' clock ------------------------------------------------------------------
+
+    def _gather(self, wake_s: float) -> bool:
+        """Hold all replies of a simulation; return False if its devices are not emulated.
+
+        Nothing is known before the first reply. A ClientApp that hangs is waited for as long as
+        the time-out allows, on the server's clock.
+        """
+        start_s = time.monotonic()
+        while missing := self.pending.keys() - self._held.keys():
+            for reply in self.fleet.pull_messages(list(missing)):
+                self._hold(reply)
+            if self._answered and not self.clock.emulated:
+                self._tick()
+                if self._held or self.clock.virtual_s >= wake_s:
+                    return False
+            if time.monotonic() - start_s > self.timeout_s:
+                break
+            if missing - self._held.keys():
+                time.sleep(POLL_S)
+        return self.clock.emulated
+
+    def _hold(self, reply: Message) -> None:
+        latency = reported_latency(reply) if reply.has_content() else None
+        took_s = latency.seconds if latency is not None and latency.emulated else 0.0
+        self.clock.emulated |= latency is not None and latency.emulated
+        self._answered, message_id = True, reply.metadata.reply_to_message_id
+        self._held[message_id] = self.pending[message_id].sent_s + took_s, reply
+
+    def _next_held(self, wake_s: float) -> list[Message]:
+        """Advance the clock to the next arrival on the devices' own clock."""
+        now_s = max(self.clock.virtual_s, min([wake_s, *(at_s for at_s, _ in self._held.values())]))
+        if now_s < inf:
+            self.clock.virtual_s = now_s
+        arrived = sorted((at_s, i) for i, (at_s, _) in self._held.items() if at_s <= now_s)
+        return [self._held.pop(i)[1] for _, i in arrived]
+
+
+def on_clock(seconds: float) -> float:
+    """Round a time to what the clock shows, to the nanosecond."""
+    # so that a resumed run, whose clock began later, counts the same, and none is missed
+    return round(seconds, 9)

@@ -1,0 +1,178 @@
+"""Over-selection: ask more nodes than are needed and take the first that answer."""
+
+import time
+from collections.abc import Callable, Iterable
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from flwr_hetero._flwr import log
+from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.context import POLL_S, Exchange
+from flwr_hetero.server.contract import check_enough_updates
+from flwr_hetero.server.nodes import MINIMA, GridView, whole_grid
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.wrapper import Wrapper
+
+
+class OverSelect(Wrapper):
+    """End a round of training when enough nodes have answered; it goes outside a selection.
+
+    To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
+    node that is not waited for has not failed. It is left out of training and evaluation until
+    it has answered, or until the time-out of its round is over.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What selects and aggregates; FedAvg if left out.
+    take : int
+        Replies to wait for; those with an error do not count.
+    timeout_s : float, optional
+        Time-out of a round in seconds, in place of the one given to ``start``.
+
+    Raises
+    ------
+    ValueError
+        If a figure is out of range, or a strategy inside times nodes while they train.
+
+    Notes
+    -----
+    The first to answer are the fast ones: on a fleet of unequal devices their data count more,
+    but not within a tier of TiFL. Nodes that are mostly in flight are hardly ever evaluated. After
+    a resume all nodes count as free: it goes on, but not with the same numbers.
+
+    References
+    ----------
+    Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, where 130 %
+    of the devices needed are asked.
+
+    Examples
+    --------
+    >>> from flwr_hetero.strategy import TiFL
+    >>> tifl = TiFL(clients_per_round=7, profiling="phase")
+    >>> strategy = OverSelect(tifl, take=5, timeout_s=120.0)
+    """
+
+    name: ClassVar[str] = "over_select"
+    decides = frozenset({"waiting"})
+    outside_of = frozenset({"selection", "samples"})
+
+    def __init__(
+        self, strategy: Strategy | None = None, take: int = 5, *, timeout_s: float | None = None
+    ) -> None:
+        self.take = check_count("take", take, 1)
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, "(0, inf)")
+        for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
+            if inner.name == "tifl" and inner.timing.phase is None:
+                rule = "time nodes before the first round inside OverSelect"
+                raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
+        super().__init__(strategy)
+        check_enough_updates(self.leaf, take, "take")
+        self.timeout_s = timeout_s
+        self._in_flight: dict[str, tuple[int, float]] = {}  # by message: node, until when
+        self._left_out: list[str] = []
+        self._told = False
+
+    def on_start(self, run: Run) -> None:
+        """Set the time-out of the run's rounds."""
+        if self.timeout_s is not None:
+            run.timeout_s = self.timeout_s
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
+    ) -> list[Message]:
+        """Hide nodes in flight since an earlier round; wait for one if there is no other."""
+        if self._in_flight:
+            self._finish(grid.pull_messages(list(self._in_flight)))
+        while not self._free(grid) and self._in_flight:
+            self._wait(grid)
+        ask = super().configure_train
+        return self._with_free_nodes(ask, server_round, arrays, config, grid, *more)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
+    ) -> list[Message]:
+        """Hide nodes that are in flight since this round or an earlier one."""
+        ask = super().configure_evaluate
+        return self._with_free_nodes(ask, server_round, arrays, config, grid, *more)
+
+    def _with_free_nodes(
+        self,
+        ask: Callable[..., list[Message]],
+        number: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        *more: Any,
+    ) -> list[Message]:
+        free = self._free(grid)
+        if not self._in_flight:
+            return ask(number, arrays, config, grid, *more)
+        # Flower would wait indefinitely for those that are hidden
+        own = {name: getattr(self.leaf, name) for name in MINIMA if hasattr(self.leaf, name)}
+        minima = {name: min(least, len(free)) for name, least in own.items()}
+        with replaced(self.leaf, **minima):
+            return ask(number, arrays, config, GridView(grid, free), *more) if free else []
+
+    def _free(self, grid: Grid) -> list[int]:
+        now_s = self.fleet.clock.virtual_s
+        self._in_flight = {i: job for i, job in self._in_flight.items() if job[1] > now_s}
+        busy = {node_id for node_id, _ in self._in_flight.values()}
+        return [node_id for node_id in grid.get_node_ids() if node_id not in busy]
+
+    def _finish(self, replies: Iterable[Message]) -> None:
+        for reply in replies:
+            self.fleet.costs.answered([reply], self.fleet.clock.virtual_s)
+            self._in_flight.pop(reply.metadata.reply_to_message_id, None)
+
+    def _wait(self, grid: Grid) -> None:
+        """Let time pass until a node has answered, or its time-out is over."""
+        fleet: Any = whole_grid(grid)
+        clock, message_ids = self.fleet.clock, list(self._in_flight)
+        if hasattr(fleet, "virtual_time_s"):
+            began_s = fleet.virtual_time_s
+            left_s = min(until_s for _, until_s in self._in_flight.values()) - clock.virtual_s
+            replies = fleet.wait_for_next(message_ids, began_s + left_s)
+            clock.virtual_s += fleet.virtual_time_s - began_s
+        else:
+            time.sleep(POLL_S)
+            clock.virtual_s += POLL_S
+            replies = grid.pull_messages(message_ids)
+        self._finish(replies)
+
+    def on_instructions(
+        self, context: Exchange, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        """Set how many replies are enough."""
+        context.enough = self.take
+        if 0 < len(messages) <= self.take and not (self._in_flight or self._told):
+            self._told = True
+            text = "OverSelect: take=%d of %d nodes asked: every node is waited for"
+            log(WARNING, text, self.take, len(messages))
+        return messages
+
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Note which nodes are still in flight; evaluation waits for all that are asked."""
+        until_s = self.fleet.clock.virtual_s - context.virtual_s + context.timeout_s
+        for metadata in (message.metadata for message in context.surplus):
+            self._in_flight[metadata.message_id] = metadata.dst_node_id, until_s
+        self._left_out = [self.identity(m.metadata.dst_node_id) for m in context.surplus]
+        if self._left_out:
+            log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
+        return replies
+
+    def round_info(self) -> dict[str, Any]:
+        """Return which nodes were not waited for, and how many nodes are in flight."""
+        return {"not_waited_for": self._left_out, "in_flight": len(self._in_flight)}
+
+    def summary(self) -> None:
+        """Log the settings, then those of the wrapped strategy."""
+        limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s at most"
+        log(INFO, "\t├──> OverSelect: the first %d replies%s", self.take, limit)
+        super().summary()

@@ -1,1 +1,0 @@
-"""Rivals: methods that a user might pick instead."""

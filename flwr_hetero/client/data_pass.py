@@ -1,0 +1,236 @@
+"""A node's pass over its data: it goes on from message to message, whatever the loader."""
+
+import json
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from flwr_hetero.errors import invalid
+
+if TYPE_CHECKING:
+    from flwr_hetero.client.batch_sampler import BatchSampler
+
+
+class Place(NamedTuple):
+    """Where a node is: batches given of the pass with this number; sizes are -1 if unknown."""
+
+    size: int
+    batch_size: int
+    seed: int
+    number: int = 0
+    position: int = 0
+    order: list[Any] | None = None
+    """The whole pass as its sampler drew it, where no seed makes it draw that again."""
+
+    @property
+    def pass_seed(self) -> int:
+        """Seed of this pass: each has another, and the same one in each message."""
+        return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0])
+
+    def to_text(self) -> str:
+        """Return what the node's state keeps; an order that is not of numbers is left out."""
+        with suppress(TypeError, ValueError):
+            text = json.dumps(self, default=int)
+            if json.loads(text) == list(self):
+                return text
+        return json.dumps(self._replace(order=None))
+
+
+def kept_place(text: Any, size: int, batch_size: int) -> Place | None:
+    """Read a place; None if there is none, if it is damaged, or of other data."""
+    try:
+        place = Place(*json.loads(text))
+        parts = (part if isinstance(part, list) else [part] for part in place.order or [])
+        inside = all(0 <= index < (inf if size < 0 else size) for part in parts for index in part)
+        # a huge number would be a pass without an end
+        counts = all(type(number) is int and 0 <= number < 2**62 for number in place[2:5])
+    except (TypeError, ValueError):
+        return None
+    fits = place[:2] == (size, batch_size) and isinstance(place.order, (list, type(None)))
+    return place if fits and inside and counts else None
+
+
+class Stream:
+    """A seeded run of the global generators, and of a loader's own, that goes on at each use."""
+
+    def __init__(self, seed: int, generators: Iterable[Any] = ()) -> None:
+        torch: Any = sys.modules.get("torch")
+        self._own = [*generators, *([torch.default_generator] if torch else [])]
+        self._seed, self._numpy = seed, np.random.MT19937(seed)
+        self._states: tuple[Any, list[Any]] | None = None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Draw from this stream within."""
+        before, numpy = self._read(), np.random.get_bit_generator()  # type: ignore[attr-defined]
+        if self._states is None:
+            random.seed(self._seed)
+            for generator in self._own:
+                generator.manual_seed(self._seed)
+        else:
+            self._write(self._states)
+        np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            # the next use goes on here; what the user seeded is as if nothing had been drawn
+            self._states = self._read()
+            self._write(before)
+            np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
+
+    def _read(self) -> tuple[Any, list[Any]]:
+        return random.getstate(), [generator.get_state() for generator in self._own]
+
+    def _write(self, states: tuple[Any, list[Any]]) -> None:
+        random.setstate(states[0])
+        for generator, state in zip(self._own, states[1], strict=True):
+            generator.set_state(state)
+
+    def iterate(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Give what a source gives; what it draws for that comes from this stream."""
+        with self.used():
+            items = iter(source)
+        while True:
+            with self.used():
+                found = list(islice(items, 1))
+            if not found:
+                return
+            yield found[0]
+
+
+class Passes:
+    """Passes over any iterable: each is entered by passing over what was given before."""
+
+    def __init__(self, loader: Any, data: Any, drawing: Iterable[Any]) -> None:
+        self.size, self.batch_size = length_of(data), batch_size_of(loader)
+        self._loader, torch = loader, sys.modules.get("torch")
+        # a DataLoader and its samplers may share one
+        own = (getattr(each, "generator", None) for each in drawing)
+        kind = torch.Generator if torch else ()
+        self._generators = list({id(g): g for g in own if isinstance(g, kind)}.values())
+
+    def first_place(self) -> Place:
+        """Begin a node's first pass, with a seed that is drawn as a DataLoader draws one."""
+        if (torch := sys.modules.get("torch")) is None:
+            seed = np.random.randint(2**31 - 1)  # noqa: NPY002 (the one that users seed)
+        else:
+            own = next((g for g in self._generators[:1] if g.device.type == "cpu"), None)
+            seed = torch.randint(2**31 - 1, (), generator=own)
+        return Place(self.size, self.batch_size, int(seed))
+
+    def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
+        """Give so many batches, of several passes if need be, each with the place after it."""
+        while count:
+            place, rest = self._rest(place, count)
+            for batch in islice(rest, count):
+                place, count = place._replace(position=place.position + 1), count - 1
+                yield place, batch
+            if count and not place.position:
+                raise empty_pass()
+            if count:
+                place = place._replace(number=place.number + 1, position=0, order=None)
+
+    def _rest(self, place: Place, count: int) -> tuple[Place, Iterable[Any]]:
+        # what a pass draws at random comes from its seed: its order is the same again
+        whole = Stream(place.pass_seed, self._generators).iterate(self._loader)
+        return place, islice(whole, place.position, None)
+
+
+class IndexPasses(Passes):
+    """Passes over a DataLoader: its sampler draws them, and only what is wanted is loaded."""
+
+    def __init__(self, loader: Any) -> None:
+        by_batch = loader.batch_sampler is not None
+        self._indices = loader.batch_sampler if by_batch else loader.sampler
+        # a batch sampler draws from a sampler, which may draw from another
+        self._samplers, inner = list[Any](), self._indices
+        while inner is not None and all(inner is not each for each in self._samplers):
+            self._samplers.append(inner)
+            inner = getattr(inner, "sampler", None)
+        super().__init__(loader, loader.dataset, [loader, *self._samplers])
+        self._wanted = list[Any]()
+        self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
+
+    def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
+        """Give so many batches, of several passes if need be, each with the place after it."""
+        # loaded in one go: workers load nothing ahead that will not be trained
+        plan = list(super().take(place, count))
+        self._wanted[:] = [indices for _, indices in plan]
+        for batch, (after, _) in zip(self._loader, plan, strict=False):
+            yield after, batch
+
+    def _rest(self, place: Place, count: int) -> tuple[Place, Iterable[Any]]:
+        order, end = place.order, place.position + count
+        if order is None:
+            # the order of torch's own samplers follows from the seed, that of others is kept
+            is_torchs = all(type(s).__module__.startswith("torch.") for s in self._samplers)
+            whole = 0 if is_torchs else length_of(self._indices)
+            # one for several processes gives the same order until it is told the epoch
+            for sampler in self._samplers:
+                if hasattr(sampler, "set_epoch"):
+                    sampler.set_epoch(place.number)
+            with Stream(place.pass_seed, self._generators).used():
+                order = list(islice(self._indices, max(end, whole)))
+            place = place._replace(order=order if whole > 0 else None)
+        return place, order[place.position : end]
+
+
+def passes_of(loader: Iterable[Any]) -> Passes | None:
+    """Make the passes over a loader; None for an iterator, which has one only."""
+    if isinstance(loader, Iterator):
+        return None
+    return IndexPasses(loader) if draws_indices(loader) else Passes(loader, loader, [loader])
+
+
+def draws_indices(loader: object) -> bool:
+    """Return whether this is a torch DataLoader of data that are read by index."""
+    data: Any = sys.modules.get("torch.utils.data")
+    if data is None or not isinstance(loader, data.DataLoader):
+        return False
+    return not isinstance(loader.dataset, data.IterableDataset)
+
+
+def is_ours(sampler: object) -> "TypeGuard[BatchSampler]":
+    """Return whether this is a sampler of this package; a node without one needs no torch."""
+    own: Any = sys.modules.get("flwr_hetero.client.batch_sampler")
+    return own is not None and isinstance(sampler, own.BatchSampler)
+
+
+def drawn_by(loader: Any, indices: Any, *, by_batch: bool = True) -> Any:
+    """Return a copy of a DataLoader that takes its indices from elsewhere."""
+    changed = copy(loader)
+    # a DataLoader refuses to have these set
+    changed.__dict__["batch_sampler" if by_batch else "sampler"] = indices
+    changed.__dict__["_iterator"] = None
+    # accelerate's are around one
+    if (base := changed.__dict__.get("base_dataloader")) is not None:
+        changed.__dict__["base_dataloader"] = drawn_by(base, indices, by_batch=by_batch)
+    return changed
+
+
+def empty_pass() -> ValueError:
+    """Make the error for a loader that gives nothing."""
+    hint = "pass the loader, not an iterator, and data that fill a batch"
+    return invalid("loader", "a pass without one", "give a batch in every pass", hint)
+
+
+def batch_size_of(loader: Any) -> int:
+    """Return the examples of a loader's batches; -1 where that is unknown."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        if isinstance(size := getattr(owner, "batch_size", None), int):
+            return size
+    return -1
+
+
+def length_of(sized: Any) -> int:
+    """Return a length; -1 where there is none."""
+    with suppress(TypeError, NotImplementedError, AttributeError):
+        return len(sized)
+    return -1

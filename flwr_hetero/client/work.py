@@ -1,0 +1,242 @@
+"""What goes on from message to message: steps, the place in the pass, torch's optimizers."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from numpy.typing import NDArray
+
+from flwr_hetero import keys
+from flwr_hetero.client.data_pass import Passes, Place, kept_place
+from flwr_hetero.client.handler import current_handler, say_once
+
+LOCAL_EPOCHS = "local-epochs"
+"""Key of the run-config in Flower's own examples; only until the app has passed over its data."""
+MOST_EPOCHS = 10_000
+PLACE = "place"
+"""In the node's state: where it is in its pass over the data."""
+MOST_BYTES = 1 << 30
+"""Flower gives an app's process its node's state in one message, of 2 GiB at most."""
+_hooked: set[int] = set()
+"""Modules ``torch.optim.optimizer`` that call us; one, but for tests that import torch again."""
+
+
+class Work:
+    """Count the steps of a message; all loaders of a message share one."""
+
+    def __init__(self, context: Context | None = None, message: object = None) -> None:
+        self.context, self.planned = context, 1
+        """Passes that share the message's steps."""
+        self.optimizers: KeptOptimizers | None = None
+        self._kept: Mapping[str, Any] = {}
+        # without a mod there is no context, and no state from message to message
+        if context is not None:
+            self._kept = context.state.config_records.get(keys.PASS, {})
+            # as many as the app made last time, else as its run-config says
+            told: Any = (self._kept.get(keys.PASSES), context.run_config.get(LOCAL_EPOCHS), 1)
+            self.planned = next(n for n in told if type(n) is int and 1 <= n <= MOST_EPOCHS)
+            self.optimizers = KeptOptimizers(context) if wants_state(message) else None
+        # passes that gave all they had to give, batches given and their examples
+        self.passes = self.steps = self.examples = 0
+        self._has_sizes, self._is_used, self._is_asked = True, False, False
+        self._begun, self._left, self._full = 0, 0, -1
+        self._job_steps: int | None = None
+        self.place: Place | None = None
+        self._since_s, self._step_s = time.monotonic(), list[float]()
+
+    def allotment(self, asked: int) -> int:
+        """Return the batches of one pass."""
+        return max(1, asked // self.planned)
+
+    def begin_pass(self, asked: int | None, full: int) -> int:
+        """Begin a pass; return the batches that it gives. ``full``: those of the data, or -1."""
+        self._is_used, self._begun, self._full = True, self._begun + 1, full
+        self._is_asked, self._since_s = asked is not None, time.monotonic()
+        if asked is None:
+            self._left = full
+            return self._left
+        self._left = self.allotment(asked)
+        if self._begun > self.planned:  # it gives what those before have left, as a look at one
+            self._left = max(0, self._left * self.planned - self.steps)
+        self.passes += self._left == 0
+        return self._left
+
+    def count(self, size: int | None) -> None:
+        """Count a batch that is given."""
+        self.steps, self.examples = self.steps + 1, self.examples + (size or 0)
+        self._has_sizes &= size is not None
+        self._left -= 1
+        # here and not at the end of the loop, which trainers break off after the last batch
+        self.passes += self._left == 0
+
+    def step_done(self) -> None:
+        """Note that the next batch is wanted: from wish to wish is a step, evaluation is none."""
+        now_s = time.monotonic()
+        self._step_s.append(now_s - self._since_s)
+        self._since_s = now_s
+
+    def end_pass(self) -> None:
+        """Note that a loader had no more to give."""
+        self.passes += self._left != 0
+        self._left = 0
+
+    def state(self, steps: int, batch_size: int | None, job_steps: int | None) -> None:
+        """Take down what an app says that it does: steps without a loader."""
+        self._is_used, self.passes, self.steps, self._job_steps = True, 1, steps, job_steps
+        self.examples, self._has_sizes = steps * (batch_size or 0), batch_size is not None
+        self._since_s = time.monotonic()
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Steps and examples so far."""
+        found = {keys.NUM_STEPS: self.steps}
+        return found | ({keys.EXAMPLES_PROCESSED: self.examples} if self._has_sizes else {})
+
+    def enter(self, passes: Passes) -> Place:
+        """Return where the node is in its pass over the data, or begin a pass over other data."""
+        sizes = passes.size, passes.batch_size
+        if self.place is None or self.place[:2] != sizes:
+            self.place = kept_place(self._kept.get(PLACE), *sizes) or passes.first_place()
+        return self.place
+
+    def finish(self) -> dict[str, dict[str, int | float]]:
+        """Keep the place and the passes; return the record for the reply, if there were any."""
+        if not self._is_used or self.context is None:
+            return {}
+        if self.optimizers is not None:
+            self.optimizers.save()
+        # none if each was broken off
+        passes = max(1, self.passes)
+        text = self._kept.get(PLACE, "") if self.place is None else self.place.to_text()
+        self.context.state[keys.PASS] = ConfigRecord({PLACE: text, keys.PASSES: passes})
+        found: dict[str, int | float] = {**self.metrics, keys.PASSES: passes}
+        if (job_steps := self._steps_unasked(passes)) is not None:
+            found[keys.JOB_STEPS] = job_steps
+        if self._step_s:
+            # the first step, which warms up, counts only if it is alone
+            warm = self._step_s[1:] or self._step_s
+            found[keys.STEP_TIME] = sum(warm) / len(warm)
+        elif self.steps:
+            # told, or cut short: what there is, is the time since the beginning
+            found[keys.STEP_TIME] = (time.monotonic() - self._since_s) / self.steps
+        return {keys.WORK: found}
+
+    def _steps_unasked(self, passes: int) -> int | None:
+        """Return the steps that the app would have taken by itself; None if that is unknown."""
+        if self._begun and not self._is_asked:
+            return self.steps
+        return self._job_steps if self._full < 0 else passes * self._full
+
+
+def current_work() -> Work | None:
+    """Return the work of the message that is being answered; None without one of our mods."""
+    handler = current_handler()
+    if handler is None or handler.context is None:
+        return None
+    handler.work = work = handler.work or Work(handler.context, handler.message)
+    return work
+
+
+def wants_state(message: object) -> bool:
+    """Return whether the server asks the node to go on with its optimizers."""
+    records = message.content.config_records.values() if isinstance(message, Message) else ()
+    return any(record.get(keys.KEEP_OPTIMIZER) is True for record in records)
+
+
+class KeptOptimizers:
+    """The optimizers of a message, in the order of their first steps."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._seen = context, list[Any]()
+        optim: Any = sys.modules.get("torch.optim.optimizer")
+        if optim is not None and id(optim) not in _hooked:
+            optim.register_optimizer_step_pre_hook(_before_step)
+            _hooked.add(id(optim))
+
+    def see(self, optimizer: Any) -> None:
+        """Note an optimizer that is about to step; give it its state before its first step."""
+        if optimizer in self._seen:
+            return
+        self._seen.append(optimizer)
+        kept = self._context.state.array_records.get(keys.OPTIMIZER)
+        # A new one begins with the state that its predecessor of the last message had. One that the
+        # app itself carries on has its own; some make a state before their first step.
+        has_own = any(state and state.get("step") != 0 for state in optimizer.state.values())
+        if kept is not None and not has_own:
+            _load(optimizer, kept, len(self._seen) - 1)
+
+    def save(self) -> None:
+        """Keep the states of all optimizers seen in the node's state."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for number, optimizer in enumerate(self._seen):
+            try:
+                flat = _flat(optimizer)
+            except (TypeError, RuntimeError) as error:
+                kind = type(optimizer).__name__
+                say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
+                continue
+            # with a NaN in its state the node would never recover
+            if all(np.isfinite(array).all() for array in flat.values()):
+                arrays |= {f"{number}/{name}": array for name, array in flat.items()}
+        size = sum(array.nbytes for array in arrays.values())
+        if size > MOST_BYTES:
+            what = f"their {size / 1e9:.1f} GB are too much"
+            say_once(f"optimizers begin anew with each message: {what}")
+            arrays = {}
+        if self._seen:
+            kept = {name: Array(array) for name, array in arrays.items()}
+            self._context.state[keys.OPTIMIZER] = ArrayRecord(kept)
+
+
+def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
+    """Tell the message that is being answered; torch calls this before each step."""
+    work: Any = getattr(current_handler(), "work", None)
+    if work is not None and work.optimizers is not None:
+        work.optimizers.see(optimizer)
+
+
+def _load(optimizer: Any, kept: ArrayRecord, number: int) -> None:
+    """Give an optimizer the state of one before, if that is of the same parameters."""
+    import torch
+
+    shapes, state = _shapes(optimizer), dict[int, dict[str, Any]]()
+    for name, array in kept.items():
+        of, index, shape, key = name.split("/", 3)
+        if int(of) != number:
+            continue
+        if shapes[int(index) : int(index) + 1] != [shape]:
+            say_once("an optimizer is of another model than in the last message: it begins anew")
+            return
+        state.setdefault(int(index), {})[key] = torch.from_numpy(array.numpy().copy())
+    if state:
+        # rates and the like stay those of the new one
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _flat(optimizer: Any) -> dict[str, NDArray[Any]]:
+    """Return an optimizer's state, by parameter, its shape and name; TypeError if not of arrays."""
+    shapes, arrays = _shapes(optimizer), dict[str, NDArray[Any]]()
+    for index, entries in optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if value is not None:
+                arrays[f"{index}/{shapes[index]}/{key}"] = _as_array(value)
+    return arrays
+
+
+def _shapes(optimizer: Any) -> list[str]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return ["x".join(map(str, param.shape)) for param in params]
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    if isinstance(value, (bool, int, float)):
+        return np.asarray(value)
+    if not hasattr(value, "detach"):
+        raise TypeError(f"it has a {type(value).__name__}")
+    tensor = value.detach().cpu()
+    is_brain = str(tensor.dtype) == "torch.bfloat16"  # NumPy has none
+    return np.asarray((tensor.float() if is_brain else tensor).numpy())

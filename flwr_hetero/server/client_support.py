@@ -1,0 +1,151 @@
+"""What nodes must do for a method, found out in the first round, and the lines that do it."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from logging import WARNING
+from typing import Any, NamedTuple
+
+from flwr.app import Message
+
+from flwr_hetero import keys
+from flwr_hetero._flwr import log
+from flwr_hetero.server.composition import name_of
+from flwr_hetero.server.context import Exchange
+
+MOD_LINES = """\
+    from flwr_hetero.mod import hetero
+    app = ClientApp(mods=[hetero])"""
+"""The mod alone: times."""
+STEP_LINES = {
+    "transformers": """\
+    # before trainer.train(), of a Trainer with num_train_epochs=1
+    loader = hetero.batches(trainer.get_train_dataloader(), msg)
+    trainer.get_train_dataloader = lambda: loader""",
+    "lightning": """\
+    loader = hetero.batches(loader, msg)  # takes the steps that the server asks for
+    trainer.fit(model, loader)  # a Trainer with max_epochs=1""",
+    "torch": """\
+    loader = hetero.batches(loader, msg)  # takes the steps that the server asks for""",
+    "sklearn": """\
+    # before model.fit(X, y); or so many times model.partial_fit(X, y)
+    model.max_iter = hetero.num_steps(msg, default=model.max_iter, batch_size=len(X))""",
+    "numpy": """\
+    # in place of the app's own number of steps, here 100 with batches of 32
+    for _ in range(hetero.num_steps(msg, default=100, batch_size=32)):""",
+}
+"""How an app takes the steps that the server asks for: frameworks that build on others first."""
+MAX_NAMES = 10
+"""Nodes that a warning names."""
+
+
+class ClientSupport(NamedTuple):
+    """What a reply must hold: a metric or a record of this name, its meaning, and lines to add.
+
+    ``without`` says what becomes of nodes that leave it out while others do not, ``way_out`` what
+    else can be done. Without ``lines`` they are those for steps, in the framework at hand.
+    """
+
+    key: str
+    meaning: str
+    lines: str
+    without: str
+    way_out: str = ""
+
+
+class MissingClientSupportError(RuntimeError):
+    """No node does its part of a method, which would have no effect or do harm."""
+
+
+STEPS = ClientSupport(keys.NUM_STEPS, "steps that the node took", "", "which count least")
+"""What nodes must do for any wrapper that decides the steps."""
+TIMES = ClientSupport(
+    keys.TIMING,
+    "how long the node took",
+    MOD_LINES,
+    "which are taken for equally fast",
+    "or set num_tiers=1 of",
+)
+"""What nodes must do in a simulation, where the server's clock sees the wait for a worker."""
+
+
+def holds(reply: Message, key: str) -> bool:
+    """Return whether a reply has a record or a metric of a name."""
+    records = reply.content.metric_records.values()
+    return key in reply.content or any(key in record for record in records)
+
+
+def check_client_support(wrapper: Any, context: Exchange, replies: Sequence[Message]) -> None:
+    """Raise if no node does its part, warn of some that do not; once that is clear, never again.
+
+    One node that does shows that the app can. That none does is believed of as many nodes as
+    are enough to be no fault of theirs, in one round or over several.
+    """
+    for support in wrapper.contracts:
+        lacking: dict[int, str] | None = wrapper.lacking.setdefault(support.key, {})
+        if lacking is None:  # it was clear before
+            continue
+        found = {r.metadata.src_node_id: wrapper.helps(context, r, support) for r in replies}
+        lacking |= {n: context.identity(n) for n, has in found.items() if has is False}
+        num_with = sum(map(bool, found.values()))
+        if num_with or len(lacking) >= context.quorum:
+            wrapper.lacking[support.key] = None
+            if lacking:
+                names = [*lacking.values()]
+                try:
+                    tell_missing(name_of(wrapper), support, names, num_with, replies)
+                except MissingClientSupportError as error:
+                    if wrapper.on_missing == "raise":
+                        raise
+                    log(WARNING, "%s", error)
+
+
+def tell_missing(
+    owner: str,
+    support: ClientSupport,
+    names: Sequence[str],
+    num_with: int,
+    replies: Sequence[Message] = (),
+) -> None:
+    """Warn that some nodes lack what others have; raise if none has it."""
+    key, meaning, lines, without, way_out = support
+    lines = lines or step_lines(has_mod=any(map(_has_mod, replies)))
+    if num_with:
+        shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+        text = "%s: no %r (%s) from %d of %d nodes, %s: %s. Lines for the node:\n%s"
+        counts = len(names), len(names) + num_with
+        log(WARNING, text, owner, key, meaning, *counts, without, shown, lines)
+        return
+    end = f"\n{way_out} {owner}." if way_out else ""
+    raise MissingClientSupportError(
+        f"{owner}: no node reports {key!r} ({meaning}), so {owner} has no effect. "
+        f"Add to the ClientApp:\n{lines}{end}"
+    )
+
+
+def _has_mod(reply: Message) -> bool:
+    """Return whether a mod of ours measured a reply; emulated times are also a LocalGrid's."""
+    record = reply.content.config_records.get(keys.TIMING)
+    return record is not None and record.get(keys.EMULATED) is False
+
+
+def framework() -> str:
+    """Return the framework at hand: of what this process has loaded, what builds on most."""
+    modules = {"pytorch_lightning": "lightning"} | {name: name for name in STEP_LINES}
+    loaded = {name for module, name in modules.items() if module in sys.modules} | {"numpy"}
+    return next(name for name in STEP_LINES if name in loaded)
+
+
+def step_lines(*, has_mod: bool) -> str:
+    """Return the lines for steps; without those for the mod if nodes have it."""
+    start = "    # mods=[hetero] is there, this is not" if has_mod else MOD_LINES
+    return f"{start}\n{STEP_LINES[framework()]}"
+
+
+def __getattr__(name: str) -> Any:
+    """Find the error under its old name, for one release."""
+    if name != "MissingHelpError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = "MissingHelpError is MissingClientSupportError now"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return MissingClientSupportError

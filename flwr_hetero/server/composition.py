@@ -1,0 +1,96 @@
+"""What goes with what: strategies with each other, and a strategy with how it is started."""
+
+from logging import WARNING
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+
+from flwr_hetero._flwr import (
+    chooses_one_node,
+    clips_on_nodes,
+    log,
+    trains_trees,
+    updates_needed,
+)
+from flwr_hetero.errors import invalid
+
+GRADIENT_ONLY = frozenset({"steps", "orders", "herding sketches"})
+"""Decisions about gradient steps, of which boosted trees take none."""
+
+
+def name_of(strategy: Strategy) -> str:
+    """Return what users know a strategy by."""
+    return getattr(strategy, "called", "") or type(strategy).__name__
+
+
+def check_composition(wrapper: Any) -> None:
+    """Refuse what a new outermost wrapper does not go with, by what the classes declare."""
+    me, leaf = name_of(wrapper), wrapper.leaf
+    parts = getattr(wrapper, "parts", ())
+    for inner in (each for each in wrapper.wrappers()[1:] if each not in parts):
+        name = name_of(inner)
+        if both := wrapper.decides & inner.decides:
+            rule = f"leave {' and '.join(sorted(both))} to {me}"
+            raise invalid("strategy", name, rule, "use one of the two")
+        early = inner.outside_of & wrapper.decides
+        if early or inner.outermost:
+            others = f"the wrapper that decides on {' and '.join(sorted(early))}"
+            rule = f"not be {name}, whose place is outside {others if early else 'all others'}"
+            raise invalid("strategy", name, rule, f"write {name}({me}(...))")
+        for one, other in ((wrapper, inner), (inner, wrapper)):
+            if "loop" in one.decides and other.only_rounds:
+                rule = f"work without rounds in one composition with {name_of(one)}"
+                raise invalid("strategy", name_of(other), rule, other.only_rounds)
+        if inner.outer is None and inner is not wrapper.inner and _has_loop(inner):
+            rule = f"not be {name} inside a strategy of Flower's, which works in rounds"
+            raise invalid("strategy", name, rule, "write it the other way round")
+    if trains_trees(leaf) and wrapper.decides & GRADIENT_ONLY:
+        rule = f"train by gradient steps inside {me}"
+        raise invalid("strategy", type(leaf).__name__, rule)
+    if chooses_one_node(leaf) and "waiting" in wrapper.decides:
+        raise invalid("strategy", type(leaf).__name__, f"ask several nodes at once inside {me}")
+    for strategy in wrapper.chain():
+        if not hasattr(strategy, "wrappers") and type(strategy).start is not Strategy.start:
+            hint = (
+                "give it another name and call the wrapper's start in it; "
+                "what it does each round fits into evaluate_fn or aggregate_train"
+            )
+            name = f"{type(strategy).__name__}.start"
+            raise invalid("strategy", name, "leave start to the wrapper", hint)
+
+
+def _has_loop(wrapper: Any) -> bool:
+    return any("loop" in each.decides for each in wrapper.wrappers())
+
+
+def check_enough_updates(leaf: Strategy, count: int | None, argument: str) -> None:
+    """Refuse fewer updates at a time than a strategy needs that distrusts some; None: unknown."""
+    if count is not None and count < (need := updates_needed(leaf)):
+        kind, hostile = type(leaf).__name__, getattr(leaf, "num_malicious_nodes", 0)
+        rule = f"be at least {need} around {kind} with num_malicious_nodes={hostile}"
+        raise invalid(argument, count, rule, f"{kind} cannot choose among fewer updates")
+
+
+def check_unscaled(wrapper: Any, setting: str, value: Any) -> None:
+    """Refuse to scale updates that nodes have clipped: the noise would be too small for them."""
+    for strategy in wrapper.chain():
+        if clips_on_nodes(strategy):
+            rule = f"leave updates as they are around {type(strategy).__name__}"
+            hint = "weights by examples do, or clipping on the server"
+            raise invalid(setting, value, rule, hint)
+
+
+def check_start(wrapper: Any) -> None:
+    """Say what a run lacks that a strategy of Flower's around a wrapper has started."""
+    if wrapper.fleet.started:
+        return
+    wrapper.fleet.started, name = True, type(wrapper).__name__
+    if _has_loop(wrapper):
+        text = "works without rounds, but a strategy of Flower's around it has started rounds"
+        raise RuntimeError(f"{name} {text}: put that strategy into {name}.")
+    text = (
+        "%s: a strategy of Flower's around it has started the run, so that nothing is recorded, "
+        "averaged or ended early, and only the mod `timing` tells how long nodes take; "
+        "put a Wrapper around it: strategy = Wrapper(strategy)"
+    )
+    log(WARNING, text, name)

@@ -1,0 +1,89 @@
+"""Through how many files of flwr_hetero the server's part of a round runs.
+
+``python -m flwr_hetero_studies.cost.journeys``. Counted are files whose functions are called during
+one round, or one server update, on a LocalGrid without a run directory; grid and nodes are not.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import flwr_hetero
+from flwr_hetero._flwr import only_errors
+from flwr_hetero.fleet import LocalGrid, named_fleet
+from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedSlice, TiFL, Wrapper
+from flwr_hetero_studies.core.emulate import Enough, Moment, drive
+from flwr_hetero_studies.core.tables import table
+from flwr_hetero_studies.cost.scale import EchoFleet, fedavg
+
+ROOT = str(Path(flwr_hetero.__file__).parent) + "/"
+NODES, CLIENTS, ROUND, UPDATE = 20, 4, 4, 10
+"""A fleet, and the round or server update that is looked at: nothing is done for the first time."""
+
+
+class Journey(NamedTuple):
+    """What is looked at, one update or a whole round, and through how many files it may run."""
+
+    name: str
+    make: Callable[[], Wrapper]
+    updates: bool
+    limit: int
+
+
+JOURNEYS = (
+    Journey(
+        "a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))",
+        lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), CLIENTS),
+        False,
+        18,
+    ),
+    Journey("a server update of FedSlice", lambda: FedSlice(fedavg()), True, 15),
+    Journey("a round of TiFL", lambda: TiFL(fedavg(), CLIENTS), False, 12),
+)
+
+
+def visited(journey: Journey) -> tuple[Counter[str], int]:
+    """Return the calls into each file, and how many come from another one."""
+    calls, across, inside, seen = Counter[str](), 0, 0, 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal across, inside
+        name = frame.f_code.co_filename
+        if inside or (name.startswith(ROOT + "fleet/") and event == "call"):
+            # the grid, and all that it calls
+            inside += (event == "call") - (event == "return")
+        elif event == "call" and name.startswith(ROOT):
+            calls[name.removeprefix(ROOT)] += 1
+            across += frame.f_back is not None and frame.f_back.f_code.co_filename != name
+
+    def note(moment: Moment) -> None:
+        nonlocal seen
+        seen += 1
+        at = seen if journey.updates else moment.round
+        last = UPDATE if journey.updates else ROUND
+        # off before anything else is called
+        sys.setprofile(profile if at == last - 1 else None)
+        if at == last:
+            raise Enough
+
+    with only_errors():
+        grid = LocalGrid(EchoFleet().app, named_fleet("paper-5", NODES))
+        drive(journey.make(), grid, EchoFleet.first(), note, seed=0, updates=journey.updates)
+    return calls, across
+
+
+def main() -> None:
+    """Print a table, and the files if asked for."""
+    head, rows, files = ["journey", "files", "at most", "calls across files"], [], ""
+    for journey in JOURNEYS:
+        calls, across = visited(journey)
+        rows.append([journey.name, len(calls), journey.limit, across])
+        files += f"\n{journey.name}: {', '.join(sorted(calls))}\n"
+    print(table(head, rows) + (files if "--files" in sys.argv else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A run of an app on a real fleet, watched through its history while faults are injected."""
+
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from flwr_hetero.fleet import RealFleet, processes
+from flwr_hetero.fleet.processes import BIN, CONNECTION, environment
+from flwr_hetero.fleet.throttle import descendants
+
+TOY_APP = Path(__file__).parents[2] / "tests" / "e2e" / "deploy" / "toy_app"
+History = list[dict[str, Any]]
+
+
+class FleetRun:
+    """Start an app on a fleet, wait for moments in its run, and read what came out.
+
+    ``folder`` becomes the run directory; ``config`` holds keys of the app's run-config.
+    """
+
+    def __init__(self, fleet: RealFleet, folder: Path, app: Path = TOY_APP, /, **config: object):
+        self.fleet, self.folder, self.app = fleet, folder, app
+        self.config = {"output_dir": str(folder), **config}
+        self.log = folder.with_suffix(".log")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **changes: object) -> "FleetRun":
+        """Submit the run; ``changes`` are added to the config, to resume for instance."""
+        # it still waits for the log of a run that was killed
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+        settings = " ".join(
+            f"{key.replace('_', '-')}={json.dumps(value)}"
+            for key, value in (self.config | changes).items()
+        )
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [BIN / "flwr", "run", self.app, CONNECTION, "--stream", "--run-config", settings],
+                env=environment(self.fleet.folder / "home"),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def history(self) -> History:
+        """Return the lines of history.jsonl so far."""
+        path = self.folder / "history.jsonl"
+        if not path.exists():
+            return []
+        # the last line may be half written
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+    def round(self) -> int:
+        """Return the last complete round, -1 before profiling is over."""
+        return max((record["round"] for record in self.history()), default=-1)
+
+    def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 300.0) -> float:
+        """Wait until ``ready()``; returns the seconds it took."""
+        start_s = time.monotonic()
+        while not ready():
+            if time.monotonic() - start_s > timeout_s:
+                raise TimeoutError(f"waited {timeout_s:g} s for {what}:\n{self.tail()}")
+            time.sleep(0.1)
+        return time.monotonic() - start_s
+
+    def wait_round(self, number: int) -> None:
+        """Wait until a round is complete, or the run is over."""
+        self.wait(f"round {number}", lambda: self.round() >= number or self.is_over())
+
+    def is_over(self) -> bool:
+        """Return whether ``flwr run --stream`` has ended, and with it the run."""
+        return self.process is not None and self.process.poll() is not None
+
+    def finish(self, timeout_s: float = 900.0) -> History:
+        """Wait for the end of the run and return its history."""
+        self.wait("the end of the run", self.is_over, timeout_s)
+        return self.history()
+
+    def client_app(self, node: str) -> list[int]:
+        """Return the processes of a node's ClientApp, if it is at work."""
+        supernode = self.fleet.file.node(node).pid
+        return [pid for pid in descendants(supernode) if "flwr-clientapp" in command_of(pid)]
+
+    def server_app(self) -> list[int]:
+        """Return the processes of the ServerApp."""
+        found = processes.find(self.fleet.folder)
+        return [pid for pid in found if "flwr-serverapp" in command_of(pid)]
+
+    def tail(self, characters: int = 3000) -> str:
+        """Return the end of what ``flwr run`` printed."""
+        return self.log.read_text(errors="replace")[-characters:]
+
+
+def command_of(pid: int) -> str:
+    """Return a process's command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def durations(history: History) -> dict[int, float]:
+    """Return the wall seconds of each round, profiling (round 0) left out."""
+    return {
+        record["round"]: record["wall_s"] - before["wall_s"] for before, record in pairwise(history)
+    }
+
+
+def losses(history: History, rounds: int) -> dict[str, Any]:
+    """Say whether a run came to its end, which rounds gave nothing, and how long one lasts."""
+    bad = [record["round"] for record in history if record["failures"]]
+    good_s = [s for number, s in durations(history).items() if number not in bad]
+    return {
+        "survived": [record["round"] for record in history] == list(range(rounds + 1)),
+        "rounds_lost": sum(not record["train"] for record in history[1:]),
+        "usual_round_s": round(statistics.median(good_s or [0.0]), 1),
+    }

@@ -1,0 +1,90 @@
+"""Where the race is run: fleets, links, tasks, and how much of it in each."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flwr_hetero.fleet import DeviceProfile, named_fleet
+from flwr_hetero_studies.core.plan import Options
+from flwr_hetero_studies.core.record import Case
+from flwr_hetero_studies.race.methods import BASE, OWN
+from flwr_hetero_studies.race.node import NUMPY
+
+Fleet = Callable[[int], list[DeviceProfile]]
+"""Makes the devices by the seed."""
+
+
+def paper_5(nodes: int = 20, **changes: Any) -> Fleet:
+    """Five kinds of devices, of which something is changed."""
+    return lambda seed: [replace(each, **changes) for each in named_fleet("paper-5", nodes)]
+
+
+def mild(seed: int) -> list[DeviceProfile]:
+    """Five kinds, the quickest twice as quick as the slowest."""
+    # the fastest kind first, as in the named fleets
+    speeds = np.repeat(np.geomspace(1.4, 0.7, 5), 4)
+    return [DeviceProfile(float(speed)) for speed in speeds]
+
+
+def log_normal(seed: int) -> list[DeviceProfile]:
+    """Speeds and links that spread as in traces of phones: sigma of the logarithm 1 and 0.8."""
+    # another draw than that of the partition
+    rng = np.random.default_rng([seed, 7])
+    speeds, links = np.exp(rng.normal(0, 1.0, 20)), 20 * np.exp(rng.normal(0, 0.8, 20))
+    return [
+        DeviceProfile(float(s), uplink_mbps=float(b) / 2, downlink_mbps=float(b))
+        for s, b in zip(speeds, links, strict=True)
+    ]
+
+
+class RaceCell(NamedTuple):
+    """A fleet, its links, a task, and how much of the race is run there."""
+
+    fleet: Fleet
+    partition: str = "dirichlet"
+    data: str = "fashion_mnist"
+    model: str = NUMPY
+    nodes: int = 20
+    rows: tuple[int, int, int] = (6000, 2000, 2000)
+    round_cost_s: float = 0.0
+    at_work: tuple[int, ...] = (5,)
+    seeds: int = 3
+    methods: tuple[str, ...] = ()
+    """Which methods; empty: all."""
+    length: float = 1.0
+    """Rounds of FedAvg, in those of other cells."""
+
+
+FIRST = (
+    *(BASE, *OWN, "FedBuff, published", "FedProx, partial work"),
+    *("FedCompass", "biased local SGD", "TiFL"),
+)
+"""Methods run beside the main cell: the best rivals there."""
+MAIN = "dirichlet"
+LINKED = paper_5(uplink_mbps=10.0, downlink_mbps=10.0)
+UNRELIABLE = paper_5(jitter=0.3, availability=0.8)
+CELLS: dict[str, RaceCell] = {
+    MAIN: RaceCell(paper_5(), at_work=(3, 5, 20), seeds=5),
+    "classes by speed": RaceCell(paper_5(), "classes-by-speed", at_work=(5, 20), methods=FIRST),
+    "10 Mbit/s": RaceCell(LINKED, at_work=(5, 20), methods=FIRST),
+    "5 s a message": RaceCell(paper_5(), round_cost_s=5.0, methods=FIRST),
+    "mild": RaceCell(mild, methods=FIRST[:6]),
+    "log-normal": RaceCell(log_normal, methods=FIRST[:6]),
+    "unreliable": RaceCell(UNRELIABLE, methods=FIRST),
+    "texts": RaceCell(
+        paper_5(), data="stdlib", model="bag", rows=(6000, 1000, 2000), methods=FIRST[:6]
+    ),
+    "100 nodes": RaceCell(paper_5(100), nodes=100, rows=(30000, 2000, 2000), methods=FIRST),
+    "60,000 images": RaceCell(paper_5(), rows=(60000, 0, 2000), methods=FIRST[:7], length=0.4),
+    "CIFAR-10": RaceCell(paper_5(), data="cifar10", methods=FIRST[:7]),
+}
+
+
+def case_of(kind: str, cell: str, at_work: int, name: str, options: Options, **more: Any) -> Case:
+    """Name a run."""
+    where = f"{kind}{cell}, {at_work} at work"
+    rounds = round(CELLS[cell].length * options.settings["rounds"])
+    return {"experiment": where, "name": name, "cell": cell, "at_work": at_work,
+            **options.settings, "rounds": rounds, **more}  # fmt: skip

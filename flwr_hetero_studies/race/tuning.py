@@ -1,0 +1,155 @@
+"""How each method is tuned: the same number of trials, rates first, then its own settings."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flwr_hetero_studies.core import curves, record
+from flwr_hetero_studies.core.curves import Columns
+from flwr_hetero_studies.core.plan import Options, Trial
+from flwr_hetero_studies.core.record import Case, Line
+from flwr_hetero_studies.race.cells import CELLS, MAIN, case_of
+from flwr_hetero_studies.race.methods import BASE, METHODS, Entrant
+from flwr_hetero_studies.race.watch import WINDOWS
+
+DEVELOPMENT = (100, 101)
+"""Seeds to tune with; beside the main cell the first."""
+YARDSTICK, YARDSTICK_AT_WORK = "yardstick", 3
+"""FedAvg's long run, which sets targets and limits."""
+SMOOTHED = 4
+"""Looks at the models of which the mean counts."""
+LEVELS = (-0.03, -0.01, 0.01)
+"""Accuracies by which settings are chosen, relative to FedAvg's end."""
+TUNED_AT = (5, 20)
+TUNED = {"stdlib": "texts", "cifar10": "CIFAR-10"}
+"""Where settings are tuned that are not tuned in the main cell: by data."""
+OTHER_RATES = {"stdlib": (1.0, 0.5, 2.0), "cifar10": (0.05, 0.025, 0.1)}
+"""Learning rates tried there: a bag of words wants larger ones, four times as many inputs less."""
+Choice: TypeAlias = tuple[float, Any, Any]
+"""A rate, and two settings of a method's own."""
+
+
+def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
+    """Return what is to be tried next: rates, then one setting after the other.
+
+    ``found`` has the score of what was tried, less is better. Empty: nothing is left to try.
+    """
+    # the usual values, of which one is changed at a time
+    best: Choice = (method.rates[0], method.first[0], method.second[0])
+    for place, values in enumerate((method.rates, method.first, method.second)):
+        wanted = [(*best[:place], value, *best[place + 1 :]) for value in values]
+        if todo := [choice for choice in wanted if choice not in found]:
+            return todo
+        best = min(wanted, key=lambda choice: found[choice])
+    return []
+
+
+def best_of(method: Entrant, found: dict[Choice, float]) -> Choice | None:
+    """Return the best of all trials; None while some are left."""
+    return None if trials_of(method, found) else min(found, key=lambda choice: found[choice])
+
+
+def scores_of(curve: Columns, limits: dict[str, float]) -> dict[str, float]:
+    """Return the mean logarithm of the times to the levels, by window; never: twice all time."""
+    clock, never = curve["virtual_s"][SMOOTHED - 1 :], 2 * limits["virtual_s"]
+    result = {}
+    for window in WINDOWS:
+        values = curves.smooth(curve[f"all/{window}"], SMOOTHED, whole=True)
+        times = [
+            curves.time_to(clock, values, limits["end"] + level, between=False, never=never)
+            for level in LEVELS
+        ]
+        result[str(window)] = round(float(np.mean([log(max(at_s, 1e-9)) for at_s in times])), 4)
+    return result
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What the lines so far say of tuning."""
+
+    options: Options
+    lines: list[Line]
+
+    def yardstick(self, kind: str, cell: str, rate: float) -> tuple[Case, dict[int, Line]]:
+        """Return the case of FedAvg's long runs, and those that are there by seed."""
+        case = case_of(kind, cell, YARDSTICK_AT_WORK, YARDSTICK, self.options, rate=rate)
+        return case, record.by_seed(record.of(self.lines, **case))
+
+    def plan(self, cell: str) -> Iterator[Trial]:
+        """Yield the next trials of a cell, on the validation split."""
+        rate = METHODS[BASE].rates[0] if cell == MAIN else OTHER_RATES[CELLS[cell].data][0]
+        seeds = self.seeds(cell)
+        case, known = self.yardstick("tuning: ", cell, rate)
+        yield from (Trial(case, seed, {"split": "valid"}) for seed in seeds)
+        if not all(seed in known for seed in seeds):
+            return
+        for at_work in (count for count in TUNED_AT if count in CELLS[cell].at_work):
+            for name in CELLS[cell].methods or METHODS:
+                method = self.method(cell, at_work, name)
+                if method is None or not method.runs_with(at_work, CELLS[cell].nodes):
+                    continue
+                for choice in trials_of(method, self.scores(cell, at_work, name)):
+                    more = {"trial": list(choice)}
+                    case = case_of("tuning: ", cell, at_work, name, self.options, **more)
+                    for seed in seeds:
+                        limits = known[seed]["metrics"]["limits"]
+                        yield Trial(case, seed, {"split": "valid", "limits": limits})
+
+    def seeds(self, cell: str) -> list[int]:
+        """Return the seeds to tune with: one in a fast run and beside the main cell."""
+        return list(DEVELOPMENT[: None if cell == MAIN and not self.options.fast else 1])
+
+    def method(self, cell: str, at_work: int, name: str) -> Entrant | None:
+        """Return a method to tune: beside the main cell its rate only, else as tuned there."""
+        if cell == MAIN:
+            return METHODS[name]
+        main = self.choice(MAIN, at_work, name)
+        if main is None:
+            return None
+        (_, first, second), _ = main
+        rates = OTHER_RATES[CELLS[cell].data]
+        return METHODS[name]._replace(first=(first,), second=(second,), rates=rates)
+
+    def scores(self, cell: str, at_work: int, name: str) -> dict[Choice, float]:
+        """Return the score of each trial of which all seeds are there: its best window's."""
+        found = self.by_window(cell, at_work, name)
+        return {choice: min(windows.values()) for choice, windows in found.items()}
+
+    def by_window(self, cell: str, at_work: int, name: str) -> dict[Choice, dict[int, float]]:
+        """Return each trial's mean score by the window of averaging, less is better."""
+        # trials of another number of rounds are of another series
+        where = {"experiment": f"tuning: {cell}, {at_work} at work", "name": name}
+        found: dict[Choice, list[Line]] = {}
+        for line in record.of(self.lines, **where, **self.options.settings):
+            found.setdefault(tuple(line["case"]["trial"]), []).append(line)
+        own = METHODS[name].window
+        # a method with an average of its own is measured by that
+        windows = WINDOWS if own is None else [own]
+        return {
+            choice: {w: float(np.mean([score(x, str(w)) for x in lines])) for w in windows}
+            for choice, lines in found.items()
+            # a mean over fewer seeds would not be comparable
+            if record.seeds(lines) == self.seeds(cell)
+        }
+
+    def choice(self, cell: str, at_work: int, name: str) -> tuple[Choice, int] | None:
+        """Return what was tuned for a method: settings and a window; None while trials are left."""
+        source = TUNED.get(CELLS[cell].data, MAIN)
+        # by the factor: 3 nodes are nearer to 5 than to 20
+        nearest = min(TUNED_AT, key=lambda count: abs(log(count / at_work)))
+        method = self.method(source, nearest, name)
+        best = method and best_of(method, self.scores(source, nearest, name))
+        if best is None:
+            return None
+        windows = self.by_window(source, nearest, name)[best]
+        return best, min(windows, key=lambda window: windows[window])
+
+
+def score(line: Line, window: str) -> float:
+    """Return a trial's score; of those that reach nothing the better one in the end is better."""
+    # small enough to decide among equals only
+    end = line["metrics"].get("ends", {}).get(window, 0.0)
+    return float(line["metrics"]["scores"][window] - 1e-3 * end)

@@ -1,0 +1,248 @@
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from recording import History
+from steps_toy import BATCH, local_model, steps_app, steps_arrays
+
+from flwr_hetero.biased_local_sgd import node_speeds
+from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.context import Exchange, Latency
+from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
+
+TRAIN_ONLY = {"fraction_evaluate": 0.0}
+FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
+
+
+def run(strategy, profiles, num_rounds=3, **app):
+    grid = LocalGrid(steps_app(**app), profiles=profiles, seed=0)
+    history = History(strategy)
+    result = history.start(grid, steps_arrays(), num_rounds=num_rounds)
+    steps = [list(r[strategy.name]["num_steps"].values()) for r in history.records[1:]]
+    return result, history.records, steps
+
+
+# --- budgets ---------------------------------------------------------------------------------
+
+
+def test_first_round_measures_then_two_classes():
+    seen = []
+    _, records, steps = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], seen=seen)
+    assert steps == [[1, 1, 1], [16, 16, 2], [16, 16, 2]]
+    assert records[-1]["local_steps"]["gamma"] == 1 / 8
+    configs = {(r, p): config["num-steps"] for r, p, config in seen}
+    assert [configs[2, p] for p in range(3)] == [16, 16, 2], "each node's own config"
+
+
+@pytest.mark.parametrize(
+    ("gamma", "first", "then", "slowest_s"),
+    [
+        (0.5, [1, 1, 1], [16, 16, 8], 8 * BATCH * 0.01),
+        (1.0, [16, 16, 16], [16, 16, 16], 16 * BATCH * 0.01),
+        ({"node-0": 1.0, "node-1": 1 / 32}, [1, 1, 1], [16, 1, 1], 16 * BATCH * 0.01 / 8),
+    ],
+)
+def test_gammas_given(gamma, first, then, slowest_s):
+    strategy = LocalSteps(FedAvg(**TRAIN_ONLY), 16, gamma=gamma)
+    _, records, steps = run(strategy, [FAST, FAST, SLOW])
+    assert steps == [first, then, then]
+    assert records[3]["virtual_s"] - records[2]["virtual_s"] == pytest.approx(slowest_s)
+
+
+def test_gammas_given_make_the_classes():
+    assert LocalSteps(gamma={"a": 1.0, "b": 0.9, "c": 0.1}).fast_nodes() == {"a", "b"}
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    monkeypatch.setattr(node_speeds, "SMOOTHING", 0.0)
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_deadline_counts_the_link():
+    # 0.01 s an example, 8 a step: 0.08 s a step, 25 in 2 s; some 300 bytes up at 300 byte/s
+    slow_link = DeviceProfile(uplink_mbps=2400e-6)
+    strategy = LocalSteps(FedAvg(**TRAIN_ONLY), budget="deadline", deadline_s=2.0)
+    _, records, steps = run(strategy, [DeviceProfile(), slow_link], num_rounds=2)
+    link_s = strategy.speeds.link_s["node-1"]
+    assert 0.5 < link_s < 1.9
+    assert steps[1] == [25, math.floor((2.0 - link_s) / 0.08 + 1e-9)]
+    assert records[2]["virtual_s"] - records[1]["virtual_s"] <= 2.0 + 1e-9
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_slice_grows_with_the_link():
+    # 0.08 s a step; some 300 bytes up at 300 byte/s: a link of about 1 s, and a slice of 2 s
+    slow_link = DeviceProfile(uplink_mbps=2400e-6)
+    strategy = LocalSteps(FedAvg(**TRAIN_ONLY), budget="slice", deadline_s=1.2)
+    _, _, steps = run(strategy, [DeviceProfile(), slow_link], num_rounds=2)
+    link_s = strategy.speeds.link_s["node-1"]
+    assert steps[1] == [15, math.floor(link_s / 0.08 + 1e-9)]
+
+
+def test_one_liar_does_not_set_the_deadline():
+    strategy = LocalSteps(budget="deadline", fast_steps=10)
+    for node, step_s in zip("abcdef", (1.0, 1.0, 1.0, 2.0, 4.0, 0.0), strict=True):
+        strategy.speeds.observe(node, steps=1, compute_s=step_s, link_s=0.0)
+    assert strategy.num_steps(list("abcdef")).tolist() == [10, 10, 10, 5, 2, 10]
+
+
+def test_deadline_of_the_quickest_node():
+    strategy = LocalSteps(fast_steps=24, budget="deadline")
+    _, _, steps = run(strategy, [DeviceProfile(compute_factor=f) for f in (8.0, 4.0, 1.0)], 2)
+    assert steps == [[1, 1, 1], [24, 12, 3]]
+
+
+# --- whose data count -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "slow", "level", "power"),
+    [
+        (BiasedLocalSGD, {"weigh_by_steps": True}, 1.0, "WARNING", 2),
+        (LocalSteps, {"step_correction": 0.0}, 1.0, "INFO", 1),
+        (LocalSteps, {"budget": "slice", "max_steps": 16}, 1.0, "INFO", 0.5),
+        (BiasedLocalSGD, {}, 1.0, "INFO", 0.5),
+        (LocalSteps, {"step_correction": 0.0}, 2.0, None, ""),  # a ratio of 4 only
+        (LocalSteps, {"step_correction": 1.0}, 1.0, None, ""),
+        (BiasedLocalSGD, {"shared_samples": 64, "batch_size": BATCH}, 1.0, None, ""),
+    ],
+)
+def test_objective_by_steps_is_said_once(kind, settings, slow, level, power, caplog):
+    caplog.set_level("INFO")
+    profiles = [FAST, FAST, DeviceProfile(compute_factor=slow)]
+    run(kind(fast_steps=16, **settings), profiles, num_rounds=4)
+    said = [r for r in caplog.records if "docs/objectives.md" in r.getMessage()]
+    assert [r.levelname for r in said] == [level] * (level is not None)
+    for record in said:
+        assert "2 to 16 steps (ratio 8)" in record.getMessage()
+        assert f"count by about the power {power} of its steps" in record.getMessage()
+
+
+# --- what nodes report -----------------------------------------------------------------------
+
+
+def test_without_a_report_the_run_stops():
+    with pytest.raises(MissingHelpError, match="LocalSteps: no node reports 'num-steps'"):
+        run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
+
+
+def test_only_shared_data_are_weighed_by_steps():
+    shared = BiasedLocalSGD(shared_samples=64, batch_size=BATCH)
+    assert (shared.weigh_by_steps, shared.step_correction) == (True, 0.0)
+    assert (BiasedLocalSGD().weigh_by_steps, BiasedLocalSGD().step_correction) == (False, 0.5)
+    assert LocalSteps().step_correction == 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "shares", "scales"),
+    [
+        (partial(BiasedLocalSGD, weigh_by_steps=True), [2, 2, 8], [1, 1, 1]),
+        (partial(LocalSteps, step_correction=1.0), [1, 1, 1], [6 / 8, 6 / 2, 6 / 8]),
+        (LocalSteps, [1, 1, 1], np.sqrt([6 / 8, 6 / 2, 6 / 8])),
+    ],
+)
+def test_silent_node_counts_least(make, shares, scales, caplog):
+    app = steps_app(silent={0}, claims={1: 2})
+    strategy = make(gamma=1.0, fast_steps=8)
+    w = strategy.start(LocalGrid(app, [FAST] * 3), steps_arrays(), num_rounds=1).arrays["w"]
+    updates = np.array([local_model(np.zeros(3), p, 8) for p in range(3)])
+    expected = np.average(np.array(scales)[:, None] * updates, axis=0, weights=shares)
+    np.testing.assert_allclose(w.numpy(), expected, rtol=1e-5)
+    assert "no 'num-steps' (steps that the node took) from 1 of 3 nodes" in caplog.text
+    assert "node-0" in caplog.text
+
+
+@pytest.mark.parametrize("claim", [17, 1e300])
+def test_report_of_more_steps_is_cut_down(claim):
+    honest, _, _ = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW])
+    result, records, _ = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], claims={0: claim})
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), honest.arrays["w"].numpy())
+    assert result.train_metrics_clientapp == honest.train_metrics_clientapp
+    assert [len(r["failures"]) for r in records[1:]] == [1, 1, 1]
+    assert records[2]["failures"][0]["reason"].endswith("was assigned 16")
+
+
+@pytest.mark.parametrize("claim", [0, -3, math.inf, [1, 2]])
+def test_nonsense_report_costs_the_reply(claim):
+    result, records, _ = run(LocalSteps(gamma=1.0, fast_steps=4), [FAST] * 3, claims={1: claim})
+    w = np.zeros(3, np.float32)
+    for _ in range(3):
+        w = (local_model(w, 0, 4) + local_model(w, 2, 4)) / 2
+    np.testing.assert_allclose(result.arrays["w"].numpy(), w, rtol=1e-6)
+    assert [len(r["failures"]) for r in records[1:]] == [1, 1, 1]
+
+
+def test_fewer_steps_than_assigned_are_believed():
+    strategy = LocalSteps(gamma=1.0, fast_steps=16)
+    result, records, _ = run(strategy, [FAST] * 2, claims={0: 4})
+    assert records[-1]["failures"] == []
+    assert result.train_metrics_clientapp[1]["num-steps"] == 10.0
+    assert strategy.speeds.step_s["node-0"] == 4 * strategy.speeds.step_s["node-1"]
+
+
+# --- speeds ----------------------------------------------------------------------------------
+
+
+def test_times_are_smoothed():
+    speeds = NodeSpeeds()
+    for compute_s in (8.0, 4.0):
+        speeds.observe("a", steps=2, compute_s=compute_s, link_s=compute_s)
+    assert speeds.step_s == {"a": 0.5 * 4 + 0.5 * 2}
+    assert speeds.link_s == {"a": 0.5 * 8 + 0.5 * 4}
+
+
+@pytest.mark.parametrize(
+    ("times_s", "steps"),
+    [
+        ((2.0, 0.0), [8, 32]),  # with a deadline a lie about its speed concerns the liar only
+        ((0.5, 0.0), [32, 32]),
+        ((1e12, math.inf), [1, 1]),
+    ],
+)
+def test_absurd_times_are_bounded(times_s, steps):
+    strategy = LocalSteps(budget="deadline", deadline_s=16.0)
+    for name, time_s in zip("ab", times_s, strict=True):
+        strategy.speeds.observe(name, steps=1, compute_s=time_s, link_s=0.0)
+    assert strategy.num_steps(["a", "b"]).tolist() == steps
+    strategy.speeds.observe("a", steps=1, compute_s=1.0, link_s=math.inf)
+    times = {**strategy.speeds.step_s, "link": strategy.speeds.link_s["a"]}.values()
+    assert all(1e-9 <= time_s <= 1e9 for time_s in times)
+
+
+@pytest.mark.parametrize(("source", "link_s"), [("reported", 2.0), ("observed", 0.0)])
+def test_link_takes_the_rest_of_the_round_trip(source, link_s):
+    strategy = LocalSteps()
+    asked = Message(RecordDict(), dst_node_id=7, message_type="train")
+    reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
+    context, message_id = Exchange(strategy.fleet), reply.metadata.reply_to_message_id
+    context.same_clock = True
+    context.latency[message_id] = Latency(3.0, False, source)
+    context.round_trip_s[message_id] = 5.0
+    strategy.on_profile_replies(context, [reply])
+    assert strategy.speeds.step_s == {"id-7": 3.0 / 10}
+    assert strategy.speeds.link_s == {"id-7": link_s}
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ({"fast_steps": 0}, "fast_steps"),
+        ({"gamma": 1.1}, "gamma"),
+        ({"gamma": {"a": 1.0, "b": None}}, "gamma"),
+        ({"gamma": 0.5, "budget": "deadline"}, "gamma must be left out with"),
+        ({"budget": "best"}, "budget must be one of"),
+        ({"deadline_s": 3.0}, "deadline_s must be left out with"),
+        ({"budget": "deadline", "deadline_s": math.inf}, "deadline_s"),
+        ({"max_steps": 0}, "max_steps must be a whole number of at least 1"),
+        ({"step_correction": -0.1}, "step_correction must be a number in"),
+    ],
+)
+def test_local_steps_refuses(settings, argument):
+    with pytest.raises(ValueError, match=f"^{argument}"):
+        LocalSteps(**settings)

@@ -1,0 +1,344 @@
+import copy
+from functools import partial
+from threading import Event, Thread, current_thread
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
+from torch.utils.data import DataLoader, TensorDataset
+
+from flwr_hetero.client.weighted_loss import gradient_norms, score_batches, scoring
+from flwr_hetero.sampler import (
+    MercurySampler,
+    PGDSampler,
+    PriorityFeed,
+    TopLossSampler,
+    UniformSampler,
+    WeightedLoss,
+    sample_priorities,
+)
+
+DATA = TensorDataset(torch.randn(12, 3, generator=torch.manual_seed(0)), torch.arange(12) % 3)
+each = partial(cross_entropy, reduction="none")
+by_scores = pytest.mark.parametrize("learns_from", ["loss", "importance"])
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(),
+        nn.Linear(4 * 36, 3),
+    )  # fmt: skip
+
+
+def images(count=20):
+    torch.manual_seed(1)
+    return torch.randn(count, 1, 8, 8), torch.randint(0, 3, (count,))
+
+
+# --- scores of samples -----------------------------------------------------------------
+
+
+def test_gradient_norm_is_softmax_minus_label():
+    torch.manual_seed(0)
+    outputs, targets = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
+    by_hand = (outputs.softmax(1) - one_hot(targets, 7)).norm(dim=1)
+    np.testing.assert_allclose(gradient_norms(outputs, targets), by_hand, rtol=1e-5)
+
+
+def test_scores_leave_training_graph_alone():
+    model, (inputs, targets) = small_model(), images()
+    gradients = []
+    for score in (lambda *_: None, gradient_norms):
+        torch.manual_seed(2)
+        model.zero_grad()
+        outputs = model(inputs)
+        score(outputs, targets)
+        cross_entropy(outputs, targets).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_threads_score_one_at_a_time():
+    """The first gives the model back in train mode only when no other scores."""
+    model, seen = nn.Linear(2, 2), {}
+    inside, release = ({name: Event() for name in "ab"} for _ in range(2))
+
+    def forward(module, arguments):
+        name = current_thread().name
+        inside[name].set()
+        assert release[name].wait(30)
+        seen[name] = module.training
+
+    model.register_forward_pre_hook(forward)
+    batch = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
+    threads = {n: Thread(target=score_batches, args=(model, [batch]), name=n) for n in "ab"}
+    threads["a"].start()
+    assert inside["a"].wait(30)
+    threads["b"].start()
+    inside["b"].wait(0.2)  # without a lock it gets there
+    for name in "ab":
+        release[name].set()
+        threads[name].join()
+    assert seen == {"a": False, "b": False}
+    assert model.training
+
+
+def test_scoring_leaves_model_as_it_was_and_no_batch_counts():
+    model, (inputs, targets) = small_model(), images()
+    model[1].eval()  # a user's frozen BatchNorm stays frozen
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    whole = score_batches(model, [(inputs, targets)])
+    parts = score_batches(model, zip(inputs.split(3), targets.split(3), strict=True))
+    np.testing.assert_allclose(whole, parts, rtol=1e-5)
+    with pytest.raises(RuntimeError), scoring(model):
+        model(torch.zeros(1))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters())
+    by_hand = each(model.eval()(inputs), targets).detach()
+    np.testing.assert_allclose(whole, by_hand, rtol=1e-5)
+
+
+# --- the criterion ---------------------------------------------------------------------
+
+
+class Weighted(UniformSampler):
+    """Draws with weights that count, and keeps the scores it is given."""
+
+    def __init__(self, *sizes, learns_from="loss"):
+        super().__init__(*sizes)
+        self.learns_from, self.scores_seen = learns_from, []
+
+    def next_batch(self):
+        indices, _ = super().next_batch()
+        return indices, 1.0 + indices
+
+    def update(self, indices, scores):
+        self.scores_seen.append((indices, scores))
+
+
+@by_scores
+def test_weighted_mean_and_scores(learns_from):
+    sampler = Weighted(12, 4, learns_from=learns_from)
+    criterion = WeightedLoss(sampler)
+    for inputs, targets in DataLoader(DATA, batch_sampler=sampler):
+        inputs.requires_grad_()
+        loss = criterion(inputs, targets)
+        indices, scores = sampler.scores_seen[-1]
+        losses = each(inputs, targets).detach().numpy()
+        wanted = losses if learns_from == "loss" else gradient_norms(inputs, targets)
+        assert torch.equal(DATA.tensors[1][indices], targets)
+        assert scores == pytest.approx(wanted)
+        assert loss.item() == pytest.approx(np.mean((1 + indices) * losses))
+        loss.backward()
+        assert inputs.grad.any()
+    assert len(sampler.scores_seen) == 3
+
+
+def test_mercury_says_what_it_learns_from():
+    assert MercurySampler(12, 4).learns_from == "importance"
+    assert MercurySampler(12, 4, scores="loss").learns_from == "loss"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((DataLoader(DATA, batch_size=4).batch_sampler,), "sampler must be a sampler of"),
+        ((PGDSampler(12, 4),), "sampler must learn from losses"),
+        *[
+            ((UniformSampler(12, 4), loss), 'loss_fn must be made with reduction="none", got')
+            for loss in (nn.CrossEntropyLoss(), partial(cross_entropy, reduction="sum"))
+        ],
+    ],
+)
+def test_other_samplers_and_reduced_losses_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        WeightedLoss(*arguments)
+
+
+# --- losses that people pass ---------------------------------------------------------------
+
+
+def one_batch(loss_fn, outputs, targets, learns_from="loss"):
+    """Return a batch's loss, the weights of its examples, and its scores."""
+    sampler = Weighted(4, 4, learns_from=learns_from)
+    assert len(next(iter(sampler))) == 4
+    loss = WeightedLoss(sampler, loss_fn)(outputs, targets)
+    ((indices, scores),) = sampler.scores_seen
+    return loss, 1 + indices, scores
+
+
+@by_scores
+def test_losses_of_many_elements_are_averaged(learns_from):
+    torch.manual_seed(3)
+    outputs, targets = torch.randn(4, 3, 5, requires_grad=True), torch.randn(4, 3, 5)
+    loss, weights, scores = one_batch(nn.MSELoss(reduction="none"), outputs, targets, learns_from)
+    losses = ((outputs - targets) ** 2).detach().flatten(1).mean(1).numpy()
+    assert loss.item() == pytest.approx(np.mean(weights * losses))
+    if learns_from == "importance":
+        losses = (2 / 15 * (outputs - targets)).detach().flatten(1).norm(dim=1).numpy()
+    assert scores == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("ignored", [-100, 0])
+@by_scores
+def test_masked_tokens_do_not_count(flat, ignored, learns_from):
+    torch.manual_seed(3)
+    logits, tokens = torch.randn(4, 6, 7), torch.randint(1, 7, (4, 6))
+    lengths = [6, 3, 1, 0]
+    for example, left in enumerate(lengths):
+        tokens[example, left:] = ignored
+    loss_fn = nn.CrossEntropyLoss(reduction="none", ignore_index=ignored)
+    given = (logits.flatten(0, 1), tokens.flatten()) if flat else (logits.mT, tokens)
+    loss, weights, scores = one_batch(loss_fn, *given, learns_from)
+    pairs = [(logits[i, :left], tokens[i, :left]) for i, left in enumerate(lengths[:3])]
+    losses = [cross_entropy(*pair).item() for pair in pairs] + [0.0]
+    assert loss.item() == pytest.approx(np.mean(weights * losses))
+    if learns_from == "importance":
+        errors = [(out.softmax(1) - one_hot(tok, 7)).norm().item() / len(tok) for out, tok in pairs]
+        losses = [*errors, 0.0]
+    assert scores == pytest.approx(losses)
+
+
+def test_ignore_index_of_a_function():
+    loss_fn = partial(cross_entropy, reduction="none", ignore_index=1)
+    logits, targets = torch.zeros(4, 2, 2), torch.tensor([[0, 1]] * 4)
+    loss, *_ = one_batch(loss_fn, logits, targets)
+    assert loss.item() == pytest.approx(np.log(2) * np.mean([1, 2, 3, 4]))
+
+
+@pytest.mark.parametrize("loss_fn", [cross_entropy, lambda outputs, targets: outputs[:3, 0]])
+def test_losses_that_are_none_per_example_are_refused(loss_fn):
+    with pytest.raises(ValueError, match=r'loss for each of 4 examples.*reduction="none"'):
+        one_batch(loss_fn, torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+
+
+@by_scores
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision(dtype, autocast, learns_from):
+    torch.manual_seed(3)
+    layer, inputs, targets = nn.Linear(3, 5), torch.randn(4, 3), torch.arange(4)
+    wanted, _, exact = one_batch(each, layer(inputs), targets, learns_from)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        outputs = layer(inputs) if autocast else layer(inputs).to(dtype)
+        assert outputs.dtype == dtype
+        loss_fn = nn.CrossEntropyLoss(reduction="none")
+        loss, _, scores = one_batch(loss_fn, outputs, targets, learns_from)
+    loss.backward()
+    assert (loss.dtype, scores.dtype) == (torch.float32, np.float64)
+    assert loss.item() == pytest.approx(wanted.item(), rel=0.03)
+    assert scores == pytest.approx(exact, rel=0.03)
+
+
+def test_it_is_a_module_that_takes_the_place_of_a_models_own_loss():
+    loss_fn = nn.CrossEntropyLoss(torch.ones(3), reduction="none")
+    WeightedLoss(UniformSampler(12, 4), loss_fn).to("meta")
+    assert loss_fn.weight.device.type == "meta"  # class weights move with it
+    model, sampler = nn.Linear(3, 3), UniformSampler(12, 4)
+    model.criterion = nn.CrossEntropyLoss()
+    names = list(model.state_dict())
+    model.criterion = WeightedLoss(sampler)
+    inputs, targets = next(iter(DataLoader(DATA, batch_sampler=sampler)))
+    assert model.criterion(model(inputs), targets) == cross_entropy(model(inputs), targets)
+    assert list(model.state_dict()) == names
+
+
+def test_evaluation_is_refused():
+    sampler = UniformSampler(12, 4)
+    criterion = WeightedLoss(sampler)
+    for grad in (True, False):
+        error = pytest.raises(RuntimeError, match=r"use WeightedLoss in training only.*loss_fn")
+        with error, torch.set_grad_enabled(grad):
+            criterion(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+        next(iter(sampler))
+
+
+# --- however far ahead batches are drawn -----------------------------------------------------
+
+NUM, BATCH = 50, 4
+INPUTS = torch.randn(NUM, 6, generator=torch.manual_seed(0))
+SEEN = TensorDataset(INPUTS, INPUTS[:, 0].gt(0).long(), torch.arange(NUM))
+
+
+def one_ahead(batches):
+    """Fetch the next batch before this one is trained, as accelerate's loaders do."""
+    source = iter(batches)
+    current = next(source)
+    for following in source:
+        yield current
+        current = following
+    yield current
+
+
+LOOK_AHEAD = {"none": (0, iter), "batch": (0, one_ahead), "both": (2, one_ahead)}
+every_way = pytest.mark.parametrize("way", LOOK_AHEAD)
+
+
+def trained(sampler, way):
+    """Give the batches of two passes, of which the first is broken off."""
+    num_workers, fetch = LOOK_AHEAD[way]
+    loader = DataLoader(SEEN, batch_sampler=sampler, num_workers=num_workers)
+    for stop in (5, 13):
+        for count, batch in enumerate(fetch(loader), 1):
+            yield batch
+            if count == stop:
+                break
+        assert count == min(stop, len(loader))
+
+
+def spy(sampler, monkeypatch):
+    """Note what a sampler is given to learn."""
+    given, update = [], sampler.update
+    monkeypatch.setattr(sampler, "update", lambda *new: (given.append(new), update(*new)))
+    return given
+
+
+@every_way
+@pytest.mark.parametrize("kind", [MercurySampler, TopLossSampler])
+def test_scores_are_of_the_samples_trained(kind, way, monkeypatch):
+    torch.manual_seed(0)
+    sampler, model = kind(NUM, BATCH), nn.Linear(6, 2)
+    given, criterion = spy(sampler, monkeypatch), WeightedLoss(sampler)
+    score = gradient_norms if sampler.learns_from == "importance" else each
+    for inputs, targets, trained_now in trained(sampler, way):
+        outputs = model(inputs)
+        criterion(outputs, targets).backward()
+        indices, scores = given.pop()
+        np.testing.assert_array_equal(indices, trained_now)
+        expected = np.asarray(torch.as_tensor(score(outputs, targets)).detach())
+        np.testing.assert_allclose(scores, expected, rtol=1e-6)
+
+
+@every_way
+@pytest.mark.parametrize("rule", ["topk", "stochastic"])
+@pytest.mark.parametrize("by", ["loss", "on_batch"])
+def test_priorities_are_of_the_samples_trained(by, rule, way, monkeypatch):
+    torch.manual_seed(0)
+    model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule, gate=0)
+    feed = PriorityFeed(sampler, model)
+    given, criterion = spy(sampler, monkeypatch), WeightedLoss(feed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    measured = []
+    for count, (inputs, targets, trained_now) in enumerate(trained(feed, way), 1):
+        expected = sample_priorities(model, each, inputs, targets, feed.gradient.direction)
+        optimizer.zero_grad()
+        if by == "loss":
+            (criterion(model(inputs), targets) / 3).backward()  # as in accumulation
+        else:
+            indices, weights = feed.take()
+            losses = each(model(inputs), targets)
+            (losses * torch.from_numpy(weights)).mean().backward()
+            feed.on_batch(model, indices, losses)
+        optimizer.step()
+        if given:
+            indices, priorities, *_ = given.pop()
+            measured.append(count)
+            np.testing.assert_array_equal(indices, trained_now)
+            np.testing.assert_allclose(priorities, expected, rtol=1e-3, atol=1e-3)
+    every = range(1, 19)
+    assert measured == [t for t in every if t > 1 and (rule == "topk" or t % 4 == 1)]

@@ -1,0 +1,50 @@
+"""One node on an emulated fleet, whose ClientApp does what a test's function does."""
+
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mod import hetero, load_state
+
+
+class Node:
+    """A node that answers with a function of message and context, and notes what it returns."""
+
+    def __init__(self, function, *, mods=(hetero,), profile=None, seed=0, **run_config):
+        self.function, self.results = function, []
+        app = ClientApp(mods=list(mods))
+        for kind in ("train", "evaluate", "query"):
+            getattr(app, kind)()(self.answer)
+        profiles = [profile or DeviceProfile()]
+        self.grid = LocalGrid(app, profiles, seed=seed, run_config=run_config)
+        (self.id,) = self.grid.get_node_ids()
+
+    def answer(self, msg, context):
+        self.results.append(self.function(msg, context))
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 24})}), reply_to=msg)
+
+    def ask(self, steps=None, kind="train", *, good=True, records=None, **config):
+        """Send an instruction; return the reply."""
+        config |= {"num-steps": steps} if steps else {}
+        content = RecordDict({"config": ConfigRecord(config), **(records or {})})
+        (reply,) = self.grid.send_and_receive([Message(content, self.id, kind)])
+        assert not (good and reply.has_error()), reply.error.reason
+        return reply
+
+    def reason(self, steps=None):
+        """Return the reason of an error reply."""
+        return self.ask(steps, good=False).error.reason
+
+    def work(self, steps=None):
+        """Return what the reply says of the steps, but for the time of one."""
+        found = dict(self.ask(steps).content.config_records.get(keys.WORK, {}))
+        found.pop(keys.STEP_TIME, None)
+        return found
+
+    @property
+    def context(self):
+        return self.grid.context(self.id)
+
+    def state(self, name="sampler"):
+        return load_state(self.context, name)

@@ -1,0 +1,256 @@
+"""What a wrapper needs of the nodes: found out in the first round, without a node ending a run."""
+
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from composition_toy import composition_app
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from recording import History
+
+from flwr_hetero import keys
+from flwr_hetero import strategy as ours
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.mercury.strategy import SAMPLES
+from flwr_hetero.mod import hetero
+from flwr_hetero.server import client_support
+from flwr_hetero.server.client_support import (
+    STEP_LINES,
+    STEPS,
+    MissingClientSupportError,
+    step_lines,
+    tell_missing,
+)
+from flwr_hetero_studies.rivals import AdaComm
+
+NEEDS = [  # wrapper, what it needs, and a line that brings it
+    (ours.LocalSteps, "num-steps", "hetero.batches(loader, msg)"),
+    (ours.BiasedLocalSGD, "num-steps", "hetero.batches(loader, msg)"),
+    (ours.FedNova, "num-steps", "hetero.batches(loader, msg)"),
+    (AdaComm, "num-steps", "hetero.batches(loader, msg)"),
+    (AdaComm, "train-loss", '"train-loss": loss'),
+    (ours.CDGraB, keys.ORDER, "sampler=OrderedSampler, model=model)"),
+    (ours.Resharding, keys.RESHARDING, "shard.close(reply, context"),
+]
+IDS = [f"{kind.__name__}-{key}" for kind, key, _ in NEEDS]
+
+
+def without(key, partitions, kind="train"):
+    """Make a mod that takes a record or a metric out of some nodes' replies."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        is_hit = message.metadata.message_type == kind
+        if is_hit and context.node_config["partition-id"] in partitions:
+            reply.content.pop(key, None)
+            for metrics in reply.content.metric_records.values():
+                metrics.pop(key, None)
+        return reply
+
+    return mod
+
+
+def run(strategy, mods=(), nodes=5, num_rounds=2):
+    history, model = History(strategy), ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    history.start(LocalGrid(composition_app(mods), [DeviceProfile()] * nodes), model, num_rounds)
+    return history.records
+
+
+class First(ours.Wrapper):
+    """Ask so many nodes in the first rounds, then all."""
+
+    def __init__(self, strategy, count, rounds):
+        super().__init__(strategy)
+        self.count, self.rounds = count, rounds
+
+    def on_instructions(self, context, messages, grid):
+        count = self.count if context.round <= self.rounds else len(messages)
+        return sorted(messages, key=lambda m: m.metadata.dst_node_id)[:count]
+
+
+@pytest.mark.parametrize(("kind", "key", "line"), NEEDS, ids=IDS)
+def test_without_any_support_the_run_stops(kind, key, line):
+    with pytest.raises(MissingClientSupportError) as stop:
+        run(kind(), [without(key, range(5))])
+    assert str(stop.value).startswith(f"{kind.__name__}: no node reports {key!r} (")
+    assert line in str(stop.value)
+
+
+METRICS_OF_ALL = "train-loss"
+"""Replies with fewer of the app's own metrics than the others are dropped anyway."""
+
+
+@pytest.mark.parametrize(("kind", "key", "line"), [n for n in NEEDS if n[1] != METRICS_OF_ALL])
+def test_nodes_without_support_are_named(kind, key, line, caplog):
+    records = run(kind(), [without(key, {1, 3})])
+    assert f"{kind.__name__}: no {key!r} (" in caplog.text
+    assert "from 2 of 5 nodes" in caplog.text
+    assert ": node-1, node-3. Lines for the node:\n" in caplog.text
+    assert caplog.text.count(line) == 1
+    assert [record["failures"] for record in records] == [[]] * 3
+    assert sorted(records[2]["weights"]) == [f"node-{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [(ours.LocalSteps, "num-steps"), (ours.CDGraB, keys.ORDER)]
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_nodes_never_end_a_run(kind, key, count, caplog):
+    records = run(First(kind(), count, 3), [without(key, range(count))], num_rounds=4)
+    assert [len(record["weights"]) for record in records[1:]] == [count] * 3 + [5]
+    assert f"from {count} of 5 nodes" in caplog.text
+
+
+def test_three_nodes_over_two_rounds_are_enough_and_fewer_in_a_small_fleet(caplog):
+    strategy = ours.RandomSelection(ours.LocalSteps(), clients_per_round=2)
+    with pytest.raises(MissingClientSupportError, match="no node reports 'num-steps'"):
+        run(strategy, [without(keys.NUM_STEPS, range(5))], num_rounds=3)
+    assert "[ROUND 2/3]" in caplog.text
+    for nodes in (1, 2):
+        minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+        with pytest.raises(MissingClientSupportError):
+            run(ours.CDGraB(FedAvg(**minima)), [without(keys.ORDER, range(5))], nodes, 1)
+
+
+def test_exact_orders_need_single_steps_and_the_old_name_of_the_error_stays():
+    with pytest.warns(DeprecationWarning, match="is MissingClientSupportError now"):
+        old = client_support.MissingHelpError
+    with pytest.raises(old, match="CDGraB: no node reports 'num-steps'"):
+        run(ours.CDGraB(mode="exact"), [without(keys.NUM_STEPS, range(5))])
+
+
+# --- replies that none of the strategies can use -----------------------------------------------
+
+OUTER = {
+    "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
+    "BiasedLocalSGD": lambda: ours.BiasedLocalSGD(fast_steps=4),
+    "OverSelect": lambda: ours.OverSelect(take=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "train") for name in OUTER),
+        ("BiasedLocalSGD", "evaluate"),
+        ("OverSelect", "evaluate"),
+    ],
+)
+def test_a_run_without_weights_stops_in_the_first_round(name, kind, caplog):
+    of = {"train": "training", "evaluate": "evaluation"}[kind]
+    reason = f"no reply to {of} counts, all for the same reason: metric 'num-examples' is None"
+    with pytest.raises(RuntimeError, match=reason):
+        run(OUTER[name](), [without("num-examples", range(5), kind)])
+    assert "[ROUND 2/2]" not in caplog.text
+
+
+@pytest.mark.parametrize("name", OUTER)
+@pytest.mark.parametrize("hostile", [{0}, {0, 4}])
+def test_two_nodes_without_weights_cost_their_replies(name, hostile):
+    records = run(OUTER[name](), [without("num-examples", hostile)], num_rounds=6)
+    assert any(record["weights"] for record in records)
+    bad = {f"node-{i}" for i in hostile}
+    assert not any(bad.intersection(record["weights"]) for record in records)
+    records = run(ours.Wrapper(), [without("num-examples", hostile, "evaluate")])
+    assert all(record["evaluate"] for record in records[1:])
+
+
+def test_two_hostile_nodes_asked_alone_do_not_end_a_run():
+    strategy = First(ours.Wrapper(), 2, 4)
+    records = run(strategy, [without("num-examples", {0, 1})], num_rounds=4)
+    assert [record["weights"] for record in records] == [{}] * 5
+
+
+def test_a_hostile_node_does_not_hide_the_reason():
+    mods = [without("arrays", {0}), without("num-examples", range(5))]
+    reason = r"4 of 5 for the same reason: metric 'num-examples' is None .* \(id-1001, id-1002, "
+    with pytest.raises(RuntimeError, match=reason):
+        run(ours.Wrapper(), mods)
+
+
+# --- the lines -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Give a function that makes this process one that has loaded these frameworks."""
+
+    def load(*names):
+        for name in ("transformers", "lightning", "pytorch_lightning", "torch", "sklearn"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        for name in names:
+            monkeypatch.setitem(sys.modules, name, object())
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        (["torch", "transformers"], "hetero.batches(trainer.get_train_dataloader(), msg)"),
+        (["torch", "lightning", "sklearn"], "max_epochs=1"),
+        (["pytorch_lightning"], "max_epochs=1"),
+        (["sklearn", "torch"], "loader = hetero.batches(loader, msg)"),
+        (["sklearn"], "model.max_iter = hetero.num_steps("),
+        ([], "for _ in range(hetero.num_steps("),
+    ],
+)
+def test_lines_are_of_the_framework_at_hand(names, line, loaded):
+    loaded(*names)
+    assert line in step_lines(has_mod=False)
+    assert line in step_lines(has_mod=True)
+
+
+@pytest.mark.parametrize(("emulated", "has_mod"), [(False, True), (True, False), (None, False)])
+def test_where_the_mod_is_there_only_the_steps_are_missing(emulated, has_mod):
+    LocalGrid(ClientApp(), [DeviceProfile()])  # so that a message can be made
+    content = RecordDict()
+    if emulated is not None:  # a LocalGrid writes times, mod or not
+        content[keys.TIMING] = ConfigRecord({keys.TRAIN_TIME: 1.0, keys.EMULATED: emulated})
+    with pytest.raises(MissingClientSupportError) as error:
+        tell_missing("LocalSteps", STEPS, "abc", 0, [Message(content, 1, "train")])
+    assert ("mods=[hetero] is there" in str(error.value)) == has_mod
+    assert ("app = ClientApp(mods=[hetero])" in str(error.value)) != has_mod
+
+
+def test_lines_for_scikit_learn_and_numpy_run():
+    class Model:
+        max_iter = 50
+
+    LocalGrid(ClientApp(), [DeviceProfile()])
+    msg = Message(RecordDict({"config": ConfigRecord({"num-steps": 3})}), 1, "train")
+    known = {"hetero": hetero, "msg": msg, "model": Model(), "X": [0] * 9, "done": []}
+    exec(textwrap.dedent(STEP_LINES["sklearn"]), known)
+    assert known["model"].max_iter == 3
+    exec(textwrap.dedent(STEP_LINES["numpy"]) + "\n    done.append(1)", known)
+    assert len(known["done"]) == 3
+
+
+def test_the_lines_for_samples_work():
+    app, held = ClientApp(), {}
+
+    @app.train()
+    def train(msg, context):
+        node = int(context.node_config["partition-id"])
+        own = {
+            "inputs": np.full((4, 2), node, np.float32),
+            "targets": np.full(4, node),
+            "num_classes": 3,
+            "choose": lambda count, by_importance: np.arange(count),
+        }
+        metrics = MetricRecord({"num-examples": 4})
+        content = RecordDict({"arrays": msg.content["arrays"], "metrics": metrics})
+        own |= {"msg": msg, "context": context, "reply": Message(content, reply_to=msg)}
+        exec(textwrap.dedent(SAMPLES.lines), own)
+        held[node] = own["targets"].tolist()
+        return own["reply"]
+
+    strategy = ours.Resharding(FedAvg(fraction_evaluate=0.0), share=0.5)
+    model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    strategy.start(LocalGrid(app, [DeviceProfile()] * 3), model, num_rounds=3)
+    targets = sorted(target for own in held.values() for target in own)
+    assert targets == [0] * 4 + [1] * 4 + [2] * 4
+    assert any(set(own) != {node} for node, own in held.items())

@@ -1,0 +1,483 @@
+"""Timing nodes while they train, and in the paper's phase; nodes that come, go and fail."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+from recording import Folder, KilledError, evaluate, killed_and_resumed
+from tifl_toy import PROFILE, Answers, make_tifl, paper_grid, profile_round, records_of
+from toy import toy_app, toy_arrays
+
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero.mod import timing
+from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.strategy import OverSelect, Recorded, TiFL, Wrapper
+from flwr_hetero.tifl import latencies
+from flwr_hetero.tifl.tiers import T_MAX
+
+SPEEDS = (4.0, 2.0, 1.0, 0.5, 0.1)
+TRAIN_ONLY = {"fraction_evaluate": 0.0}
+
+
+def in_training(inner=None, clients_per_round=3, num_tiers=5, **settings):
+    inner = inner or flower.FedAvg(**TRAIN_ONLY)
+    return TiFL(inner, clients_per_round, num_tiers, **{"policy": "uniform", **settings})
+
+
+def at(number, act):
+    """Make an ``evaluate_fn`` that acts after a round."""
+
+    def note(server_round, arrays):
+        if server_round == number:
+            act()
+
+    return note
+
+
+class Log(Wrapper):
+    """Keep instructions as they are sent: round and node; and what late replies teach."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.sent, self.late = [], []
+
+    def on_instructions(self, context, messages, grid):
+        self.sent += [(context.round, m.metadata.dst_node_id) for m in messages]
+        return messages
+
+    def on_profile_replies(self, context, replies):
+        for reply in replies:
+            name = context.identity(reply.metadata.src_node_id)
+            self.late.append((name, context.latency_of(reply).seconds))
+
+
+@pytest.fixture
+def one_failure(monkeypatch):
+    monkeypatch.setattr(latencies, "MAX_FAILURES", 1)
+
+
+# --- while they train ------------------------------------------------------------------
+
+
+def test_round_1_asks_all_and_takes_the_first_replies():
+    """The others count for nothing but time, and teach wrappers further in."""
+    log = Log(flower.FedAvg(**TRAIN_ONLY))
+    records = records_of(in_training(log), num_rounds=40)
+    assert sorted(node for _, node in log.sent[:20]) == list(range(1000, 1020))
+    assert sorted(records[1]["latency"]) == ["node-0", "node-1", "node-2"]
+    assert records[1]["virtual_s"] == pytest.approx(0.25)
+    assert sorted(records[1]["selected"]) == sorted(records[1]["latency"])  # others are in flight
+    assert (records[1]["tifl"]["tier"], records[1]["tifl"]["in_flight"]) == (None, 16)
+    assert all(len(record["latency"]) <= 3 for record in records[1:])
+    assert not any(record["failures"] for record in records)
+    assert len(log.late) == 20 - 3 - 1  # but those that counted in round 1, and one as fast
+    assert ("node-19", 10.0) in log.late
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+def test_tiers_are_those_of_the_phase_as_soon_as_nodes_have_answered(jitter):
+    def tiers_by(profiling, num_rounds):
+        fleet = [replace(device, jitter=jitter) for device in named_fleet("paper-5", 20)]
+        tifl = in_training(profiling=profiling)
+        records = records_of(tifl, LocalGrid(toy_app(), fleet), num_rounds)
+        return [r["tifl"]["tiers"] for r in records if "tiers" in r["tifl"]], records
+
+    (phase,), before = tiers_by("phase", 1)
+    forming, records = tiers_by("training", 40)
+    assert [len(tiers) for tiers in forming[:2]] < [20, 20]
+    wrong = [sum(phase[node] != tier for node, tier in tiers.items()) for tiers in forming]
+    assert max(wrong) <= 4 * bool(jitter)
+    assert len(forming[-1]) == 20
+    assert records[5]["virtual_s"] < before[0]["virtual_s"] / 4
+
+
+def test_no_node_has_two_jobs():
+    """Not for evaluation either."""
+    busy_until, twice = {}, []
+
+    class Watch(Wrapper):
+        def note(self, messages):
+            now_s = self.fleet.clock.virtual_s
+            for message in messages:
+                node = message.metadata.dst_node_id
+                twice.extend([node] * (busy_until.get(node, 0.0) > now_s + 1e-6))
+                if message.metadata.message_type == "train":
+                    busy_until[node] = now_s + 1 / SPEEDS[(node - 1000) // 4]
+            return messages
+
+        def on_instructions(self, context, messages, grid):
+            return self.note(messages)
+
+        def configure_evaluate(self, *args):
+            return self.note(super().configure_evaluate(*args))
+
+    Watch(in_training(flower.FedAvg())).start(paper_grid(), toy_arrays(), 12)
+    assert busy_until.keys() == set(range(1000, 1020))
+    assert twice == []
+
+
+def test_credits_begin_when_all_nodes_have_a_tier():
+    records = records_of(in_training(policy="paced"), num_rounds=40)
+    last = max(i for i, r in enumerate(records) if "tiers" in r["tifl"])
+    after = [record["tifl"]["tier"] for record in records[last:]]
+    assert records[last]["tifl"]["num_tiers"] == 5
+    assert (np.bincount(after[:31], minlength=5) <= [16, 8, 4, 2, 1]).all()
+    assert sum(records[last]["tifl"]["credits"]) == 31 - 1
+
+
+def test_waits_where_only_slow_nodes_are_left():
+    grid = Answers(3)
+    leave = at(1, lambda: grid.leave(1002))  # the fastest, which alone has answered
+    records = records_of(in_training(None, 1, 1), grid, 3, evaluate_fn=leave)
+    assert all(record["latency"] for record in records[1:])
+    assert records[2]["virtual_s"] == pytest.approx(1 / 2 + 1 / 2)
+
+
+def test_large_fleets_are_timed_some_at_a_time(monkeypatch):
+    monkeypatch.setattr(latencies, "AT_ONCE", 8)
+    log = Log(in_training())
+    records_of(log, num_rounds=60)
+    first = dict(reversed([(node, server_round) for server_round, node in log.sent]))
+    by_round = np.bincount(list(first.values()))
+    assert by_round.max() == by_round[1] == 8
+    assert by_round.sum() == len(log.inner.tiers.tier) == 20
+
+
+def test_node_that_slows_down_changes_its_tier():
+    grid, tifl = paper_grid(10), in_training(None, 2, policy=[1, 0, 0, 0, 0])
+    throttle = at(50, lambda: grid.set_profile(1000, DeviceProfile(0.05)))
+    records = records_of(tifl, grid, 90, evaluate_fn=throttle)
+    told = {r["round"]: r["tifl"]["tiers"] for r in records if "tiers" in r["tifl"]}
+    assert told[max(told)]["node-0"] == 4
+    assert max(told) <= 70
+    assert len(told) < 9  # unchanged ones are not told again
+
+
+@pytest.mark.parametrize(("size", "speed", "tier"), [(20, 1.1, 2), (40, 4.0, 0)])
+def test_late_joiner_trains_beside_others(size, speed, tier):
+    """In a large fleet one is too few for new tiers."""
+    grid, tifl = paper_grid(size), in_training()
+    come = at(59, lambda: grid.join(DeviceProfile(speed)) and grid.leave(1003))
+    records = records_of(tifl, grid, 90, evaluate_fn=come)
+    assert tifl.tiers.tier[f"node-{size}"] == tier
+    assert any(f"node-{size}" in record["selected"] for record in records)
+    assert not any(record["failures"] for record in records)
+    assert size == 20 or not any("tiers" in record["tifl"] for record in records[61:])
+
+
+def slow_grid(num_nodes, **settings):
+    """Nodes that take 100 s, 50 s, ..., so that T_max is over after some rounds."""
+    grid = Answers(num_nodes, **settings)
+    for i in range(num_nodes):
+        grid.set_profile(1000 + i, DeviceProfile((1 + i) / 100))
+    return grid
+
+
+@pytest.mark.parametrize("gets_faster", [False, True])
+def test_slower_than_t_max_is_given_up(gets_faster):
+    """Until tiers are formed again."""
+    grid, tifl = slow_grid(6), in_training(None, 1, 3, policy="slow")
+    grid.set_profile(1000, DeviceProfile(0.5 / T_MAX))
+    faster = at(60, lambda: gets_faster and grid.set_profile(1000, DeviceProfile(0.009)))
+    records = records_of(tifl, grid, 120, evaluate_fn=faster)
+    assert tifl.tiers.tier.get("node-0") == (2 if gets_faster else None)
+    assert records[-1]["tifl"]["in_flight"] <= 1
+    assert grid.count(0, "train") >= 3 if gets_faster else grid.count(0, "train") <= 3 + 12
+
+
+def test_equal_nodes_are_one_tier_and_said_so(caplog):
+    tifl = in_training(None, 2)
+    records_of(tifl, LocalGrid(toy_app(), [DeviceProfile(jitter=0.2)] * 10), 30)
+    assert set(tifl.tiers.tier.values()) == {0}
+    assert "one tier: latencies" in caplog.text
+    assert "differ by noise only" in caplog.text
+
+
+def test_over_select_has_a_waiting_rule_of_its_own():
+    rule = "time nodes before the first round inside OverSelect, got 'TiFL': give it profiling="
+    with pytest.raises(ValueError, match=f"strategy must {rule}'phase'"):
+        OverSelect(Wrapper(TiFL()), take=2)
+    OverSelect(Wrapper(TiFL(profiling="phase")), take=2)
+
+
+# --- the phase ---------------------------------------------------------------------------
+
+
+def test_a_phase_counts_as_time_without_training():
+    app, kinds = ClientApp(), []
+
+    @app.train("profile")
+    def report(message, context):
+        kinds.append("profile")
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 100})}), reply_to=message)
+
+    grid = LocalGrid(app, profiles=[DeviceProfile(1.0), DeviceProfile(0.5)])
+    records = records_of(make_tifl(sync_rounds=3, warmup_rounds=2), grid, 0)
+    assert len(kinds) == 1 + 2 * 5  # the first tells that there is a handler
+    assert records[0]["virtual_s"] == pytest.approx(1.0 + 5 * 2.0)
+
+
+def test_warm_up_rounds_do_not_count():
+    grid = Answers(4, lambda partition, message: profile_round(message) in ((1, 0), (1, 2)))
+    records = records_of(make_tifl(warmup_rounds=1, sync_rounds=3), grid, 0)
+    assert records[0]["tifl"]["latency"]["node-0"] == pytest.approx(1.0)
+
+
+def test_a_phase_falls_back_to_plain_training():
+    grid = paper_grid(10, toy_app(profile=False))
+    records = records_of(make_tifl(num_tiers=5), grid, 1)
+    assert records[0]["tifl"]["tiers"] == {f"node-{i}": i // 2 for i in range(10)}
+
+
+def test_replies_of_a_phase_may_hold_any_metrics():
+    def differ(message, context, call_next):
+        reply, partition = call_next(message, context), context.node_config["partition-id"]
+        if message.metadata.message_type == PROFILE and partition == 0:
+            del reply.content["metrics"]
+        if message.metadata.message_type == PROFILE and partition == 1:
+            raise RuntimeError("cannot")  # its plain training has other metrics: a loss
+        if message.metadata.message_type == PROFILE and partition == 2:
+            reply.content["b"] = MetricRecord({"b": 1.0})
+        return reply
+
+    grid = LocalGrid(toy_app(mods=[differ, timing]), profiles=[DeviceProfile()] * 4)
+    records = records_of(make_tifl(warmup_rounds=1), grid, 1)
+    assert records[0]["tifl"]["dropouts"] == []
+    assert sorted(records[0]["tifl"]["latency"]) == [f"node-{i}" for i in range(4)]
+
+
+def test_dropout_comes_back_with_the_next_phase():
+    grid = paper_grid(10, faults=[Fault(0, "dies", 1, 4, message_type=PROFILE)])
+    records = records_of(make_tifl(num_tiers=5, profile_interval=5), grid, 6)
+    assert records[0]["tifl"]["dropouts"] == ["id-1000"]  # it never said who it is
+    assert "tiers" not in records[4]["tifl"]
+    assert records[5]["tifl"]["tiers"]["node-0"] == 0
+
+
+def test_a_phase_without_an_answer(caplog):
+    """An error at first; later the tiers stay."""
+
+    def dying(server_round):
+        how = {"first_round": server_round, "last_round": server_round, "message_type": PROFILE}
+        return Answers(4, faults=[Fault(i, "dies", **how) for i in range(4)])
+
+    with pytest.raises(RuntimeError, match="no node answered the profiling within 600 s"):
+        records_of(make_tifl(), dying(1))
+    tifl = make_tifl(profile_interval=2)
+    assert all(r["selected"] for r in records_of(tifl, dying(2), 3)[1:])
+    assert "the tiers stay as they are" in caplog.text
+    assert len(tifl.tiers.tier) == 4
+
+
+def test_late_joiner_is_timed_beside_training():
+    grid, tifl = paper_grid(), make_tifl(clients_per_round=4, num_tiers=5, policy=[0, 0, 1, 0, 0])
+    come = at(1, lambda: grid.join(DeviceProfile(1.1)))
+    records = records_of(tifl, grid, 30, evaluate_fn=come)
+    assert tifl.tiers.tier["node-20"] == 2
+    assert "node-20" in {name for record in records for name in record["selected"]}
+    # training went on: every round but the joiner's own took the tier's second
+    assert records[-1]["virtual_s"] - records[0]["virtual_s"] < 33
+
+
+@pytest.mark.parametrize(
+    ("case", "asked", "placed"),
+    [("no handler", 0, True), ("raises", 3, False), ("away at first", 2, True)],
+)
+def test_late_joiner_in_trouble(case, asked, placed, caplog):
+    def away(partition, message):
+        early = message.content["config"][keys.SERVER_ROUND] < 10
+        return case == "away at first" and partition == 4 and early
+
+    faults = [Fault(4, "errs")] if case == "raises" else []
+    grid, tifl = Answers(4, away, toy_app(profile=case != "no handler"), faults=faults), make_tifl()
+    come = at(1, lambda: grid.join(DeviceProfile(2.0)))
+    tifl.start(grid, toy_arrays(), 60, evaluate_fn=come)
+    assert grid.count(4, PROFILE) == asked
+    assert ("node-4" in tifl.tiers.tier) == placed
+    assert ("id-1004: failed 3 times in a row" in caplog.text) == (case == "raises")
+
+
+def test_node_away_in_a_phase_is_placed_on_return():
+    grid, tifl = Answers(5), make_tifl(profile_interval=5)
+
+    def come_and_go(server_round, arrays):
+        if server_round == 4:
+            grid.leave(1002)
+        if server_round == 5:
+            assert "node-2" not in tifl.tiers.tier
+            grid.come_back(1002)
+
+    tifl.start(grid, toy_arrays(), 9, evaluate_fn=come_and_go)
+    assert "node-2" in tifl.tiers.tier
+    assert grid.count(2, PROFILE) == 4 + 1
+
+
+# --- nodes that keep failing -------------------------------------------------------------
+
+
+def test_failures_count_in_a_row(caplog):
+    tifl = make_tifl()
+    count, failures = tifl.timing.count, tifl.fleet.nodes.failures
+    for _ in range(3):
+        count("evaluate", ["id-2"], ["id-1", "id-3"])
+        count("evaluate", ["id-1"], [])  # a good evaluation ends a row of bad ones only
+        count("train", [], ["id-2"])
+    assert (dict(failures["train"]), dict(failures["evaluate"])) == ({"id-2": 3}, {"id-3": 3})
+    assert tifl.timing.blocked == {"id-2", "id-3"}
+    assert "id-3: failed 3 times in a row" in caplog.text
+    tifl.timing.try_again()
+    assert tifl.timing.blocked == set()
+    count("train", ["id-3"], ["id-2"])  # training ends both rows
+    assert (dict(failures["train"]), dict(failures["evaluate"])) == ({"id-2": 3}, {})
+    other = make_tifl()
+    other.load_state_dict(tifl.state_dict())
+    assert other.timing.blocked == {"id-2"}
+
+
+@pytest.mark.parametrize("interval", [None, 8])
+def test_a_node_that_kept_failing_tries_again_when_tiers_are_formed(interval):
+    """Once if it fails again."""
+    faults = [Fault(0, "errs", first_round=5, last_round=24, message_type="train")]
+    how = {"policy": "vanilla", "profile_interval": interval}
+    records = records_of(in_training(None, 4, 1, **how), Answers(4, faults=faults), 40)
+    asked = [number for number, record in enumerate(records) if "node-0" in record["selected"]]
+    tried = {None: [12, 22, *range(32, 41)], 8: [10, 18, *range(26, 41)]}[interval]
+    assert asked == [*range(1, 8), *tried]
+
+
+@pytest.mark.parametrize("fault", ["errs", "dies"])
+def test_node_that_never_answers_is_given_up(fault, caplog):
+    grid, tifl = slow_grid(4, faults=[Fault(0, fault)]), in_training(None, 2, 2)
+    records = records_of(tifl, grid, 70)
+    assert {"node-1", "node-2", "node-3"} <= tifl.tiers.tier.keys()
+    # three times, then every tenth round, or as often as T_max is over
+    assert grid.count(0, "train") == {"errs": 3 + 6, "dies": 3 + 1}[fault]
+    assert records[-1]["tifl"]["in_flight"] <= 1
+    said = [r for r in caplog.records if "id-1000: failed 3 times in a row" in r.getMessage()]
+    assert [r.levelname for r in said][:1] == ["WARNING"]
+
+
+@pytest.mark.usefixtures("one_failure")
+def test_nodes_are_asked_again_when_no_other_is_left():
+    faults = [Fault(i, "errs", 3 + i, 3 + i, message_type="train") for i in range(4)]
+    records = records_of(in_training(None, 4, 1, policy="vanilla"), Answers(4, faults=faults), 8)
+    assert [len(record["selected"]) for record in records[3:]] == [4, 3, 2, 1, 4, 4]
+
+
+@pytest.mark.usefixtures("one_failure")
+def test_failures_of_a_phase_do_not_count():
+    def early(partition, message):
+        return partition == 0 and profile_round(message) in ((2, 0), (2, 1), (2, 2))
+
+    tifl = make_tifl(profile_interval=2)
+    tifl.start(Answers(4, early), toy_arrays(), 2)
+    assert "node-0" in tifl.tiers.tier
+    assert tifl.timing.blocked == set()
+
+
+def test_failures_count_inside_flowers_own_wrapper():
+    tifl = make_tifl(clients_per_round=4, num_tiers=1, policy="vanilla")
+    outer = flower.DifferentialPrivacyServerSideFixedClipping(tifl, 0.01, 1.0, 4)
+    tifl.start(Answers(4), toy_arrays(buffer=False), 0)  # profiles
+    grid = Answers(4, faults=[Fault(0, "dies")])
+    outer.start(grid, toy_arrays(buffer=False), 6)
+    assert grid.count(0, "train") == 3
+
+
+@pytest.mark.usefixtures("one_failure")
+def test_blocked_nodes_do_not_evaluate_either():
+    tifl, grid = make_tifl(policy="adaptive", interval=1), Answers(4, faults=[Fault(0, "dies", 2)])
+    tifl.start(grid, toy_arrays(), 6, timeout=100, evaluate_fn=at(1, lambda: grid.asked.clear()))
+    assert tifl.timing.blocked == {"node-0"}
+    assert grid.count(0, "train") + grid.count(0, "evaluate") == 1
+
+
+@pytest.mark.parametrize(("deaf", "failures"), [({0}, {"node-0": 1}), ({0, 1, 2, 3}, {})])
+def test_failures_in_evaluation_count(deaf, failures):
+    """But not if no node answers: it may be the ClientApp that cannot evaluate."""
+    faults = [Fault(partition, "dies", message_type="evaluate") for partition in deaf]
+    tifl = make_tifl(clients_per_round=1, policy="adaptive", interval=1, seed=2)
+    tifl.start(Answers(4, faults=faults), toy_arrays(), 1, timeout=100)
+    assert tifl.draw.tier == 0  # node 0 is in the slow one
+    assert tifl.fleet.nodes.failures["evaluate"] == failures
+
+
+# --- resume --------------------------------------------------------------------------------
+
+
+def go(folder, evaluate_fn, resume):
+    fleet = [DeviceProfile(1.0 + i, jitter=0.1) for i in range(6)]
+    tifl = in_training(None, 2, 2, policy="adaptive", interval=3)
+    strategy = Recorded(tifl, run_dir=folder, resume=resume)
+    return strategy.start(LocalGrid(toy_app(), fleet), toy_arrays(), 25, evaluate_fn=evaluate_fn)
+
+
+@pytest.mark.parametrize("killed_in", [14, 15])  # 15: with accuracies that no draw has seen
+def test_killed_and_resumed_equals_unbroken_once_all_have_answered(killed_in, tmp_path):
+    killed_and_resumed(go, tmp_path, killed_in=killed_in)
+
+
+def test_first_work_that_was_open_is_asked_for_again(tmp_path, caplog):
+    folder = Folder(tmp_path / "run")
+    with pytest.raises(KilledError):
+        go(folder, evaluate(2), resume=False)
+    assert len(folder.records[1]["latency"]) == 2
+    caplog.clear()
+    go(folder, None, resume=True)
+    assert folder.records[2]["tifl"]["in_flight"] > 0
+    assert "TiFL: 4 nodes are timed in this round" in caplog.text
+    assert len([r["tifl"]["tiers"] for r in folder.records if "tiers" in r["tifl"]][-1]) == 6
+
+
+# --- Flower's simulation, which waits for all replies --------------------------------------
+
+
+class InMemoryGrid:
+    """Flower's simulation, as a strategy sees it; nodes report their time, or do not."""
+
+    def __init__(self, grid, report=True):
+        self.grid, self.report = grid, report
+
+    def __getattr__(self, name):
+        if name == "virtual_time_s":
+            raise AttributeError(name)
+        return getattr(self.grid, name)
+
+    def pull_messages(self, message_ids):
+        replies = self.grid.wait_for(message_ids)
+        for reply in replies if not self.report else ():
+            del reply.content[keys.TIMING]
+        return replies
+
+
+def test_simulation_of_emulated_devices_goes_as_local_grid_does():
+    def run(wrap):
+        fleet = [DeviceProfile(speed, jitter=0.1) for speed in (8, 4, 2, 1, 0.5, 0.25)]
+        records = records_of(in_training(None, 2), wrap(LocalGrid(toy_app(), fleet)), 25)
+        rounds = [(r["latency"], r["weights"], r["tifl"].get("tiers")) for r in records]
+        return rounds, [record["virtual_s"] for record in records]
+
+    rounds, times = run(InMemoryGrid)
+    expected, expected_times = run(lambda grid: grid)
+    assert rounds == expected
+    assert times == pytest.approx(expected_times, abs=1e-7)
+
+
+@pytest.mark.parametrize("profiling", ["training", "phase"])
+def test_simulated_nodes_that_report_no_time_end_the_run(profiling, caplog):
+    tifl = in_training(profiling=profiling)
+    with pytest.raises(MissingHelpError, match="TiFL: no node reports 'flwr-hetero") as stop:
+        tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 12)
+    assert "app = ClientApp(mods=[hetero])\nor set num_tiers=1 of TiFL." in str(stop.value)
+    assert "rounds take" not in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"policy": "vanilla"}, {"num_tiers": 1}])
+def test_without_tiers_no_node_need_report_its_time(settings):
+    tifl = in_training(**settings)
+    tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 2)
+    assert len(tifl.tiers.tier) == 10
