@@ -21,14 +21,14 @@ from flwr_hetero.cd_grab.wire import (
 )
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes
+from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import STEPS, Contract
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
-ORDERS = Contract(
+ORDERS = ClientSupport(
     keys.ORDER,
     "what it saw of its order",
     "    from flwr_hetero.mod import hetero\n"
@@ -37,7 +37,6 @@ ORDERS = Contract(
     "    loader = hetero.batches(loader, msg, sampler=OrderedSampler, model=model)\n"
     "    criterion = loader.criterion()  # in place of the loss function",
     "which stay with their own order",
-    "leave out",
 )
 """What nodes must do."""
 
@@ -70,7 +69,7 @@ class CDGraB(Wrapper):
     ------
     ValueError
         If a setting is out of range.
-    MissingHelpError
+    MissingClientSupportError
         In the first round, if no node reports on its order.
 
     Notes
@@ -98,7 +97,7 @@ class CDGraB(Wrapper):
 
     name: ClassVar[str] = "cd_grab"
     decides = frozenset({"orders"})
-    contracts: tuple[Contract, ...] = (ORDERS,)
+    contracts: tuple[ClientSupport, ...] = (ORDERS,)
     only_rounds = "nodes balance pairs on their own there: OrderedSampler(method='id-grab')"
 
     def __init__(
