@@ -37,7 +37,6 @@ ORDERS = ClientSupport(
     "    loader = hetero.batches(loader, msg, sampler=OrderedSampler, model=model)\n"
     "    criterion = loader.criterion()  # in place of the loss function",
     "which stay with their own order",
-    "leave out",
 )
 """What nodes must do."""
 
@@ -47,7 +46,7 @@ class CDGraB(Wrapper):
 
     Each instruction says how the node's order goes on; each reply brings the differences of the
     pairs of units that the node has visited, as sketches or whole. Nodes without such a sampler
-    take part unchanged.
+    take part unchanged. Cooper et al., NeurIPS 2023, Algorithms 3 and 4.
 
     Parameters
     ----------
@@ -84,11 +83,6 @@ class CDGraB(Wrapper):
 
     A resumed run equals an unbroken one if nodes keep their state; a node that lost it gets its
     order again, and begins where the server's signs end.
-
-    References
-    ----------
-    Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated Training",
-    NeurIPS 2023, Algorithms 3 and 4.
 
     Examples
     --------

@@ -36,7 +36,6 @@ SAMPLES = ClientSupport(
     "        slots = shard.offers(len(targets), 4 * inputs[0].size + 8, choose)\n"
     "        shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))",
     "which exchange none",
-    "leave out",
 )
 """What nodes must do: see ``apps/mercury``."""
 MOST = 2.0
@@ -190,7 +189,7 @@ class SwapTable:
 
 
 class Resharding(Wrapper):
-    """Exchange samples between nodes, the important ones first (Mercury, section 4.2).
+    """Exchange samples between nodes, the important ones first (Mercury, SenSys 2021, sec. 4.2).
 
     **Raw samples leave the devices and pass through the server, which keeps a copy of every
     sample moved until the run ends.** Use it only where that is allowed.
@@ -220,11 +219,6 @@ class Resharding(Wrapper):
     MissingClientSupportError
         In the first round, if no node takes part in the exchange.
 
-    References
-    ----------
-    Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance
-    Sampling", SenSys 2021, section 4.2.
-
     Examples
     --------
     >>> strategy = Resharding(share=0.2, budget_bytes=500_000)
@@ -237,7 +231,7 @@ class Resharding(Wrapper):
     name: ClassVar[str] = "resharding"
     decides = frozenset({"samples"})
     client_support = (SAMPLES,)
-    only_rounds = "samples move between rounds, when no node is at work"
+    only_rounds = "samples move between rounds, when no node is in flight"
 
     def __init__(
         self,
