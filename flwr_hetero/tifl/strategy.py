@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.server.client_support import TIMES, ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import TIMES, Contract
 from flwr_hetero.server.nodes import WAIT_S, wait_for_nodes, whole_grid
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -254,7 +254,7 @@ class TiFL(TierEvaluation):
 
     # --- replies -----------------------------------------------------------------------
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
         """Return whether a node of a simulation says how long it took; elsewhere it need not."""
         latency = context.latency_of(reply)
         if self.num_tiers == 1 or latency is None or not context.simulated or context.same_clock:
