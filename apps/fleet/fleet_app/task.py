@@ -188,7 +188,7 @@ class FleetSettings(Settings):
         if self.selection == "over-select":
             strategy = OverSelect(strategy, self.clients_per_round)
         if self.average_rounds:
-            strategy = ModelAverage(strategy, rounds=self.average_rounds)
+            strategy = ModelAverage(strategy, window=self.average_rounds)
         return SamplerMetrics(strategy)
 
     def _sliced(self, strategy: Strategy) -> FedSlice:
