@@ -3,15 +3,13 @@ r"""FedBuff on NumPy arrays, and weights that do not depend on how often a node 
 Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022,
 Algorithm 1, for a model w of version t::
 
-    1: start nodes, drawn uniformly from the idle ones       draw_nodes
-    2: when the update d_i of a node arrives, which started at version t_i:
-    3:     s <- t - t_i                                      staleness_of
-    4:     buffer <- buffer + a(s) d_i                       staleness_weights
-    5:     start another idle node                           draw_nodes
-    6: when the buffer holds K updates:                      full_buffer
-    7:     w <- w + eta_g sum(buffer) / K;  t <- t + 1       rule.Rule.on_replies
-
-What is ours is below: nodes that reply more often do not count more (:class:`RateCorrection`).
+    1: start nodes, drawn uniformly from the idle ones            draw_nodes
+    2: on the update d_i of a node that started at version t_i:   engine.Engine.update
+    3:     s <- t - t_i                                           staleness_weights
+    4:     buffer <- buffer + a(s) d_i                            staleness_weights
+    5:     start another idle node                                draw_nodes
+    6: when the buffer holds K updates:                           full_buffer
+    7:     w <- w + eta_g sum(buffer) / K;  t <- t + 1            strategy.Rule.on_replies
 """
 
 import json
@@ -68,32 +66,22 @@ def draw_nodes(idle: Sequence[int], room: int, rng: np.random.Generator) -> list
     return [idle[i] for i in sorted(drawn.tolist())]
 
 
-def staleness_of(started: ArrayLike, version: int) -> NDArray[np.int64]:
-    """Return how many server updates there were since nodes started from a version.
-
-    >>> staleness_of([7, 4], version=7)
-    array([0, 3])
-    """
-    return version - np.asarray(started, np.int64)  # Alg. 1, l. 3
-
-
-def staleness_weights(staleness: ArrayLike, exponent: float = 0.5) -> Floats:
+def staleness_weights(started: ArrayLike, version: int, exponent: float = 0.5) -> Floats:
     r"""Weigh updates down by the server updates since they started.
 
     .. math:: a(s) = (1 + s)^{-\alpha}
 
-    The paper's exponent is 1/2; 0 treats all alike.
+    started: (num_updates,), versions of at most this one -> (num_updates,), in (0, 1].
 
-    staleness: (num_updates,), at least 0 -> (num_updates,), in (0, 1].
-
-    >>> staleness_weights([0, 3, 8])
+    >>> staleness_weights([9, 6, 1], version=9)
     array([1.        , 0.5       , 0.33333333])
     """
-    return np.asarray((1.0 + np.asarray(staleness, np.float64)) ** -exponent)  # Alg. 1, l. 4
+    staleness = version - np.asarray(started, np.float64)  # Alg. 1, l. 3
+    return np.asarray((1.0 + staleness) ** -exponent)  # l. 4
 
 
 def staleness_exponent(staleness: str | float) -> float:
-    """Return the exponent that a user asks for.
+    """Return the exponent that a user asks for; the paper's is 1/2, 0 treats all alike.
 
     >>> staleness_exponent("sqrt"), staleness_exponent("none"), staleness_exponent(1)
     (0.5, 0.0, 1.0)
@@ -136,8 +124,7 @@ def update_weights(
               \qquad \bar v = \frac{\sum_j r_j v_j}{\sum_j r_j}
 
     Node j sends :math:`r_j` replies a second. With :math:`v_j = p_j / r_j` it adds
-    :math:`p_j d_j` per second, whatever its speed. Against the mean of the buffer a heavy update
-    would count less, for it makes that mean.
+    :math:`p_j d_j` per second, whatever its speed.
 
     weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,), of every node;
     limit: c, at least 1 -> (num_updates,), the step of their mean, and the share cut off.
@@ -208,41 +195,30 @@ class ReplyMeans:
 
 
 class RateCorrection:
-    r"""Weights that undo, by a power, how often each node replies; learnt from the replies.
+    r"""Weights :math:`p_i^a \, r_i^{-b}`, which undo how often each node replies.
 
-    .. math:: v_i = p_i^a \, r_i^{-b}
-
-    A node's weight is p, and ``powers`` are (a, b). ``max_weight`` is the largest weight of an
-    update in means; None: by the spread of the nodes (:func:`largest_weight`).
+    ``powers`` are (a, b), p is a node's weight, and its rate r is learnt from its replies.
+    ``max_weight`` is the largest weight of an update in means; None: :func:`largest_weight`.
     """
 
     def __init__(self, powers: tuple[float, float], max_weight: float | None) -> None:
         self.powers, self.max_weight = powers, max_weight
+        self.undoes_rate = powers[1] > 0
         self.means: dict[str, ReplyMeans] = {}
         self.last_reply_s: dict[str, float] = {}
 
-    @property
-    def undoes_rate(self) -> bool:
-        """Whether a node's updates weigh the less, the more often it replies."""
-        return self.powers[1] > 0
+    def learn(
+        self, node: str, weight: float, sent_s: float, arrived_s: float, discount: float
+    ) -> None:
+        """Learn from a reply how long its node was in flight and idle, and what it counts."""
+        before_s = self.last_reply_s.get(node)
+        idle_s = None if before_s is None else max(0.0, sent_s - before_s)
+        self.last_reply_s[node] = arrived_s
+        self.means.setdefault(node, ReplyMeans()).add(weight, arrived_s - sent_s, idle_s, discount)
 
-    def weigh(
-        self,
-        nodes: Sequence[str],
-        weights: Sequence[float],
-        times_s: Sequence[tuple[float, float]],
-        discounts: Floats,
-    ) -> Shares:
-        """Learn from the replies of these nodes, sent and arrived at these times; weigh them."""
-        for node, weight, (sent_s, arrived_s), discount in zip(
-            nodes, weights, times_s, discounts.tolist(), strict=True
-        ):
-            before_s = self.last_reply_s.get(node)
-            idle_s = None if before_s is None else max(0.0, sent_s - before_s)
-            self.last_reply_s[node] = arrived_s
-            means = self.means.setdefault(node, ReplyMeans())
-            means.add(weight, arrived_s - sent_s, idle_s, discount)
-        (a, b), intervals_s = self.powers, self.intervals_s()
+    def weigh(self, nodes: Sequence[str], weights: Sequence[float], discounts: Floats) -> Shares:
+        """Weigh updates of these nodes, from which it has learnt."""
+        (a, b), intervals_s = self.powers, self._intervals_s()
         all_s = np.array(list(intervals_s.values()))
         every = np.array([means.weight for means in self.means.values()]) ** a * all_s**b
         limit = inf
@@ -251,19 +227,18 @@ class RateCorrection:
             limit = self.max_weight or largest_weight(every) / mean
             # only what is staler than usual for its node is weighed down, or slow ones count less
             own = np.array([self.means[node].discount for node in nodes])
-            discounts = np.asarray(self.mean_discount * discounts / own)
+            discounts = np.asarray(self.mean_discount() * discounts / own)
         raw = np.power(weights, a) * np.power([intervals_s[node] for node in nodes], b)
         found, step, clipped_share = update_weights(raw, every, 1 / all_s, limit)
         return Shares(discounts, step, found / np.where(weights, weights, 1.0), clipped_share)
 
-    @property
     def mean_discount(self) -> float:
-        """Mean discount of stale updates over all replies."""
+        """Return the mean discount of stale updates over all replies."""
         every = [means.discount for means in self.means.values()]
-        replies_per_s = [1 / interval_s for interval_s in self.intervals_s().values()]
+        replies_per_s = [1 / interval_s for interval_s in self._intervals_s().values()]
         return float(np.average(every, weights=replies_per_s))
 
-    def intervals_s(self) -> dict[str, float]:
+    def _intervals_s(self) -> dict[str, float]:
         """Return the mean time between each node's replies."""
         starts = sum(means.starts for means in self.means.values())
         idle_s = sum(m.starts * m.idle_s for m in self.means.values()) / max(1, starts)
@@ -272,10 +247,9 @@ class RateCorrection:
     def to_str(self) -> str:
         """Write what was learnt as JSON."""
         means = {node: asdict(each) for node, each in self.means.items()}
-        return json.dumps({"means": means, "last_reply_s": self.last_reply_s})
+        return json.dumps([means, self.last_reply_s])
 
-    def learn_from(self, text: str) -> None:
+    def load_str(self, text: str) -> None:
         """Take up what :meth:`to_str` wrote."""
-        known = json.loads(text)
-        self.last_reply_s = known["last_reply_s"]
-        self.means = {node: ReplyMeans(**means) for node, means in known["means"].items()}
+        means, self.last_reply_s = json.loads(text)
+        self.means = {node: ReplyMeans(**each) for node, each in means.items()}

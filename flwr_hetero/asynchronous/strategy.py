@@ -1,28 +1,167 @@
-"""FedBuff: updates are added to the model as they come, a buffer of them at a time."""
+"""Strategies without rounds: the rule that each of them is, and FedBuff."""
 
 from collections import Counter
 from logging import INFO
+from math import inf
+from typing import Any, ClassVar
 
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log
-from flwr_hetero.asynchronous.algorithm import (
-    RateCorrection,
-    Shares,
-    default_buffer,
-    full_buffer,
-    staleness_exponent,
-    staleness_of,
-    staleness_weights,
-)
-from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.rule import Rule
-from flwr_hetero.errors import check_choice, check_count, check_number
+from flwr_hetero._flwr import log, trains_trees
+from flwr_hetero.asynchronous import algorithm
+from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
+from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.contract import check_enough_updates, check_unscaled
-from flwr_hetero.state_dict import StateDict, check_state
+from flwr_hetero.server.nodes import GridView, online_nodes
+from flwr_hetero.server.rounds import Loop
+from flwr_hetero.server.selection import Selection
+from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
 POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}
 """Powers of the wrapped strategy's weight and of the interval between replies."""
+
+
+class Rule(Selection):
+    """Keep nodes in flight; a rule says whom to ask, when to update the model, by what weight."""
+
+    name: ClassVar[str] = "fedbuff"  # of all rules: reports show the same of them
+    decides = frozenset({"selection", "loop", "waiting"})
+    count_argument = "concurrency"
+    outside_of = frozenset({"steps"})
+    unit = "server update"
+    """What a round is called in the log."""
+    evaluates_each_round = False
+    """Whether nodes evaluate every round's model; else in a tenth of the time at most."""
+
+    def __init__(
+        self, strategy: Strategy | None = None, *, concurrency: int | None = None, seed: int = 0
+    ) -> None:
+        if concurrency is not None:
+            check_count("concurrency", concurrency, 1)
+        self.rng = np.random.default_rng(check_count("seed", seed))
+        super().__init__(strategy)
+        if trains_trees(self.leaf):
+            rule = "average models: updates of trees cannot be added to a newer model"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
+        self.concurrency, self.version = concurrency, 0
+        self.updates: dict[str, Update] = {}  # of this server update, by message
+        self.engine: Engine | None = None  # of the last run, which may go on
+        self._chosen: list[int] = []
+        self._factors: dict[str, float] | None = None
+        self._info: dict[str, Any] = {}
+
+    # --- the rule: override these ------------------------------------------------------------
+
+    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+        """Return the idle nodes that start now: drawn uniformly, for as many as there is room."""
+        room = len(idle) if self.concurrency is None else max(0, self.concurrency - in_flight)
+        return algorithm.draw_nodes(idle, room, self.rng)
+
+    def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
+        """Return the updates that are added to the model now; empty: none yet."""
+        raise NotImplementedError
+
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
+        """Return what updates count; ``weights`` are those that the wrapped strategy gives."""
+        raise NotImplementedError
+
+    def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
+        """Add a node's scaled update to the present model."""
+        start = next(iter(update.pending.instruction.content.array_records.values()))
+        if scale == 1.0 and update.pending.version == self.version:
+            return reply
+        return with_update(reply, start, context.arrays, scale)
+
+    def ends_round(self) -> bool:
+        """Return whether the server update that was just made is the last one of its round."""
+        return True
+
+    def failed(self, node_id: int) -> None:
+        """Learn that a node that was to train has no reply that counts."""
+
+    @property
+    def wake_s(self) -> float:
+        """Until when to wait for the next reply at most, on the fleet's clock."""
+        return inf
+
+    # --- what the engine asks ----------------------------------------------------------------
+
+    @property
+    def loop(self) -> Loop:
+        """Without rounds."""
+        return lambda run: run_asynchronously(run, self)
+
+    def choose(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+        """Choose the nodes that the wrapped strategy is shown."""
+        self._chosen = self.next_nodes(idle, in_flight, waiting)
+        return self._chosen
+
+    def begin(self, due: list[Update], version: int) -> None:
+        """Prepare a server update of the model of a version."""
+        self.updates, self.version = {u.pending.message_id: u for u in due}, version
+        self._info = {}
+
+    # --- hooks -------------------------------------------------------------------------------
+
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
+        """Show the nodes that were chosen."""
+        return GridView(grid, self._chosen)
+
+    def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
+        """Show all nodes: they evaluate when they are idle next."""
+        return GridView(grid, sorted(online_nodes(grid)) if self._inner_evaluates else [])
+
+    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Add each update to the present model, as if all nodes had just trained on it."""
+        if not replies:
+            return replies
+        ids = [reply.metadata.reply_to_message_id for reply in replies]
+        updates = [self.updates[message_id] for message_id in ids]
+        shares = self.weigh(updates, super().weights(context, replies))
+        # Alg. 1, l. 4 and 7: the wrapped strategy's mean of w + a(s) d_i is w + sum / K
+        scales = (shares.step * shares.scales).tolist()
+        self._factors = None
+        if shares.factors is not None:
+            self._factors = dict(zip(ids, shares.factors.tolist(), strict=True))
+        added = [update for i, update in self.updates.items() if i in ids]
+        self._info = {
+            "nodes": [self.identity(update.pending.node_id) for update in added],
+            "staleness": [self.version - update.pending.version for update in added],
+            "age_s": [update.arrived_s - update.pending.sent_s for update in added],
+            "step": shares.step,
+            "clipped_share": shares.clipped_share,
+        }
+        moving = zip(updates, replies, scales, strict=True)
+        return [self.moved(context, *each) for each in moving]
+
+    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
+        """Return by what the updates are weighted in their mean."""
+        if self._factors is None:
+            return [1.0] * len(replies)
+        factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
+        return [w * f for w, f in zip(super().weights(context, replies), factors, strict=True)]
+
+    def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
+        """Learn nothing of rounds."""
+
+    def round_info(self) -> dict[str, Any]:
+        """Return the updates that were added in order of arrival, with staleness and age."""
+        return self._info
+
+    def state_dict(self) -> StateDict:
+        """Return the state of the generator."""
+        return {"rng": rng_to_str(self.rng)}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        check_state(state, {"rng": str}, type(self).__name__)
+        self.rng = rng_from_str(str(state["rng"]))
 
 
 class FedBuff(Rule):
@@ -31,7 +170,7 @@ class FedBuff(Rule):
     .. math:: w \leftarrow w + \frac{1}{K} \sum_{i \in buffer} \frac{v_i}{\bar v} \,
               \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
-    No round waits for its slowest node. ``num_rounds`` of ``start`` counts server updates. Put
+    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates. Put
     what sets steps inside: ``FedBuff(LocalSteps(budget="slice"))``.
 
     Parameters
@@ -48,9 +187,8 @@ class FedBuff(Rule):
         exponent of 1 / (1 + s).
     weighting : {"fair", "sqrt", "examples", "equal"}
         ``fair``: as the wrapped strategy weights (by examples), times the node's mean seconds
-        between two replies. Nodes do not count more because they answer more often, nor less
-        because they are always stale, and one that has sent half of a buffer waits. ``sqrt``: the
-        root of that. ``examples``: as the wrapped strategy weights. ``equal``: the paper's rule.
+        between two replies, so that no node counts by its speed. ``sqrt``: the root of that.
+        ``examples``: as the wrapped strategy weights. ``equal``: the paper's rule.
     rate_correction : float, optional
         Power in [0, 1] with which a node's reporting rate is undone, in place of that of
         ``weighting``.
@@ -68,12 +206,10 @@ class FedBuff(Rule):
 
     Notes
     -----
-    The update is the difference to the model that the node started from. A node whose reply is
-    bad or does not come is backed off for 10 s, or for the time-out, and twice as long each time;
-    one that is away for as long as its last job took, and four times as long each time. A run
-    ends when all nodes have failed six times in a row. Nodes evaluate when they are idle next, in
-    a tenth of the time at most, and at the end. A resumed run loses no server update, and its
-    draws and weights go on; what was in flight is asked again with the newest model.
+    A node whose reply is bad or does not come is backed off, longer each time. A run ends when
+    all nodes have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of
+    the time at most, and at the end. A resumed run loses no server update; what was in flight is
+    asked again with the newest model.
 
     References
     ----------
@@ -100,7 +236,7 @@ class FedBuff(Rule):
     ) -> None:
         if buffer_size is not None:
             check_count("buffer_size", buffer_size, 1)
-        self.exponent = staleness_exponent(staleness)
+        self.exponent = algorithm.staleness_exponent(staleness)
         powers = POWERS[check_choice("weighting", weighting, tuple(POWERS))]
         if rate_correction is not None:
             powers = powers[0], check_number("rate_correction", rate_correction, "[0, 1]")
@@ -109,14 +245,14 @@ class FedBuff(Rule):
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         check_enough_updates(self.leaf, buffer_size, "buffer_size")
         self.rates = RateCorrection(powers, max_weight)
-        if self.rates.undoes_rate and rate_correction is None:
-            check_unscaled(self, "weighting", weighting)
-        elif self.rates.undoes_rate:
-            check_unscaled(self, "rate_correction", rate_correction)
+        if self.rates.undoes_rate:
+            by_number = rate_correction is not None
+            name = "rate_correction" if by_number else "weighting"
+            check_unscaled(self, name, rate_correction if by_number else weighting)
         self.buffer_size, self.weighting, self.size = buffer_size, weighting, 1
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Draw nodes; where rates are undone, none that would fill the buffer."""
+        """Draw nodes; where rates are undone, none that has sent half of a buffer."""
         if self.rates.undoes_rate and in_flight:
             often = Counter(update.pending.node_id for update in waiting)
             idle = [node for node in idle if often[node] < max(2, (self.size + 1) // 2)]
@@ -126,21 +262,23 @@ class FedBuff(Rule):
         """Return the first K updates when there are as many."""
         training = min(self.concurrency or in_flight, in_flight)  # others evaluate
         self.size = self.buffer_size or self.default_size(training)
-        return full_buffer(waiting, self.size)
+        return algorithm.full_buffer(waiting, self.size)
 
     def default_size(self, in_flight: int) -> int:
         """Return K where it is not given."""
-        return default_buffer(in_flight)
+        return algorithm.default_buffer(in_flight)
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh stale updates down, and by default let no node count by its speed."""
-        stale = staleness_of([update.pending.version for update in updates], self.version)
-        discounts = staleness_weights(stale, self.exponent)
-        if self.rates.powers == (0.0, 0.0):  # the paper's rule
+        started = [update.pending.version for update in updates]
+        discounts = algorithm.staleness_weights(started, self.version, self.exponent)
+        if self.rates.powers == POWERS["equal"]:  # the paper's rule
             return Shares(discounts)
         nodes = [self.identity(update.pending.node_id) for update in updates]
-        times_s = [(update.pending.sent_s, update.arrived_s) for update in updates]
-        return self.rates.weigh(nodes, weights, times_s, discounts)
+        replies = zip(nodes, weights, updates, discounts.tolist(), strict=True)
+        for node, weight, update, discount in replies:
+            self.rates.learn(node, weight, update.pending.sent_s, update.arrived_s, discount)
+        return self.rates.weigh(nodes, weights, discounts)
 
     def state_dict(self) -> StateDict:
         """Return the generator's state, and what is known of the nodes' replies."""
@@ -150,7 +288,7 @@ class FedBuff(Rule):
         """Continue from ``state_dict``."""
         check_state(state, {"rates": str}, "FedBuff")
         super().load_state_dict(state)
-        self.rates.learn_from(str(state["rates"]))
+        self.rates.load_str(str(state["rates"]))
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""

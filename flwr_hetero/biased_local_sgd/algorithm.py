@@ -97,7 +97,8 @@ def correction_scales(
 
 
 def _whole(steps: NDArray[np.float64], most: int) -> Indices:
-    whole = np.floor(steps * (1 + 1e-9))  # so that 0.29 * 100 is 29 steps and not 28
+    # so that 0.29 * 100 is 29 steps and not 28
+    whole = np.floor(steps * (1 + 1e-9))
     return np.asarray(np.clip(np.nan_to_num(whole, nan=1), 1, most), np.int64)
 
 

@@ -126,7 +126,8 @@ def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tupl
         compute_s = min(steps * step_s, latency.seconds)
         fixed_s = latency.seconds - compute_s
     if latency.source != "observed":
-        fixed_s = max(fixed_s, round(seen_s - compute_s, 6))  # no rounding errors
+        # what it does not claim is its link; rounded, so that no error of rounding is one
+        fixed_s = max(fixed_s, round(seen_s - compute_s, 6))
     return compute_s, fixed_s
 
 
@@ -183,7 +184,8 @@ class MeasuredSteps(Wrapper):
     ) -> list[Message]:
         """Write each node's steps into its own config."""
         steps = self.num_steps([self.identity(m.metadata.dst_node_id) for m in messages])
-        steps = np.maximum(steps, self.speeds.usual_passes())  # one for each local epoch
+        # one for each local epoch, at least
+        steps = np.maximum(steps, self.speeds.usual_passes())
         for message, count in zip(messages, steps.tolist(), strict=True):
             config_of(message)[keys.NUM_STEPS] = count
         return messages
@@ -215,6 +217,7 @@ class MeasuredSteps(Wrapper):
                 context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
             self._assigned[context.identity(node_id)] = assigned
             if steps := self.steps_of(context, reply):
+                # metrics are means over what counts
                 metrics[keys.NUM_STEPS] = steps
                 self.speeds.learn(context, reply, metrics, steps)
         return self._corrected(context, replies) if self.step_correction else replies
@@ -224,7 +227,8 @@ class MeasuredSteps(Wrapper):
         if not any(weights):
             return replies
         steps = np.array([self.steps_of(context, reply) for reply in replies])
-        steps[steps == 0] = steps.max(initial=1)  # not reported: the smallest scale
+        # who reports none is scaled least
+        steps[steps == 0] = steps.max(initial=1)
         scales = self.scales(replies, steps, weights).tolist()
         return [
             reply if scale == 1.0 else with_update(reply, start, start, scale)

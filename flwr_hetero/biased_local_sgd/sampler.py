@@ -32,11 +32,6 @@ class TopLossSampler(BatchSampler):
     fast : bool
         Whether the node is fast. Slow nodes draw uniformly.
 
-    Attributes
-    ----------
-    losses : ndarray of float32, shape (num_samples,)
-        Latest loss per sample; NaN where none is recorded yet.
-
     Raises
     ------
     ValueError
@@ -71,7 +66,7 @@ class TopLossSampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.high_loss_fraction = check_number("high_loss_fraction", high_loss_fraction, "(0, 1]")
         self.share, self.fast = check_number("share", share, "(0, 1]"), bool(fast)
-        self.losses = np.full(self.num_samples, np.nan, np.float32)
+        self.losses = np.full(self.num_samples, np.nan, np.float32)  # the latest, NaN if unknown
         self._unreported = np.zeros(self.num_samples, dtype=bool)
         self._allocation = np.empty(0, np.int64)
         self._position = 0
@@ -111,6 +106,7 @@ class TopLossSampler(BatchSampler):
 
     def _allocate(self) -> Indices:
         if self._assigned:
+            # the server's list, once more
             return self.rng.permutation(self._allocation)
         if self.fast:
             # l. 3 to 5, of the node's own samples

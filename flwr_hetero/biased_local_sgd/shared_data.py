@@ -74,6 +74,7 @@ class SharedSamples:
         """Take a round's samples out of the pools, node by node."""
         if not num_steps:
             return []
+        # N_F and N_S follow from the steps of this round
         by_loss = [is_fast and self.high_loss_fraction is not None for is_fast in fast]
         share = self.share if self.share and any(by_loss) else fast_share(num_steps, by_loss)
         return [
@@ -100,7 +101,8 @@ class SharedSamples:
         fraction = self.high_loss_fraction or 0.0
         self._taken = fast_allocation(self.losses, num_fast, fraction, self.rng)
         self.epoch += 1
-        if self.unified:  # what the slow nodes had left may be the fast nodes' now
+        if self.unified:
+            # what the slow nodes had left may be the fast nodes' now
             self._slow_pool = np.empty(0, np.int64)
         return self._taken
 

@@ -37,8 +37,8 @@ class LocalSteps(MeasuredSteps):
 
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
-    The number is ``num-steps`` in the node's own config. Of what a node reports as ``num-steps`` in
-    its metrics, at most the number assigned counts.
+    The number is ``num-steps`` in the node's own config. Of what it reports as ``num-steps`` in its
+    metrics, at most the number assigned counts.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class LocalSteps(MeasuredSteps):
         Steps tau_F of a fast node per round.
     budget : {"two-class", "deadline", "slice"}
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
-        ``deadline_s``, transfers included. ``slice``: the same, but a node whose transfers
-        would take more than half of it gets longer; for :class:`FedBuff`.
+        ``deadline_s``, transfers included. ``slice``, for FedBuff: longer for a node whose
+        transfers would take more than half of that.
     gamma : float or mapping of str to float, optional
         For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
     deadline_s : float, optional
@@ -131,7 +131,8 @@ class LocalSteps(MeasuredSteps):
             fast, measured = self.speeds.classes()
             slow_gamma = measured if self.gamma is None else self.gamma
             gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
-            if self.gamma != 1:  # balanced: no time is needed
+            # balanced steps need no time
+            if self.gamma != 1:
                 gammas[np.isnan(step_s)] = nan
         # l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
@@ -181,9 +182,8 @@ class BiasedLocalSGD(LocalSteps):
 
     .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 
-    Every node gets ``num-steps`` in its own config, and ``fast``, ``fast-share`` and
-    ``high-loss-fraction`` for its :class:`~flwr_hetero.sampler.TopLossSampler`. Metrics are
-    weighted by examples. Strategies that do not weight (median, Krum) get the steps only.
+    Nodes choose their samples with a :class:`~flwr_hetero.sampler.TopLossSampler`. Strategies that
+    do not weight (median, trimmed mean, Krum) get the steps only.
 
     Parameters
     ----------
@@ -201,9 +201,8 @@ class BiasedLocalSGD(LocalSteps):
         Size of the fast nodes' allocation as a part of the samples, in (0, 1]. None: the
         paper's, tau_F P_F / (tau_F P_F + tau_S P_S). The closer to 1, the weaker the bias.
     shared_samples : int, optional
-        Size N of a data set that all nodes see (the paper's setting): the server collects the
-        losses and assigns lists of indices. None: each node ranks its own samples, and neither
-        an index nor a single loss leaves it.
+        Size N of a data set that all nodes see (the paper's setting): the server collects losses
+        and assigns indices. None: each node ranks its own samples, and nothing of one leaves it.
     batch_size, unified, seed
         For shared data: examples per step; whether slow nodes get what the fast ones left
         (Table 6); of the server's generator.
@@ -246,11 +245,11 @@ class BiasedLocalSGD(LocalSteps):
             self.has_shared_data = True
             self.only_rounds = "indices are assigned to all nodes of a round together"
         self.weigh_by_steps = self.has_shared_data if weigh_by_steps is None else weigh_by_steps
-        if step_correction is None:
-            step_correction = 0.0 if self.weigh_by_steps else 0.5
         if self.weigh_by_steps and step_correction:
             rule = "be 0 or left out where models are weighted by steps"
             raise invalid("step_correction", step_correction, rule)
+        if step_correction is None:
+            step_correction = 0.0 if self.weigh_by_steps else 0.5
         super().__init__(strategy, fast_steps, step_correction=step_correction, **budget)
         if self.weigh_by_steps:
             self._check_weights_by_steps()
@@ -285,7 +284,8 @@ class BiasedLocalSGD(LocalSteps):
         messages = super().on_instructions(context, messages, grid)
         message_of = {message.metadata.dst_node_id: message for message in messages}
         node_ids = sorted(message_of, key=context.fleet.nodes.sort_key)
-        if self.shared is not None:  # a node that was never measured chooses its first samples
+        if self.shared is not None:
+            # a node that was never measured chooses its first samples
             node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
         fast_nodes = self.fast_nodes()
         steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
@@ -304,8 +304,8 @@ class BiasedLocalSGD(LocalSteps):
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
         """Refuse nonsense of steps and, with shared data, of losses."""
-        bad_losses = None if self.shared is None else self.shared.why_bad(reply)
-        return super().why_bad(context, reply) or bad_losses
+        reason = super().why_bad(context, reply)
+        return reason or (self.shared.why_bad(reply) if self.shared else None)
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
@@ -318,6 +318,7 @@ class BiasedLocalSGD(LocalSteps):
         """Weight models by their steps (l. 15, Eq. 4): the fewest for those that report none."""
         if not self.weigh_by_steps:
             return super().weights(context, replies)
+        # l. 15
         steps = [self.steps_of(context, reply) for reply in replies]
         fewest = min((count for count in steps if count), default=1)
         return [float(count or fewest) for count in steps]

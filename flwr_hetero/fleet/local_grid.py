@@ -248,7 +248,7 @@ class LocalGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``."""
         ids = set(message_ids)
-        arrived = self._collect(ids)
+        arrived = [*self._unknown(ids), *self._collect(ids, self.virtual_time_s)]
         if ids and not arrived:
             self.virtual_time_s += POLL_S
         return arrived
@@ -277,7 +277,7 @@ class LocalGrid(Grid):
         if timeout is not None:
             until_s = min(until_s, self.virtual_time_s + timeout)
         self.virtual_time_s = max(self.virtual_time_s, until_s)
-        return self._collect(ids)
+        return [*self._unknown(ids), *self._collect(ids, self.virtual_time_s)]
 
     def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
         """Wait for the next reply, or until a virtual time; return what has arrived by then."""
@@ -297,12 +297,14 @@ class LocalGrid(Grid):
             heappush(queue, entry)
         if until_s < inf:
             self.virtual_time_s = max(self.virtual_time_s, until_s)
-        return self._collect(mine)
+        return self._collect(mine, self.virtual_time_s)
 
-    def _collect(self, ids: set[str]) -> list[Message]:
-        """Return the replies that have arrived, and errors for messages that there are not."""
+    def _collect(self, ids: set[str], until_s: float) -> list[Message]:
         pending = self.traffic.pending
-        unknown = [unavailable(i) for i in sorted(ids - pending.keys())]
         arrived = sorted((pending[i][0], i) for i in ids & pending.keys())
-        self.arrived_s = {i: at_s for at_s, i in arrived if at_s <= self.virtual_time_s}
-        return [*unknown, *(pending.pop(i)[1] for i in self.arrived_s)]
+        self.arrived_s = {i: at_s for at_s, i in arrived if at_s <= until_s}
+        return [pending.pop(i)[1] for i in self.arrived_s]
+
+    def _unknown(self, ids: set[str]) -> list[Message]:
+        """Return errors for messages that were collected, have ended or were never sent."""
+        return [unavailable(i) for i in sorted(ids - self.traffic.pending.keys())]

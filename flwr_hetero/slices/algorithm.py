@@ -1,4 +1,14 @@
-"""FedSlice's own rules on NumPy arrays: slices, buffer, average."""
+r"""FedSlice on NumPy arrays, for server model w of version t, average a, n nodes in flight.
+
+::
+
+    1: node i takes tau_i steps from w_t, as many as fit a slice      slice_steps
+    2: its update d_i waits in a buffer                               asynchronous.engine
+    3: when K = max(2, n // 4) wait:                                  buffer_size
+    4:     w <- w + b sum_i (v_i / mean v) a(s_i) d_i / K             FedBuff; b: largest_step
+    5:     a <- a + p_t (w - a)                                       new_part
+    6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
+"""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,38 +23,16 @@ RECENT = 15.0
 """Growth of the average: of about the last sixteenth of all models, while these are few."""
 
 
-def buffer_size(in_flight: int) -> int:
-    """Return the updates of a server update: a quarter of the nodes in flight, at least 2.
-
-    >>> [buffer_size(n) for n in (1, 3, 5, 20)]
-    [1, 2, 2, 5]
-    """
-    return min(max(2, in_flight // 4), max(1, in_flight))
-
-
-def new_part(count: int, window: int) -> float:
-    r"""Return the newest model's part in the average of ``count`` models.
-
-    .. math:: p_t = \max\left(\frac{\eta + 1}{t + \eta}, \frac{1}{R}\right)
-
-    The first models weigh little, so that an early stop is no worse than the newest model.
-
-    >>> [round(new_part(count, 32), 3) for count in (1, 2, 17, 500)]
-    [1.0, 0.941, 0.5, 0.031]
-    """
-    return max((RECENT + 1) / (count + RECENT), 1 / window)
-
-
 def slice_steps(
     quick_s: float, step_times_s: ArrayLike, fixed_times_s: ArrayLike, most: ArrayLike
 ) -> NDArray[np.int64]:
-    r"""Set the steps of each node's slice.
+    r"""Set the steps of each node's slice (l. 1).
 
     .. math:: \tau_i = \min\left(\left\lfloor \frac{\max(S, c_i (1 - \rho) / \rho)}{t_i}
               \right\rfloor, m_i\right)
 
-    A slice lasts as long as that of a quick node, S. Where a message's fixed cost :math:`c_i` is
-    more than a fifth of it, it lasts longer. It is never more than FedAvg's own job.
+    A slice lasts as long as that of a quick node, S, or longer where a message's fixed cost
+    :math:`c_i` is more than a fifth of it.
 
     quick_s: seconds of steps; step_times_s, fixed_times_s: (num_nodes,), NaN where unknown;
     most: (num_nodes,), steps of FedAvg's job, infinite where unknown
@@ -60,14 +48,22 @@ def slice_steps(
     return np.asarray(np.maximum(whole, 1), np.int64)
 
 
+def buffer_size(in_flight: int) -> int:
+    """Return the updates of a server update: a quarter of the nodes, at least 2 (l. 3).
+
+    >>> [buffer_size(n) for n in (1, 3, 5, 20)]
+    [1, 2, 2, 5]
+    """
+    return min(max(2, in_flight // 4), max(1, in_flight))
+
+
 def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
-    r"""Return the largest factor of a server update's mean.
+    r"""Return the largest factor of a server update's mean (l. 4).
 
     .. math:: \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
 
-    After it n / K server updates, which all nodes in flight make together, move the model no
-    further than a slice of a quick node would. Nodes that are equally fast started from about the
-    same model: the sum of their updates would overshoot.
+    With it n / K server updates, which all nodes in flight make together, move the model no
+    further than a slice of a quick node would: the sum of equal updates would overshoot.
 
     steps: (num_nodes,), of the nodes' slices.
 
@@ -79,3 +75,16 @@ def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
     known = np.asarray(steps, np.float64)
     spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
     return num_updates / in_flight * spread
+
+
+def new_part(count: int, window: int) -> float:
+    r"""Return the newest model's part in the average of ``count`` models (l. 5).
+
+    .. math:: p_t = \max\left(\frac{\eta + 1}{t + \eta}, \frac{1}{R}\right)
+
+    The first models weigh little, so that an early stop is no worse than the newest model.
+
+    >>> [round(new_part(count, 32), 3) for count in (1, 2, 17, 500)]
+    [1.0, 0.941, 0.5, 0.031]
+    """
+    return max((RECENT + 1) / (count + RECENT), 1 / window)

@@ -230,7 +230,7 @@ class SliceRule(FedBuff):
             log(INFO, text, ", ".join(names))
         in_flight = max(len(updates), self._training)
         limit = largest_step(self.steps.num_steps(list(speeds.step_s)), len(updates), in_flight)
-        bound = min(1.0, limit / self.rates.mean_discount)  # l. 4
+        bound = min(1.0, limit / self.rates.mean_discount())  # l. 4
         return shares._replace(scales=shares.scales * bound)
 
     def ends_round(self) -> bool:

@@ -183,6 +183,7 @@ def select(
         if state.tier >= 0 and accuracy[state.tier] <= before[state.tier]:
             # l. 5
             state = state._replace(probs=change_probs(state.accuracy))
+    # n_j > |C| is assumed in the paper; here a tier may have no node
     possible = np.array([len(names) > 0 for names in members])
     while possible.any():
         # l. 8-14, without the loop: a tier that has credits
@@ -203,7 +204,8 @@ def select(
 
 def _first_that_any(eligible: NDArray[np.bool_], *rows: Floats | None) -> Floats:
     """Return the first weights of which an eligible tier has some, as probabilities."""
-    for row in (*rows, np.ones(len(eligible))):  # "fast", say, with no node of tier 0
+    # all alike in the end: "fast", say, with no node of tier 0
+    for row in (*rows, np.ones(len(eligible))):
         if row is not None and (weights := row * eligible).any():
             break
     return np.asarray(weights / weights.sum())

@@ -45,7 +45,8 @@ class TierEvaluation(Selection):
         free = [node for node in online if node not in in_flight]
         if blocked:
             free = [node for node in free if self.identity(node) not in blocked]
-        leaf: Any = self.leaf  # as many as it would ask alone, if so many are free
+        # as many as it would ask alone, if so many are free
+        leaf: Any = self.leaf
         leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(free))
         return free
 
@@ -61,6 +62,7 @@ class TierEvaluation(Selection):
         messages = super().configure_evaluate(server_round, arrays, config, grid, context)
         self._further = frozenset()
         if messages and self._is_due(server_round):
+            # l. 21: for each tier, of the same nodes each time
             self._panel = set(self.tiers.panel(self._available(online_nodes(grid))))
             self._further = self._panel - {message.metadata.dst_node_id for message in messages}
             like: Any = messages[0].content
@@ -75,7 +77,7 @@ class TierEvaluation(Selection):
     def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the tiers' accuracies when they are due."""
         if self._is_due(context.round):
-            # l. 21-23
+            # l. 22
             reported = {
                 self.identity(reply.metadata.src_node_id): metrics
                 for reply in replies
@@ -88,7 +90,8 @@ class TierEvaluation(Selection):
 
     def on_evaluate_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Count failures of nodes that only evaluate."""
-        if good:  # else it may be the ClientApp that cannot evaluate
+        # if no node can, it may be the ClientApp
+        if good:
             self.timing.count("evaluate", good, sorted(set(failed) - self._trained))
 
     def _is_due(self, server_round: int) -> bool:

@@ -71,7 +71,8 @@ class LateReplies:
         whole: Any = whole_grid(grid)
         if not waiting:
             return
-        if hasattr(whole, "virtual_time_s"):  # its pull_messages would take time
+        if hasattr(whole, "virtual_time_s"):
+            # its pull_messages would take time
             limit_s = 0.0 if enough is None else T_MAX
             replies: Sequence[Message] = whole.wait_for(waiting, limit_s, enough)
         else:
@@ -95,6 +96,7 @@ class LateReplies:
         if not is_good(late, reply, work.node_id, Expected(metrics=False)):
             return
         seconds, latency = latency_of(late, reply, online), late.latency_of(reply)
+        # it may claim less than it can have taken: the reply was not there before
         work.seconds = max(seconds, TRUSTED * work.missing_s)
         if latency is not None and latency.emulated:
             work.over_s = max(work.over_s, work.began_s + work.seconds)

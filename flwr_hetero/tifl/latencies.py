@@ -70,16 +70,13 @@ class Latencies:
     # --- tiers -------------------------------------------------------------------------
 
     def update(self, context: Exchange, grid: Grid, online: Set[int], tiers: Tiers) -> Tiers | None:
-        """Form tiers as first latencies come in, then every so many rounds of all latencies.
-
-        While they form, a tenth more nodes make it worth while; one that has not answered is
-        slower than those that have.
-        """
+        """Form tiers as first latencies come in, then every so many rounds of all latencies."""
         known, since = len(tiers.latency), context.round - self.last
         if self.phase and (not known or (self.every and since >= self.every)):
             return self._profile(context, grid, online, *self.phase, first=not known)
-        for work in self.late.collect(context, grid, online):
+        for work in self.late.collect(context, grid, online) if self.late.open else ():
             self._note(work.node_id, work.seconds)
+        # while they form, a tenth more nodes make it worth while
         formed, last = None, not (self.late.open or self._more)
         first = self.forming and (last or (bool(self._fresh) and 10 * len(self._fresh) >= known))
         due = since >= (self.every or RENEW_EVERY * (1 + len(online) // LARGE_FLEET))
@@ -97,8 +94,10 @@ class Latencies:
     def _form(self, server_round: int, before: Tiers, first: bool) -> Tiers | None:
         self.last, self.first = server_round, first
         names = sorted(self._seconds, key=identity_key)
+        # the first latency may be a cold start
         warm = [self._seconds[name][1:] or self._seconds[name] for name in names]
         rounds = np.array([(row + [math.nan] * MEMORY)[:MEMORY] for row in warm]).T
+        # who has not answered is slower than those that have
         now_s = self.fleet.clock.virtual_s
         in_flight = [now_s - work.began_s for work in self.late.open.values()]
         formed = form_tiers(names, rounds, self.num_tiers, self.per_round, in_flight)
@@ -108,6 +107,7 @@ class Latencies:
         if first or tiers.moved(before):
             log_tiers(tiers, why, len(in_flight))
             return tiers
+        # members stay, and their latencies are renewed
         before.seconds = tiers.seconds
         before.slowest_s, before.slowest_s2 = tiers.slowest_s, tiers.slowest_s2
         return before
@@ -181,11 +181,13 @@ class Latencies:
         list(grid.push_messages(messages))
         self.fleet.costs.sent(messages, now_s, T_MAX)
         for message in messages:
-            if message.metadata.message_id:  # none if the node is gone
+            # there is no id if the node is gone
+            if message.metadata.message_id:
                 self.late.add(message, message.metadata.dst_node_id, now_s, time.monotonic())
         return []
 
     def _unknown(self, grid: Grid, online: Set[int], rng: np.random.Generator) -> list[int]:
+        # to look at all nodes takes time in proportion to their number
         size, self._rounds_since = 1 + len(online) // LARGE_FLEET, self._rounds_since + 1
         changed = len(online) != self._num_online
         if not self._more and self._rounds_since < (size if changed else LOOK_EVERY * size):

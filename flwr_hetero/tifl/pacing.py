@@ -60,8 +60,6 @@ def weigh_tiers(accuracy: Floats, latency: Floats) -> Floats:
 def steer(state: TierState, accuracy: Floats | None, latency: Floats) -> TierState:
     """Average the accuracies with those so far, and set the probabilities by them: "adaptive".
 
-    The last tier to train has a higher accuracy than it will keep: hence the average.
-
     >>> state = TierState(np.ones(2) / 2, np.full(2, np.nan), np.ones(2), np.ones(2))
     >>> steer(state, np.array([0.8, 0.6]), latency=np.ones(2)).probs
     array([0.2, 0.8])
@@ -69,12 +67,14 @@ def steer(state: TierState, accuracy: Floats | None, latency: Floats) -> TierSta
     if accuracy is None:
         accuracy = state.accuracy
     before = np.where(np.isnan(state.accuracy), accuracy, state.accuracy)
+    # the last tier to train has a higher accuracy than it will keep
     accuracy = np.where(np.isnan(accuracy), before, (before + accuracy) / 2)
     return state._replace(accuracy=accuracy, probs=weigh_tiers(accuracy, latency))
 
 
 def _times_faster(latency: Floats) -> Floats:
-    seconds = np.maximum(latency, 1e-9)  # a clock may be too coarse to see any time
+    # a clock may be too coarse to see any time
+    seconds = np.maximum(latency, 1e-9)
     return np.asarray(seconds.max() / seconds)
 
 

@@ -47,8 +47,8 @@ STATE = {**dict.fromkeys((*HELD, "rng"), str), **TIMES_STATE}
 class TiFL(TierEvaluation):
     """Group nodes into tiers by latency and let one tier train each round.
 
-    The tier is drawn from fixed probabilities (static policies) or from ones that favour tiers of
-    low accuracy and short rounds (adaptive). Nodes are timed while they train: round 1 asks all,
+    The tier is drawn from fixed probabilities (static) or from ones that favour low accuracy and
+    short rounds (adaptive). Nodes are timed while they train: round 1 asks all,
     goes on with the first ``clients_per_round`` replies and leaves the others to finish.
 
     Parameters
@@ -120,8 +120,7 @@ class TiFL(TierEvaluation):
     ) -> None:
         self.named = policy if isinstance(policy, str) else ""
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
-        is_vanilla = self.named == VANILLA
-        self.num_tiers = 1 if is_vanilla else check_count("num_tiers", num_tiers, 1)
+        self.num_tiers = check_count("num_tiers", 1 if self.named == VANILLA else num_tiers, 1)
         policy_probs(policy, self.num_tiers)
         self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:
@@ -141,17 +140,17 @@ class TiFL(TierEvaluation):
             name = "sync_rounds" if sync_rounds != 3 else "warmup_rounds"
             rule = "be left out, for nodes are timed in training"
             raise invalid(name, (sync_rounds, warmup_rounds), rule, "or give profiling='phase' too")
-        adapts = self.named in (ADAPTIVE, ALGORITHM_2)
-        super().__init__(strategy, clients_per_round, evaluates=adapts)
+        is_adaptive = self.named in (ADAPTIVE, ALGORITHM_2)
+        super().__init__(strategy, clients_per_round, evaluates=is_adaptive)
         phase = None if in_training else (sync_rounds, warmup_rounds)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
         self.tiers = Tiers({}, {})
         self.state = first_state("uniform", 1, None, 1)
         self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(0))
         self.estimate = TimeEstimate()
+        self._enough: int | None
         self._new_tiers = self._is_predicted = False
-        self._num_rounds = 0
-        self._enough: int | None = None
+        self._num_rounds, self._enough = 0, None
         self._online: Set[int] = frozenset()
 
     # --- tiers -------------------------------------------------------------------------
@@ -188,6 +187,7 @@ class TiFL(TierEvaluation):
         if tiers is None:
             return
         count = len(tiers.seconds)
+        # l. 1, for the tiers that there are
         credits = paced_credits(tiers.seconds) if self.named == PACED else self.credits
         state = first_state(self.policy, self.num_tiers, credits, count)
         if self.tiers.latency and count == len(self.state.probs):
@@ -204,6 +204,7 @@ class TiFL(TierEvaluation):
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
         self._online, timing = online, self.timing
+        # 4.2: profiling and tiering can be conducted periodically
         self._set_tiers(timing.update(context, grid, online, self.tiers))
         if not (self._is_predicted or timing.forming):
             self._is_predicted, count = True, self._num_rounds - context.round + 1
@@ -228,9 +229,11 @@ class TiFL(TierEvaluation):
         """Draw a tier and nodes by Algorithm 2; two policies have weights of their own."""
         state, evaluated, weights = self.state, self.evaluated, None
         self.evaluated = None
-        if self.named == PACED:  # by the credits left, so that a period is a random permutation
+        if self.named == PACED:
+            # by the credits left, so that a period is a random permutation
             weights = state.credits if state.credits.any() else state.full_credits
-        if self.named == ADAPTIVE:  # in turn: by what each tier is due of the rounds
+        if self.named == ADAPTIVE:
+            # in turn, by what each tier is due: as often as its probability says, within a round
             if evaluated is not None:
                 state, evaluated = steer(state, evaluated, self.tiers.seconds), None
             self.due = np.minimum(self.due + state.probs, MOST_DUE)
@@ -260,6 +263,7 @@ class TiFL(TierEvaluation):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the latencies; go on with the first replies where that is enough."""
+        # l. 17-18 are over for these nodes; l. 19-20 are the wrapped strategy's
         counted = self.timing.take(context, replies, self._enough, self._online)
         self._enough = None
         return super().on_replies(context, counted)
@@ -268,6 +272,7 @@ class TiFL(TierEvaluation):
         """Add up the time; a tier of which no reply counts gets its credit back."""
         if self.draw.tier is not None:
             self.estimate.actual_s += context.virtual_s
+            # the paper is silent on rounds without a reply
             self.state = self.state if good else refund(self.state)
         self.timing.count("train", list(good), failed)
         self.timing.retry(failed)

@@ -42,9 +42,11 @@ def quantile_tiers(latency: Floats, num_tiers: int) -> tuple[Floats, Floats]:
     ordered = np.sort(latency[~np.isnan(latency)])
     if not len(ordered) or ordered[0] < 0 or np.isinf(ordered[-1]):
         raise invalid("latency", latency, "hold finite seconds, or NaN for a dropout")
-    changes = np.flatnonzero(np.diff(ordered)) + 1  # positions that separate no equal latencies
+    # positions that separate no equal latencies
+    changes = np.flatnonzero(np.diff(ordered)) + 1
     cuts: list[int] = []
-    first, begin = 0, 0  # first change that is free, first node of the current tier
+    # first change that is free, first node of the current tier
+    first, begin = 0, 0
     for remaining in range(min(num_tiers - 1, len(changes)), 0, -1):
         ideal = begin + (len(ordered) - begin) / (remaining + 1)
         free = changes[first : len(changes) - remaining + 1]  # leaves one for each later cut
@@ -83,7 +85,8 @@ def speeds_differ(rounds: Floats) -> bool:
     >>> speeds_differ(noise), speeds_differ(noise * np.linspace(1, 4, 10))
     (False, True)
     """
-    logs = np.log(np.maximum(rounds, 1e-9))  # a clock may be too coarse to see any time
+    # a clock may be too coarse to see any time
+    logs = np.log(np.maximum(rounds, 1e-9))
     count = np.sum(~np.isnan(logs), axis=0)
     logs, count = logs[:, count > 0], count[count > 0]
     total, groups = count.sum(), len(count)

@@ -3,14 +3,9 @@
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero.asynchronous.algorithm import (
-    Shares,
-    staleness_exponent,
-    staleness_of,
-    staleness_weights,
-)
+from flwr_hetero.asynchronous.algorithm import Shares, staleness_exponent, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.rule import Rule
+from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.context import Exchange
@@ -48,8 +43,8 @@ class FedAsync(Rule):
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh stale models down."""
-        stale = staleness_of([update.pending.version for update in updates], self.version)
-        return Shares(staleness_weights(stale, self.exponent))
+        started = [update.pending.version for update in updates]
+        return Shares(staleness_weights(started, self.version, self.exponent))
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
         """Mix a node's model with the present one."""

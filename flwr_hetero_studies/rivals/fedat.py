@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero._flwr import log
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.rule import Rule
+from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_count
 from flwr_hetero.server.aggregate import mean_arrays, why_no_model
 from flwr_hetero.server.context import Exchange

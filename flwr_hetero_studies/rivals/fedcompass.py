@@ -12,15 +12,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.asynchronous.algorithm import (
-    Shares,
-    staleness_exponent,
-    staleness_of,
-    staleness_weights,
-)
+from flwr_hetero.asynchronous.algorithm import Shares, staleness_exponent, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.message_queue import on_clock
-from flwr_hetero.asynchronous.rule import Rule
+from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import config_of
@@ -181,9 +176,9 @@ class FedCompass(Rule):
         }
         in_flight = min(self.concurrency or inf, max(self._num_nodes, len(self.weight)))
         total = in_flight * sum(self.weight.values()) / len(self.weight)
-        stale = staleness_of([update.pending.version for update in updates], self.version)
-        step, factors = sum(weights) / total if total else 1.0, np.ones(len(updates))
-        return Shares(staleness_weights(stale, self.exponent), step, factors)
+        started = [update.pending.version for update in updates]
+        discounts = staleness_weights(started, self.version, self.exponent)
+        return Shares(discounts, sum(weights) / total if total else 1.0, np.ones(len(updates)))
 
     # --- history and state ----------------------------------------------------------------
 

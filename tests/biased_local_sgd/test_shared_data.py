@@ -33,15 +33,15 @@ def test_every_node_gets_its_number_of_samples(size, fast, unified, fraction):
         shared.losses[lists[0]] = 1.0
 
 
-def test_slow_nodes_have_samples_where_fast_ones_are_allotted_all():
+def test_edges_of_the_pools():
+    """All is allotted to the fast nodes; no bias; unified, for which the rest is left."""
     fast, slow = SharedSamples(5, 3, 0.5, share=1.0).draw([2, 1], [True, False])
     assert (len(fast), len(slow)) == (6, 3)
-
-
-def test_without_bias_nodes_share_one_random_order():
-    shared = SharedSamples(30, 5, None)
-    lists = shared.draw([4, 2], [True, False])
+    lists = SharedSamples(30, 5, None).draw([4, 2], [True, False])  # one random order
     assert sorted(np.concatenate(lists).tolist()) == list(range(30))
+    shared = ranked(unified=True)
+    rounds = [shared.draw([4, 1], [True, False]) for _ in range(5)]
+    assert sorted(np.concatenate([one for lists in rounds for one in lists])) == list(range(50))
 
 
 def test_fast_epoch_has_the_hardest_samples():
@@ -56,12 +56,6 @@ def test_fast_epoch_has_the_hardest_samples():
     assert shared.epoch == 2
     hardest, _ = ranked(high_loss_fraction=1.0, share=0.2).draw([5, 1], [True, False])
     assert sorted(hardest.tolist()) == list(range(40, 50))
-
-
-def test_unified_slow_nodes_get_what_is_left():
-    shared = ranked(unified=True)
-    rounds = [shared.draw([4, 1], [True, False]) for _ in range(5)]
-    assert sorted(np.concatenate([one for lists in rounds for one in lists])) == list(range(50))
 
 
 def test_unified_pools_stay_apart_in_every_epoch():

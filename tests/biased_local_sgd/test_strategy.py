@@ -47,16 +47,13 @@ def mean_model(steps_by_round):
 
 
 def test_equation_4_by_hand():
-    result, _ = run(BY_STEPS(), num_rounds=2)
+    """Metrics stay weighted by examples."""
+    examples = {0: 700, 1: 100, 2: 100, 3: 100}
+    result, _ = run(BY_STEPS(), num_examples=examples, num_rounds=2)
     expected = mean_model([[1] * 4, STEPS])
     np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-6)
     assert result.arrays["n"].dtype == "int64"
     assert result.arrays["n"].numpy() == 1 + round((3 * 16 * 16 + 2 * 2) / 50)
-
-
-def test_metrics_stay_weighted_by_examples():
-    examples = {0: 700, 1: 100, 2: 100, 3: 100}
-    result, _ = run(BY_STEPS(), num_examples=examples, num_rounds=2)
     metrics = result.train_metrics_clientapp[2]
     assert metrics["num-steps"] == pytest.approx(0.9 * 16 + 0.1 * 2)
     assert "num-examples" not in metrics

@@ -30,25 +30,20 @@ latencies = st.lists(
 # --- tiers of equal size -----------------------------------------------------------------
 
 
-def test_quantiles_find_the_papers_five_groups():
-    boundaries, seconds = quantile_tiers(np.random.default_rng(0).permutation(PAPER_LATENCY), 5)
-    assert seconds.tolist() == [0.25, 0.5, 1.0, 2.0, 10.0]
-    assert boundaries.tolist() == [0.375, 0.75, 1.5, 6.0]
-
-
 @pytest.mark.parametrize(
     ("seconds", "num_tiers", "sizes"),
     [
+        (PAPER_LATENCY, 5, [10] * 5),
         ([1] * 8 + [2, 3], 3, [8, 1, 1]),
-        ([1] + [5] * 9, 2, [1, 9]),
         ([3, 3], 5, [2]),
         ([1, 2, 3, 4, 5, 6, 7], 3, [2, 2, 3]),
         ([1, 2, 2, 2, 3, 4, 5, 6], 3, [4, 2, 2]),
     ],
 )
 def test_sizes_are_even_but_for_ties(seconds, num_tiers, sizes):
-    boundaries, _ = quantile_tiers(np.array(seconds, float), num_tiers)
-    assert np.bincount(place(np.array(seconds, float), boundaries)).tolist() == sizes
+    shuffled = np.random.default_rng(0).permutation(np.array(seconds, float))
+    boundaries, _ = quantile_tiers(shuffled, num_tiers)
+    assert np.bincount(place(shuffled, boundaries)).tolist() == sizes
 
 
 @given(latencies, st.integers(1, 8))
@@ -70,19 +65,10 @@ def test_neighbouring_floats_are_separated(fast):
     assert place(seconds, quantile_tiers(seconds, 2)[0]).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "num_tiers", "rule"),
-    [
-        ([1.0], 0, "num_tiers must be a whole number of at least 1, got 0"),
-        ([], 2, "latency must hold finite seconds"),
-        ([NAN, NAN], 2, "latency must hold finite seconds"),
-        ([1.0, -1.0], 2, "latency must hold finite seconds"),
-        ([1.0, INF], 2, "latency must hold finite seconds"),
-    ],
-)
-def test_bad_latencies_are_refused(seconds, num_tiers, rule):
-    with pytest.raises(ValueError, match=rule):
-        quantile_tiers(np.array(seconds), num_tiers)
+@pytest.mark.parametrize("seconds", [[], [NAN, NAN], [1.0, -1.0], [1.0, INF]])
+def test_bad_latencies_are_refused(seconds):
+    with pytest.raises(ValueError, match="latency must hold finite seconds"):
+        quantile_tiers(np.array(seconds), 2)
 
 
 # --- forming them ------------------------------------------------------------------------
@@ -132,6 +118,8 @@ def test_variance_components_by_hand():
     assert not speeds_differ(np.exp(logs))  # between (3 * 1 - 1) / 3, within 1
     logs[:, 1:] += [0.25, 0.5]
     assert speeds_differ(np.exp(logs))  # between 1.25^2 - 1 / 3
+    assert not speeds_differ(np.full((3, 2), NAN))
+    assert not speeds_differ(np.array([[1.0, NAN], [9.0, NAN]]))  # one node
 
 
 @pytest.mark.parametrize(
@@ -145,11 +133,6 @@ def test_few_repeats_ask_for_a_ratio(ratio, repeats, differ):
     assert speeds_differ(rounds) == differ
 
 
-def test_one_node_or_none_has_nothing_to_differ_from():
-    assert not speeds_differ(np.full((3, 2), NAN))
-    assert not speeds_differ(np.array([[1.0, NAN], [9.0, NAN]]))
-
-
 # --- how long a round takes ----------------------------------------------------------------
 
 
@@ -158,14 +141,9 @@ def test_one_node_or_none_has_nothing_to_differ_from():
 def test_expected_slowest_equals_all_draws(latency, num_selected):
     mean = mean_of_all_draws(latency, num_selected)
     assert expected_slowest(np.array(latency), num_selected) == pytest.approx(mean)
-
-
-@pytest.mark.parametrize("num_selected", [1, 5, 1000, 999_999, 1_000_000])
-def test_expected_slowest_of_a_million_nodes(num_selected):
-    """The expected largest of c numbers drawn from 1..n is c (n + 1) / (c + 1)."""
-    n = 1_000_000
-    exact = num_selected * (n + 1) / (num_selected + 1)
-    assert expected_slowest(np.arange(1.0, n + 1), num_selected) == pytest.approx(exact, rel=1e-9)
+    n, c = 10**6, 10 ** (num_selected - 1) if num_selected < 7 else 10**6 + 1 - num_selected
+    exact = c * (n + 1) / (c + 1)  # the expected largest of c numbers drawn from 1..n
+    assert expected_slowest(np.arange(1.0, n + 1), c) == pytest.approx(exact, rel=1e-9)
 
 
 def test_expected_speed_ups_on_the_papers_fleet():
@@ -219,7 +197,7 @@ def test_panel_takes_the_next_nodes_for_those_away():
 # --- their accuracy ------------------------------------------------------------------------
 
 
-def test_accuracy_is_weighted_by_examples():
+def test_accuracy_is_weighted_by_examples(caplog):
     reported = {
         "node-0": MetricRecord({"acc": 0.5, "n": 30}),
         "node-1": MetricRecord({"acc": 0.9, "n": 10}),
@@ -228,11 +206,9 @@ def test_accuracy_is_weighted_by_examples():
     }
     accuracy = accuracy_per_tier(reported, make_tiers(), "n")
     np.testing.assert_allclose(accuracy, [0.6, np.nan, 0.2])
-
-
-def test_missing_accuracy_is_logged(caplog):
-    reported = {"node-0": MetricRecord({"f1": 0.5, "n": 30})}
-    assert np.isnan(accuracy_per_tier(reported, make_tiers(), "n")).all()
+    assert caplog.text == ""
+    unknown = {"node-0": MetricRecord({"f1": 0.5, "n": 30})}
+    assert np.isnan(accuracy_per_tier(unknown, make_tiers(), "n")).all()
     assert "metrics ['f1', 'n'] has 'acc' or 'loss' in its name" in caplog.text
 
 

@@ -1,5 +1,6 @@
 """Every experiment, in its short form."""
 
+import json
 import math
 
 import pytest
@@ -18,6 +19,7 @@ def test_fast_form_has_rows_claims_and_curves(experiment):
     except NotHereError as reason:
         pytest.skip(str(reason))
     assert found.rows
+    assert json.loads(json.dumps(found.parts))["metrics"]["verdict"] == found.verdict
     assert all(len(row) == len(found.head) for row in found.rows)
     assert 1 <= len(found.claims) <= 4
     for curve in found.curves.values():
