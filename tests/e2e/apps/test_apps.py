@@ -33,8 +33,8 @@ def steps_of(samples, nodes, batch_size=16):
 # --- every setting --------------------------------------------------------------------------
 
 
-STEPS = dict.fromkeys(("biased", "weights-bias", "sampling-bias", "unbalanced"), [8, 8, 8, 8, 1])
-STEPS |= {"balanced": [8] * 5, "sync-sgd": [1] * 5, "fednova": [8, 8, 8, 8, 1]}
+BY_SPEED = ("biased", "weights-bias", "sampling-bias", "unbalanced", "fednova")
+STEPS = {name: [8, 8, 8, 8, 1] for name in BY_SPEED} | {"balanced": [8] * 5, "sync-sgd": [1] * 5}
 """Steps of each node by the algorithm of biased local SGD."""
 
 

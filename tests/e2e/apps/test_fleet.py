@@ -76,11 +76,11 @@ def chain(run):
 
 def test_default_is_fedslice_in_rounds():
     run = AppRun("fleet", 6, model="softmax")
-    assert chain(run)[1:] == ["FedSlice", "RecentAverage", "SliceBuffer", "Slices", "FedAvg"]
+    assert chain(run)[1:] == ["FedSlice", "RecentAverage", "SliceRule", "SliceSteps", "FedAvg"]
     assert run.loss_ratio(4) < 0.8
     facts = [record["fedslice"] for record in run.history.records[1:]]
     assert [fact["updates"] > 1 for fact in facts] == [True] * 4
-    done, wanted = (sum(fact[name] for fact in facts) for name in ("examples", "examples-wanted"))
+    done, wanted = (sum(fact[name] for fact in facts) for name in ("examples", "examples_wanted"))
     assert done == pytest.approx(wanted, rel=0.3)
 
 
@@ -88,9 +88,9 @@ def test_settings_reach_the_strategy():
     config = {"selection": "random", "concurrency": 3, "fast-steps": 4, "average-rounds": 5}
     config |= {"rate-correction": 1.0, "step-correction": 0.25, "sampler": "mercury"}
     strategy = settings_of("fleet").from_run_config(config).strategy(10).inner
-    assert (strategy.engine.concurrency, strategy.slices.fast_steps) == (3, 4)
-    assert (strategy.inner.rounds, strategy.engine.powers[1]) == (5, 1.0)
-    assert strategy.slices.correction == 0.25
+    assert (strategy.rule.concurrency, strategy.steps.slice_steps) == (3, 4)
+    assert (strategy.inner.window, strategy.rule.rates.powers[1]) == (5, 1.0)
+    assert strategy.steps.step_correction == 0.25
     deadline = settings_of("fleet")(**PLAIN | {"steps": "deadline", "weighting": "auto"})
     assert deadline.strategy(5).step_correction == 0.5
     assert settings_of("fleet")(**PLAIN | {"weighting": "auto"}).steps == "epochs"
