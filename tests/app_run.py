@@ -1,44 +1,76 @@
 """An app on emulated nodes in this process, without its ServerApp."""
 
+import importlib
+import random
+import sys
+from pathlib import Path
+
 from flwr.app import ConfigRecord
 from recording import History
 
 from flwr_hetero import keys
-from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.fleet import named_fleet as fleet_of
 from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
+
+APPS = Path(__file__).parents[1] / "apps"
+SETTINGS = {
+    "biased-local-sgd": "biased_app.task:BiasedSettings",
+    "cd-grab": "cd_grab_app.task:OrderSettings",
+    "fleet": "fleet_app.task:FleetSettings",
+    "mercury": "mercury_app.task:MercurySettings",
+    "pgd": "pgd_app.task:PGDSettings",
+}
+
+
+def settings_of(name):
+    """Return the class of an app's settings; from then on its modules can be imported."""
+    if (folder := str(APPS / name)) not in sys.path:
+        sys.path.insert(0, folder)
+    module, _, kind = SETTINGS[name].partition(":")
+    return getattr(importlib.import_module(module), kind)
 
 
 class AppRun:
-    """May go on after a test interfered with it."""
+    """May go on after a test interfered with it; profiles, or so many nodes of its fleet."""
 
-    def __init__(self, app, settings, profiles):
-        self.settings = settings
-        config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
-        self.grid = LocalGrid(app, profiles, run_config=config)
-        self.history = History(settings.strategy())
-        self.arrays = initial_arrays(settings)
+    def __init__(self, name, profiles, **settings):
+        self.settings = settings_of(name)(**settings)
+        if isinstance(profiles, int):
+            profiles = fleet_of(self.settings.fleet, profiles)
+        config = {key.replace("_", "-"): value for key, value in vars(self.settings).items()}
+        client = importlib.import_module(SETTINGS[name].partition(".")[0] + ".client_app").app
+        self.grid = LocalGrid(client, profiles, run_config=config)
+        of_fleet = (len(profiles),) if name == "fleet" else ()
+        self.history = History(self.settings.strategy(*of_fleet))
+        self.arrays = initial_arrays(self.settings)
+        random.seed(self.settings.seed)
 
     def go_on(self, num_rounds):
-        """Train for some rounds; return their records."""
+        """Train for some rounds in which no reply is dropped; return their records."""
         self.history.records.clear()
-        steps = {keys.NUM_STEPS: num} if (num := self.settings.local_steps) else {}
-        result = self.history.start(
-            self.grid, self.arrays, num_rounds, train_config=ConfigRecord(steps)
-        )
+        num_steps = getattr(self.settings, "local_steps", 0)
+        config = ConfigRecord({keys.NUM_STEPS: num_steps} if num_steps else {})
+        result = self.history.start(self.grid, self.arrays, num_rounds, train_config=config)
         self.arrays = result.arrays
+        assert not failures(self.history.records)
         return self.history.records[1:]
 
-    def loss(self):
-        return central_evaluate(self.settings)(0, self.arrays)["loss"]
+    def evaluate(self):
+        return central_evaluate(self.settings)(0, self.arrays)
 
     def loss_ratio(self, num_rounds):
-        """Train for some rounds in which no node fails; return what is left of the loss."""
-        before = self.loss()
-        assert not failures(self.go_on(num_rounds))
-        return self.loss() / before
+        """Train for some rounds; return what is left of the loss."""
+        before = self.evaluate()["loss"]
+        self.go_on(num_rounds)
+        return self.evaluate()["loss"] / before
 
     def state(self, node=1000):
         return self.grid.context(node).state
+
+    def set_profile(self, profile: DeviceProfile):
+        for node in self.grid.get_node_ids():
+            self.grid.set_profile(node, profile)
 
 
 def failures(records):
