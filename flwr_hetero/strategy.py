@@ -11,7 +11,7 @@ from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.mercury.strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
-from flwr_hetero.server.profiling import SamplerFacts
+from flwr_hetero.server.profiling import SamplerMetrics
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.model_average import ModelAverage
@@ -30,7 +30,7 @@ __all__ = [
     "RandomSelection",
     "Recorded",
     "Resharding",
-    "SamplerFacts",
+    "SamplerMetrics",
     "Selection",
     "TiFL",
     "Wrapper",
@@ -48,9 +48,15 @@ MOVED = {
 }
 """What is now imported from the studies; the old place stays for one release."""
 
+RENAMED = {"SamplerMetrics": SamplerMetrics}
+
 
 def __getattr__(name: str) -> Any:
     """Find a name in its new place, with a warning."""
+    if name in RENAMED:
+        text = f"{name} is {RENAMED[name].__name__} now"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return RENAMED[name]
     if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = f"flwr_hetero_studies.{MOVED[name]}"

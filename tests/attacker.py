@@ -34,7 +34,7 @@ def recorded(inner):
 
 def everything(inner):
     """Nest what goes together in rounds."""
-    inner = ours.SamplerFacts(HerdingMeter(ours.CDGraB(inner, sketch_size=2), sketch_size=2))
+    inner = ours.SamplerMetrics(HerdingMeter(ours.CDGraB(inner, sketch_size=2), sketch_size=2))
     inner = ours.Resharding(ours.BiasedLocalSGD(inner, **STEPS), share=0.5, budget_bytes=16)
     return recorded(ours.OverSelect(ours.TiFL(inner, 6, 1, interval=1, **PHASE), take=6))
 
@@ -42,7 +42,7 @@ def everything(inner):
 def merged(inner):
     """Nest what goes together without rounds."""
     steps = ours.LocalSteps(inner, budget="slice", **STEPS)
-    return recorded(ours.SamplerFacts(ours.FedBuff(steps, buffer_size=6)))
+    return recorded(ours.SamplerMetrics(ours.FedBuff(steps, buffer_size=6)))
 
 
 NESTS = {
@@ -56,7 +56,7 @@ NESTS = {
     "CDGraB": lambda inner: ours.CDGraB(inner, sketch_size=2),
     "HerdingMeter": lambda inner: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=16),
-    "SamplerFacts": lambda inner: ours.SamplerFacts(inner),
+    "SamplerMetrics": lambda inner: ours.SamplerMetrics(inner),
     "OverSelect": lambda inner: ours.OverSelect(inner, take=6),
     "RandomSelection": lambda inner: ours.RandomSelection(inner, 6),
     "FedBuff": lambda inner: ours.FedBuff(inner, buffer_size=6),

@@ -47,10 +47,7 @@ UNWANTED = {
 }
 """Files, and which packages from outside they must not import (standard library apart)."""
 
-TWICE = {
-    *("Costs", "Experiment", "Group", "Handler", "Job", "Method", "NoReport", "Outcome"),
-    *("Pace", "Progress", "Run", "Settings", "Task", "Trained", "Work"),
-}
+TWICE = {"Handler", "Progress", "Run", "Trained"}
 """Class names that still stand for two things."""
 MODULE = '"flwr_hetero_studies'
 """How a string would name a module of the studies."""

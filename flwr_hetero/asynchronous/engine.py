@@ -12,7 +12,7 @@ from flwr_hetero.asynchronous.message_queue import MessageQueue, Pending
 from flwr_hetero.records import config_of
 from flwr_hetero.server import rounds
 from flwr_hetero.server.checks import Expected, check_progress, is_good
-from flwr_hetero.server.context import QUORUM, Exchange, RoundInfo
+from flwr_hetero.server.context import QUORUM, Exchange
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 
 REST_S = 10.0
@@ -149,7 +149,7 @@ class Engine:
         before = min(self.book.fail(node_id), MAX_FAILURES) - 1
         rest_s = min(rest_s * 2**before, away_s * AWAY_GROWTH**before)
         self.book.back_off(node_id, self.now_s + rest_s)
-        reasons = sorted({failure.reason for failure in self.fleet.info.failures})
+        reasons = sorted({failure["reason"] for failure in self.fleet.failures})
         least, why = max(self.in_flight, self._context.quorum), "; ".join(reasons[:3])
         enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
         if enough and self.fleet.begun:
@@ -171,7 +171,7 @@ class Engine:
         record, count = self.update(), 1
         while not self.rule.ends_round():
             rounds.keep_infos(run, record)
-            record, count = rounds.joined_rounds(record, self.update(), count), count + 1
+            record, count = joined_rounds(record, self.update(), count), count + 1
         record["global"] = rounds.evaluate_centrally(run, number := record["round"])
         found = evaluations.results()
         if number == run.num_rounds:
@@ -182,9 +182,9 @@ class Engine:
             found = evaluations.results() or found
         elif evaluations.is_due():
             evaluations.begin(number)
-        record |= {"evaluate": found, **rounds.fairness(self.fleet), "virtual_s": self.now_s}
-        record["failures"] = [failure._asdict() for failure in self.fleet.info.failures]
-        self.fleet.info, self._updated_s = RoundInfo(), self.now_s
+        record["evaluate"], self._updated_s = found, self.now_s
+        rounds.complete(run, record)
+        self.fleet.begin_round()
         return record
 
     def update(self) -> rounds.Record:
@@ -248,3 +248,17 @@ def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
     run.result.arrays = engine.returned = run.arrays
     rule.engine = engine
     return run.result
+
+
+def joined_rounds(before: rounds.Record, after: rounds.Record, count: int) -> rounds.Record:
+    """Put the lines of ``count`` updates of a round and of the next one together."""
+    record: rounds.Record = rounds.joined(before, after)
+    for name in ("train", "weights"):
+        record[name] = _mean(before[name], after[name], 1 / (count + 1))
+    return record
+
+
+def _mean(before: rounds.Record, after: rounds.Record, share: float) -> rounds.Record:
+    """Average figures by name; those that are no numbers are left out."""
+    names = [key for key, value in (before | after).items() if not isinstance(value, list)]
+    return {key: (1 - share) * before.get(key, 0.0) + share * after.get(key, 0.0) for key in names}

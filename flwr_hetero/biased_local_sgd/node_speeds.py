@@ -17,8 +17,9 @@ from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, correction_
 from flwr_hetero.errors import check_number
 from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.client_support import STEPS
+from flwr_hetero.server.composition import check_unscaled
 from flwr_hetero.server.context import Exchange, Latency
-from flwr_hetero.server.contract import STEPS, check_unscaled
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -152,7 +153,7 @@ class MeasuredSteps(Wrapper):
     """
 
     decides = frozenset({"steps"})
-    contracts = (STEPS,)
+    client_support = (STEPS,)
 
     def __init__(self, strategy: Strategy | None, step_correction: float) -> None:
         check_number("step_correction", step_correction, "[0, 1]")

@@ -66,7 +66,7 @@ class LocalSteps(MeasuredSteps):
     ------
     ValueError
         If a setting is out of range or does not go with the kind of budget.
-    MissingHelpError
+    MissingClientSupportError
         In the first round, if no node reports its steps.
 
     Notes

@@ -38,7 +38,9 @@ class OrderedSampler(BatchSampler):
 
     The data are split at random into units of about equal size: whole batches or single examples.
     The gradients of whole batches come from :class:`~flwr_hetero.sampler.WeightedLoss`, after
-    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch.
+    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch. Weights
+    make up for units of unequal size: a pass is the mean over all examples. Cooper et al., NeurIPS
+    2023, Algorithm 3.
 
     Parameters
     ----------
@@ -49,7 +51,7 @@ class OrderedSampler(BatchSampler):
     seed : int, keyword-only
         Seed of the split and of ``d-rr``; each node needs its own, for its whole life.
     method : str
-        ``cd-grab``: from the order server (:meth:`follow`, :meth:`report`). ``id-grab``: the node
+        ``cd-grab``: from the order server, without one always the first. ``id-grab``: the node
         balances its own pairs. ``d-rr``: a new random order each pass. ``shuffle-once``: always
         the first order.
     unit : {"batch", "example"}
@@ -62,16 +64,6 @@ class OrderedSampler(BatchSampler):
     ------
     ValueError
         If a number is out of range, or a name unknown.
-
-    Notes
-    -----
-    Weights make up for units of unequal size: a pass is the mean over all examples. Without an
-    order server ``cd-grab`` stays with its first order.
-
-    References
-    ----------
-    Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated Training",
-    NeurIPS 2023, Algorithm 3.
 
     Examples
     --------

@@ -21,14 +21,14 @@ from flwr_hetero.cd_grab.wire import (
 )
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, payload_bytes
+from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import STEPS, Contract
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
-ORDERS = Contract(
+ORDERS = ClientSupport(
     keys.ORDER,
     "what it saw of its order",
     "    from flwr_hetero.mod import hetero\n"
@@ -37,7 +37,6 @@ ORDERS = Contract(
     "    loader = hetero.batches(loader, msg, sampler=OrderedSampler, model=model)\n"
     "    criterion = loader.criterion()  # in place of the loss function",
     "which stay with their own order",
-    "leave out",
 )
 """What nodes must do."""
 
@@ -47,7 +46,7 @@ class CDGraB(Wrapper):
 
     Each instruction says how the node's order goes on; each reply brings the differences of the
     pairs of units that the node has visited, as sketches or whole. Nodes without such a sampler
-    take part unchanged.
+    take part unchanged. Cooper et al., NeurIPS 2023, Algorithms 3 and 4.
 
     Parameters
     ----------
@@ -70,7 +69,7 @@ class CDGraB(Wrapper):
     ------
     ValueError
         If a setting is out of range.
-    MissingHelpError
+    MissingClientSupportError
         In the first round, if no node reports on its order.
 
     Notes
@@ -85,11 +84,6 @@ class CDGraB(Wrapper):
     A resumed run equals an unbroken one if nodes keep their state; a node that lost it gets its
     order again, and begins where the server's signs end.
 
-    References
-    ----------
-    Cooper et al., "Coordinating Distributed Example Orders for Provably Accelerated Training",
-    NeurIPS 2023, Algorithms 3 and 4.
-
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
@@ -98,7 +92,7 @@ class CDGraB(Wrapper):
 
     name: ClassVar[str] = "cd_grab"
     decides = frozenset({"orders"})
-    contracts: tuple[Contract, ...] = (ORDERS,)
+    client_support: tuple[ClientSupport, ...] = (ORDERS,)
     only_rounds = "nodes balance pairs on their own there: OrderedSampler(method='id-grab')"
 
     def __init__(
@@ -118,7 +112,7 @@ class CDGraB(Wrapper):
             raise invalid("seed", seed, f"be at most {MAX_COUNT}")
         if self.exact:
             self.decides = self.decides | {"steps"}
-            self.contracts = ORDERS, STEPS
+            self.client_support = ORDERS, STEPS
         super().__init__(strategy)
         self.server = OrderServer(exact=self.exact)
         self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)

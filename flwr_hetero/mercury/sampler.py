@@ -39,7 +39,8 @@ class MercurySampler(BatchSampler):
     r"""Importance sampling whose weighted mean gradient stays unbiased.
 
     Each example's latest score is cached. :meth:`refresh_indices` names the group to score
-    next, round-robin; the scores that training computes anyway count too, at no cost.
+    next, round-robin; the scores that training computes anyway count too, at no cost. Zeng et al.,
+    SenSys 2021, sections 4.1 and 4.3.
 
     Parameters
     ----------
@@ -67,11 +68,6 @@ class MercurySampler(BatchSampler):
     Batches are drawn in strides of at most 32 and at most 1/8 of an epoch, and their scores
     take effect at the end of a stride; those of a group take effect at once. Samples never
     scored count as the average of the others.
-
-    References
-    ----------
-    Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance
-    Sampling", SenSys 2021.
 
     Examples
     --------

@@ -18,14 +18,14 @@ from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.mercury.resharding import MAX_SLOTS, Delivery, bytes_in, ints_in
 from flwr_hetero.records import read_number
+from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
-SAMPLES = Contract(
+SAMPLES = ClientSupport(
     keys.RESHARDING,
     "samples offered and received",
     "    from flwr_hetero.mercury.resharding import NodeShard, pack, unpack\n"
@@ -36,7 +36,6 @@ SAMPLES = Contract(
     "        slots = shard.offers(len(targets), 4 * inputs[0].size + 8, choose)\n"
     "        shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))",
     "which exchange none",
-    "leave out",
 )
 """What nodes must do: see ``apps/mercury``."""
 MOST = 2.0
@@ -190,7 +189,7 @@ class SwapTable:
 
 
 class Resharding(Wrapper):
-    """Exchange samples between nodes, the important ones first (Mercury, section 4.2).
+    """Exchange samples between nodes, the important ones first (Mercury, SenSys 2021, sec. 4.2).
 
     **Raw samples leave the devices and pass through the server, which keeps a copy of every
     sample moved until the run ends.** Use it only where that is allowed.
@@ -217,13 +216,8 @@ class Resharding(Wrapper):
     ------
     ValueError
         If a setting is out of range.
-    MissingHelpError
+    MissingClientSupportError
         In the first round, if no node takes part in the exchange.
-
-    References
-    ----------
-    Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance
-    Sampling", SenSys 2021, section 4.2.
 
     Examples
     --------
@@ -236,8 +230,8 @@ class Resharding(Wrapper):
 
     name: ClassVar[str] = "resharding"
     decides = frozenset({"samples"})
-    contracts = (SAMPLES,)
-    only_rounds = "samples move between rounds, when no node is at work"
+    client_support = (SAMPLES,)
+    only_rounds = "samples move between rounds, when no node is in flight"
 
     def __init__(
         self,

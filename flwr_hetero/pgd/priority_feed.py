@@ -100,11 +100,6 @@ class PriorityFeed(BatchSampler):
     dimension of a layer, or its parameters are used outside it. Then the forward mode of
     :func:`~flwr_hetero.sampler.sample_priorities` takes over, with a warning.
 
-    References
-    ----------
-    Zhou and Gao, "Distributed Framework for Accelerating Training of Deep Learning Models through
-    Prioritization", section III-B.
-
     Examples
     --------
     >>> from flwr_hetero.sampler import WeightedLoss

@@ -31,7 +31,8 @@ class PGDSampler(BatchSampler):
 
     ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, from
     :func:`~flwr_hetero.sampler.sample_priorities` or from the training step itself by
-    :class:`~flwr_hetero.sampler.PriorityFeed`.
+    :class:`~flwr_hetero.sampler.PriorityFeed`. Zhou and Gao, "Distributed Framework for
+    Accelerating Training of Deep Learning Models through Prioritization", sections III and IV.
 
     Parameters
     ----------
@@ -55,11 +56,6 @@ class PGDSampler(BatchSampler):
     ------
     ValueError
         If an argument is out of its range.
-
-    References
-    ----------
-    Zhou and Gao, "Distributed Framework for Accelerating Training of Deep Learning Models through
-    Prioritization", sections III and IV.
 
     Examples
     --------

@@ -50,7 +50,7 @@ class ClientSupport(NamedTuple):
     meaning: str
     lines: str
     without: str
-    way_out: str = ""
+    way_out: str = "leave out"
 
 
 class MissingClientSupportError(RuntimeError):
@@ -64,7 +64,7 @@ TIMES = ClientSupport(
     "how long the node took",
     MOD_LINES,
     "which are taken for equally fast",
-    "or set num_tiers=1 of",
+    "set num_tiers=1 of",
 )
 """What nodes must do in a simulation, where the server's clock sees the wait for a worker."""
 
@@ -81,23 +81,17 @@ def check_client_support(wrapper: Any, context: Exchange, replies: Sequence[Mess
     One node that does shows that the app can. That none does is believed of as many nodes as
     are enough to be no fault of theirs, in one round or over several.
     """
-    for support in wrapper.contracts:
+    for support in wrapper.client_support:
         lacking: dict[int, str] | None = wrapper.lacking.setdefault(support.key, {})
         if lacking is None:  # it was clear before
             continue
-        found = {r.metadata.src_node_id: wrapper.helps(context, r, support) for r in replies}
+        found = {r.metadata.src_node_id: wrapper.has_support(context, r, support) for r in replies}
         lacking |= {n: context.identity(n) for n, has in found.items() if has is False}
         num_with = sum(map(bool, found.values()))
         if num_with or len(lacking) >= context.quorum:
             wrapper.lacking[support.key] = None
             if lacking:
-                names = [*lacking.values()]
-                try:
-                    tell_missing(name_of(wrapper), support, names, num_with, replies)
-                except MissingClientSupportError as error:
-                    if wrapper.on_missing == "raise":
-                        raise
-                    log(WARNING, "%s", error)
+                tell_missing(name_of(wrapper), support, [*lacking.values()], num_with, replies)
 
 
 def tell_missing(
@@ -116,10 +110,9 @@ def tell_missing(
         counts = len(names), len(names) + num_with
         log(WARNING, text, owner, key, meaning, *counts, without, shown, lines)
         return
-    end = f"\n{way_out} {owner}." if way_out else ""
     raise MissingClientSupportError(
         f"{owner}: no node reports {key!r} ({meaning}), so {owner} has no effect. "
-        f"Add to the ClientApp:\n{lines}{end}"
+        f"Add to the ClientApp:\n{lines}\nor {way_out} {owner}."
     )
 
 

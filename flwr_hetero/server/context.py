@@ -114,21 +114,6 @@ class Costs:
 # --- what lasts for the run --------------------------------------------------------------
 
 
-class Failure(NamedTuple):
-    """A reply that was dropped or corrected, or that never came."""
-
-    node: str
-    reason: str
-
-
-@dataclass
-class RoundInfo:
-    """What the history gets of a round, beside the metrics."""
-
-    failures: list[Failure] = field(default_factory=list)
-    by_node: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass
 class Fleet:
     """What all wrappers around one strategy share for a run."""
@@ -136,7 +121,10 @@ class Fleet:
     nodes: NodeBook = field(default_factory=NodeBook)
     clock: Clock = field(default_factory=Clock)
     costs: Costs = field(default_factory=Costs)
-    info: RoundInfo = field(default_factory=RoundInfo)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    """Of this round: replies that were dropped or corrected, or that never came."""
+    by_node: dict[str, Any] = field(default_factory=dict)
+    """Of this round: how good the model is on each node."""
     started: bool = False
     """Whether a run has begun, ours or one of a strategy of Flower's around the wrappers."""
     stop_reason: str | None = None
@@ -151,6 +139,10 @@ class Fleet:
     in_vain: list[dict[int, str]] = field(default_factory=list)  # failures since a reply counted
     cut: set[str] = field(default_factory=set)  # nodes whose claims of examples were cut
     norms: dict[int, Any] = field(default_factory=dict)  # of the nodes' last models
+
+    def begin_round(self) -> None:
+        """Forget what the history gets of the round before."""
+        self.failures, self.by_node = [], {}
 
     @property
     def begun(self) -> bool:
@@ -293,7 +285,8 @@ class Exchange:
     def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
         """Record a failure that costs no reply of a node that was asked."""
         self.fleet.nodes.warn(node_id, reason)
-        self.fleet.info.failures.append(Failure(self.identity(node_id), recorded or reason))
+        failure = {"node": self.identity(node_id), "reason": recorded or reason}
+        self.fleet.failures.append(failure)
 
 
 # --- waiting for replies -------------------------------------------------------------------

@@ -23,7 +23,7 @@ from flwr_hetero.server.wrapper import Wrapper
 
 MAX_ENTRIES, MAX_TEXT = 8, 80
 """Entries of a device's metadata that are kept, and characters of each."""
-MAX_FACTS = 100
+MAX_METRICS = 100
 """Statistics of a node's samplers that are read."""
 
 
@@ -59,17 +59,6 @@ def profile_nodes(
                 node_id, row = reply.metadata.src_node_id, number - warmup_rounds
                 rounds[row, column[node_id]] = now.comparable_s(reply)
     return nodes, rounds
-
-
-def time_nodes(
-    strategy: Wrapper, context: Exchange, grid: Grid, node_ids: Sequence[int], t_max: float
-) -> dict[str, float]:
-    """Measure in one round of profiling how long nodes take, by identity; without the silent."""
-    how: dict[str, Any] = {"sync_rounds": 1, "warmup_rounds": 0, "t_max": t_max}
-    strategy.fleet.nodes.learn(grid)
-    nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **how)
-    timed = zip(nodes, seconds.tolist(), strict=True)
-    return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}
 
 
 def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: float) -> None:
@@ -183,7 +172,7 @@ def _note_device(strategy: Wrapper, reply: Message) -> None:
     log(DEBUG, "%s: %s", identity, ", ".join(f"{name} {value}" for name, value in device.items()))
 
 
-class SamplerFacts(Wrapper):
+class SamplerMetrics(Wrapper):
     """Put the mean of the nodes' sampler statistics into each round of the history.
 
     A node sends them as numbers in a ``flwr-hetero.sampler`` record, which the wrapped strategy
@@ -197,7 +186,7 @@ class SamplerFacts(Wrapper):
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
-    >>> SamplerFacts(FedAdam()).round_info()
+    >>> SamplerMetrics(FedAdam()).round_info()
     {}
     """
 
@@ -214,7 +203,7 @@ class SamplerFacts(Wrapper):
         for reply in replies:
             record = reply.content.config_records.get(keys.SAMPLER) or ConfigRecord()
             reply.content.pop(keys.SAMPLER, None)
-            for name in islice(record, MAX_FACTS):
+            for name in islice(record, MAX_METRICS):
                 if len(name) <= MAX_TEXT and isfinite(value := read_number(record, name)):
                     found.setdefault(name, []).append(value)
         self._info = {}

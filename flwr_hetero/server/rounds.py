@@ -19,7 +19,7 @@ from flwr_hetero.progress import Progress, bar
 from flwr_hetero.records import read_number
 from flwr_hetero.server.aggregate import replaced
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
+from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes
 
 MAX_NODES = 100
@@ -111,6 +111,7 @@ def run_rounds(run: Run) -> Result:
             log(DEBUG, "[ROUND %s/%s]", number, run.num_rounds)
             record = train(run, number)
             evaluate(run, record)
+            complete(run, record)
             finish_round(run, record)
     run.result.arrays = run.arrays
     return run.result
@@ -129,7 +130,7 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
     strategy, fleet = run.strategy, run.fleet
     names = [getattr(s, "called", "") or type(s).__name__ for s in strategy.chain()]
     log(INFO, "Starting %s", " > ".join(dict.fromkeys(names)))
-    fleet.info = RoundInfo()
+    fleet.begin_round()
     run.progress = Progress(run.num_rounds, unit)
     with quiet_strategies(), bar(run.num_rounds) as run.advance:
         strategy.summary()
@@ -166,7 +167,8 @@ def answering(run: Run) -> Iterator[Grid]:
 
 def train(run: Run, number: int) -> Record:
     """Send training instructions, wait for the replies and aggregate them."""
-    run.fleet.info, context = RoundInfo(), run.exchange(number)
+    run.fleet.begin_round()
+    context = run.exchange(number)
     with answering(run) as grid:
         how = number, run.arrays, run.train_config, grid
         messages = run.strategy.configure_train(*how, context)
@@ -200,15 +202,14 @@ def evaluate(run: Run, record: Record) -> None:
     if metrics is not None:
         run.result.evaluate_metrics_clientapp[number] = metrics
     record["evaluate"] = dict(metrics or {})
-    record |= fairness(run.fleet)
     record["global"] = evaluate_centrally(run, number)
-    record["virtual_s"] = run.fleet.clock.virtual_s
-    record["failures"] = [failure._asdict() for failure in run.fleet.info.failures]
 
 
-def fairness(fleet: Fleet) -> Record:
-    """Return the record's table of how good the model is on each node, if nodes evaluated."""
-    return {"fairness": fleet.info.by_node} if fleet.info.by_node else {}
+def complete(run: Run, record: Record) -> None:
+    """Add to a record what is known when all evaluation is over."""
+    if run.fleet.by_node:
+        record["fairness"] = run.fleet.by_node
+    record |= {"virtual_s": run.fleet.clock.virtual_s, "failures": run.fleet.failures}
 
 
 def evaluate_centrally(run: Run, number: int) -> Record:
@@ -296,9 +297,6 @@ def finish_round(run: Run, record: Record) -> None:
         run.progress.see(record)
 
 
-# --- a round of several updates of the model ---------------------------------------------
-
-
 def joined(before: Any, after: Any) -> Any:
     """Put two updates' figures together: lists in a row, tables by key, else the later one.
 
@@ -310,17 +308,3 @@ def joined(before: Any, after: Any) -> Any:
     if isinstance(before, dict) and isinstance(after, dict):
         return before | {key: joined(before.get(key), value) for key, value in after.items()}
     return after
-
-
-def joined_rounds(before: Record, after: Record, count: int) -> Record:
-    """Put the lines of ``count`` updates of a round and of the next one together."""
-    record: Record = joined(before, after)
-    for name in ("train", "weights"):
-        record[name] = _mean(before[name], after[name], 1 / (count + 1))
-    return record
-
-
-def _mean(before: Record, after: Record, share: float) -> Record:
-    """Average figures by name; those that are no numbers are left out."""
-    names = [key for key, value in (before | after).items() if not isinstance(value, list)]
-    return {key: (1 - share) * before.get(key, 0.0) + share * after.get(key, 0.0) for key in names}

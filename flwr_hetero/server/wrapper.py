@@ -15,7 +15,7 @@ from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_d
 from flwr_hetero.server.checks import Expected, accept, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, check_start
-from flwr_hetero.server.context import Exchange, Fleet, RoundInfo
+from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
 
@@ -65,10 +65,8 @@ class Wrapper(Strategy):
     """Whether nothing may be wrapped around this one."""
     only_rounds = ""
     """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
-    contracts: tuple[ClientSupport, ...] = ()
-    """What the replies must hold for this wrapper to have an effect."""
-    on_missing = "raise"
-    """What to do if no reply of the first round holds it: "raise" or "warn"."""
+    client_support: tuple[ClientSupport, ...] = ()
+    """What nodes must do for this wrapper to have an effect."""
 
     leaf: Strategy
     """The innermost strategy."""
@@ -118,9 +116,9 @@ class Wrapper(Strategy):
         key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
-    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
-        """Return whether a reply holds what a contract asks for; None if it does not tell."""
-        return holds(reply, contract.key)
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
+        """Return whether a node does its part, by its reply; None if that does not tell."""
+        return holds(reply, support.key)
 
     def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' replies counted after all wrappers, and which nodes failed."""
@@ -203,7 +201,7 @@ class Wrapper(Strategy):
         """Configure a round of training; see the hooks."""
         if context is None:
             check_start(self)
-            self.fleet.info = RoundInfo()
+            self.fleet.begin_round()
             context = self._begin(server_round, arrays, config)
         view = self.before_train(context, grid)
         ask, given = self.inner.configure_train, (server_round, arrays, config, view)
@@ -266,7 +264,7 @@ class Wrapper(Strategy):
         context, good = self.current(context), list(replies)
         if self.outer is None:
             good = accept(context, good, Expected(None, self._weight_key))
-            self.fleet.info.by_node = by_node(context, good)
+            self.fleet.by_node = by_node(context, good)
         good = self.on_evaluate_replies(context, good)
         if isinstance(self.inner, Wrapper):
             metrics = self.inner.aggregate_evaluate(server_round, good, context)

@@ -67,7 +67,7 @@ class FedSlice(Wrapper):
     ------
     ValueError
         If a setting is out of range, or the strategy selects nodes, sets steps or trains trees.
-    MissingHelpError
+    MissingClientSupportError
         In the first round, if no node takes the steps that it is asked for.
 
     Notes

@@ -150,7 +150,7 @@ class Latencies:
         if formed is None:
             what = f"TiFL: no node answered the profiling within {T_MAX:g} s"
             if first:
-                why = "".join(f" ({failure.reason})" for failure in self.fleet.info.failures[-1:])
+                why = "".join(f" ({failure['reason']})" for failure in self.fleet.failures[-1:])
                 raise RuntimeError(with_cure(f"{what}{why}: check the ClientApp's log."))
             log(WARNING, "%s: the tiers stay as they are", what)
             return None

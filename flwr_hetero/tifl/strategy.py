@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.server.client_support import TIMES, ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import TIMES, Contract
 from flwr_hetero.server.nodes import WAIT_S, wait_for_nodes, whole_grid
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
@@ -101,7 +101,7 @@ class TiFL(TierEvaluation):
     """
 
     name: ClassVar[str] = "tifl"
-    contracts = (TIMES,)
+    client_support = (TIMES,)
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class TiFL(TierEvaluation):
             name = "sync_rounds" if sync_rounds != 3 else "warmup_rounds"
             rule = "be left out, for nodes are timed in training"
             raise invalid(name, (sync_rounds, warmup_rounds), rule, "or give profiling='phase' too")
-        is_adaptive = self.named in (ADAPTIVE, ALGORITHM_2)
-        super().__init__(strategy, clients_per_round, evaluates=is_adaptive)
+        self.evaluates = self.named in (ADAPTIVE, ALGORITHM_2)
+        super().__init__(strategy, clients_per_round)
         phase = None if in_training else (sync_rounds, warmup_rounds)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
         self.tiers = Tiers({}, {})
@@ -254,7 +254,7 @@ class TiFL(TierEvaluation):
 
     # --- replies -----------------------------------------------------------------------
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a node of a simulation says how long it took; elsewhere it need not."""
         latency = context.latency_of(reply)
         if self.num_tiers == 1 or latency is None or not context.simulated or context.same_clock:

@@ -47,7 +47,7 @@ class Candidate:
             return [(FedSlice, few)]
         parts: list[Part] = []
         if rounds := own.get("average-rounds"):
-            parts.append((ModelAverage, {"rounds": rounds}))
+            parts.append((ModelAverage, {"window": rounds}))
         parts += [(FedBuff, {})] if own["engine"] == "buffered" else SELECTED[own["selection"]](own)
         if self.sets_steps:
             steps = {"fast_steps": fast_steps, "budget": own["steps"], "high_loss_fraction": None}

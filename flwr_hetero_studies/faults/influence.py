@@ -62,7 +62,7 @@ WRAPPERS: dict[str, Callable[[int], Wrapper]] = {
     ),
     "FedNova": lambda seed: FedNova(leaf(), 16),
     "AdaComm": lambda seed: AdaComm(leaf(), 16, interval_s=1.0),
-    "CDGraB": lambda seed: CDGraB(leaf(), sketch_size=4, on_missing="warn"),
+    "CDGraB": lambda seed: CDGraB(leaf(), sketch_size=4),
     "OverSelect": lambda seed: OverSelect(RandomSelection(leaf(), 10, seed=seed), take=7),
     "FedBuff": lambda seed: FedBuff(leaf(), seed=seed),
     "FedBuff, slices": lambda seed: FedBuff(LocalSteps(leaf(), 16, budget="slice"), seed=seed),

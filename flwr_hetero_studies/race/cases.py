@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero.strategy import SamplerFacts
+from flwr_hetero.strategy import SamplerMetrics
 from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.curves import Columns
@@ -111,7 +111,7 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
     learning, more = Learning(dataset, *shape, cell.rows, seed), dict[str, Any]()
     if case["name"] in PARTS:
         # samplers are written for torch: the same network there
-        strategy, learning = SamplerFacts(strategy), replace(learning, model=IN_TORCH)
+        strategy, learning = SamplerMetrics(strategy), replace(learning, model=IN_TORCH)
         more = {"app": app_modules("fleet", "fleet_app")[0], "more": fleet_config(case, cell, data)}
     found = race(
         learning, cell.fleet(seed), strategy, case["at_work"], rate=rate, split=split,

@@ -45,7 +45,7 @@ class AdaComm(Wrapper):
 
     name: ClassVar[str] = "adacomm"
     decides = frozenset({"steps"})
-    contracts = STEPS, loss_support("whose loss does not count")
+    client_support = STEPS, loss_support("whose loss does not count")
 
     def __init__(
         self, strategy: Strategy | None = None, first_steps: int = 20, *, interval_s: float = 60.0
@@ -77,10 +77,10 @@ class AdaComm(Wrapper):
             self.first_loss = self.loss if isnan(self.first_loss) else self.first_loss
         return replies
 
-    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a reply holds the steps, or a loss."""
-        if contract is STEPS:
-            return super().helps(context, reply, contract)
+        if support is STEPS:
+            return super().has_support(context, reply, support)
         return isfinite(_loss_of(reply))
 
     def round_info(self) -> dict[str, Any]:

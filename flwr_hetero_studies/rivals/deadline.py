@@ -12,9 +12,8 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import time_nodes
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory
+from flwr_hetero_studies.rivals.node_memory import NodeMemory, time_nodes
 
 SMOOTHING = 0.5
 """Weight of the past in a node's latency."""

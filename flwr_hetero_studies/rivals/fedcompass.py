@@ -80,7 +80,7 @@ class FedCompass(NodeMemory, Rule):
 
     facts = "step_s", "weight"
     decides = Rule.decides | {"steps"}
-    contracts = (STEPS,)
+    client_support = (STEPS,)
 
     def __init__(
         self,

@@ -1,16 +1,18 @@
 """What the rivals share that learn of single nodes: their losses, and how that is saved."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Any, ClassVar
 
 import numpy as np
+from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
-from flwr_hetero.server.profiling import identify_nodes
+from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.profiling import identify_nodes, profile_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
@@ -62,3 +64,14 @@ class NodeMemory(Wrapper):
         for name, value in zip(self.facts, json.loads(str(state["facts"])), strict=True):
             setattr(self, name, value)
         self.rng = rng_from_str(str(state["rng"]))
+
+
+def time_nodes(
+    strategy: Wrapper, context: Exchange, grid: Grid, node_ids: Sequence[int], t_max: float
+) -> dict[str, float]:
+    """Measure in one round of profiling how long nodes take, by identity; without the silent."""
+    how: dict[str, Any] = {"sync_rounds": 1, "warmup_rounds": 0, "t_max": t_max}
+    strategy.fleet.nodes.learn(grid)
+    nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **how)
+    timed = zip(nodes, seconds.tolist(), strict=True)
+    return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}

@@ -16,9 +16,13 @@ from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.profiling import time_nodes
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory, loss_per_sample, loss_support
+from flwr_hetero_studies.rivals.node_memory import (
+    NodeMemory,
+    loss_per_sample,
+    loss_support,
+    time_nodes,
+)
 
 CLIP = CUT_OFF = 0.95
 """Quantile above which utilities are equal; part of the k-th utility that is enough."""
@@ -76,7 +80,7 @@ class Oort(NodeMemory, Selection):
 
     name: ClassVar[str] = "oort"
     facts = "known", "profile_s", "gains", "pace", "new_share"
-    contracts = (loss_support("whose samples count as learnt"),)
+    client_support = (loss_support("whose samples count as learnt"),)
 
     def __init__(
         self,
@@ -155,7 +159,7 @@ class Oort(NodeMemory, Selection):
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
             self.pace = min(1.0, self.pace + PACE_STEP)
 
-    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(loss_per_sample(metrics))

@@ -32,7 +32,7 @@ class PowerOfChoice(NodeMemory, Selection):
 
     name: ClassVar[str] = "power_of_choice"
     facts = "examples", "loss"
-    contracts = (loss_support("which are selected again and again"),)
+    client_support = (loss_support("which are selected again and again"),)
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PowerOfChoice(NodeMemory, Selection):
             if not isnan(loss := training_loss(metrics)):
                 self.loss[node] = loss
 
-    def helps(self, context: Exchange, reply: Message, contract: ClientSupport) -> bool | None:
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a reply holds a loss."""
         (metrics,) = reply.content.metric_records.values()
         return not isnan(training_loss(metrics))

@@ -11,8 +11,8 @@ from steps_toy import BATCH, local_model, steps_app, steps_arrays
 from flwr_hetero.biased_local_sgd import node_speeds
 from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.context import Exchange, Latency
-from flwr_hetero.server.contract import MissingHelpError
 from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
@@ -116,7 +116,7 @@ def test_objective_by_steps_is_said_once(kind, settings, slow, level, power, cap
 
 
 def test_without_a_report_the_run_stops():
-    with pytest.raises(MissingHelpError, match="LocalSteps: no node reports 'num-steps'"):
+    with pytest.raises(MissingClientSupportError, match="LocalSteps: no node reports 'num-steps'"):
         run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
 
 

@@ -37,9 +37,6 @@ def next_orders(vectors, orders):
     return np.array([reorder(orders[i], unit_signs(s, num_units)) for i, s in enumerate(signs)])
 
 
-# --- Algorithm 2 ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scale", [2.0**-20, 1.0, 2.0**40])
 @pytest.mark.parametrize("seed", range(5))
 def test_pair_balance_takes_the_shorter_sum(seed, scale):
@@ -52,18 +49,14 @@ def test_pair_balance_takes_the_shorter_sum(seed, scale):
     np.testing.assert_array_equal(total, r)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_pair_balance_copies_and_keeps_dtype(dtype):
-    start, diffs = np.ones(3, dtype), np.full((4, 3), 2, dtype)
-    start.setflags(write=False)
-    diffs.setflags(write=False)
-    total, signs = pair_balance(start, diffs)
-    assert (total.dtype, signs.dtype) == (dtype, np.int8)
-    assert not np.shares_memory(total, start)
-    assert pair_balance(np.zeros(3, np.float16), diffs.astype(np.float16))[0].dtype == np.float32
-
-
-# --- Algorithm 4 against the oracle --------------------------------------------------
+def test_pair_balance_copies_and_keeps_dtype():
+    for kind, kept in ((np.float16, np.float32), (np.float32,) * 2, (np.float64,) * 2):
+        start, diffs = np.ones(3, kind), np.full((4, 3), 2, kind)
+        start.setflags(write=False)
+        diffs.setflags(write=False)
+        total, signs = pair_balance(start, diffs)
+        assert (total.dtype, signs.dtype) == (kept, np.int8)
+        assert not np.shares_memory(total, start)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -88,15 +81,10 @@ def test_bound_halves_to_a_floor():
     assert bounds[-1] < 3.0
 
 
-# --- groups --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_nodes", [1, 5])
-def test_own_weight_one_is_each_alone(num_nodes):
-    diffs = np.random.default_rng(0).standard_normal((num_nodes, 6, 4))
-    sums = np.zeros((num_nodes, 4))
-    total, signs = balance_group(list(sums), list(diffs), np.ones(num_nodes))
-    for i in range(num_nodes):
+def test_own_weight_one_is_each_alone():
+    diffs, sums = np.random.default_rng(0).standard_normal((5, 6, 4)), np.zeros((5, 4))
+    total, signs = balance_group(list(sums), list(diffs), np.ones(5))
+    for i in range(5):
         own, alone = pair_balance(np.zeros(4), diffs[i])
         assert signs[i].tolist() == alone.tolist()
         np.testing.assert_allclose(sums[i], own, atol=1e-12)
@@ -134,16 +122,10 @@ def test_own_share_falls_with_the_overlap():
     assert own_share([1.0], 1).tolist() == [1.0]
 
 
-# --- Algorithm 1 ---------------------------------------------------------------------
-
-
 def test_reorder_by_hand():
     # front: 4, 1 as visited; back: 0, 3, 2 reversed
     assert reorder([4, 0, 3, 1, 2], [1, -1, -1, 1, -1]).tolist() == [4, 1, 2, 3, 0]
     assert reorder([0], unit_signs([], 1)).tolist() == [0]
-
-
-# --- Equation 8 ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,22 +144,16 @@ def test_herding_bound_is_equation_8(num_nodes, num_units, dim):
     assert herding_bound(vectors, orders) == pytest.approx(worst, abs=1e-9)
 
 
-# --- errors --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: pair_balance(np.zeros(2), np.zeros((3, 4))), "pair_diffs must have rows"),
-        (lambda: pair_balance(np.zeros(2), np.zeros(2)), "pair_diffs must have rows"),
         (lambda: pair_balance(np.zeros((2, 2)), np.zeros((2, 2))), "pair_diffs must have rows"),
         (lambda: pair_balance(np.zeros(2), [[0.0, np.nan]]), "pair_diffs must be finite"),
         (lambda: pair_balance(np.zeros(2), [[np.inf, 0], [1, 1]]), "pair_diffs must be finite"),
-        (lambda: pair_balance(np.zeros(2), [[-np.inf, 0]]), "pair_diffs must be finite"),
         (lambda: balance_group([np.zeros(3)] * 2, [np.zeros((4, 3))], [0, 0]), "pair_diffs"),
         (lambda: balance_group([np.zeros(3)] * 2, [np.zeros((4, 3))] * 2, [0]), "pair_diffs"),
         (lambda: reorder([0, 1, 1], [1, 1, 1]), r"order must be a permutation of range\(3\)"),
-        (lambda: reorder([0, 1, 3], [1, 1, 1]), "order must be a permutation"),
         (lambda: reorder([0, -1], [1, 1]), "order must be a permutation"),
         (lambda: reorder([0.0, 1.0], [1, 1]), "order must be a permutation"),
         (lambda: reorder([[0, 1]], [[1, 1]]), "order must be a permutation"),
@@ -185,7 +161,6 @@ def test_herding_bound_is_equation_8(num_nodes, num_units, dim):
         (lambda: reorder([0, 1], [1, 0]), "signs must hold"),
         (lambda: reorder([0, 1], [1]), "signs must hold"),
         (lambda: unit_signs([1, 1], 6), r"pair_signs must have shape \(3,\)"),
-        (lambda: herding_bound(np.zeros((2, 3)), [[0, 1, 2]]), "orders must have shape"),
         (lambda: herding_bound(np.zeros((2, 3, 1)), [[0, 1, 2]]), "orders must have shape"),
     ],
 )

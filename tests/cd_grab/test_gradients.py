@@ -41,23 +41,14 @@ def test_example_gradients_are_those_of_each_alone():
     assert not each.requires_grad
 
 
-def test_batch_gradient_is_a_copy():
+def test_batch_gradient_is_a_copy_with_zeros_for_missing_ones():
     """The published code kept a reference to the buffer that the next step wrote over."""
-    model, (inputs, targets) = nn.Linear(16, 4, bias=False), some_data(6)
-    inputs = inputs.flatten(1)
-    cross_entropy(model(inputs[:3]), targets[:3]).backward()
-    first = batch_gradient(model)
-    before = first.clone()
-    model.zero_grad(set_to_none=False)
-    cross_entropy(model(inputs[3:]), targets[3:]).backward()
-    assert torch.equal(first, before)
-    assert not torch.equal(first, batch_gradient(model))
-
-
-def test_parameters_without_gradient_count_as_zero():
     model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(3, 1)])
     model[1](torch.ones(1, 3)).sum().backward()
-    assert batch_gradient(model).tolist() == [[0, 0, 0, 1, 1, 1, 1]]
+    first = batch_gradient(model)
+    model[1](torch.ones(1, 3)).sum().backward()
+    assert first.tolist() == [[0, 0, 0, 1, 1, 1, 1]]
+    assert batch_gradient(model).tolist() == [[0, 0, 0, 2, 2, 2, 2]]
 
 
 def test_random_signs_never_change():
@@ -70,9 +61,7 @@ def test_random_signs_never_change():
     assert abs(random_signs(100_000, seed=5).double().mean()) < 4 / np.sqrt(100_000)
 
 
-@pytest.mark.parametrize(
-    ("dim", "size"), [(1, 1), (1, 5), (7, 7), (40, 1), (40, 8), (41, 12), (13, 12)]
-)
+@pytest.mark.parametrize(("dim", "size"), [(1, 5), (7, 7), (40, 1), (40, 8), (41, 12), (13, 12)])
 def test_sketch_is_the_sum_over_each_remainder(dim, size):
     vectors = np.random.default_rng(0).standard_normal((2, dim))
     expected = slow_sketch(vectors, size, random_signs(dim, seed=3).tolist())

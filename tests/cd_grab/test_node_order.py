@@ -28,9 +28,6 @@ def visit(order, vectors, steps, per_step=1):
     return visited
 
 
-# --- every order ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize(("num_units", "per_step"), [(1, 1), (2, 1), (7, 1), (8, 3), (9, 9)])
 def test_each_pass_visits_each_unit_once(kind, num_units, per_step):
@@ -58,9 +55,6 @@ def test_damaged_state_is_refused(kind):
     assert repr(order.state_dict()) == repr(state)
 
 
-# --- baselines -----------------------------------------------------------------------
-
-
 def test_reshuffling_depends_on_seed_and_pass():
     orders = {
         (seed, n): tuple(order.next_units(20).tolist())
@@ -79,9 +73,6 @@ def test_own_pairs_is_pair_balance_of_one_node(num_units):
         even = vectors[order[: num_units // 2 * 2]]
         _, signs = pair_balance(np.zeros(6), even[0::2] - even[1::2])
         order = reorder(order, unit_signs(signs, num_units))
-
-
-# --- the served order ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_units", [8, 9])
@@ -110,19 +101,14 @@ def test_any_steps_per_round_reach_algorithm_4(num_units, steps):
         ]
 
 
-def test_pass_is_watched_once_per_instruction():
-    vectors, order = vectors_of(4), ServedOrder(4)
-    visit(order, vectors, 12)
-    seen = order.report()
-    assert (seen.first_pair, len(seen.diffs)) == (0, 2)
-    order.follow(Answer())  # the report was lost: the pass is watched again
-    visit(order, vectors, 4)
-    assert len(order.report().diffs) == 2
-
-
 def test_next_order_waits_for_the_end_of_the_pass():
     vectors, order = vectors_of(6), ServedOrder(6)
-    visit(order, vectors, 8)  # two units into the second pass
+    visit(order, vectors, 18)  # watched once per instruction
+    assert (order.report().first_pair, len(order.report().diffs)) == (0, 3)
+    order.follow(Answer())  # the report was lost: the pass is watched again
+    visit(order, vectors, 6)
+    assert len(order.report().diffs) == 3
+    visit(order, vectors, 2)
     order.follow(Answer(1, signs=np.array([-1, -1, -1], np.int8)))
     assert visit(order, vectors, 4) == [2, 3, 4, 5]
     assert visit(order, vectors, 6) == [1, 3, 5, 4, 2, 0]

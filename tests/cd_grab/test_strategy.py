@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 from oracles.cd_grab import parallel_sgd
 from order_toy import (
@@ -32,9 +32,6 @@ def nodes_of(grid):
     return list(grid.get_node_ids())
 
 
-# --- exact mode: Algorithms 3 and 4 --------------------------------------------------
-
-
 def parallel_sgd_of(sizes, epochs, dtype):
     def gradients_of(i, size):
         units = OrderedSampler(size, BATCH, seed=i).units
@@ -52,7 +49,7 @@ def parallel_sgd_of(sizes, epochs, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("sizes", [[16] * 4, [20] * 2, [14] * 3, [12]], ids=str)
+@pytest.mark.parametrize("sizes", [[20] * 2, [14] * 3, [12]], ids=str)
 def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
     epochs, units = 4, sizes[0] // BATCH
     w, orders = parallel_sgd_of(sizes, epochs, dtype)
@@ -72,9 +69,6 @@ def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
     assert set(rounds.of("cd_grab", "own_share")) <= ({0.0} if len(sizes) > 1 else {0.0, 1.0})
     itemsize = np.dtype(dtype).itemsize
     assert max(rounds.of("cd_grab", "bytes_up")) >= len(sizes) * DIM * itemsize
-
-
-# --- sketched mode -------------------------------------------------------------------
 
 
 def settled_herding(method, sizes=(60,) * 6, num_rounds=14, outlier=-1, **options):
@@ -136,9 +130,6 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
     assert ratios[1] == pytest.approx(np.array(weights) / np.mean(weights))
     shares = np.array(weights) / np.sum(weights)
     assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
-
-
-# --- faults --------------------------------------------------------------------------
 
 
 def test_node_that_lost_its_state_gets_its_order():
@@ -240,9 +231,6 @@ def test_records_stay_outside_the_inner_strategy():
     Rounds(HerdingMeter(CDGraB(Strict(**NO_EVALUATION))), grid_of([16] * 3), 2)
 
 
-# --- resume --------------------------------------------------------------------------
-
-
 class AtLeastTen(LocalSteps):
     """No node has too few steps for a pair."""
 
@@ -276,9 +264,6 @@ def test_nodes_without_state_get_their_orders_after_a_resume():
     assert seen[2] == before
 
 
-# --- settings ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -288,7 +273,6 @@ def test_nodes_without_state_get_their_orders_after_a_resume():
         (lambda: CDGraB(num_units=2**20 + 1), "num_units must be at most 1048576"),
         (lambda: CDGraB(seed=-1), "seed must be a whole number"),
         (lambda: CDGraB(seed=2**53 + 1), "seed must be at most 9007199254740992"),
-        (lambda: CDGraB(ArrayRecord()), "strategy must be a flwr"),
     ],
 )
 def test_bad_settings_are_refused(make, message):

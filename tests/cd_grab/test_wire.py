@@ -64,7 +64,6 @@ def test_answers_survive_the_wire(num_units):
     "change",
     [
         {},
-        {keys.SIGNS: b""},
         {keys.SIGNS: bytes(2)},
         {keys.WHOLE_ORDER: np.arange(7, dtype="<i4").tobytes()},
         {keys.WHOLE_ORDER: bytes(4 * 8)},  # 0, 0, 0, ...
@@ -75,11 +74,6 @@ def test_answers_survive_the_wire(num_units):
 def test_unfit_answers_are_no_answers(change):
     record = write_instruction(TERMS, Answer(3)) | {keys.FIRST_PAIR: 0} | change
     assert read_answer(record, 8) == Answer()
-
-
-def test_report_of_nothing_survives_the_wire():
-    nothing = write_report(TERMS, ServedOrder(8).report())
-    assert len(read_report(nothing, TERMS).diffs) == 0
 
 
 BAD_REPORTS = [
@@ -97,12 +91,10 @@ BAD_REPORTS = [
     ({keys.VERSION: True}, "version must be a whole number"),
     ({keys.VERSION: None}, "version must be a whole number"),
     ({keys.VERSION: 2**64 - 1}, "version must be a whole number"),
-    ({keys.VECTORS: None}, "vectors must be bytes"),
     ({keys.VECTORS: "text"}, "vectors must be bytes"),
     ({keys.VECTORS: bytes(11)}, "whole rows"),
     ({keys.VECTORS: b"\xff\x7f" * 12}, "vectors must be finite"),
     ({keys.SCALE: float("inf")}, "vectors must be finite"),
-    ({keys.SCALE: 0.0}, "vectors must be finite"),
     ({keys.SCALE: -1.0}, "vectors must be finite"),
     ({keys.SCALE: float("nan")}, "vectors must be finite"),
     ({keys.SCALE: 1e39, keys.VECTORS: bytes(22) + b"\0\x3c"}, "at most 1e.15"),
@@ -118,6 +110,8 @@ def test_bad_reports_are_refused(changes, reason):
         read_report(report_record(**changes), TERMS)
 
 
-def test_largest_counts_are_accepted():
+def test_limits_are_accepted():
     record = report_record(**{keys.VERSION: 1 << 53, keys.FIRST_PAIR: 2})
     assert read_report(record, TERMS)[:3] == (1 << 53, 8, 2)
+    nothing = write_report(TERMS, ServedOrder(8).report())
+    assert len(read_report(nothing, TERMS).diffs) == 0

@@ -255,7 +255,7 @@ def run_orders(rounds, num_steps=8, **how):
     arrays, config = ArrayRecord(nn.Linear(4, 3).state_dict()), {"num-steps": num_steps}
     strategy.start(grid, arrays, num_rounds=rounds, train_config=ConfigRecord(config))
     failures = [failure["reason"] for line in lines for failure in line["failures"]]
-    return failures, sum(line["cd-grab"]["pairs"] for line in lines if line["round"])
+    return failures, sum(line["cd_grab"]["pairs"] for line in lines if line["round"])
 
 
 @pytest.mark.parametrize("steps", [8, 3])

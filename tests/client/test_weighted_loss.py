@@ -319,7 +319,7 @@ def test_scores_are_of_the_samples_trained(kind, way, monkeypatch):
 @pytest.mark.parametrize("by", ["loss", "on_batch"])
 def test_priorities_are_of_the_samples_trained(by, rule, way, monkeypatch):
     torch.manual_seed(0)
-    model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule, gate=0)
+    model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule)
     feed = PriorityFeed(sampler, model)
     given, criterion = spy(sampler, monkeypatch), WeightedLoss(feed)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -20,7 +20,7 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
-from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero_studies import rivals
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -238,7 +238,7 @@ def test_the_table(wrapper, kind, cell, tmp_path, monkeypatch):
             WRAPPERS.get(wrapper, ALL[wrapper])(APPS[kind][1]())
     elif outcome == "stops":
         for helps in (True, False):
-            with pytest.raises(MissingHelpError, match=f"{wrapper}: no node reports"):
+            with pytest.raises(MissingClientSupportError, match=f"{wrapper}: no node reports"):
                 run(wrapper, kind, helps)
     else:
         check_model(kind, *run(wrapper, kind, helps=True))
@@ -246,7 +246,9 @@ def test_the_table(wrapper, kind, cell, tmp_path, monkeypatch):
             check_model(kind, *run(wrapper, kind, helps=False))
         else:
             key = NEEDS[outcome.removeprefix("works with ")]
-            with pytest.raises(MissingHelpError, match=f"{wrapper}: no node reports '{key}'"):
+            with pytest.raises(
+                MissingClientSupportError, match=f"{wrapper}: no node reports '{key}'"
+            ):
                 run(wrapper, kind, helps=False)
 
 

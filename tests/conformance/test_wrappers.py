@@ -33,7 +33,7 @@ WRAPPERS = {
     "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),
     "HerdingMeter": lambda inner=None: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner=None: ours.Resharding(inner, share=0.5, budget_bytes=16),
-    "SamplerFacts": lambda inner=None: ours.SamplerFacts(inner),
+    "SamplerMetrics": lambda inner=None: ours.SamplerMetrics(inner),
     "OverSelect": lambda inner=None: ours.OverSelect(inner, take=2),
     "RandomSelection": lambda inner=None: ours.RandomSelection(inner, 3),
     "FedBuff": lambda inner=None: ours.FedBuff(inner, buffer_size=3, weighting="examples"),
@@ -47,7 +47,7 @@ WRAPPERS = {
     "FedAsync": lambda inner=None: rivals.FedAsync(inner),
     "FedCompass": lambda inner=None: rivals.FedCompass(inner, 2, 6),
 }
-ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerFacts", "Recorded"}
+ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerMetrics", "Recorded"}
 INFO = {  # what the history must hold of a wrapper, in some round
     "TiFL": ("tifl", lambda f: f["tier"] in (0, 1) and len(f["tier_probs"]) == 2),
     "BiasedLocalSGD": ("biased_local_sgd", lambda f: max(f["num_steps"].values()) == 6),
@@ -57,7 +57,7 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "CDGraB": ("cd_grab", lambda f: f["pairs"] > 0 and f["bytes_up"] > 0),
     "HerdingMeter": ("herding", lambda f: f["herding_bound"] > 0),
     "Resharding": ("resharding", lambda f: f["swaps"] > 0),
-    "SamplerFacts": ("sampler", lambda f: f["coverage"] == 0.5),
+    "SamplerMetrics": ("sampler", lambda f: f["coverage"] == 0.5),
     "OverSelect": ("over-select", lambda f: len(f["not_waited_for"]) > 0),
     "RandomSelection": ("selected", lambda nodes: len(nodes) in (2, 3)),
     "FedBuff": ("fedbuff", lambda f: len(f["nodes"]) == 3),

@@ -193,7 +193,7 @@ def test_what_is_learnt_in_the_steps_asked_for_is_kept(mods, workers, tmp_path):
         ask(grid, 9)
         feed = done[-1].sampler
         # the very first batch has no gradient to follow
-        assert feed.sampler.draw.iteration == feed.state_dict()["batches"] - 1 == 9 * number - 1
+        assert feed.sampler.iteration == feed.state_dict()["batches"] - 1 == 9 * number - 1
     scalars = grid.context(*grid.get_node_ids()).state["flwr-hetero.sampler.scalars"]
     assert scalars["batches"] == 27
 
@@ -212,7 +212,7 @@ def test_trainers_learn_orders(fit, workers, tmp_path):
         num_rounds=3,
         train_config=ConfigRecord({"num-steps": 8}),
     )
-    assert [line["cd-grab"]["pairs"] for line in lines[1:]] == [8, 8, 8]
+    assert [line["cd_grab"]["pairs"] for line in lines[1:]] == [8, 8, 8]
     orders = [training.sampler.node_order.order.tolist() for training in done]
     assert len({tuple(order) for order in orders}) > 2
 

@@ -132,7 +132,7 @@ def test_duplicate_and_stale_replies_are_dropped():
     wrapper.on_replies = lambda context, replies: seen.extend(replies) or replies
     wrapper.aggregate_train(2, [*old, *new, *new])
     assert sorted(map(id, seen)) == sorted(map(id, new))
-    assert len(wrapper.fleet.info.failures) == 4
+    assert len(wrapper.fleet.failures) == 4
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 2])

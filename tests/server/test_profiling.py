@@ -6,7 +6,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.strategy import SamplerFacts, Wrapper
+from flwr_hetero.strategy import SamplerMetrics, Wrapper
 
 
 def reporting(by_node):
@@ -52,7 +52,7 @@ NAN, INF = float("nan"), float("inf")
 )
 def test_means_over_the_nodes_grouped_by_name(by_node, expected):
     inside = Inside()
-    strategy = SamplerFacts(inside)
+    strategy = SamplerMetrics(inside)
     grid = LocalGrid(toy_app(mods=[reporting(by_node)]), profiles=[DeviceProfile()] * 3)
     strategy.start(grid, toy_arrays(), 1)
     assert len(inside.records) == 3

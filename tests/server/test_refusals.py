@@ -17,7 +17,7 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.errors import CURES, cure_for
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.older import OlderClients
-from flwr_hetero.server.contract import check_enough_updates
+from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero_studies import rivals
 
 FLEET = [DeviceProfile(speed) for speed in (1.0, 1.1, 0.5, 0.25, 0.2)]

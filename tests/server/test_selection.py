@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
-from quadratics import Watched, models, start
 from recording import History
 from toy import toy_app, toy_arrays
 
@@ -12,7 +11,6 @@ from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.strategy import (
     LocalSteps,
-    OverSelect,
     RandomSelection,
     Selection,
     Wrapper,
@@ -29,8 +27,8 @@ def grid_of(num_nodes, **more):
 class Fastest(Selection):
     """Try each node once, then the fastest: what a new rule costs."""
 
-    def __init__(self, strategy=None, clients_per_round=2, **more):
-        super().__init__(strategy, clients_per_round, **more)
+    def __init__(self, strategy=None, clients_per_round=2):
+        super().__init__(strategy, clients_per_round)
         self.latency_s, self.losses, self.failed = {}, [], []
 
     def select(self, context, grid, online):
@@ -101,7 +99,9 @@ def test_trained_nodes_evaluate():
     silent = Fastest(flower.FedAvg(**NO_EVALUATION))
     assert silent.select_for_evaluation(1, None) == []
     assert silent.leaf.fraction_evaluate == 0.0
-    assert Fastest(flower.FedAvg(**NO_EVALUATION), evaluates=True).leaf.fraction_evaluate == 1.0
+    Fastest.evaluates = True
+    assert Fastest(flower.FedAvg(**NO_EVALUATION)).leaf.fraction_evaluate == 1.0
+    Fastest.evaluates = False
 
 
 def test_minima_of_the_inner_strategy_open():
@@ -128,67 +128,12 @@ class Accounted(flower.FedAvg):
         (lambda: flower.Krum(min_train_nodes=9), {}, "Krum.min_train_nodes", "at most"),
         (lambda: flower.FedAvg(min_available_nodes=3), {}, "FedAvg.min_available", "at most"),
         (lambda: flower.FedXgbCyclic(), {}, "strategy", "leave the choice of nodes open"),
-        (lambda: Accounted(), {"clients_per_round": 4}, "Accounted.num_sampled", "every round"),
-        (lambda: Accounted(), {"fixed_size": True}, "Accounted.num_sampled", "every round"),
+        (lambda: Accounted(), {"clients_per_round": 4}, "strategy", "without a privacy accountant"),
     ],
 )
 def test_inner_selection_is_refused(inner, settings, argument, rule):
     with pytest.raises(ValueError, match=f"{argument}.* must .*{rule}"):
         Fastest(inner(), **settings)
-    Fastest(Accounted(), 4, fixed_size=True)  # as an accountant needs it
-
-
-# --- unbiased: the points where it stays are in tests/conformance/test_objectives.py ---
-
-
-def test_silent_node_is_an_update_of_zero():
-    examples, lr = [50, 150, 100], 0.01
-    grid = Watched(np.eye(3), [1, 2, 3], lr=lr, examples=examples, faults=[Fault(1, "errs", 2, 2)])
-    strategy = RandomSelection(flower.FedAvg(**NO_EVALUATION), None, unbiased=True)
-    found, _ = models(strategy, grid, 2, x=[0.0, 0.0, 0.0])
-    pull, shares = 1 - (1 - lr) ** 10, np.array(examples) / 300
-    assert found[1] == pytest.approx(pull * shares)
-    moves = np.where([True, False, True], shares, 0)[:, None] * (np.eye(3) - found[1])
-    assert found[2] - found[1] == pytest.approx(pull * moves.sum(axis=0))
-
-
-def test_rule_may_not_know_its_chances():
-    class Unknown(RandomSelection):
-        def node_chances(self, context, online):
-            return {}
-
-    runs = []
-    for make, unbiased in ((RandomSelection, False), (Unknown, True)):
-        grid = Watched(np.eye(3), [1, 2, 3], examples=[50, 150, 100])
-        strategy = make(flower.FedAvg(**NO_EVALUATION), 2, unbiased=unbiased)
-        runs.append(models(strategy, grid, 3, x=[0.0, 0.0, 0.0])[0])
-    assert np.array_equal(*runs)
-    with pytest.raises(NotImplementedError):
-        Fastest(flower.FedAvg(**NO_EVALUATION), unbiased=True).start(grid_of(2), toy_arrays(), 1)
-
-
-def test_long_step_is_said_once(caplog):
-    class Rare(RandomSelection):
-        def node_chances(self, context, online):
-            return dict.fromkeys(online, 0.1)
-
-    grid = Watched(np.eye(3), [1, 2, 3], lr=0.001)
-    Rare(flower.FedAvg(**NO_EVALUATION), 2, unbiased=True).start(grid, start([0.0] * 3), 3)
-    (said,) = [r.getMessage() for r in caplog.records if "times as long" in r.getMessage()]
-    assert said.startswith("Rare: a step 6.67 times as long as FedAvg's, of nodes with a chance of")
-
-
-@pytest.mark.parametrize(
-    ("make", "rule"),
-    [
-        (lambda: OverSelect(RandomSelection(unbiased=True)), "leave waiting to OverSelect"),
-        (lambda: RandomSelection(flower.FedXgbBagging(), unbiased=True), "average models with"),
-        (lambda: Fastest(Accounted(), 4, fixed_size=True, unbiased=True), "unbiased must be False"),
-    ],
-)
-def test_unbiased_is_refused(make, rule):
-    with pytest.raises(ValueError, match=rule):
-        make()
 
 
 def test_random_selection_continues():
@@ -200,10 +145,3 @@ def test_random_selection_continues():
     assert np.array_equal(other.select(None, None, online), whole.select(None, None, online))
     with pytest.raises(ValueError, match="RandomSelection must hold rng"):
         other.load_state_dict({})
-    unbiased = RandomSelection(unbiased=True)
-    unbiased.usual_weights = {"node-1": 3.0}
-    other = RandomSelection(unbiased=True)
-    other.load_state_dict(unbiased.state_dict())
-    assert other.usual_weights == {"node-1": 3.0}
-    with pytest.raises(ValueError, match="RandomSelection must hold usual_weights"):
-        other.load_state_dict(whole.state_dict())

@@ -14,7 +14,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.mod import timing
-from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.strategy import OverSelect, Recorded, TiFL, Wrapper
 from flwr_hetero.tifl import latencies
 from flwr_hetero.tifl.tiers import T_MAX
@@ -434,7 +434,9 @@ def test_simulation_of_emulated_devices_goes_as_local_grid_does():
 @pytest.mark.parametrize("profiling", ["training", "phase"])
 def test_simulated_nodes_that_report_no_time_end_the_run(profiling, caplog):
     tifl = in_training(profiling=profiling)
-    with pytest.raises(MissingHelpError, match="TiFL: no node reports 'flwr-hetero") as stop:
+    with pytest.raises(
+        MissingClientSupportError, match="TiFL: no node reports 'flwr-hetero"
+    ) as stop:
         tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 12)
     assert "app = ClientApp(mods=[hetero])\nor set num_tiers=1 of TiFL." in str(stop.value)
     assert "rounds take" not in caplog.text

@@ -16,7 +16,7 @@ from flwr_hetero.strategy import (
     ModelAverage,
     OverSelect,
     RandomSelection,
-    SamplerFacts,
+    SamplerMetrics,
     TiFL,
     Wrapper,
 )
@@ -179,7 +179,7 @@ class FleetSettings(Settings):
         if self.order == "cd-grab":
             strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)
         if self.engine == "fedslice":
-            return SamplerFacts(self._sliced(strategy))
+            return SamplerMetrics(self._sliced(strategy))
         if self.step_rule != "epochs":
             strategy = self._stepped(strategy)
         num_tiers = min(self.num_tiers, max(num_nodes, 1))
@@ -188,8 +188,8 @@ class FleetSettings(Settings):
         if self.selection == "over-select":
             strategy = OverSelect(strategy, self.clients_per_round)
         if self.average_rounds:
-            strategy = ModelAverage(strategy, rounds=self.average_rounds)
-        return SamplerFacts(strategy)
+            strategy = ModelAverage(strategy, window=self.average_rounds)
+        return SamplerMetrics(strategy)
 
     def _sliced(self, strategy: Strategy) -> FedSlice:
         return FedSlice(

@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.mercury.sampler import ESTIMATORS
-from flwr_hetero.strategy import Resharding, SamplerFacts
+from flwr_hetero.strategy import Resharding, SamplerMetrics
 from flwr_hetero_studies.rivals import AdaComm
 from flwr_hetero_studies.tasks.settings import Settings
 
@@ -60,4 +60,4 @@ class MercurySettings(Settings):
                 by_importance=self.resharding == "importance",
                 seed=self.seed,
             )
-        return strategy if self.sampling == "uniform" else SamplerFacts(strategy)
+        return strategy if self.sampling == "uniform" else SamplerMetrics(strategy)

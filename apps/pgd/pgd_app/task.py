@@ -9,7 +9,7 @@ from flwr_hetero.errors import check_choice, check_count, check_number
 from flwr_hetero.pgd.priorities import LAYERS
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler, UniformSampler
-from flwr_hetero.strategy import SamplerFacts
+from flwr_hetero.strategy import SamplerMetrics
 from flwr_hetero_studies.tasks.settings import Settings
 
 TOPS = (0.5, 1, 2, 5)
@@ -52,7 +52,7 @@ class PGDSettings(Settings):
         """Whether nodes measure all their priorities in this round."""
         return self.look_every > 0 and (int(server_round) - 1) % self.look_every == 0
 
-    def strategy(self) -> SamplerFacts:
+    def strategy(self) -> SamplerMetrics:
         """Make FedAvg inside a wrapper that keeps the summaries of the nodes' samplers."""
         one = {"min_train_nodes": 1, "min_available_nodes": 1}
-        return SamplerFacts(FedAvg(fraction_evaluate=0.0, **one))
+        return SamplerMetrics(FedAvg(fraction_evaluate=0.0, **one))

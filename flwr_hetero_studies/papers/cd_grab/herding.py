@@ -13,14 +13,14 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.cd_grab.wire import pack_vectors, read_vectors, usual_length
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import Contract
 from flwr_hetero.server.wrapper import Wrapper
 
 HERDING = keys.PREFIX + "herding"
 """A ConfigRecord each way. In an instruction: SKETCH_SIZE, SKETCH_SEED. In a reply: NUM_UNITS, and
 the VECTORS of all units that the node visited, with their SCALE."""
-SKETCHES = Contract(
+SKETCHES = ClientSupport(
     HERDING,
     "sketches of its units' gradients",
     "    from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe\n"
@@ -101,7 +101,7 @@ class HerdingMeter(Wrapper):
 
     name: ClassVar[str] = "herding"
     decides = frozenset({"herding sketches"})
-    contracts = (SKETCHES,)
+    client_support = (SKETCHES,)
     only_rounds = "it measures passes of all nodes over one model"
 
     def __init__(
@@ -162,7 +162,7 @@ class HerdingMeter(Wrapper):
             self._seen.clear()
         return good
 
-    def helps(self, context: Exchange, reply: Message, contract: Contract) -> bool | None:
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a node sends sketches; unclear if it has trained none of its units yet."""
         record = reply.content.config_records.get(HERDING)
         return record is not None and (None if self._is_empty(record) else True)

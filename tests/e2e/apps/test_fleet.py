@@ -76,7 +76,14 @@ def test_every_part_alone_learns(settings):
 def test_default_is_fedslice_in_rounds():
     settings = FleetSettings(model="softmax")
     names = [type(part).__name__ for part in settings.strategy(10).chain()]
-    assert names == ["SamplerFacts", "FedSlice", "RecentAverage", "SliceBuffer", "Slices", "FedAvg"]
+    assert names == [
+        "SamplerMetrics",
+        "FedSlice",
+        "RecentAverage",
+        "SliceBuffer",
+        "Slices",
+        "FedAvg",
+    ]
     history, (before, after), _ = run(4, 6, **vars(settings))
     assert after < 0.8 * before
     facts = [record["fedslice"] for record in history.records[1:]]
@@ -98,7 +105,7 @@ def test_all_parts_together_say_what_they_do():
     parts = {"engine": "rounds", "selection": "tifl", "order": "cd-grab", "clients_per_round": 2}
     everything = FleetSettings(model="softmax", **parts)
     names = [type(part).__name__ for part in everything.strategy(10).chain()]
-    assert names == ["SamplerFacts", "TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]
+    assert names == ["SamplerMetrics", "TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]
     history, (before, after), _ = run(8, 10, **vars(everything))
     assert after < before
     last = history.records[-1]
@@ -152,7 +159,7 @@ def test_buffered_engine_learns_with_every_part(settings, weighted):
     history, (before, after), _ = run(12, **settings)
     assert not [failure for record in history.records for failure in record["failures"]]
     assert after < 0.8 * before
-    assert history.chain()[2].weighting == weighted  # History > SamplerFacts > FedBuff
+    assert history.chain()[2].weighting == weighted  # History > SamplerMetrics > FedBuff
     merged = [len(record["fedbuff"]["nodes"]) for record in history.records[1:]]
     assert merged == [settings.get("buffer_size", 3)] * 12
 

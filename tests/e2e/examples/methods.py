@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from e2e.examples.running import APPS, Seen
 
-from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.server.client_support import MissingClientSupportError
 
 FAST_NODES, SLOW_NODES = ("node-0", "node-2"), ("node-1", "node-3")
 ALL_NODES = range(4)
@@ -182,7 +182,7 @@ class Refusal(NamedTuple):
 
 
 def missing(name: str, key: str) -> Refusal:
-    return Refusal(MissingHelpError, f"{name}: no node reports '{key}'")
+    return Refusal(MissingClientSupportError, f"{name}: no node reports '{key}'")
 
 
 def no_steps(name: str) -> Refusal:

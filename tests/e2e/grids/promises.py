@@ -14,7 +14,7 @@ def check(name, row, found, rounds=None, *, on_nodes=True, by_speed=True):
     """
     rounds = rounds or row.rounds
     if row.error:
-        assert found["error"].startswith(f"MissingHelpError: {row.error}"), found
+        assert found["error"].startswith(f"MissingClientSupportError: {row.error}"), found
         return
     assert not found["error"], found["error"]
     records = found["records"]

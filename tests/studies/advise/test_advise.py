@@ -144,7 +144,7 @@ def test_run_configs_and_lines_make_same_strategies(monkeypatch):
             assert "fast-steps=12" in advice.run_config(choice)
         exec(choice.python(12), lines)
         ours = choice.strategy(12, 0).chain()[:-1]
-        app = FleetSettings.from_run_config(config).strategy(20).chain()[1:-1]  # SamplerFacts
+        app = FleetSettings.from_run_config(config).strategy(20).chain()[1:-1]  # SamplerMetrics
         for theirs in (app, lines["strategy"].chain()[:-1]):  # FedAvg evaluates as usual
             assert [type(part) for part in ours] == [type(part) for part in theirs]
             for mine, other in zip(ours, theirs, strict=True):

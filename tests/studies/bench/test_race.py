@@ -68,13 +68,14 @@ def test_share_of_time_with_too_many_at_work():
 
 
 def test_average_is_that_of_model_average():
-    wrapper, own = ModelAverage(rounds=3), watch.RunningAverage(3)
+    wrapper, own = ModelAverage(window=3), watch.RunningAverage(3)
     for step in range(6):
         model = {"w": np.array([step**2], np.float32)}
-        wrapper._add(model)
+        record = ArrayRecord({"w": Array(model["w"])})
+        wrapper.add(record)
         own.add(model)
-        record = wrapper.averaged(ArrayRecord({"w": Array(model["w"])}))
-        np.testing.assert_allclose(own.model["w"], record["w"].numpy(), rtol=1e-6)
+        expected = wrapper.averaged(record)["w"].numpy()
+        np.testing.assert_allclose(own.model["w"], expected, rtol=1e-6)
 
 
 def test_slowest_take_longest_for_epoch_and_link():

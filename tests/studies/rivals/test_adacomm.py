@@ -6,7 +6,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
-from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero_studies.rivals import AdaComm
 from flwr_hetero_studies.rivals.adacomm import adaptive_steps
 
@@ -133,7 +133,7 @@ def test_a_training_loss_comes_before_others():
     ],
 )
 def test_without_help_the_run_stops(mods, settings, missing):
-    with pytest.raises(MissingHelpError, match=f"AdaComm: no node reports {missing}"):
+    with pytest.raises(MissingClientSupportError, match=f"AdaComm: no node reports {missing}"):
         run(mods, **settings)
 
 

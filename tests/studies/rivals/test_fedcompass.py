@@ -8,7 +8,7 @@ from quadratics import Watched, fedavg, models, start
 from recording import Folder, History
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.contract import MissingHelpError
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.strategy import Recorded
 from flwr_hetero_studies.rivals import FedCompass
 from flwr_hetero_studies.rivals.fedcompass import ArrivalGroup as Group
@@ -131,7 +131,7 @@ def test_nodes_must_report_their_steps():
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    with pytest.raises(MissingHelpError, match="FedCompass: no node reports 'num-steps'"):
+    with pytest.raises(MissingClientSupportError, match="FedCompass: no node reports 'num-steps'"):
         FedCompass(fedavg()).start(LocalGrid(app, [DeviceProfile()] * 3), start(), 6)
 
 

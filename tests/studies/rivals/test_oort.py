@@ -9,8 +9,8 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.contract import MissingHelpError, loss_per_sample
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
 from flwr_hetero_studies.rivals.oort import WINDOW, scores
@@ -107,7 +107,6 @@ def test_utility_is_of_squared_losses_where_they_are_reported():
         [],
     )
     assert strategy.seen == {"a": Seen(12.0, 2.0, 3), "b": Seen(0.0, 2.0, 3)}
-    assert loss_per_sample(squares, "train-loss") == 1.0
 
 
 def test_preferred_time_is_a_quantile():
@@ -126,7 +125,9 @@ def test_nodes_must_report_a_loss():
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    with pytest.raises(MissingHelpError, match=r"Oort: no node reports 'train-loss'(.|\n)*: loss"):
+    with pytest.raises(
+        MissingClientSupportError, match=r"Oort: no node reports 'train-loss'(.|\n)*: loss"
+    ):
         Oort(fedavg(), 3).start(LocalGrid(app, [DeviceProfile()] * 3), toy_arrays(), 1)
 
 

@@ -67,7 +67,7 @@ ROWS = {
     "RandomSelection": Row(lambda inner: ours.RandomSelection(inner, 3)),
     "Recorded": Row(recorded),
     "Resharding": needs(ours.Resharding, "Resharding"),
-    "SamplerFacts": Row(ours.SamplerFacts),
+    "SamplerMetrics": Row(ours.SamplerMetrics),
     "TiFL": Row(lambda inner: ours.TiFL(inner, clients_per_round=2, num_tiers=2), 8),
     "Wrapper": Row(ours.Wrapper),
 }
