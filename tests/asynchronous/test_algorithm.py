@@ -2,84 +2,99 @@ import numpy as np
 import pytest
 
 from flwr_hetero.asynchronous.algorithm import (
-    Usual,
+    RateCorrection,
+    ReplyMeans,
     default_buffer,
-    merge_weights,
+    draw_nodes,
     staleness_weights,
+    update_weights,
 )
 
 
 @pytest.mark.parametrize(("exponent", "weights"), [(0.5, [1, 0.5]), (0, [1, 1]), (1, [1, 0.25])])
 def test_staleness_weights(exponent, weights):
-    np.testing.assert_allclose(staleness_weights([0, 3], exponent), weights)
+    np.testing.assert_allclose(staleness_weights([5, 2], 5, exponent), weights)
+
+
+def test_nodes_are_drawn_uniformly_where_there_is_no_room_for_all():
+    rng = np.random.default_rng(0)
+    drawn = np.ravel([draw_nodes([3, 4, 5, 6], 2, rng) for _ in range(2000)])
+    assert np.bincount(drawn)[3:] / 2000 == pytest.approx([0.5] * 4, abs=0.04)
+    assert draw_nodes([3, 4], 0, rng) == []
 
 
 def test_nodes_count_by_their_weight_whatever_their_pace():
     weight, interval_s = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 8.0])
     arrivals = sorted((t, i) for i, s in enumerate(interval_s) for t in np.arange(s, 8000.0, s))
-    total, steps = np.zeros(3), []
+    total, steps, every = np.zeros(3), [], weight * interval_s
     for start in range(0, len(arrivals) - 3, 4):
         nodes = [node for _, node in arrivals[start : start + 4]]
-        every = weight * interval_s
-        found = merge_weights(every[nodes], every, 1 / interval_s, 99.0)
-        steps.append(found.step)
-        np.add.at(total, nodes, found.step * found.weights / found.weights.sum())
+        weights, step, _ = update_weights(every[nodes], every, 1 / interval_s, 99.0)
+        steps.append(step)
+        np.add.at(total, nodes, step * weights / weights.sum())
     np.testing.assert_allclose(total / total.sum(), weight / weight.sum(), rtol=0.01)
     assert np.mean(steps) == pytest.approx(1.0, rel=0.01)
 
 
-def test_weights_are_clipped_and_it_is_said():
-    every, rate = [1.0, 1.0, 1.0, 97.0], [1.0] * 4
-    found = merge_weights(every, every, rate, limit=2.0)
-    np.testing.assert_allclose(found.weights, [1, 1, 1, 50])
-    assert found.clipped_share == pytest.approx(47 / 100)
-    assert found.step == pytest.approx(1.0)  # of the weights as they are after clipping
-    alone = merge_weights([97.0], every, rate, limit=2.0)
-    assert alone.step == pytest.approx(50 / (53 / 4))
+@pytest.mark.parametrize(
+    ("weights", "every", "expected", "step", "clipped_share"),
+    [
+        ([1.0, 1.0, 1.0, 97.0], None, [1, 1, 1, 50], 1.0, 47 / 100),  # of what is left by the limit
+        ([97.0], [1.0, 1.0, 1.0, 97.0], [50], 50 / (53 / 4), 47 / 97),
+        ([0.0, 0.0], None, [1, 1], 1.0, 0.0),  # all alike
+        ([0.0, 0.0], [0.0, 5.0], [0, 0], 0.0, 0.0),
+    ],
+)
+def test_weights_are_clipped_and_it_is_said(weights, every, expected, step, clipped_share):
+    every = weights if every is None else every
+    found = update_weights(weights, every, [1.0] * len(every), limit=2.0)
+    np.testing.assert_allclose(found[0], expected)
+    assert found[1:] == pytest.approx((step, clipped_share))
 
 
-def test_weights_of_zero_count_alike():
-    found = merge_weights([0.0, 0.0], [0.0, 0.0], [1, 1], limit=2.0)
-    assert found.weights.tolist() == [1, 1]
-    assert found.step == 1
-    assert merge_weights([0.0, 0.0], [0.0, 5.0], [1, 1]).step == 0
-
-
-def test_usual_of_a_node():
-    usual = Usual()
+def test_means_are_of_the_last_replies_and_bear_an_absence():
+    means = ReplyMeans()
     for number in range(1, 4):
-        usual.see(10.0 * number, 2.0 * number, None, discount=1 / number)
-    assert (usual.weight, usual.interval_s(0.0)) == pytest.approx((20.0, 4.0))
-    assert usual.discount == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+        means.add(10.0 * number, 2.0 * number, None, discount=1 / number)
+    assert (means.weight, means.interval_s(0.0)) == pytest.approx((20.0, 4.0))
+    assert means.discount == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
     for _ in range(100):
-        usual.see(5.0, 1.0, None, 0.5)
-    assert (usual.weight, usual.interval_s(0.0), usual.discount) == pytest.approx(
-        (5, 1, 0.5), rel=0.01
-    )
-    usual.see(5.0, 1e6, None, 0.5)  # it was away
-    assert usual.interval_s(0.0) == pytest.approx(1.9, rel=0.01)
+        means.add(5.0, 1.0, None, 0.5)
+    found = means.weight, means.interval_s(0.0), means.discount
+    assert found == pytest.approx((5, 1, 0.5), rel=0.01)
+    means.add(5.0, 1e6, None, 0.5)  # it was away
+    assert means.interval_s(0.0) == pytest.approx(1.9, rel=0.01)
+    at_once = ReplyMeans()
+    at_once.add(1.0, 0.0, None, 1.0)
+    assert 0 < at_once.interval_s(0.0) < 0.01
 
 
-def test_a_node_that_answers_at_once_has_an_interval():
-    usual = Usual()
-    usual.see(1.0, 0.0, None, 1.0)
-    assert 0 < usual.interval_s(0.0) < 0.01
+def test_idle_time_of_a_node_is_first_that_of_all():
+    means = ReplyMeans()
+    for times, idle_s, all_s, expected_s in (
+        (1, None, 30.0, 32.0),
+        (5, 10.0, 30.0, 2.0 + (5 * 30.0 + 5 * 10.0) / 10),
+        (500, 10.0, 30.0, 12.0),
+        (1, 1e9, 10.0, 12.0),  # it was away
+    ):
+        for _ in range(times):
+            means.add(1.0, 2.0, idle_s, 1.0)
+        assert means.interval_s(all_s) == pytest.approx(expected_s, rel=0.03)
 
 
 def test_default_buffer_is_never_more_than_the_nodes():
     assert [default_buffer(n) for n in (0, 1, 2, 3, 6, 7, 20)] == [1, 1, 2, 3, 3, 4, 10]
 
 
-def test_idle_time_of_a_node_is_first_that_of_all():
-    usual = Usual()
-    usual.see(1.0, 2.0, None, 1.0)
-    assert usual.interval_s(30.0) == 32.0
-    for _ in range(5):
-        usual.see(1.0, 2.0, 10.0, 1.0)
-    assert usual.interval_s(30.0) == pytest.approx(2.0 + (5 * 30.0 + 5 * 10.0) / 10)
-    for _ in range(500):
-        usual.see(1.0, 2.0, 10.0, 1.0)
-    assert usual.interval_s(30.0) == pytest.approx(12.0, rel=0.02)
-    before_s = usual.interval_s(10.0)
-    usual.see(1.0, 2.0, 1e9, 1.0)  # it was away
-    assert usual.interval_s(10.0) < before_s + 1
+def test_a_node_counts_the_less_the_more_often_it_replies():
+    """Node a replies every 2 s and b every 4 s; both are as stale as they always are."""
+    rates = RateCorrection((1.0, 1.0), max_weight=None)
+    for _ in range(20):
+        for node, interval_s in (("a", 2.0), ("b", 4.0)):
+            rates.learn(node, 10.0, 0.0, interval_s, discount=0.5)
+    found = rates.weigh(["a", "b"], [10.0, 10.0], np.array([0.5, 0.25]))
+    assert found.factors[1] == pytest.approx(2 * found.factors[0])
+    assert found.scales == pytest.approx([0.5, 0.25])  # half as much: twice as stale as usual
+    again = RateCorrection((1.0, 1.0), max_weight=None)
+    again.load_str(rates.to_str())
+    assert again.means == rates.means

@@ -5,7 +5,10 @@ import pytest
 from oracles.fedbuff import fedbuff
 from quadratics import STEPS, Watched, fedavg, models
 from recording import History
+from toy import toy_app, toy_arrays
 
+from flwr_hetero import keys
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import FedBuff
 
 GOALS = [1.0, -2.0, 3.0, 0.5, 8.0]
@@ -22,21 +25,20 @@ def test_the_papers_rule_equals_its_naive_twin(concurrency, size):
     grid = Watched(GOALS, SPEEDS, lr=LR)
     strategy = paper(concurrency=concurrency, buffer_size=size)
     found, _ = models(strategy, grid, 30, x=0.3)
-    starts = [node for _, node, _, _ in grid.sent]
-    expected, merged = fedbuff(
+    expected, added = fedbuff(
         0.3,
         lambda node, x: GOALS[node] + (1 - LR) ** STEPS * (x - GOALS[node]),
         [STEPS / speed for speed in SPEEDS],
-        starts,
+        [node for _, node, _, _ in grid.sent],
         concurrency,
         size,
         30,
     )
     assert found == pytest.approx(expected, rel=1e-12)
     ours = [record["fedbuff"] for record in strategy.records[1:]]
-    names = [[(f"node-{node}", s) for node, s in merge] for merge in merged]
+    names = [[(f"node-{node}", s) for node, s in update] for update in added]
     assert [list(zip(o["nodes"], o["staleness"], strict=True)) for o in ours] == names
-    assert max(s for merge in merged for _, s in merge) > (2 if concurrency > 1 else 0) - 1
+    assert max(s for update in added for _, s in update) > (2 if concurrency > 1 else 0) - 1
 
 
 def test_two_nodes_by_hand():
@@ -45,31 +47,24 @@ def test_two_nodes_by_hand():
     strategy = paper(buffer_size=2)
     found, _ = models(strategy, grid, 2, x=0.0)
     far = 1 - 0.5**STEPS  # of the way to the goal
-    # 10 s: node 0, 20 s: node 0 again, from the same model: merged; 25 s: node 1, 30 s: node 0
+    # 10 s: node 0, 20 s: node 0 again, from the same model: added; 25 s: node 1, 30 s: node 0
     first = (far * 1.0 + far * 1.0) / 2
     second = first + (0.0 / np.sqrt(2) + far * (1 - first)) / 2
     assert found == pytest.approx([0.0, first, second])
     assert [r["virtual_s"] for r in strategy.records] == pytest.approx([0, 20, 30])
-    merges = [record["fedbuff"] for record in strategy.records[1:]]
-    assert [merge["nodes"] for merge in merges] == [["node-0", "node-0"], ["node-1", "node-0"]]
-    assert [merge["staleness"] for merge in merges] == [[0, 0], [1, 0]]
-    assert [merge["age_s"] for merge in merges] == [
-        pytest.approx([10, 10]),
-        pytest.approx([25, 10]),
-    ]
-    # both are started at 0 s, node 0 again at 10 s; with the merged model at 20 s, and so on
-    assert grid.sent == [
-        (0.0, 0, "train", 1),
-        (0.0, 1, "train", 1),
-        (pytest.approx(10), 0, "train", 1),
-        (pytest.approx(20), 0, "train", 2),
-        (pytest.approx(25), 1, "train", 2),
-    ]
+    one, two = [record["fedbuff"] for record in strategy.records[1:]]
+    assert (one["nodes"], two["nodes"]) == (["node-0", "node-0"], ["node-1", "node-0"])
+    assert (one["staleness"], two["staleness"]) == ([0, 0], [1, 0])
+    assert [*one["age_s"], *two["age_s"]] == pytest.approx([10, 10, 25, 10])
+    # both are started at 0 s, node 0 again at 10 s; with the new model at 20 s, and so on
+    times, *rest = zip(*grid.sent, strict=True)
+    assert times == pytest.approx((0, 0, 10, 20, 25))
+    assert rest == [(0, 1, 0, 0, 1), ("train",) * 5, (1, 1, 1, 2, 2)]
     assert [r["device_s"] for r in strategy.records[1:]] == pytest.approx([40.0, 20.0])
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 7, 99])
-def test_no_more_nodes_are_at_work_than_asked_for(concurrency):
+def test_no_more_nodes_are_in_flight_than_asked_for(concurrency):
     grid = Watched([1.0] * 7, np.linspace(0.5, 4, 7), jitter=0.5, seed=3)
     models(paper(concurrency=concurrency, buffer_size=2), grid, 40)
     assert grid.most == min(concurrency, 7)
@@ -88,20 +83,43 @@ def test_idle_nodes_are_drawn_uniformly():
     events += [(at_s, 0, node) for at_s, node in grid.received]
     for _, is_start, node in sorted(events):
         if is_start:
-            if len(free) == 5:  # one is at work
+            if len(free) == 5:  # one is in flight
                 expected[list(free)] += 1 / 5
                 drawn[node] += 1
             free.remove(node)
         else:
             free.add(node)
-    assert drawn.sum() == pytest.approx(expected.sum())
     assert np.abs(drawn - expected).max() < 4 * np.sqrt(expected.max())
     assert drawn.std() > 1  # and they are drawn, not taken in turn
 
 
-def test_buffer_is_half_of_the_nodes_at_work():
+def test_buffer_is_half_of_the_nodes_in_flight():
     sizes = {(10, None): 5, (10, 4): 3, (10, 99): 5, (2, None): 2, (1, None): 1}
     for (num_nodes, concurrency), size in sizes.items():
         strategy = paper(concurrency=concurrency)
         models(strategy, Watched([1.0] * num_nodes, [1 + i for i in range(num_nodes)]), 4)
         assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4
+
+
+def test_a_node_asked_again_before_the_next_server_update_is_told():
+    asked = {}
+
+    def note(message, context, call_next):
+        config, node = message.content["config"], context.node_config["partition-id"]
+        if message.metadata.message_type == "train":
+            key = node, config[keys.SERVER_ROUND]
+            asked.setdefault(key, []).append(config.get(keys.REPEAT))
+        return call_next(message, context)
+
+    grid = LocalGrid(toy_app(mods=[note]), profiles=[DeviceProfile(9.0), DeviceProfile(1.0)])
+    FedBuff(buffer_size=5, weighting="equal").start(grid, toy_arrays(), num_rounds=2)
+    assert asked[0, 1] == [None, 1, 2, 3, 4]
+    assert asked[1, 1] == [None]
+    assert asked[0, 2][:2] == [None, 1]
+
+
+def test_a_run_on_another_grid_begins_anew():
+    strategy = FedBuff(fedavg())
+    first, second = (models(strategy, Watched(GOALS, SPEEDS), 6)[0] for _ in range(2))
+    assert second[0] == first[0]
+    assert len(second) == 7

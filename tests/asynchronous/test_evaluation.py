@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
 from quadratics import Watched, fedavg, models, start
 from recording import History
 
@@ -15,29 +14,31 @@ SPEEDS = [2.0, 1.3, 0.9, 0.17]
 EXAMPLES = [100, 30, 70, 10]
 
 
-def grid(**settings):
-    return Watched(GOALS, SPEEDS, examples=EXAMPLES, **settings)
+def run(merges, concurrency=None, make=Watched, **settings):
+    """Return what is recorded and found, the result, and the grid."""
+    timeout = settings.pop("timeout", 600.0)
+    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0), concurrency=concurrency))
+    fleet = make(GOALS, SPEEDS, examples=EXAMPLES, **settings)
+    return strategy.records, *models(strategy, fleet, merges, timeout=timeout), fleet
 
 
 def by_fedavg(x):
     """Return what a synchronous run says of this model."""
     one = Wrapper(fedavg(fraction_evaluate=1.0))
     one.inner.configure_train = lambda *_: []
-    result = one.start(grid(), start(x), 1, evaluate_config=ConfigRecord())
+    result = one.start(Watched(GOALS, SPEEDS, examples=EXAMPLES), start(x), 1)
     return dict(result.evaluate_metrics_clientapp[1])
 
 
 @pytest.mark.parametrize("concurrency", [None, 2])
 def test_figures_are_those_of_fedavg(concurrency):
-    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0), concurrency=concurrency))
-    fleet = grid()
-    found, result = models(strategy, fleet, 120)
+    records, found, result, fleet = run(120, concurrency)
     figures = result.evaluate_metrics_clientapp
     assert len(figures) >= 3
     assert max(figures) == 120  # the last model, at the end
     for number, metrics in figures.items():
         assert dict(metrics) == pytest.approx(by_fedavg(found[number]))
-    history = [r["evaluate"] for r in strategy.records if r["evaluate"]]
+    history = [r["evaluate"] for r in records if r["evaluate"]]
     assert [line["evaluated-round"] for line in history] == sorted(figures)
     assert fleet.most == min(concurrency or 4, 4)
     spans = {}
@@ -45,32 +46,42 @@ def test_figures_are_those_of_fedavg(concurrency):
         if kind == "evaluate" and number < 120:
             spans.setdefault(number, []).append(at_s)
     evaluating_s = sum(max(times) - min(times) for times in spans.values())
-    assert evaluating_s < EVALUATION_SHARE * strategy.records[-2]["virtual_s"]
+    assert evaluating_s < EVALUATION_SHARE * records[-2]["virtual_s"]
     assert all(len(times) == 4 for times in spans.values())
 
 
 def test_training_goes_on():
-    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0)))
-    fleet = grid()
-    models(strategy, fleet, 60)
+    *_, fleet = run(60)
     first = [at_s for at_s, _, kind, n in fleet.sent if kind == "evaluate" and n == 1]
-    trained = [node for at_s, node, kind, _ in fleet.sent if kind == "train"]
+    trained = [(at_s, node) for at_s, node, kind, _ in fleet.sent if kind == "train"]
     assert max(first) > min(first)  # as nodes become idle
-    between = [t for t, _, kind, _ in fleet.sent if kind == "train" and min(first) < t < max(first)]
-    assert len(between) > 3
-    assert set(trained) == {0, 1, 2, 3}
+    assert sum(min(first) < at_s < max(first) for at_s, _ in trained) > 3
+    assert {node for _, node in trained} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("kind", ["errs", "dies"])
 def test_a_node_that_fails_holds_no_evaluation_up(kind):
-    """Node 2 fails in training and is left alone, node 1 in evaluation only."""
+    """Node 2 fails in training and is backed off, node 1 in evaluation only."""
     faults = [Fault(2, kind, 2), Fault(1, kind, 1, message_type="evaluate")]
-    strategy = History(FedBuff(fedavg(fraction_evaluate=1.0)))
-    _, result = models(strategy, grid(faults=faults), 200, timeout=60.0)
+    records, _, result, _ = run(200, faults=faults, timeout=60.0)
     assert len(result.evaluate_metrics_clientapp) >= 3
     assert 200 in result.evaluate_metrics_clientapp
-    reasons = {f["reason"] for r in strategy.records for f in r["failures"]}
-    assert len(reasons) == 1
+    assert len({f["reason"] for r in records for f in r["failures"]}) == 1
+
+
+def test_a_silence_in_evaluation_is_no_failure_in_training():
+    dies = Fault(1, "dies", 1, 1, message_type="evaluate")
+    *_, fleet = run(60, faults=[dies], timeout=60.0, make=Forgiving)
+    asked = [at_s for at_s, node, kind, _ in fleet.sent if node == 1 and kind == "train"]
+    assert np.diff(asked).max() < 2 * 60.0
+
+
+class Forgiving(Watched):
+    """A node that does not answer is not at work for ever."""
+
+    def push_messages(self, messages):
+        self.at_work = {}
+        return super().push_messages(messages)
 
 
 def test_a_fault_of_all_nodes_in_evaluation_ends_the_run():
@@ -88,14 +99,12 @@ def test_nodes_that_leave_are_not_waited_for():
                 self.leave(1001)
             return super().get_node_ids()
 
-    fleet = Leaving(GOALS, SPEEDS, examples=EXAMPLES)
-    _, result = models(FedBuff(fedavg(fraction_evaluate=1.0)), fleet, 60)
-    assert 60 in result.evaluate_metrics_clientapp
+    _, _, result, _ = run(60, make=Leaving)
     assert np.isfinite(result.evaluate_metrics_clientapp[60]["eval-loss"])
 
 
 def test_without_evaluation_nodes_only_train():
-    fleet = grid()
+    fleet = Watched(GOALS, SPEEDS)
     _, result = models(FedBuff(fedavg()), fleet, 10)
     assert {kind for _, _, kind, _ in fleet.sent} == {"train"}
     assert result.evaluate_metrics_clientapp == {}
