@@ -18,10 +18,10 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.slices import strategy as strategy_module
 from flwr_hetero.strategy import FedSlice, ModelAverage, RandomSelection, TiFL, Wrapper
-from flwr_hetero_studies.advise.task import Task
+from flwr_hetero_studies.advise.task import SmallTask
 
 NODES, EXAMPLES = 12, 96
-TASK = Task(NODES, EXAMPLES)
+TASK = SmallTask(NODES, EXAMPLES)
 
 
 class Metered(LocalGrid):
@@ -78,13 +78,13 @@ def test_as_many_rounds_train_on_as_many_examples_as_fedavg(num_rounds, in_fligh
     per_round = NODES * EXAMPLES if in_flight is None else in_flight * EXAMPLES
     assert grid.examples == pytest.approx(num_rounds * per_round, rel=0.2)
     assert [record["round"] for record in records] == list(range(num_rounds + 1))
-    assert all(r["fedslice"]["examples"] >= r["fedslice"]["examples-wanted"] for r in records[1:])
+    assert all(r["fedslice"]["examples"] >= r["fedslice"]["examples_wanted"] for r in records[1:])
 
 
 def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():
     behind = []
     for seed in range(3):
-        task, ends = Task(NODES, EXAMPLES, seed=seed), []
+        task, ends = SmallTask(NODES, EXAMPLES, seed=seed), []
         for strategy in (FedSlice(quiet()), Wrapper(quiet())):
             grid = LocalGrid(task.app, named_fleet("paper-5", NODES), seed=seed)
             arrays = strategy.start(grid, task.first(), 12).arrays
@@ -98,7 +98,7 @@ def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equal_nodes_bear_fedavgs_learning_rate(seed):
     """Their updates start from about the same model: unbounded, the sum of them overshoots."""
-    task = Task(NODES, EXAMPLES, seed=seed, learning_rate=0.6)
+    task = SmallTask(NODES, EXAMPLES, seed=seed, learning_rate=0.6)
 
     def first_round(strategy):
         grid = LocalGrid(task.app, [DeviceProfile()] * NODES, seed=seed)
@@ -197,7 +197,7 @@ def test_slow_nodes_take_part_with_few_steps():
 
 def test_one_node_in_flight_is_training_one_after_the_other():
     """With equal examples each reply is the next model, and the next node starts from it."""
-    task, seen = Task(3, EXAMPLES, partition="iid"), []
+    task, seen = SmallTask(3, EXAMPLES, partition="iid"), []
 
     class Look(Wrapper):
         def aggregate_train(self, server_round, replies, context=None):

@@ -50,7 +50,7 @@ def average(models, rounds):
 
 @pytest.mark.parametrize("rounds", [1, 3, 8])
 def test_server_evaluates_the_average(rounds):
-    seen, result = run(ModelAverage(flower.FedAvg(), rounds=rounds))
+    seen, result = run(ModelAverage(flower.FedAvg(), window=rounds))
     found = [record["global"]["w"] for record in seen.records]
     assert found[0] == 0.0  # the initial model is not in it
     assert found[1:] == pytest.approx(average(seen.models[1:], rounds))
@@ -73,7 +73,7 @@ def test_nodes_evaluate_the_average():
             seen_by_nodes.append(value(message.content["arrays"]))
         return call_next(message, context)
 
-    seen, _ = run(ModelAverage(flower.FedAvg(), rounds=4), app=toy_app(mods=(timing, note)))
+    seen, _ = run(ModelAverage(flower.FedAvg(), window=4), app=toy_app(mods=(timing, note)))
     wanted = np.repeat(average(seen.models[1:], 4), len(FLEET))
     assert seen_by_nodes == pytest.approx(wanted)
 
@@ -107,14 +107,14 @@ def test_integers_are_the_newest_and_types_stay():
 
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="rounds"):
-        ModelAverage(rounds=0)
+        ModelAverage(window=0)
     with pytest.raises(ValueError, match="trees"):
         ModelAverage(flower.FedXgbBagging())
 
 
 def test_models_far_apart_have_a_finite_average():
     """Their difference is above what float16 holds, 65,504."""
-    average = ModelAverage(rounds=4)
+    average = ModelAverage(window=4)
     for number in (60_000, -60_000, 60_000):
         newest = {"w": np.array([number], np.float16), "n": np.array([number])}
         average._add(newest)
@@ -125,7 +125,7 @@ def test_models_far_apart_have_a_finite_average():
 
 
 def test_half_precision_does_not_drift():
-    average, model = ModelAverage(rounds=32), np.linspace(0.1, 3, 99).astype(np.float16)
+    average, model = ModelAverage(window=32), np.linspace(0.1, 3, 99).astype(np.float16)
     for _ in range(300):
         average._add({"w": model})
     found = average.averaged(ArrayRecord({"w": Array(model)}))
