@@ -33,9 +33,9 @@ def test_round_lasts_until_the_nth_reply():
     records = run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3), fleet([1, 2, 4, 5, 8]))
     assert lengths(records) == pytest.approx([1 / 4])  # the third of 1/8, 1/5, 1/4, 1/2, 1
     assert records[1]["failures"] == []
-    assert records[1]["over-select"] == {
+    assert records[1]["over_select"] == {
         "not_waited_for": ["id-1000", "id-1001"],  # no reply yet: no partition, no name
-        "still_at_work": 2,
+        "in_flight": 2,
     }
     assert sorted(records[1]["latency"]) == ["node-2", "node-3", "node-4"]
 
@@ -82,7 +82,7 @@ def test_too_few_answers_wait_for_the_time_out():
     records = run(strategy, fleet([1, 1, 1, 1], faults=faults))
     assert lengths(records) == pytest.approx([7.0])
     assert [f["reason"] for f in records[1]["failures"]] == ["no reply within 7 s"] * 2
-    assert records[1]["over-select"]["not_waited_for"] == []
+    assert records[1]["over_select"]["not_waited_for"] == []
 
 
 def test_time_out_comes_before_the_nth_reply():
@@ -95,7 +95,7 @@ def test_time_out_comes_before_the_nth_reply():
 def test_evaluation_leaves_nodes_at_work_alone():
     grid = fleet([1, 2, 4])
     records = run(OverSelect(flower.FedAvg(), take=2), grid)
-    assert len(records[1]["over-select"]["not_waited_for"]) == 1
+    assert len(records[1]["over_select"]["not_waited_for"]) == 1
     assert records[1]["evaluate"]["eval-acc"] == pytest.approx((0.51 + 0.52) / 2)
 
 
@@ -145,7 +145,7 @@ def test_left_out_nodes_have_not_failed_in_tifl():
     records = run(strategy, fleet([1, 2, 3, 4, 5, 6]), 10)
     assert not any(record["failures"] for record in records)
     assert {node for record in records[6:] for node in record["selected"]} == set(ALL_SIX)
-    assert sum(len(r["over-select"]["not_waited_for"]) for r in records[1:]) > 5
+    assert sum(len(r["over_select"]["not_waited_for"]) for r in records[1:]) > 5
     assert all(record["train"] for record in records[1:])
 
 
@@ -212,7 +212,7 @@ def test_minima_do_not_wait_for_nodes_at_work(minima, take, monkeypatch):
     inner = flower.FedAvg(fraction_evaluate=0.0, **minima)
     before = {**vars(inner)}
     records = run(OverSelect(inner, take=take), fleet([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 4)
-    assert records[2]["over-select"]["still_at_work"] > 0
+    assert records[2]["over_select"]["in_flight"] > 0
     assert all(record["selected"] for record in records[1:])
     assert {**vars(inner)} == before
 

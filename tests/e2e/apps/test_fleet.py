@@ -88,7 +88,7 @@ def test_default_is_fedslice_in_rounds():
     assert after < 0.8 * before
     facts = [record["fedslice"] for record in history.records[1:]]
     assert [fact["updates"] > 1 for fact in facts] == [True] * 4
-    done, wanted = (sum(fact[name] for fact in facts) for name in ("examples", "examples-wanted"))
+    done, wanted = (sum(fact[name] for fact in facts) for name in ("examples", "examples_wanted"))
     assert done == pytest.approx(wanted, rel=0.3)
 
 

@@ -78,7 +78,7 @@ def slices(records):
     quick_nodes_more_often(records)
     quick_nodes_take_more_steps("local_steps")(records)
     facts = [record["fedslice"] for record in records[1:]]
-    trained, wanted = (sum(f[key] for f in facts) for key in ("examples", "examples-wanted"))
+    trained, wanted = (sum(f[key] for f in facts) for key in ("examples", "examples_wanted"))
     assert trained >= 0.9 * wanted
 
 

@@ -57,7 +57,7 @@ def test_two_tiers_by_hand():
     assert found == pytest.approx([0.5, first, second, third, fourth])
     assert [record["virtual_s"] for record in history.records] == pytest.approx([0, 10, 20, 25, 30])
     infos = [record["fedbuff"] for record in history.records[1:]]
-    assert [(i["tier"], i["tier_merges"]) for i in infos] == [
+    assert [(i["tier"], i["tier_updates"]) for i in infos] == [
         (0, [1, 0]),
         (0, [2, 0]),
         (1, [2, 1]),
@@ -67,7 +67,7 @@ def test_two_tiers_by_hand():
     assert infos[3]["tiers"] == {"node-0": 0, "node-1": 1}
 
 
-def test_each_tier_merges_at_its_own_pace():
+def test_each_tier_updates_at_its_own_pace():
     records, grid = run(120)
     assert sorted(node for at_s, node, _, _ in grid.sent if not at_s) == list(range(9))
     counts = Counter(record["tier"] for record in records)
@@ -125,7 +125,7 @@ def test_another_run_begins_without_models_of_tiers():
     history = History(FedAT(fedavg(), 2, 3))
     for _ in range(2):
         models(history, Watched([1.0] * len(SPEEDS), SPEEDS, lr=0.01), 9)
-        merges = [sum(record["fedbuff"]["tier_merges"]) for record in history.records[-9:]]
+        merges = [sum(record["fedbuff"]["tier_updates"]) for record in history.records[-9:]]
         assert merges == list(range(1, 10))
 
 

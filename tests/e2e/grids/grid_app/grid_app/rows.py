@@ -60,7 +60,7 @@ ROWS = {
     "FedNova": asks(lambda inner: ours.FedNova(inner, **STEPS)),
     "FedSlice": Row(ours.FedSlice, 4, asks_steps=True),
     "LocalSteps": asks(lambda inner: ours.LocalSteps(inner, step_correction=0.0, **STEPS)),
-    "ModelAverage": Row(lambda inner: ours.ModelAverage(inner, rounds=2)),
+    "ModelAverage": Row(lambda inner: ours.ModelAverage(inner, window=2)),
     "Oort": Row(lambda inner: rivals.Oort(inner, 3)),
     "OverSelect": Row(lambda inner: ours.OverSelect(inner, take=3)),
     "PowerOfChoice": Row(lambda inner: rivals.PowerOfChoice(inner, 2, 3)),
