@@ -22,7 +22,6 @@ ROOMS = {
     "server": {*BASE, "report"},
     "client": {*BASE},
     **dict.fromkeys(PAPERS, LOWER),
-    "baselines": {*LOWER, *PAPERS},
     "older": {*BASE, "server"},
     "fleet": {*BASE, "client"},
     "report": {*BASE},
@@ -33,9 +32,8 @@ ROOMS = {
 METHODS = {path.parent.name for path in PACKAGE.glob("*/strategy.py")} - {*ROOMS}
 """Methods added since: each may import what a paper may."""
 ROOMS |= dict.fromkeys(METHODS, LOWER)
-ROOMS["baselines"] |= METHODS - {"slices"}
-ROOMS["slices"] = {*LOWER, "biased_local_sgd", "asynchronous", "baselines"}
-ROOMS |= {face: {*LOWER, *PAPERS, *METHODS, "baselines"} for face in FACES}
+ROOMS["slices"] = {*LOWER, "biased_local_sgd", "asynchronous"}
+ROOMS |= {face: {*LOWER, *PAPERS, *METHODS} for face in FACES}
 """A room or file of the package, and which others it may import."""
 UNWANTED = {
     "*/algorithm.py": r"(?!numpy\b|flwr_hetero\.errors\b)",

@@ -1,4 +1,4 @@
-"""Nodes that fail, lie, come and go while others are at work."""
+"""Nodes that fail, lie, come and go while others are in flight."""
 
 import logging
 
@@ -19,14 +19,19 @@ def fedbuff(**settings):
     return History(FedBuff(fedavg(), **settings))
 
 
-def run(grid, merges=20, strategy=None, **settings):
+def run(grid, updates=20, strategy=None, **settings):
     """Return the records after the first, all failures and the models."""
     strategy = strategy or fedbuff()
-    found, _ = models(strategy, grid, merges, **settings)
+    found, _ = models(strategy, grid, updates, **settings)
     records = strategy.records[1:]
-    assert len(records) == merges
+    assert len(records) == updates
     assert np.isfinite(found).all()
     return records, [failure for record in records for failure in record["failures"]], found
+
+
+def asked(grid, node, since=0):
+    """Return when a node was asked to train, from a round on."""
+    return [at_s for at_s, own, _, number in grid.sent if own == node and number >= since]
 
 
 @pytest.mark.parametrize(
@@ -48,49 +53,49 @@ def test_a_failure_costs_one_reply_and_a_rest(fault, reason, rest_s):
     assert all(reason in failure["reason"] for failure in failures), failures
     assert failures
     assert all(len(record["fedbuff"]["nodes"]) == 3 for record in records)
-    asked = [at_s for at_s, node, _, number in grid.sent if node == 3]
-    pauses = np.diff(asked)
-    first = next(i for i, (_, node, _, n) in enumerate(grid.sent) if node == 3 and n >= 3)
-    assert first
-    assert max(pauses) >= rest_s  # left alone
+    assert max(np.diff(asked(grid, 3))) >= rest_s  # backed off
     assert any("node-3" in record["fedbuff"]["nodes"] for record in records[-5:])  # and is back
 
 
-def test_rests_are_doubled():
-    grid = Watched(GOALS, SPEEDS, faults=[Fault(5, "errs")])
-    run(grid, 150)
-    asked = [at_s for at_s, node, _, _ in grid.sent if node == 5]
-    assert np.diff(asked)[:3] == pytest.approx([10, 20, 40], abs=5)
+@pytest.mark.parametrize(
+    ("speeds", "fault", "updates", "rests_s"),
+    [
+        (SPEEDS, Fault(5, "errs"), 150, [10, 20, 40]),
+        # one that is away and has short jobs is tried again soon
+        ([100.0, *SPEEDS[1:]], Fault(0, "errs", 3), 30, [0.1, 0.4, 1.6]),
+        ([100.0, *SPEEDS[1:]], Fault(0, "garbage", 3, corrupt="nan"), 30, [10, 20, 40]),
+    ],
+)
+def test_rests_grow_with_each_failure_in_a_row(speeds, fault, updates, rests_s):
+    grid = Watched(GOALS, speeds, faults=[fault])
+    run(grid, updates)
+    rests = np.diff(asked(grid, fault.partition_id, fault.first_round))
+    is_slow = speeds is SPEEDS
+    assert rests[:3] == pytest.approx(rests_s, rel=0.1, abs=5 if is_slow else 1e-12)
 
 
 @pytest.mark.parametrize(
-    ("kind", "rests_s"), [("errs", [0.1, 0.4, 1.6]), ("garbage", [10, 20, 40])]
+    ("fault", "settings", "reason"),
+    [
+        ({"kind": "errs"}, {}, "failed 2 times in a row: error 2: injected error"),
+        (
+            {"kind": "garbage", "corrupt": "missing-array"},
+            {},
+            r"for the same reason: arrays .*'x'",
+        ),
+        (
+            {"kind": "dies", "first_round": 3},
+            {"buffer_size": 4},
+            "failed 6 times in a row: no reply within 60 s",
+        ),
+    ],
 )
-def test_a_node_with_short_jobs_that_is_away_is_tried_again_soon(kind, rests_s):
-    corrupt = {"corrupt": "nan"} if kind == "garbage" else {}
-    grid = Watched(GOALS, [100.0, *SPEEDS[1:]], faults=[Fault(0, kind, 3, **corrupt)])
-    run(grid, 30)
-    asked = [at_s for at_s, node, _, number in grid.sent if node == 0 and number >= 3]
-    assert np.diff(asked)[:3] == pytest.approx(rests_s, rel=0.1)
-
-
-def test_all_nodes_fail_from_the_start():
-    grid = Watched(GOALS, SPEEDS, faults=[Fault(i, "errs") for i in range(6)])
-    with pytest.raises(RuntimeError, match="failed 2 times in a row: error 2: injected error"):
-        run(grid)
-    assert len(grid.sent) == 12
-
-
-def test_all_nodes_send_garbage():
-    faults = [Fault(i, "garbage", corrupt="missing-array") for i in range(6)]
-    with pytest.raises(RuntimeError, match=r"for the same reason: arrays .*'x'"):
-        run(Watched(GOALS, SPEEDS, faults=faults))
-
-
-def test_all_nodes_die_with_a_buffer_half_full():
-    faults = [Fault(i, "dies", 3) for i in range(6)]
-    with pytest.raises(RuntimeError, match="failed 6 times in a row: no reply within 60 s"):
-        run(Watched(GOALS, SPEEDS, faults=faults), strategy=fedbuff(buffer_size=4), timeout=60.0)
+def test_a_run_ends_when_all_nodes_fail(fault, settings, reason):
+    grid = Watched(GOALS, SPEEDS, faults=[Fault(i, **fault) for i in range(6)])
+    with pytest.raises(RuntimeError, match=reason):
+        run(grid, strategy=fedbuff(**settings), timeout=60.0)
+    if fault == {"kind": "errs"}:
+        assert len(grid.sent) == 12
 
 
 @pytest.mark.parametrize(
@@ -120,13 +125,13 @@ def test_nodes_join_and_leave():
     nodes = [(r["virtual_s"], node) for r in records for node in r["fedbuff"]["nodes"]]
     assert failures == []
     assert min(at_s for at_s, node in nodes if node == "node-6") < 50
-    asked = [at_s for at_s, node, _, _ in grid.sent if node == 2]
-    assert not [at_s for at_s in asked if 31 < at_s < 60]
-    assert max(asked) > 60
+    times = asked(grid, 2)
+    assert not [at_s for at_s in times if 31 < at_s < 60]
+    assert max(times) > 60
 
 
-def test_a_merge_of_nothing_names_no_nodes():
-    """Not those of the merge before: the reply is refused once it is to be merged."""
+def test_an_update_of_nothing_names_no_nodes():
+    """Not those of the update before: the reply is refused once it is to be added."""
     strategy = fedbuff(buffer_size=1)
     models(strategy, Watched([0.0, 1.0, 1e9], SPEEDS[:3]), 9)
     lost = [record for record in strategy.records if record["failures"]]
@@ -135,9 +140,7 @@ def test_a_merge_of_nothing_names_no_nodes():
 
 
 class Lying(Watched):
-    """Node 0's replies go through ``lie(message, reply)``."""
-
-    lie = None
+    """Node 0's replies name another source."""
 
     def _answers(self, messages):
         answers = zip(messages, super()._answers(messages), strict=True)
@@ -145,21 +148,14 @@ class Lying(Watched):
 
     def rewritten(self, message, arrival_s, reply):
         if message.metadata.dst_node_id == 1000:
-            reply = type(self).lie(message, reply)
+            metadata = reply.metadata
+            metadata.__dict__["_src_node_id"] = 1001
+            reply = Message(reply.content, metadata=metadata)
         return arrival_s, reply
 
 
-def another_source(message, reply):
-    metadata = reply.metadata
-    metadata.__dict__["_src_node_id"] = 1001
-    return Message(reply.content, metadata=metadata)
-
-
 def test_a_reply_that_claims_another_node():
-    class Grid(Lying):
-        lie = staticmethod(another_source)
-
-    _, failures, _ = run(Grid(GOALS, SPEEDS))
+    _, failures, _ = run(Lying(GOALS, SPEEDS))
     assert {failure["reason"] for failure in failures} == {"it names another node as its source"}
     assert {failure["node"] for failure in failures} == {"id-1000"}
 

@@ -18,11 +18,11 @@ LR = 8e-4
 NIGHTLY = {"marks": pytest.mark.nightly}
 
 
-def mean(strategy, merges, speeds=SPEEDS, lr=LR, **settings):
+def mean(strategy, updates, speeds=SPEEDS, lr=LR, **settings):
     """Return the mean of x over the last three quarters of a run that begins at 0.5."""
     grid = Watched(GOALS, speeds, lr=lr, examples=EXAMPLES, **settings)
-    found, _ = models(strategy, grid, merges, x=0.5)
-    return found[merges // 4 :].mean()
+    found, _ = models(strategy, grid, updates, x=0.5)
+    return found[updates // 4 :].mean()
 
 
 def weighted(*weights):
@@ -32,15 +32,15 @@ def weighted(*weights):
 
 
 def sliced():
-    return LocalSteps(fedavg(), fast_steps=10, budget="slice", weighting="normalised")
+    return LocalSteps(fedavg(), fast_steps=10, budget="slice", step_correction=1.0)
 
 
-def case(name, build, merges, rel=0.01, marks=(), **settings):
-    return pytest.param(build, merges, rel, settings, id=name, marks=marks)
+def case(name, build, updates, rel=0.01, marks=(), **settings):
+    return pytest.param(build, updates, rel, settings, id=name, marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("build", "merges", "rel", "settings"),
+    ("build", "updates", "rel", "settings"),
     [
         case("equal speeds", lambda: FedBuff(fedavg()), 250, speeds=[1.0] * 8, jitter=0.2),
         case("three, slices", lambda: FedBuff(sliced(), concurrency=3), 300, 0.02, lr=4e-4),
@@ -52,9 +52,9 @@ def case(name, build, merges, rel=0.01, marks=(), **settings):
         ),
     ],
 )
-def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, merges, rel, settings):
+def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, updates, rel, settings):
     """Up to the drift of nodes that take many steps, half a per cent here."""
-    assert mean(build(), merges, **settings) == pytest.approx(0.5, rel=rel)
+    assert mean(build(), updates, **settings) == pytest.approx(0.5, rel=rel)
 
 
 def test_stale_nodes_count_less_by_the_papers_rule():

@@ -8,7 +8,8 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import unavailable
-from flwr_hetero.asynchronous import mail
+from flwr_hetero.asynchronous import message_queue
+from flwr_hetero.asynchronous.message_queue import MessageQueue
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.context import Clock, Costs
 from flwr_hetero.strategy import FedBuff
@@ -77,7 +78,7 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Time()
-    monkeypatch.setattr(mail, "time", clock)
+    monkeypatch.setattr(message_queue, "time", clock)
     return clock
 
 
@@ -86,9 +87,9 @@ def fleet():
     return LocalGrid(app(GOALS, [100] * 5, 0.05), devices)
 
 
-def history(grid, merges, **settings):
+def history(grid, updates, **settings):
     strategy = History(FedBuff(fedavg(fraction_evaluate=1.0), **settings))
-    found, result = models(strategy, grid, merges)
+    found, result = models(strategy, grid, updates)
     lines = [(r["virtual_s"], r.get("fedbuff"), r["evaluate"]) for r in strategy.records]
     return lines, found, result
 
@@ -118,9 +119,9 @@ def test_devices_that_are_not_emulated(kind, clock):
     assert abs(found[-1] - 2.0) < abs(found[0] - 2.0)
 
 
-def test_quick_nodes_merge_more_often_unemulated_too(clock):
+def test_quick_nodes_count_more_often_unemulated_too(clock):
     lines, _, _ = history(InMemoryGrid(fleet(), clock), 25, concurrency=5)
-    nodes = [node for _, merge, _ in lines if merge for node in merge["nodes"]]
+    nodes = [node for _, update, _ in lines if update for node in update["nodes"]]
     counts = [nodes.count(f"id-{1000 + i}") for i in range(5)]
     assert min(counts) > 0
     assert counts[SPEEDS.index(max(SPEEDS))] > 4 * counts[SPEEDS.index(min(SPEEDS))]
@@ -129,13 +130,13 @@ def test_quick_nodes_merge_more_often_unemulated_too(clock):
 def test_a_wait_ends_in_time_where_a_node_hangs(clock):
     devices = [DeviceProfile(1.0, seconds_per_example=speed) for speed in (1.0, 1e4)]
     grid = InMemoryGrid(LocalGrid(app([0.0, 1.0], [100] * 2, 0.05), devices), clock)
-    open_mail = mail.Mail(grid, Clock(), Costs(), 70.0)
+    queue = MessageQueue(grid, Clock(), Costs(), 70.0)
     content = {"arrays": start(), "config": ConfigRecord()}
-    open_mail.send([Message(RecordDict(content), node, "train") for node in (1000, 1001)])
-    (answered,) = open_mail.next(5.0)  # before the first reply nobody knows whose clock counts
+    queue.send([Message(RecordDict(content), node, "train") for node in (1000, 1001)])
+    (answered,) = queue.next(5.0)  # before the first reply nobody knows whose clock counts
     assert answered[0].node_id == 1000
-    assert STEPS <= open_mail.clock.virtual_s < STEPS + 0.2
-    assert open_mail.next(30.0) == []
-    assert 30.0 <= open_mail.clock.virtual_s < 30.2
-    assert [(sent.node_id, reply) for sent, reply in open_mail.next()] == [(1001, None)]
-    assert 70.0 <= open_mail.clock.virtual_s < 70.4
+    assert STEPS <= queue.clock.virtual_s < STEPS + 0.2
+    assert queue.next(30.0) == []
+    assert 30.0 <= queue.clock.virtual_s < 30.2
+    assert [(pending.node_id, reply) for pending, reply in queue.next()] == [(1001, None)]
+    assert 70.0 <= queue.clock.virtual_s < 70.4

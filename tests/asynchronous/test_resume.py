@@ -13,7 +13,7 @@ GOALS = [0.0, 1.0, 2.0, 3.0]
 SPEEDS = [1.0, 0.7, 0.53, 0.31]
 
 
-def go(folder, merges, *, killed_in=None, resume=False, build=None):
+def go(folder, updates, *, killed_in=None, resume=False, build=None):
     strategy = build() if build else FedBuff(fedavg(), concurrency=3, seed=4)
     whole = Recorded(strategy, run_dir=folder, resume=resume)
     found = {}
@@ -24,7 +24,7 @@ def go(folder, merges, *, killed_in=None, resume=False, build=None):
         found[number] = float(arrays["x"].numpy()[0])
 
     random.seed(1)
-    whole.start(Watched(GOALS, SPEEDS, lr=0.01), start(), merges, evaluate_fn=watch)
+    whole.start(Watched(GOALS, SPEEDS, lr=0.01), start(), updates, evaluate_fn=watch)
     return found, strategy
 
 
@@ -36,21 +36,20 @@ def go(folder, merges, *, killed_in=None, resume=False, build=None):
         lambda: FedBuff(LocalSteps(fedavg(), 10, budget="slice")),
     ],
 )
-def test_no_merge_is_lost(tmp_path, build):
+def test_no_server_update_is_lost(tmp_path, build):
     folder = Folder(tmp_path / "run")
-    before = {}
     with pytest.raises(KilledError):
         go(folder, 30, killed_in=13, build=build)
     before = [dict(record) for record in folder.records]
     after, strategy = go(folder, 30, resume=True, build=build)
     assert [record["round"] for record in folder.records] == list(range(31))
-    assert folder.records[:13] == before  # lines of merges made stay as they are
+    assert folder.records[:13] == before  # lines of updates made stay as they are
     assert sorted(after) == list(range(13, 31))
     times = [record["virtual_s"] for record in folder.records]
     assert times == sorted(times)
-    # what was under way is asked again with the newest model: nothing is stale at first
+    # what was in flight is asked again with the newest model: nothing is stale at first
     assert set(folder.records[13]["fedbuff"]["staleness"]) == {0}
-    assert all(usual.count for usual in strategy.usual.values())
+    assert all(means.count for means in strategy.rates.means.values())
 
 
 def test_state_is_exact(tmp_path):
@@ -60,12 +59,12 @@ def test_state_is_exact(tmp_path):
     again.load_state_dict(one.state_dict())
     assert again.state_dict() == one.state_dict()
     assert again.rng.random() == one.rng.random()
-    assert again.usual == one.usual
-    assert again.last_reply_s == one.last_reply_s
+    assert again.rates.means == one.rates.means
+    assert again.rates.last_reply_s == one.rates.last_reply_s
 
 
-def test_a_resume_when_no_node_is_at_work_is_exact(tmp_path):
-    """One node at a time, one update a merge: between two merges there is nothing to lose."""
+def test_a_resume_when_no_node_is_in_flight_is_exact(tmp_path):
+    """One node at a time, one update at a time: between two there is nothing to lose."""
 
     def build():
         return FedBuff(fedavg(), concurrency=1, buffer_size=1, seed=4)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg, FedMedian
-from flwr_hetero.baselines.fednova import update_scales
 from oracles.local_steps import fednova, momentum_distance
 from steps_toy import local_model, steps_app, steps_arrays
 
+from flwr_hetero.biased_local_sgd.fednova import update_scales
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.strategy import FedNova, LocalSteps
 

@@ -147,7 +147,7 @@ def test_a_loop_of_single_rounds_takes_up_what_is_in_flight():
     for _ in range(6):
         result = strategy.start(grid, arrays, 1, evaluate_fn=accuracy)
         arrays = result.arrays
-        versions.append(strategy.engine.paused.work.version)
+        versions.append(strategy.rule.engine.version)
     whole, _, other = run(FedSlice(quiet()), 6)
     assert grid.virtual_time_s < 1.1 * whole.virtual_time_s
     assert grid.examples == pytest.approx(whole.examples, rel=0.1)
@@ -162,7 +162,7 @@ def test_other_arrays_begin_a_new_run():
     strategy.start(grid, TASK.first(), 3)
     result = strategy.start(grid, TASK.first(), 1, evaluate_fn=accuracy)
     assert result.evaluate_metrics_serverapp[0]["accuracy"] == accuracy(0, TASK.first())["accuracy"]
-    assert strategy.engine.paused.work.version < 20
+    assert strategy.rule.engine.version < 20
 
 
 # --- slices -------------------------------------------------------------------------------------
@@ -285,10 +285,10 @@ def test_state_goes_on_where_it_was():
     second = FedSlice(quiet(), concurrency=3)
     for old, new in zip(first.wrappers(), second.wrappers(), strict=True):
         new.load_state_dict(old.state_dict())
-    assert second.engine.trained == first.engine.trained
-    assert second.slices.speeds.jobs == first.slices.speeds.jobs
-    steps = first.slices.num_steps(["node-0", "node-9", "unknown"])
-    assert second.slices.num_steps(["node-0", "node-9", "unknown"]).tolist() == steps.tolist()
+    assert second.rule.examples == first.rule.examples
+    assert second.steps.speeds.jobs == first.steps.speeds.jobs
+    steps = first.steps.num_steps(["node-0", "node-9", "unknown"])
+    assert second.steps.num_steps(["node-0", "node-9", "unknown"]).tolist() == steps.tolist()
 
 
 def test_settings_of_start_are_those_of_fedavg():

@@ -39,21 +39,21 @@ def run(strategy, num_rounds=5, app=None, **settings):
     return seen, result
 
 
-def average(models, rounds):
+def average(models, window):
     """By the definition: the mean of the first R models, then an exponential one."""
     mean, means = 0.0, []
     for t, model in enumerate(models, 1):
-        mean += max(1 / t, 1 / rounds) * (model - mean)
+        mean += max(1 / t, 1 / window) * (model - mean)
         means.append(mean)
     return means
 
 
-@pytest.mark.parametrize("rounds", [1, 3, 8])
-def test_server_evaluates_the_average(rounds):
-    seen, result = run(ModelAverage(flower.FedAvg(), window=rounds))
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_server_evaluates_the_average(window):
+    seen, result = run(ModelAverage(flower.FedAvg(), window=window))
     found = [record["global"]["w"] for record in seen.records]
     assert found[0] == 0.0  # the initial model is not in it
-    assert found[1:] == pytest.approx(average(seen.models[1:], rounds))
+    assert found[1:] == pytest.approx(average(seen.models[1:], window))
     assert value(result.arrays) == pytest.approx(found[-1])
 
 
@@ -106,8 +106,10 @@ def test_integers_are_the_newest_and_types_stay():
 
 
 def test_settings_are_checked():
-    with pytest.raises(ValueError, match="rounds"):
+    with pytest.raises(ValueError, match="window"):
         ModelAverage(window=0)
+    with pytest.warns(DeprecationWarning, match="window"):
+        assert ModelAverage(rounds=5).window == 5
     with pytest.raises(ValueError, match="trees"):
         ModelAverage(flower.FedXgbBagging())
 
@@ -117,19 +119,20 @@ def test_models_far_apart_have_a_finite_average():
     average = ModelAverage(window=4)
     for number in (60_000, -60_000, 60_000):
         newest = {"w": np.array([number], np.float16), "n": np.array([number])}
-        average._add(newest)
-    found = average.averaged(ArrayRecord({name: Array(new) for name, new in newest.items()}))
+        newest = ArrayRecord({name: Array(new) for name, new in newest.items()})
+        average.add(newest)
+    found = average.averaged(newest)
     assert found["w"].dtype == "float16"
     assert found["w"].numpy()[0] == pytest.approx(20_000, rel=2e-3)
     assert found["n"].numpy()[0] == 60_000
 
 
 def test_half_precision_does_not_drift():
-    average, model = ModelAverage(window=32), np.linspace(0.1, 3, 99).astype(np.float16)
+    average, values = ModelAverage(window=32), np.linspace(0.1, 3, 99).astype(np.float16)
+    model = ArrayRecord({"w": Array(values)})
     for _ in range(300):
-        average._add({"w": model})
-    found = average.averaged(ArrayRecord({"w": Array(model)}))
-    assert found["w"].numpy().tolist() == model.tolist()
+        average.add(model)
+    assert average.averaged(model)["w"].numpy().tolist() == values.tolist()
 
 
 def test_another_run_begins_without_an_average():

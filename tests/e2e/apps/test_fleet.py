@@ -5,6 +5,138 @@ from app_run import AppRun, settings_of
 
 from flwr_hetero import keys
 from flwr_hetero.client.device import named_fleet
+from flwr_hetero.fleet import LocalGrid
+from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "apps" / "fleet"))
+from fleet_app.client_app import STATE, app
+from fleet_app.task import FleetSettings
+
+PLAIN = {
+    "engine": "rounds",
+    "selection": "all",
+    "steps": "epochs",
+    "weighting": "examples",
+    "order": "reshuffle",
+    "sampler": "uniform",
+    "model": "softmax",
+}
+
+
+def run(num_rounds=3, num_nodes=5, **settings):
+    """Train on emulated nodes; return the history, and the loss before and after."""
+    settings = FleetSettings(**PLAIN | settings)
+    config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
+    random.seed(settings.seed)
+    grid = LocalGrid(app, named_fleet(settings.fleet, num_nodes), run_config=config)
+    history = History(settings.strategy(num_nodes))
+    evaluate, arrays = central_evaluate(settings), initial_arrays(settings)
+    losses = [evaluate(0, arrays)["loss"]]
+    arrays = history.start(grid, arrays, num_rounds).arrays
+    losses.append(evaluate(0, arrays)["loss"])
+    return history, losses, grid
+
+
+STEPPED = {"steps": "equal", "weighting": "examples", "fast_steps": 6}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"selection": "tifl", "clients_per_round": 1},
+        {"selection": "random", "clients_per_round": 2},
+        {"selection": "over-select", "clients_per_round": 2, "spare_clients": 1},
+        STEPPED,
+        {**STEPPED, "steps": "by-speed", "weighting": "steps"},
+        {**STEPPED, "steps": "deadline", "weighting": "fednova"},
+        {**STEPPED, "steps": "slice", "weighting": "normalised"},
+        {"order": "cd-grab", "num_units": 6},
+        {"order": "id-grab"},
+        {"sampler": "mercury"},
+        {"sampler": "pgd"},
+        {**STEPPED, "sampler": "top-loss"},
+        {"inner": "fedavgm"},
+        {"inner": "fedprox"},
+        {"selection": "oort", "sync_rounds": 1},
+        {"selection": "power-of-choice"},
+        {"selection": "deadline"},
+        {"engine": "fedat", "num_server_rounds": 12},
+        {"engine": "fedasync", "num_server_rounds": 12},
+        {"engine": "fedcompass", "num_server_rounds": 12},
+    ],
+)
+def test_every_part_alone_learns(settings):
+    history, (before, after), _ = run(settings.get("num_server_rounds", 4), **settings)
+    assert not [failure for record in history.records for failure in record["failures"]]
+    assert after < 0.8 * before
+
+
+def test_default_is_fedslice_in_rounds():
+    settings = FleetSettings(model="softmax")
+    names = [type(part).__name__ for part in settings.strategy(10).chain()]
+    assert names == [
+        "SamplerMetrics",
+        "FedSlice",
+        "RecentAverage",
+        "SliceBuffer",
+        "Slices",
+        "FedAvg",
+    ]
+    history, (before, after), _ = run(4, 6, **vars(settings))
+    assert after < 0.8 * before
+    facts = [record["fedslice"] for record in history.records[1:]]
+    assert [fact["updates"] > 1 for fact in facts] == [True] * 4
+    done, wanted = (sum(fact[name] for fact in facts) for name in ("examples", "examples_wanted"))
+    assert done == pytest.approx(wanted, rel=0.3)
+
+
+def test_fedslice_takes_its_settings():
+    config = {"selection": "random", "concurrency": 3, "fast-steps": 4, "average-rounds": 5}
+    config |= {"rate-correction": 1.0, "step-correction": 0.25, "sampler": "mercury"}
+    strategy = FleetSettings.from_run_config(config).strategy(10).inner
+    assert (strategy.engine.concurrency, strategy.slices.fast_steps) == (3, 4)
+    assert (strategy.inner.rounds, strategy.engine.powers[1]) == (5, 1.0)
+    assert strategy.slices.correction == 0.25
+
+
+def test_all_parts_together_say_what_they_do():
+    parts = {"engine": "rounds", "selection": "tifl", "order": "cd-grab", "clients_per_round": 2}
+    everything = FleetSettings(model="softmax", **parts)
+    names = [type(part).__name__ for part in everything.strategy(10).chain()]
+    assert names == ["SamplerMetrics", "TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]
+    history, (before, after), _ = run(8, 10, **vars(everything))
+    assert after < before
+    last = history.records[-1]
+    assert not last["failures"]
+    assert {"tifl", "biased_local_sgd", "cd_grab"} <= set(last)
+    assert sum(record["cd_grab"]["pairs"] for record in history.records[1:]) > 0
+
+
+@pytest.mark.parametrize("sampler", ["mercury", "pgd"])
+def test_samplers_say_what_they_do(sampler):
+    history, _, _ = run(2, sampler=sampler)
+    stats = history.records[-1]["sampler"]
+    assert {f"{sampler}-coverage", f"{sampler}-mean-age"} <= set(stats)
+    if sampler == "mercury":  # a plot of what is of one kind
+        parts = {"10 % are below", "50 % are below", "90 % are below"}
+        assert set(stats["mercury-importance-with-mean-1"]) == parts
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"order": "cd-grab", "num_units": 6},
+        {"engine": "buffered", "sampler": "mercury"},
+    ],
+)
+def test_parts_learn_texts(parts):
+    """Two packages are on the slowest node alone."""
+    texts = {"dataset": "stdlib", "model": "auto", "partition": "classes-by-speed"}
+    steps = {"steps": "slice", "weighting": "auto", "fast_steps": 20, "learning_rate": 0.5}
+    history, (before, after), _ = run(12, **texts, **steps, **parts)
+    assert not [failure for record in history.records for failure in record["failures"]]
+    assert after < 0.95 * before
+
 
 PLAIN = {"engine": "rounds", "selection": "all", "steps": "epochs", "weighting": "examples"}
 PLAIN |= {"order": "reshuffle", "sampler": "uniform", "model": "softmax"}

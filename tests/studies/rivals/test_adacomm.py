@@ -100,12 +100,6 @@ def test_one_nodes_report_does_not_steer():
     assert strategy.loss < 100
 
 
-def test_without_losses_steps_stay(caplog):
-    settings = {"first_steps": 7, "interval_s": 0.0, "loss_key": "none", "on_missing": "warn"}
-    assert run(**settings)[0] == [7] * 6
-    assert caplog.text.count("AdaComm: no node reports 'none' (training loss)") == 1
-
-
 @pytest.mark.parametrize("name", ["train_loss", "train-loss", "local_loss"])
 def test_the_loss_is_found(name):
     mods = steps_reported, renamed(name)
@@ -125,16 +119,15 @@ def test_a_training_loss_comes_before_others():
 
 
 @pytest.mark.parametrize(
-    ("mods", "settings", "missing"),
+    ("mods", "missing"),
     [
-        ([], {}, "'num-steps' .*\n.*hetero"),
-        ([steps_reported, renamed(None)], {}, "'train-loss' .*\n.*\"train-loss\": loss"),
-        ([steps_reported], {"loss_key": "mse"}, "'mse' .*\n.*\"mse\": loss"),
+        ([], "'num-steps' .*\n.*hetero"),
+        ([steps_reported, renamed(None)], "'train-loss' .*\n.*\"train-loss\": loss"),
     ],
 )
-def test_without_help_the_run_stops(mods, settings, missing):
+def test_without_support_the_run_stops(mods, missing):
     with pytest.raises(MissingClientSupportError, match=f"AdaComm: no node reports {missing}"):
-        run(mods, **settings)
+        run(mods)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +135,6 @@ def test_without_help_the_run_stops(mods, settings, missing):
     [
         ({"first_steps": 0}, "first_steps"),
         ({"interval_s": -1.0}, "interval_s"),
-        ({"on_missing": "stop"}, "on_missing"),
     ],
 )
 def test_adacomm_refuses(settings, argument):

@@ -67,7 +67,7 @@ def test_two_tiers_by_hand():
     assert infos[3]["tiers"] == {"node-0": 0, "node-1": 1}
 
 
-def test_each_tier_merges_at_its_own_pace():
+def test_each_tier_updates_at_its_own_pace():
     records, grid = run(120)
     assert sorted(node for at_s, node, _, _ in grid.sent if not at_s) == list(range(9))
     counts = Counter(record["tier"] for record in records)

@@ -14,7 +14,6 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
 from flwr_hetero_studies.rivals.oort import WINDOW, scores
-from flwr_hetero_studies.rivals.oort import Explored as Seen
 
 
 def fedavg():
@@ -73,8 +72,9 @@ def test_every_node_is_tried_and_its_utility_learnt():
     assert sum(new) == 10
     assert [r["oort"]["new_share"] for r in records[:2]] == pytest.approx([0.882, 0.86436])
     assert strategy.new_share == pytest.approx(0.9 * 0.98**40)
-    assert strategy.seen["node-1"].utility > 0
-    assert strategy.seen["node-1"].latency_s == pytest.approx(0.5)
+    utility, latency_s, _ = strategy.known["node-1"]
+    assert utility > 0
+    assert latency_s == pytest.approx(0.5)
 
 
 def test_profiled_nodes_are_tried_by_speed():
@@ -106,13 +106,13 @@ def test_utility_is_of_squared_losses_where_they_are_reported():
         {"a": Outcome(2.0, squares), "b": Outcome(2.0, {"num-examples": 8})},
         [],
     )
-    assert strategy.seen == {"a": Seen(12.0, 2.0, 3), "b": Seen(0.0, 2.0, 3)}
+    assert strategy.known == {"a": (12.0, 2.0, 3), "b": (0.0, 2.0, 3)}
 
 
 def test_preferred_time_is_a_quantile():
     strategy = Oort(fedavg(), pace=0.5)
     assert strategy.preferred_s() == np.inf
-    strategy.seen = {str(i): Seen(1.0, float(i), 1) for i in range(11)} | {"x": Seen(1, np.nan, 1)}
+    strategy.known = {str(i): (1.0, float(i), 1) for i in range(11)} | {"x": (1.0, np.nan, 1)}
     assert strategy.preferred_s() == 5.0
 
 
@@ -143,7 +143,6 @@ def test_fewer_nodes_than_asked_for():
         ({"clients_per_round": 0}, "clients_per_round must be"),
         ({"pace": 0.0}, "pace must be"),
         ({"penalty": -1}, "penalty must be"),
-        ({"on_missing": "pass"}, "on_missing must be"),
         ({"seed": -1}, "seed must be"),
     ],
 )
@@ -154,12 +153,13 @@ def test_settings_are_checked(settings, text):
 
 def test_resume_asks_who_is_known(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "flwr_hetero_studies.rivals.oort.identify_nodes", lambda *a: asked.append(a)
-    )
+    place = "flwr_hetero_studies.rivals.node_memory.identify_nodes"
+    monkeypatch.setattr(place, lambda *a: asked.append(a))
     strategy = Oort(fedavg())
     strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=0, exchange=int))
     assert not asked
-    strategy.load_state_dict(strategy.state_dict() | {"known": '[{"a": [1, 2, 3]}, {}, []]'})
+    strategy.load_state_dict(
+        strategy.state_dict() | {"facts": '[{"a": [1, 2, 3]}, {}, [], 0.3, 0.9]'}
+    )
     strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=7, exchange=int))
     assert asked == [(strategy, 8, None, 9.0)]

@@ -68,7 +68,7 @@ def test_losses_are_learnt_in_training():
         else:
             assert len(known) == 6
             assert set(record["selected"]) == set(sorted(known, key=known.get)[-2:])
-        known |= record["power-of-choice"]["loss"]
+        known |= record["power_of_choice"]["loss"]
 
 
 @pytest.mark.parametrize(
