@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero.errors import check_choice, check_number
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
+_Item = TypeVar("_Item")
 
 EXPONENTS = {"sqrt": 0.5, "none": 0.0}
 """Exponents of staleness that have a name."""
@@ -92,7 +92,7 @@ def staleness_exponent(staleness: str | float) -> float:
     return float(check_number("staleness", staleness, "[0, inf)"))
 
 
-def full_buffer(buffer: Sequence[T], size: int) -> list[T]:
+def full_buffer(buffer: Sequence[_Item], size: int) -> list[_Item]:
     """Return the first K updates when there are as many; else none.
 
     >>> full_buffer("ab", 3), full_buffer("abcd", 3)
@@ -199,6 +199,11 @@ class RateCorrection:
 
     ``powers`` are (a, b), p is a node's weight, and its rate r is learnt from its replies.
     ``max_weight`` is the largest weight of an update in means; None: :func:`largest_weight`.
+
+    >>> correction = RateCorrection((1.0, 0.0), max_weight=None)
+    >>> correction.learn("a", 2.0, sent_s=0.0, arrived_s=1.0, discount=1.0)
+    >>> correction.means["a"].weight
+    2.0
     """
 
     def __init__(self, powers: tuple[float, float], max_weight: float | None) -> None:

@@ -140,7 +140,12 @@ def first_state(
 
 
 def carry_over(before: TierState, new: TierState, policy: str, *, with_credits: bool) -> TierState:
-    """Go on with accuracies, and credits if wanted, with new tiers, as many as before."""
+    """Go on with accuracies, and credits if wanted, with new tiers, as many as before.
+
+    >>> old, new = first_state("uniform", 2, [3, 3], 2), first_state("fast", 2, [9, 9], 2)
+    >>> carry_over(old._replace(tier=1), new, "fast", with_credits=True).credits
+    array([3., 3.])
+    """
     return new._replace(
         accuracy=before.accuracy,
         tier=before.tier,
@@ -253,7 +258,11 @@ def change_probs(accuracy: Floats) -> Floats:
 
 
 def refund(state: TierState) -> TierState:
-    """Give its credit back to the current tier, of which no reply counts."""
+    """Give its credit back to the current tier, of which no reply counts.
+
+    >>> refund(first_state("uniform", 2, [3, 3], 2)._replace(tier=1)).credits
+    array([3., 4.])
+    """
     return state._replace(credits=state.credits + (np.arange(len(state.credits)) == state.tier))
 
 

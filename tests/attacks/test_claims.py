@@ -170,6 +170,6 @@ def test_no_time_makes_no_node_quick_for_oort():
     def latency_s(lies):
         strategy = rivals.Oort(leaf(), 6)
         attack(strategy, lies, rounds=2)
-        return strategy.seen["node-5"].latency_s
+        return strategy.known["node-5"][1]
 
     assert latency_s({SLOWEST: trained(at_once)}) == pytest.approx(latency_s({}) / 2)

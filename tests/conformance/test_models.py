@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
+from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.server.client_support import MissingClientSupportError
@@ -198,7 +199,7 @@ APPS = {
 
 def run(wrapper, kind, helps):
     train, strategy = APPS[kind]
-    beside = issubclass(ALL[wrapper], ours.FedBuff)  # it evaluates beside the work
+    beside = issubclass(ALL[wrapper], Rule)  # it evaluates beside the work
     evaluates = 0.0 if beside else 1.0
     empty = [np.zeros(0, np.uint8)]
     arrays = ArrayRecord([np.zeros((1, 3)), np.zeros(1)] if kind == "scikit-learn" else empty)

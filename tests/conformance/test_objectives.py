@@ -17,6 +17,7 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
+from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.biased_local_sgd.shared_data import read_samples
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
@@ -126,7 +127,7 @@ def stays_at(strategy, found, records):
 @pytest.mark.parametrize(("code", "share", "most"), OWN, ids=[code for code, *_ in OWN])
 def test_point_where_a_strategy_stays(code, share, most):
     strategy = build(code)
-    if isinstance(strategy, ours.FedBuff | ours.FedSlice):
+    if isinstance(strategy, Rule | ours.FedSlice):
         is_in_rounds = isinstance(strategy, ours.FedSlice)
         lr = 2e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
         count = ROUNDS if is_in_rounds else MERGES

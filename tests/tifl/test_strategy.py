@@ -358,7 +358,10 @@ PHASE = {"profiling": "phase"}
         ({"credits": "paced"}, "credits must be a whole number of at least 1, got 'p'"),
         ({"credits": [3, 2]}, "credits must have num_tiers=5 entries"),
         ({"credits": 3, "policy": "paced"}, "credits must be None, for policy 'paced' has its"),
-        ({"strategy": accounted(), "clients_per_round": 3, **PHASE}, "num_sampled_clients must"),
+        (
+            {"strategy": accounted(), "clients_per_round": 3, **PHASE},
+            "without a privacy accountant",
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings, rule):

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from recording import History
 
+from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import Wrapper
 
@@ -74,8 +75,9 @@ def server_half(app: App, wrapped: str) -> str:
     name, strategy = wrapped.partition("(")[0], f"{app.strategy}()"
     taken = f"from flwr.serverapp.strategy import {app.strategy}\n"
     path = f"{app.package}/server_app.py"
+    place = "flwr_hetero.strategy" if name in ours.__all__ else "flwr_hetero_studies.rivals"
     return (
-        f"--- a/{path}\n+++ b/{path}\n@@ @@\n {taken}+from flwr_hetero.strategy import {name}\n"
+        f"--- a/{path}\n+++ b/{path}\n@@ @@\n {taken}+from {place} import {name}\n"
         f"@@ @@\n-    strategy = {strategy}\n+    strategy = {wrapped.format(strategy)}\n"
     )
 

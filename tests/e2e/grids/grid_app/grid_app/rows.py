@@ -14,7 +14,7 @@ from flwr_hetero.report import RunDirectory
 from flwr_hetero_studies import rivals
 
 START = 0.0
-STEPS = {"fast_steps": 6, "min_steps": 2}
+STEPS = {"fast_steps": 6}
 
 
 class Row(NamedTuple):
