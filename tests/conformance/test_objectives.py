@@ -76,7 +76,7 @@ def shares(code, share, strategy, records):
     if None not in tiers:
         names["rounds"] = np.bincount(tiers, minlength=TIER[-1] + 1)[TIER]
     names["mirror"] = SPEED[1::2][::-1][TIER]
-    if steps := records[-1].get("fedbuff", {}).get("num-steps"):
+    if steps := records[-1].get("fedbuff", {}).get("num_steps"):
         names["tau"] = np.array([steps[f"node-{i}"] for i in range(NODES)])
     if hasattr(strategy, "num_steps"):
         names["tau"] = strategy.num_steps([f"node-{i}" for i in range(NODES)])

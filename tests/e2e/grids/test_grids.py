@@ -16,8 +16,9 @@ from e2e.grids.promises import check
 
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet, processes
+from flwr_hetero_studies import rivals
 
-NAMES = sorted(set(ours.__all__) - {"Selection"})
+NAMES = sorted({*ours.__all__, *rivals.__all__} - {"Selection"})
 """Selection itself selects nothing."""
 RIVALS = [
     "AdaComm",
