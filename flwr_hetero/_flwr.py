@@ -261,11 +261,6 @@ def only_errors() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def attributes_of(strategy: Strategy) -> dict[str, Any]:
-    """Return all attributes of a strategy; Flower's have no other way to show their settings."""
-    return vars(strategy)
-
-
 def app_tables(app: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the components of an app, and its run-config with the values it has by default."""
     path = app / "pyproject.toml"

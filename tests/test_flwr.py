@@ -72,8 +72,7 @@ def test_trees_are_known_by_name(name):
     assert not _flwr.trains_trees(FedAvg())
 
 
-def test_settings_and_array_type():
-    assert _flwr.attributes_of(FedAvg(fraction_train=0.5))["fraction_train"] == 0.5
+def test_array_type():
     import numpy as np
 
     assert ArrayRecord([np.zeros(2)])["0"].stype == _flwr.NUMPY

@@ -3,12 +3,11 @@
 from math import inf
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp.strategy import Result
 
 from flwr_hetero import keys
-from flwr_hetero.asynchronous.evaluation import Evaluations
-from flwr_hetero.asynchronous.message_queue import MessageQueue, Pending
+from flwr_hetero.asynchronous.in_flight import Evaluations, MessageQueue, Pending
 from flwr_hetero.records import config_of
 from flwr_hetero.server import rounds
 from flwr_hetero.server.checks import Expected, check_progress, is_good
@@ -71,10 +70,12 @@ class Engine:
         busy, backed_off = self.book.in_flight.keys(), self.book.backed_off(self.now_s)
         # by id, for what is known of identities differs after a resume
         idle = sorted(online_nodes(self.run.grid) - busy - backed_off)
-        messages = self.evaluations.messages_for(idle, busy)
-        evaluating = {message.metadata.dst_node_id for message in messages}
-        free = [node for node in idle if node not in evaluating]
-        training = len(busy) + len(messages) - self.evaluations.num_open
+        messages, free, training = [], idle, len(busy)
+        if self.evaluations.in_flight:
+            messages = self.evaluations.messages_for(idle, busy)
+            evaluating = {message.metadata.dst_node_id for message in messages}
+            free = [node for node in idle if node not in evaluating]
+            training += len(messages) - self.evaluations.num_open
         if trains and free and self.rule.choose(free, training, self.waiting):
             messages += self._instructions()
         if messages:
@@ -111,9 +112,11 @@ class Engine:
             return
         for pending, reply in self.queue.next(min(wake_s, back_s)):
             self.book.in_flight.pop(pending.node_id, None)
-            if self.evaluations.receive(pending, reply) or not judges:
+            if pending.instruction.metadata.message_type == MessageType.EVALUATE:
+                self.evaluations.receive(pending, reply)
+            elif not judges:
                 continue
-            if reply is not None and self._is_good(pending, reply):
+            elif reply is not None and self._is_good(pending, reply):
                 self._bad.clear()
                 self.book.succeed(pending.node_id)
                 self._took_s[pending.node_id] = self.now_s - pending.sent_s

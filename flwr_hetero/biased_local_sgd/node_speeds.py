@@ -251,8 +251,8 @@ class MeasuredSteps(Wrapper):
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def round_info(self) -> dict[str, Any]:
-        """Return the steps assigned to each node and the measured gamma."""
-        return {"num_steps": self._assigned, "gamma": self.speeds.classes()[1]}
+        """Return the steps assigned to each node."""
+        return {"num_steps": self._assigned}
 
     def state_dict(self) -> StateDict:
         """Return the measured times, jobs and steps, as JSON."""

@@ -151,6 +151,10 @@ class LocalSteps(MeasuredSteps):
         self._say_whose_data_count()
         return super().on_instructions(context, messages, grid)
 
+    def round_info(self) -> dict[str, Any]:
+        """Return the steps assigned to each node and the measured gamma."""
+        return {**super().round_info(), "gamma": self.speeds.classes()[1]}
+
     def power(self) -> float:
         """Return the power of its steps by which a node's own data count; 0: as in FedAvg."""
         return 1.0 - self.step_correction

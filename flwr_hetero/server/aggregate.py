@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYog
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NUMPY, attributes_of, log
+from flwr_hetero._flwr import NUMPY, log
 from flwr_hetero.errors import invalid, last_line
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
@@ -93,10 +93,10 @@ def replaced(strategy: Strategy, **attributes: Any) -> Iterator[None]:
     """Give a strategy other attributes for a while."""
     before = {name: getattr(strategy, name) for name in attributes}
     try:
-        attributes_of(strategy).update(attributes)
+        vars(strategy).update(attributes)
         yield
     finally:
-        attributes_of(strategy).update(before)
+        vars(strategy).update(before)
 
 
 def with_update(

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from flwr_hetero._flwr import attributes_of, log, trains_trees
+from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.rounds import Run
@@ -149,7 +149,7 @@ def _restore(found: Checkpoint, run: Run) -> None:
 def plain_settings(strategy: Wrapper) -> dict[int, Settings]:
     """Note the settings of Flower's strategies in a composition, before the run changes them."""
     return {
-        number: {k: v for k, v in attributes_of(inner).items() if _is_plain(v)}
+        number: {k: v for k, v in vars(inner).items() if _is_plain(v)}
         for number, inner in enumerate(strategy.chain())
         if not isinstance(inner, Wrapper)
     }
@@ -158,7 +158,7 @@ def plain_settings(strategy: Wrapper) -> dict[int, Settings]:
 def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
     """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
     state: dict[str, Any] = {}
-    for name, value in attributes_of(strategy).items():
+    for name, value in vars(strategy).items():
         if isinstance(value, ArrayRecord):
             state |= {f"record/{name}/{key}": array.numpy() for key, array in value.items()}
         elif isinstance(value, dict) and _are_arrays(value.values()):

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import attributes_of, check_strategy, format_of_trees, older_call_hint
+from flwr_hetero._flwr import check_strategy, format_of_trees, older_call_hint
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
@@ -75,6 +75,7 @@ class Wrapper(Strategy):
         self.inner: Strategy = FedAvg() if strategy is None else check_strategy(strategy)
         self.outer: Wrapper | None = None
         self.leaf = self.chain()[-1]
+        self._trees = format_of_trees(self.leaf)
         self.lacking: dict[str, dict[int, str] | None] = {}  # by support: which nodes; None: known
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
@@ -161,7 +162,7 @@ class Wrapper(Strategy):
         strategy: Strategy | None = self
         while strategy is not None:
             chain.append(strategy)  # Flower's own wrappers call the next one ``strategy``
-            own = attributes_of(strategy)
+            own = vars(strategy)
             following = own.get("inner", own.get("strategy"))
             strategy = following if isinstance(following, Strategy) else None
         return tuple(chain)
@@ -217,10 +218,11 @@ class Wrapper(Strategy):
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
         context, good = self.current(context), list(replies)
         if self.outer is None:
-            sent = None if (trees := format_of_trees(self.leaf)) else context.arrays
-            wanted = Expected(sent, self._weight_key, trees=trees)
+            sent = None if self._trees else context.arrays
+            wanted = Expected(sent, self._weight_key, trees=self._trees)
             good = accept(context, good, wanted, self._of_this_fleet())
-        check_client_support(self, context, good)
+        if any(self.lacking.get(each.key, {}) is not None for each in self.client_support):
+            check_client_support(self, context, good)
         good = self.on_replies(context, good)
         if isinstance(self.inner, Wrapper):
             arrays, metrics = self.inner.aggregate_train(server_round, good, context)
@@ -323,10 +325,10 @@ class Wrapper(Strategy):
 
     def __getattr__(self, name: str) -> Any:
         """Look further in for what this wrapper does not have."""
-        if "inner" not in attributes_of(self) or name.startswith("__"):
+        if "inner" not in vars(self) or name.startswith("__"):
             raise AttributeError(name)
         for strategy in self.chain()[1:]:
-            if hasattr(type(strategy), name) or name in attributes_of(strategy):
+            if hasattr(type(strategy), name) or name in vars(strategy):
                 return getattr(strategy, name)
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
         text = f"{name!r} is no attribute of any strategy in {names}"

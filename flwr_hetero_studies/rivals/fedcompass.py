@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.algorithm import Shares, staleness_exponent, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.message_queue import on_clock
+from flwr_hetero.asynchronous.in_flight import on_clock
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
 from flwr_hetero.errors import check_count

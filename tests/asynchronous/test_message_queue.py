@@ -8,8 +8,8 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import unavailable
-from flwr_hetero.asynchronous import message_queue
-from flwr_hetero.asynchronous.message_queue import MessageQueue
+from flwr_hetero.asynchronous import in_flight
+from flwr_hetero.asynchronous.in_flight import MessageQueue
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.context import Clock, Costs
 from flwr_hetero.strategy import FedBuff
@@ -78,7 +78,7 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Time()
-    monkeypatch.setattr(message_queue, "time", clock)
+    monkeypatch.setattr(in_flight, "time", clock)
     return clock
 
 

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from flwr_hetero._flwr import be_server_task, set_message_id
-from flwr_hetero.asynchronous import message_queue
+from flwr_hetero.asynchronous import in_flight
 from flwr_hetero.server import context
 
 HELD_UP_S, TIMEOUT_S = 180.0, 120.0
@@ -43,7 +43,7 @@ def clock(monkeypatch):
 
     fake = SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep)
     monkeypatch.setattr(context, "time", fake)
-    monkeypatch.setattr(message_queue, "time", fake)
+    monkeypatch.setattr(in_flight, "time", fake)
     return clock
 
 
@@ -60,8 +60,8 @@ def test_reply_sent_while_a_poll_was_held_up_counts(clock):
 
 
 def test_reply_sent_meanwhile_is_merged(clock, monkeypatch):
-    monkeypatch.setattr(message_queue, "is_simulated", lambda grid: False)
-    post = message_queue.MessageQueue(HeldUp(clock), context.Clock(), context.Costs(), TIMEOUT_S)
+    monkeypatch.setattr(in_flight, "is_simulated", lambda grid: False)
+    post = in_flight.MessageQueue(HeldUp(clock), context.Clock(), context.Costs(), TIMEOUT_S)
     post.send(three())
     came = [post.next() for _ in range(2)]
     found = [[(pending.node_id, reply is not None) for pending, reply in each] for each in came]
