@@ -14,9 +14,6 @@ from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_u
 GRID, MAX_FIGURES = 100, 40
 # Longer curves are drawn as mean and range of so many spans: a page stays small.
 MAX_POINTS = 400
-FAIR = (f"{FAIRNESS}/mean", f"{FAIRNESS}/worst_tenth")
-# Sections that are not chosen from as a whole: metrics come first, others have charts.
-DRAWN = (*METRICS, TIFL, FAIRNESS)
 UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
@@ -52,7 +49,7 @@ def curve_data(
                 "key": name,
                 "label": heading(name.rpartition("/")[2]),
                 "section": name.rpartition("/")[0],
-                "percent": is_share(fair.metric if fair and name in FAIR else name),
+                "percent": is_share(fair.metric if fair and name.startswith(FAIRNESS) else name),
                 "target": target if name == metric else None,
             }
             for name in names
@@ -104,13 +101,12 @@ def _names(histories: Sequence[History], first: str | None) -> list[str]:
     """Return the metrics, but all zeros, and the figures of wrappers that all runs have."""
 
     def is_known(history: History, name: str) -> bool:
-        if name not in history.names:
-            return False
-        return name in figures or bool(np.nansum(np.abs(history.metric(name))))
+        section, _ = history.names.get(name, ("", ""))
+        is_metric = section in METRICS
+        return bool(section) and not (is_metric and not np.nansum(np.abs(history.metric(name))))
 
-    one = histories[0]
-    figures = [name for name, (section, _) in one.names.items() if section not in DRAWN]
-    known = dict.fromkeys([*one.metrics(METRICS), *FAIR, *figures])
+    # TiFL's are drawn by tier, in charts of their own.
+    known = [name for name, (section, _) in histories[0].names.items() if section != TIFL]
     shared = [name for name in known if all(is_known(history, name) for history in histories)]
     return list(dict.fromkeys([*([] if first is None else [first]), *shared]))[:MAX_FIGURES]
 

@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import isfinite
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,13 +30,10 @@ class NodeStats(NamedTuple):
     latency_s: Floats
     selected: int
     lost: int
+    typical_s: float
+    """Median of its latencies, or the profiled one; NaN if both are unknown."""
     staleness: float
     """Mean of its replies, where no node waits; else NaN."""
-
-    @property
-    def typical_s(self) -> float:
-        """Median of its latencies, or the profiled one; NaN if both are unknown."""
-        return float(np.median(self.latency_s)) if len(self.latency_s) else self.profiled_s
 
 
 class Fairness(NamedTuple):
@@ -74,9 +72,10 @@ def node_stats(history: History) -> list[NodeStats]:
             identity=name,
             tier=tiers.get(name),
             profiled_s=as_number(profiled.get(name)),
-            latency_s=np.array(latency.get(name, []), np.float64),
+            latency_s=np.array(latency[name], np.float64),
             selected=selected[name],
             lost=lost[name],
+            typical_s=float(median(latency[name] or [as_number(profiled.get(name))])),
             staleness=float(np.mean(stale[name])) if stale[name] else np.nan,
         )
         for name in sorted({*tiers, *profiled, *selected, *latency}, key=_natural)

@@ -167,7 +167,7 @@ class RunDirectory:
         A report that cannot be built is logged and never takes the run's result away.
         """
         try:
-            from flwr_hetero.report.page import write_report
+            from flwr_hetero.report.page import write_report  # and plotly
 
             write_report(self.path)
         except Exception:
@@ -200,12 +200,11 @@ class RunDirectory:
             with suppress(metadata.PackageNotFoundError):
                 versions[name] = metadata.version(name)
         settings = {str(key).replace("_", "-"): value for key, value in config.items()}
-        hidden = {key: HIDDEN for key in settings if SECRET.search(key)}
         before = read_config(self.path) if self._has_history() else {}
         content = {
             "started": before.get("started", now),
             "resumed": [*before.get("resumed", []), now] if self._has_history() else [],
-            "settings": plain(settings | hidden),
+            "settings": {k: HIDDEN if SECRET.search(k) else plain(v) for k, v in settings.items()},
             "versions": versions,
             "python": platform.python_version(),
             "platform": platform.platform(),
@@ -223,17 +222,16 @@ def plain(value: Any) -> Any:
     """Convert a value to what JSON can hold."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         return sorted((plain(item) for item in value), key=str)
-    if isinstance(value, Sequence) and not isinstance(value, bytes | PurePath):
-        return [plain(item) for item in value]
-    return str(value)
+    is_list = isinstance(value, Sequence) and not isinstance(value, bytes | PurePath)
+    return [plain(item) for item in value] if is_list else str(value)
 
 
 def command_line(arguments: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ UNKNOWN = "?"
 SUFFIXES = {"_s": "s", "_bytes": "bytes", "_mbps": "Mbit/s"}
 TIMES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
 # Symbol of a unit to its size.
+SPLITS = (("d", "h", 3600, 24, ""), ("h", "min", 60, 60, "02"), ("min", "s", 1, 60, "02"))
 BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
@@ -26,15 +27,11 @@ def duration(seconds: float) -> str:
         return UNKNOWN
     if 0 < seconds < 1:
         return f"{1000 * seconds:.3g} ms"
-    if seconds < 59.5:
-        return f"{seconds:.3g} s"
-    # Each unit is rounded as a whole: 59.6 minutes are an hour, not 60 minutes.
-    if (whole := round(seconds)) < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if (minutes := round(seconds / 60)) < 1440:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    hours = round(seconds / 3600)
-    return f"{hours // 24} d {hours % 24} h"
+    # The smaller unit is rounded first: 59.6 minutes are an hour, not 60 minutes.
+    for large, small, unit_s, per, digits in SPLITS:
+        if (whole := round(seconds / unit_s)) >= per:
+            return f"{whole // per} {large} {whole % per:{digits}} {small}"
+    return f"{seconds:.3g} s"
 
 
 def size(num_bytes: float) -> str:

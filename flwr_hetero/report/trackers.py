@@ -8,11 +8,13 @@ from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr_hetero.errors import check_choice, install_hint
 from flwr_hetero.report.history import read_config
 
+# How to add a round's figures, and how to end the run, through the client of a system.
+Tracker = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], object]]
 logger = logging.getLogger("flwr")
 # Experiment of MLflow, project of Weights & Biases.
 PROJECT = "flwr-hetero"
@@ -20,13 +22,6 @@ PROJECT = "flwr-hetero"
 PACKAGES = {"mlflow": ("mlflow-skinny", "sqlalchemy")}
 # Parts of a record that are no figures of the whole run.
 SKIPPED = ("round", "latency", "weights", "fairness")
-
-
-class Tracker(NamedTuple):
-    """Where figures go, through the client of that system: how to add a round's, how to end."""
-
-    log: Callable[[int, Mapping[str, float]], object]
-    close: Callable[[], object]
 
 
 def check_trackers(names: Sequence[str]) -> list[str]:
@@ -69,13 +64,13 @@ class Trackers:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Pass on a round's record."""
-        for name, tracker in list(self._open.items()):
-            self._try(name, partial(tracker.log, record["round"], dict(figures_of(record))))
+        for name, (log, _) in list(self._open.items()):
+            self._try(name, partial(log, record["round"], dict(figures_of(record))))
 
     def close(self) -> None:
         """End the run everywhere."""
-        for name, tracker in list(self._open.items()):
-            self._try(name, tracker.close)
+        for name, (_, close) in list(self._open.items()):
+            self._try(name, close)
         self._open.clear()
 
     def _try(self, name: str, action: Callable[[], Any]) -> Any:
@@ -97,14 +92,11 @@ def tensorboard(folder: Path) -> Tracker:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return Tracker(log, writer.close)
+    return log, writer.close
 
 
 def mlflow(folder: Path) -> Tracker:
-    """Add a run to ``MLFLOW_TRACKING_URI``, else to ``mlflow.db`` in the run directory.
-
-    A resumed run goes on in the run of the same directory.
-    """
+    """Go on with this directory's run at ``MLFLOW_TRACKING_URI``, else in ``mlflow.db``."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
@@ -112,28 +104,23 @@ def mlflow(folder: Path) -> Tracker:
     client = MlflowClient(uri)
     known = client.get_experiment_by_name(PROJECT)
     experiment = known.experiment_id if known else client.create_experiment(PROJECT)
-    ours = f"tags.`run-directory` = '{folder}'"
-    found = client.search_runs([experiment], ours, max_results=1)
-    if not found:
-        tags = {"run-directory": str(folder)}
-        found = [client.create_run(experiment, run_name=folder.name, tags=tags)]
-        for key, value in _settings(folder).items():
-            client.log_param(found[0].info.run_id, key, value)
-    run = found[0].info.run_id
+    before = client.search_runs([experiment], f"tags.`run-directory` = '{folder}'", max_results=1)
+    tags = {"run-directory": str(folder)}
+    found = before[0] if before else client.create_run(experiment, run_name=folder.name, tags=tags)
+    run = found.info.run_id
+    for key, value in () if before else _settings(folder).items():
+        client.log_param(run, key, value)
 
     def log(step: int, figures: Mapping[str, float]) -> None:
         now_ms = int(1000 * time.time())
         metrics = [Metric(name, value, now_ms, step) for name, value in figures.items()]
         client.log_batch(run, metrics)
 
-    return Tracker(log, partial(client.set_terminated, run))
+    return log, partial(client.set_terminated, run)
 
 
 def wandb(folder: Path) -> Tracker:
-    """Add a run to the project ``flwr-hetero``; offline where nobody is logged in.
-
-    ``WANDB_MODE`` decides where it is set; ``wandb sync`` uploads an offline run.
-    """
+    """Go on with this directory's run by ``WANDB_MODE``, else offline where nobody is logged in."""
     import wandb as client
 
     mode: Any = os.environ.get("WANDB_MODE")
@@ -147,7 +134,7 @@ def wandb(folder: Path) -> Tracker:
         mode=mode or ("online" if client.api.api_key else "offline"),
         settings=client.Settings(silent=True),
     )
-    return Tracker(lambda step, figures: run.log(dict(figures), step=step), run.finish)
+    return lambda step, figures: run.log(dict(figures), step=step), run.finish
 
 
 def _settings(folder: Path) -> dict[str, Any]:

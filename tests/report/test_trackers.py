@@ -82,7 +82,7 @@ def test_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog):
 
     def begin(folder):
         assert folder == tmp_path / "run"
-        return trackers.Tracker(log, lambda: seen.append("closed"))
+        return log, lambda: seen.append("closed")
 
     def log(step, figures):
         seen.append(step)
