@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE
 from flwr_hetero.errors import cure_for, last_line, with_cure
-from flwr_hetero.records import read_number
+from flwr_hetero.records import Latency, read_number, reported_latency
 from flwr_hetero.server.aggregate import Norms, holds_trees, norms_of, weight_of, why_bad_arrays
-from flwr_hetero.server.context import Exchange, Latency, is_enough, reported_latency
+from flwr_hetero.server.context import Exchange, is_enough
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""

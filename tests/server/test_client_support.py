@@ -16,7 +16,6 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
-from flwr_hetero.server import client_support
 from flwr_hetero.server.client_support import (
     STEP_LINES,
     STEPS,
@@ -115,10 +114,8 @@ def test_three_nodes_over_two_rounds_are_enough_and_fewer_in_a_small_fleet(caplo
             run(ours.CDGraB(FedAvg(**minima)), [without(keys.ORDER, range(5))], nodes, 1)
 
 
-def test_exact_orders_need_single_steps_and_the_old_name_of_the_error_stays():
-    with pytest.warns(DeprecationWarning, match="is MissingClientSupportError now"):
-        old = client_support.MissingHelpError
-    with pytest.raises(old, match="CDGraB: no node reports 'num-steps'"):
+def test_exact_orders_need_single_steps():
+    with pytest.raises(MissingClientSupportError, match="CDGraB: no node reports 'num-steps'"):
         run(ours.CDGraB(mode="exact"), [without(keys.NUM_STEPS, range(5))])
 
 
