@@ -269,12 +269,10 @@ class Fleet:
     """Nodes whose claims of examples were cut."""
     norms: dict[int, Any] = field(default_factory=dict)
     """Of the nodes' last models."""
-    refused: dict[str, dict[int, str]] = field(default_factory=dict)
-    """By "training" or "evaluation": why replies have not counted since one last did."""
     counting: set[str] = field(default_factory=set)
-    """Of which of the two a reply has counted."""
-    in_vain: list[dict[int, str]] = field(default_factory=list)
-    """Failures of the rounds since a reply counted."""
+    """Of which, "training" or "evaluation", a reply has counted."""
+    in_vain: dict[str, list[tuple[dict[int, str], ...]]] = field(default_factory=dict)
+    """By either: ``failed`` and ``refused`` of the exchanges since a reply counted."""
 
     def begin_round(self) -> None:
         """Forget what the history gets of the round before."""

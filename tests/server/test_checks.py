@@ -47,7 +47,7 @@ def test_latency_is_judged(train_s, emulated, round_trip_s, simulated, seconds, 
     reply = reply_with({"num-examples": 1})
     record = {keys.TRAIN_TIME: train_s, keys.TRANSFER_TIME: 0.5, keys.EMULATED: emulated}
     reply.content[keys.TIMING] = ConfigRecord(record)
-    latency, _ = judge_latency(reply, round_trip_s, simulated=simulated)
+    latency = judge_latency(reply, round_trip_s, simulated=simulated)
     assert (latency and latency.seconds, latency and latency.source) == (seconds, source)
 
 
