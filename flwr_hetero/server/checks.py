@@ -308,7 +308,8 @@ def check_progress(context: Exchange, of: str = "training") -> None:
     refused = {node: why for _, each in rounds for node, why in each.items()}
     reason, count = Counter(refused.values()).most_common(1)[0] if context.refused else ("", 0)
     # the same reason in the first round ends it at once, once replies have counted in the second
-    if count >= max(context.quorum, len(refused) / 2) and (len(rounds) > 1 or not begun):
+    again = sum(bool(each) for _, each in rounds) > 1
+    if count >= max(context.quorum, len(refused) / 2) and (again or not begun):
         nodes = sorted(context.identity(n) for n, why in refused.items() if why == reason)
         share = "all" if count == len(refused) else f"{count} of {len(refused)}"
         text = f"no reply to {of} counts, {share} for the same reason: {reason} "

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
-from recording import Folder, KilledError, evaluate, history, killed_and_resumed, timeless
+from recording import Folder, history, killed_and_resumed, timeless
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
@@ -252,16 +252,3 @@ def test_checkpoint_every_n_rounds_and_at_the_end(tmp_path):
     grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 5))
     Spy(run_dir=Folder(tmp_path), checkpoint_every=3).start(grid, toy_arrays(), num_rounds=7)
     assert rounds == [0, 3, 6, 7]
-
-
-def test_model_is_saved_when_the_run_fails(tmp_path):
-    folder = Folder(tmp_path)
-    grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 5))
-    with pytest.raises(KilledError):
-        Recorded(run_dir=folder).start(grid, toy_arrays(), 3, evaluate_fn=evaluate(killed_in=2))
-    assert set(folder.model) == {"w", "n"}
-
-
-def test_checkpoint_every_zero_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="checkpoint_every must be a whole number"):
-        Recorded(run_dir=Folder(tmp_path), checkpoint_every=0)

@@ -155,12 +155,6 @@ def test_two_nodes_without_weights_cost_their_replies(name, hostile):
     assert all(record["evaluate"] for record in records[1:])
 
 
-def test_two_hostile_nodes_asked_alone_do_not_end_a_run():
-    strategy = First(ours.Wrapper(), 2, 4)
-    records = run(strategy, [without("num-examples", {0, 1})], num_rounds=4)
-    assert [record["weights"] for record in records] == [{}] * 5
-
-
 def test_a_hostile_node_does_not_hide_the_reason():
     mods = [without("arrays", {0}), without("num-examples", range(5))]
     reason = r"4 of 5 for the same reason: metric 'num-examples' is None .* \(id-1001, id-1002, "
