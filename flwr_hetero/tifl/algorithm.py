@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.errors import check_choice, invalid
 
 Floats: TypeAlias = NDArray[np.float64]
 Available: TypeAlias = Callable[[str], int | None]
@@ -40,6 +40,18 @@ STATIC_POLICIES: dict[str, tuple[float, ...]] = {
 """Table 1: probability of each of five tiers, fastest first."""
 
 
+def check_policy(policy: str | Sequence[float], num_tiers: int) -> None:
+    """Refuse a policy that is not known, or probabilities that are none."""
+    if isinstance(policy, str):
+        check_choice("policy", policy, (ADAPTIVE, ALGORITHM_2, PACED, VANILLA, *STATIC_POLICIES))
+        return
+    probs = np.array(policy, np.float64)
+    if probs.shape != (num_tiers,):
+        raise invalid("policy", policy, f"have num_tiers={num_tiers} entries")
+    if not (np.isfinite(probs) & (probs >= 0)).all() or abs(probs.sum() - 1) > 1e-6:
+        raise invalid("policy", policy, "hold probabilities that sum to 1")
+
+
 def policy_probs(policy: str | Sequence[float], num_tiers: int) -> Floats:
     """Return the probability of each tier that a policy begins with: (num_tiers,), sums to 1.
 
@@ -51,19 +63,10 @@ def policy_probs(policy: str | Sequence[float], num_tiers: int) -> Floats:
     >>> policy_probs("fast1", 3)
     array([0.45, 0.45, 0.1 ])
     """
-    check_count("num_tiers", num_tiers, 1)
     if not isinstance(policy, str):
-        probs = np.array(policy, np.float64)
-        if probs.shape != (num_tiers,):
-            raise invalid("policy", policy, f"have num_tiers={num_tiers} entries")
-        if not (np.isfinite(probs) & (probs >= 0)).all() or abs(probs.sum() - 1) > 1e-6:
-            raise invalid("policy", policy, "hold probabilities that sum to 1")
-        return np.asarray(probs / probs.sum())
-    check_choice("policy", policy, (ADAPTIVE, ALGORITHM_2, PACED, VANILLA, *STATIC_POLICIES))
+        return np.asarray(np.array(policy, np.float64) / np.sum(policy))
     if num_tiers == 1:
         return np.ones(1)
-    if policy == VANILLA:
-        raise invalid("num_tiers", num_tiers, "be 1 for policy 'vanilla'")
     row = STATIC_POLICIES.get(policy, STATIC_POLICIES["uniform"])
     if policy == "random" or num_tiers == len(row):
         return resample(np.array(row), num_tiers)

@@ -27,17 +27,14 @@ from flwr_hetero.state_dict import StateDict
 from flwr_hetero.tifl.tiers import T_MAX, Tiers, form_tiers
 
 MEMORY = 5
-"""Latencies of a node that are kept after its first, which may be a cold start and counts only
-until there is another; their median counts."""
+"""Latencies of a node that are kept after its first; their median counts."""
 MAX_FAILURES = 3
 """Failures in a row after which a node is left out until tiers are formed again."""
 AT_ONCE = 1_000
 """Nodes that are timed at once, beside those of the rounds; the others follow."""
 RENEW_EVERY = LOOK_EVERY = 10
-"""Rounds after which tiers are formed again, and newcomers are looked for even if the number of
-nodes has not changed."""
+"""Rounds after which tiers are formed again, and newcomers looked for among as many nodes."""
 STATE = {"last_profile": int, "forming": int, "times": str, "failures": str}
-"""Entries of a saved Latencies."""
 
 
 @dataclass
@@ -54,8 +51,8 @@ class LateWork:
 class Latencies:
     """Keep the last latencies of each node, by identity, and which nodes not to ask.
 
-    ``last`` is the round in which tiers were formed, ``first`` whether nodes got their first ones
-    then, ``forming`` whether some have none. ``phase``: rounds that count, and those before them.
+    ``last`` is when tiers were formed, ``first`` whether nodes got their first ones then,
+    ``forming`` whether some have none. ``phase``: rounds that count, and those before.
     """
 
     def __init__(
@@ -111,8 +108,7 @@ class Latencies:
         warm = [self._seconds[name][1:] or self._seconds[name] for name in names]
         rounds = np.array([(row + [math.nan] * MEMORY)[:MEMORY] for row in warm]).T
         # who has not answered is slower than those that have
-        now_s = self.fleet.clock.virtual_s
-        in_flight = [now_s - work.began_s for work in self.late.values()]
+        in_flight = [self.fleet.clock.virtual_s - work.began_s for work in self.late.values()]
         tiers = form_tiers(names, rounds, self.num_tiers, self.per_round, in_flight)
         if tiers is None or first or tiers.moved(before):
             return tiers
@@ -269,9 +265,9 @@ class Latencies:
         open_ids = {i for i, work in self.late.items() if not work.is_here}
         if not open_ids:
             return
-        clock, simulated = self.fleet.clock, is_simulated(grid)
+        clock, late = self.fleet.clock, context.beside(T_MAX)
+        late.simulated = is_simulated(grid)
         wait_s = min(self.late[i].over_s for i in open_ids) - clock.virtual_s if wait else 0.0
-        late = Exchange(self.fleet, context.round, timeout_s=T_MAX, simulated=simulated)
         for reply in late_replies(grid, self.fleet, open_ids, wait_s):
             if (work := self.late.get(reply.metadata.reply_to_message_id)) is not None:
                 self._time(late, reply, work, online)
@@ -320,8 +316,8 @@ class Latencies:
         for name in sorted(failed):
             if (node_id := self.nodes.find(name)) is None:
                 continue
+            # it is to be timed again
             if name not in self._seconds:
-                # it is to be timed again
                 self._known.discard(node_id)
                 self._more |= self.phase is None
             if self.nodes.fail(node_id) == MAX_FAILURES:

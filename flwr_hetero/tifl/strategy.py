@@ -36,15 +36,13 @@ from flwr_hetero.tifl.tiers import T_MAX, Tiers, TimeEstimate
 TIERS = ("latency", "tier", "boundaries", "seconds", "slowest_s")
 HELD = ("tiers", "state", "estimate", "due", "evaluated")
 STATE = {**dict.fromkeys((*HELD, "rng"), str), **TIMES_STATE}
-"""Entries of a saved TiFL."""
 
 
 class TiFL(Selection):
     """Group nodes into tiers by latency and let one tier train each round.
 
-    The tier is drawn from fixed probabilities (static) or from ones that favour low accuracy and
-    short rounds (adaptive). Nodes are timed while they train: round 1 asks all, goes on with the
-    first ``clients_per_round`` replies and leaves the others to finish.
+    The tier is drawn from fixed probabilities or ones that favour low accuracy and speed. Nodes
+    are timed while they train: round 1 asks all and goes on with the first replies.
 
     Parameters
     ----------
@@ -112,7 +110,7 @@ class TiFL(Selection):
         self.named = policy if isinstance(policy, str) else ""
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = check_count("num_tiers", 1 if self.named == VANILLA else num_tiers, 1)
-        algorithm.policy_probs(policy, self.num_tiers)
+        algorithm.check_policy(policy, self.num_tiers)
         self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
@@ -124,22 +122,20 @@ class TiFL(Selection):
             raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
         self.credits = None if credits is None else [check_count("credits", c, 1) for c in each]
         self.rng = np.random.default_rng(check_count("seed", seed))
-        in_training = check_choice("profiling", profiling, ("training", "phase")) == "training"
+        check_choice("profiling", profiling, ("training", "phase"))
         check_count("sync_rounds", sync_rounds, 1)
         check_count("warmup_rounds", warmup_rounds)
+        phase = (sync_rounds, warmup_rounds) if profiling == "phase" else None
         self.evaluates = self.named in (ADAPTIVE, ALGORITHM_2)
         super().__init__(strategy, clients_per_round)
-        phase = None if in_training else (sync_rounds, warmup_rounds)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
-        self.tiers = Tiers({}, {})
-        self.state = algorithm.first_state("uniform", 1, None, 1)
+        self.tiers, self.state = Tiers({}, {}), algorithm.first_state("uniform", 1, None, 1)
         self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(0))
         # accuracies that the next round's draw goes by
         self.evaluated: Floats | None = None
         self.estimate = TimeEstimate()
         self._new_tiers = False
         self._enough: int | None = None
-        self._online: Set[int] = frozenset()
 
     # --- tiers -------------------------------------------------------------------------
 
@@ -155,10 +151,9 @@ class TiFL(Selection):
         if self.credits and sum(self.credits) < run.num_rounds:
             rule = f"add up to the rounds of the run, {run.num_rounds}, at least"
             raise invalid("credits", self.credits, rule)
-        if self.num_tiers > 1 and len(online) // self.num_tiers < self.num_selected:
-            text = "TiFL: tiers of about %d nodes are smaller than clients_per_round=%d: give %s=%d"
-            fewer = "num_tiers", max(1, len(online) // self.num_selected)
-            log(WARNING, text, len(online) // self.num_tiers, self.num_selected, *fewer)
+        if self.num_tiers > 1 and (size := len(online) // self.num_tiers) < self.num_selected:
+            text = "TiFL: tiers of about %d nodes are below clients_per_round=%d: give num_tiers=%d"
+            log(WARNING, text, size, self.num_selected, max(1, len(online) // self.num_selected))
         if self.timing.phase:
             self._set_tiers(self.timing.update(run.exchange(0), run.grid, online, self.tiers))
 
@@ -178,9 +173,8 @@ class TiFL(Selection):
             self.due, self.evaluated = np.zeros(count), None
         if tiers is not self.tiers:
             self._new_tiers, sizes = True, [len(names) for names in tiers.members]
-            log(INFO, "TiFL: tiers of %s nodes, fastest first", sizes)
-            if tiers.why_so_few:
-                log(WARNING, "TiFL: %s", tiers.why_so_few)
+            why = f": {tiers.why_so_few}" if tiers.why_so_few else ""
+            log(WARNING if why else INFO, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
         self.tiers = tiers
         self.state = (
             algorithm.steer(state, None, tiers.seconds) if self.named == ADAPTIVE else state
@@ -198,8 +192,8 @@ class TiFL(Selection):
         while not self.draw.nodes + newcomers and timing.wait(context, grid, online):
             self._set_tiers(timing.update(context, grid, online, self.tiers))
             self._draw()
-        count = len(self.draw.nodes)
-        self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
+        few = len(self.draw.nodes) or min(self.num_selected, len(newcomers))
+        self._enough = few if newcomers else None
         if self.draw.tier is not None:
             probs = self.state.probs if self.named == ADAPTIVE else self.draw.probs
             self.estimate.expect(1, self.tiers, self.state, self.named, probs)
@@ -255,7 +249,6 @@ class TiFL(Selection):
         """Learn the latencies; go on with the first replies where that is enough."""
         # l. 17-18 are over for these nodes; l. 19-20 are the wrapped strategy's
         counted = self.timing.take(context, replies, self._enough, self._online)
-        self._enough = None
         return super().on_replies(context, counted)
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
@@ -306,8 +299,8 @@ class TiFL(Selection):
 
     def round_info(self) -> dict[str, Any]:
         """Return tier, the chances of its draw, the rule's, credits; new tiers in full."""
-        accuracy = self.state.accuracy if self.evaluated is None else self.evaluated
-        rows = {"credits": self.state.credits, "tier_accuracy": accuracy}
+        known = self.state.accuracy if self.evaluated is None else self.evaluated
+        rows = {"credits": self.state.credits, "tier_accuracy": known}
         info = {
             "tier": self.draw.tier,
             "tier_probs": self.state.probs.tolist(),
@@ -328,9 +321,8 @@ class TiFL(Selection):
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
-        credits = "" if self.credits is None else f", {self.credits} credits a tier"
-        text = "\t├──> TiFL: %d nodes a round, policy %s, tiers: %d%s"
-        log(INFO, text, self.num_selected, self.policy, self.num_tiers, credits)
+        text = "\t├──> TiFL: %d nodes a round, policy %s, tiers: %d"
+        log(INFO, text, self.num_selected, self.policy, self.num_tiers)
         super().summary()
 
     def state_dict(self) -> StateDict:
@@ -343,13 +335,11 @@ class TiFL(Selection):
             "evaluated": self.evaluated,
         }
         rows = {name: json.dumps(value, default=np.ndarray.tolist) for name, value in held.items()}
-        times = super().state_dict() | self.timing.state_dict()
-        return {**rows, **times, "rng": rng_to_str(self.rng)}
+        return rows | self.timing.state_dict() | {"rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes are found again by their identity."""
         check_state(state, STATE, "TiFL")
-        super().load_state_dict(state)
         held = {name: json.loads(str(state[name])) for name in HELD}
         self.tiers, self.estimate = Tiers(**held["tiers"]), TimeEstimate(**held["estimate"])
         rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}

@@ -8,6 +8,7 @@ from flwr_hetero.tifl.algorithm import (
     TierState,
     carry_over,
     change_probs,
+    check_policy,
     draw_nodes,
     first_state,
     paced_credits,
@@ -73,7 +74,6 @@ def test_policy_probs_by_hand(policy, num_tiers, probs):
     ("policy", "num_tiers", "rule"),
     [
         ("quick", 5, "policy must be one of adaptive, .*'quick'"),
-        ("vanilla", 5, "num_tiers must be 1 for policy 'vanilla'"),
         ([[0.5, 0.5]], 2, "policy must have num_tiers=2 entries"),
         ([0.5, 0.4], 2, "policy must hold probabilities that sum to 1"),
         ([NAN, 1.0], 2, "policy must hold probabilities"),
@@ -81,7 +81,7 @@ def test_policy_probs_by_hand(policy, num_tiers, probs):
 )
 def test_bad_policies_are_refused(policy, num_tiers, rule):
     with pytest.raises(ValueError, match=rule):
-        policy_probs(policy, num_tiers)
+        check_policy(policy, num_tiers)
 
 
 # --- Algorithm 2, line 1 -----------------------------------------------------------------
