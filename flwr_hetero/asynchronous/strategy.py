@@ -34,10 +34,10 @@ class Rule(Selection):
     decides = frozenset({"selection", "loop", "waiting"})
     count_argument = "concurrency"
     outside_of = frozenset({"steps"})
+    # what a round is called in the log
     unit = "server update"
-    """What a round is called in the log."""
+    # whether nodes evaluate every round's model; else in a tenth of the time at most
     evaluates_each_round = False
-    """Whether nodes evaluate every round's model; else in a tenth of the time at most."""
 
     def __init__(
         self, strategy: Strategy | None = None, *, concurrency: int | None = None, seed: int = 0
@@ -50,13 +50,14 @@ class Rule(Selection):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
         self.concurrency, self.version = concurrency, 0
-        self.updates: dict[str, Update] = {}  # of this server update, by message
-        self.engine: Engine | None = None  # of the last run, which may go on
+        # of this server update, by message; of the last run, which may go on
+        self.updates: dict[str, Update] = {}
+        self.engine: Engine | None = None
         self._chosen: list[int] = []
         self._factors: dict[str, float] | None = None
         self._info: dict[str, Any] = {}
 
-    # --- the rule: override these ------------------------------------------------------------
+    # --- the rule: override these ----------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Return the idle nodes that start now: drawn uniformly, for as many as there is room."""
@@ -90,7 +91,7 @@ class Rule(Selection):
         """Until when to wait for the next reply at most, on the fleet's clock."""
         return inf
 
-    # --- what the engine asks ----------------------------------------------------------------
+    # --- what the engine asks --------------------------------------------------
 
     @property
     def loop(self) -> Loop:
@@ -106,8 +107,6 @@ class Rule(Selection):
         """Prepare a server update of the model of a version."""
         self.updates, self.version = {u.pending.message_id: u for u in due}, version
         self._info = {}
-
-    # --- hooks -------------------------------------------------------------------------------
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Show the nodes that were chosen."""
@@ -170,8 +169,7 @@ class FedBuff(Rule):
     .. math:: w \leftarrow w + \frac{1}{K} \sum_{i \in buffer} \frac{v_i}{\bar v} \,
               \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
-    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates. Put
-    what sets steps inside: ``FedBuff(LocalSteps(budget="slice"))``.
+    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates.
 
     Parameters
     ----------
@@ -206,10 +204,9 @@ class FedBuff(Rule):
 
     Notes
     -----
-    A node whose reply is bad or does not come is backed off, longer each time. A run ends when
-    all nodes have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of
-    the time at most, and at the end. A resumed run loses no server update; what was in flight is
-    asked again with the newest model.
+    A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
+    have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
+    at most, and at the end. After a resume what was in flight is asked with the newest model.
 
     References
     ----------
@@ -260,7 +257,8 @@ class FedBuff(Rule):
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the first K updates when there are as many."""
-        training = min(self.concurrency or in_flight, in_flight)  # others evaluate
+        # others evaluate
+        training = min(self.concurrency or in_flight, in_flight)
         self.size = self.buffer_size or self.default_size(training)
         return algorithm.full_buffer(waiting, self.size)
 
@@ -272,7 +270,8 @@ class FedBuff(Rule):
         """Weigh stale updates down, and by default let no node count by its speed."""
         started = [update.pending.version for update in updates]
         discounts = algorithm.staleness_weights(started, self.version, self.exponent)
-        if self.rates.powers == POWERS["equal"]:  # the paper's rule
+        # the paper's rule
+        if self.rates.powers == POWERS["equal"]:
             return Shares(discounts)
         nodes = [self.identity(update.pending.node_id) for update in updates]
         replies = zip(nodes, weights, updates, discounts.tolist(), strict=True)
@@ -292,8 +291,6 @@ class FedBuff(Rule):
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
-        nodes = "all nodes" if self.concurrency is None else f"{self.concurrency} nodes"
-        size = self.buffer_size or "half of them"
-        text = "\t├──> FedBuff: %s in flight, %s in a server update, weighted %s"
-        log(INFO, text, nodes, size, self.weighting)
+        text = "\t├──> FedBuff: %s nodes in flight, %s in a server update, weighted %s"
+        log(INFO, text, self.concurrency or "all", self.buffer_size or "half", self.weighting)
         super().summary()

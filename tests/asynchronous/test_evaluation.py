@@ -39,7 +39,7 @@ def test_figures_are_those_of_fedavg(concurrency):
     for number, metrics in figures.items():
         assert dict(metrics) == pytest.approx(by_fedavg(found[number]))
     history = [r["evaluate"] for r in records if r["evaluate"]]
-    assert [line["evaluated-round"] for line in history] == sorted(figures)
+    assert [line["evaluated_round"] for line in history] == sorted(figures)
     assert fleet.most == min(concurrency or 4, 4)
     spans = {}
     for at_s, _, kind, number in fleet.sent:
