@@ -162,6 +162,11 @@ class Rule(Selection):
         check_state(state, {"rng": str}, type(self).__name__)
         self.rng = rng_from_str(str(state["rng"]))
 
+    def summary(self) -> None:
+        """Log how many nodes are in flight, then the wrapped strategy's settings."""
+        log(INFO, "\t├──> %s: %s nodes in flight", type(self).__name__, self.concurrency or "all")
+        self.inner.summary()
+
 
 class FedBuff(Rule):
     r"""Keep nodes in flight all the time and add their updates to the model as they come.
@@ -246,7 +251,7 @@ class FedBuff(Rule):
             by_number = rate_correction is not None
             name = "rate_correction" if by_number else "weighting"
             check_unscaled(self, name, rate_correction if by_number else weighting)
-        self.buffer_size, self.weighting, self.size = buffer_size, weighting, 1
+        self.buffer_size, self.size = buffer_size, 1
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Draw nodes; where rates are undone, none that has sent half of a buffer."""
@@ -288,9 +293,3 @@ class FedBuff(Rule):
         check_state(state, {"rates": str}, "FedBuff")
         super().load_state_dict(state)
         self.rates.load_str(str(state["rates"]))
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        text = "\t├──> FedBuff: %s nodes in flight, %s in a server update, weighted %s"
-        log(INFO, text, self.concurrency or "all", self.buffer_size or "half", self.weighting)
-        super().summary()
