@@ -106,9 +106,3 @@ def test_a_training_loss_is_found_and_comes_before_others(metrics, loss):
 def test_without_support_the_run_stops(mods, missing):
     with pytest.raises(MissingClientSupportError, match=f"AdaComm: no node reports {missing}"):
         run(mods)
-
-
-@pytest.mark.parametrize("settings", [{"first_steps": 0}, {"interval_s": -1.0}])
-def test_adacomm_refuses(settings):
-    with pytest.raises(ValueError, match=f"^{next(iter(settings))} must"):
-        AdaComm(**settings)

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from quadratics import fedavg
@@ -110,23 +108,3 @@ def test_fewer_nodes_than_asked_for():
     strategy = Oort(fedavg(), 5)
     assert [len(record["selected"]) for record in run(strategy, [1, 2], 3)] == [2, 2, 2]
     assert strategy.select(Exchange(strategy.fleet, 4), None, set()) == []
-
-
-@pytest.mark.parametrize("settings", [{"clients_per_round": 0}, {"pace": 0.0}, {"penalty": -1}])
-def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
-        Oort(**settings)
-
-
-def test_resume_asks_who_is_known(monkeypatch):
-    asked = []
-    place = "flwr_hetero_studies.rivals.node_memory.identify_nodes"
-    monkeypatch.setattr(place, lambda *a: asked.append(a))
-    strategy = Oort(fedavg())
-    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=0, exchange=int))
-    assert not asked
-    strategy.load_state_dict(
-        strategy.state_dict() | {"facts": '[{"a": [1, 2, 3]}, {}, [], 0.3, 0.9]'}
-    )
-    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=7, exchange=int))
-    assert asked == [(strategy, 8, None, 9.0)]

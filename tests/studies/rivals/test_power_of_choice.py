@@ -63,15 +63,3 @@ def test_losses_are_learnt_in_training():
             assert len(known) == 6
             assert set(record["selected"]) == set(sorted(known, key=known.get)[-2:])
         known |= record["power_of_choice"]["loss"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"clients_per_round": 0}, "clients_per_round must be"),
-        ({"candidates": 4}, "candidates must be a whole number of at least 5, .*clients_per_round"),
-    ],
-)
-def test_settings_are_checked(settings, text):
-    with pytest.raises(ValueError, match=text):
-        PowerOfChoice(**settings)
