@@ -78,8 +78,9 @@ class Engine:
             evaluating = {message.metadata.dst_node_id for message in messages}
             free = [node for node in idle if node not in evaluating]
             training += len(messages) - self.evaluations.num_open
-        if trains and free and self.rule.choose(free, training, self.waiting):
-            messages += self._instructions()
+        if trains and free:
+            self.rule.chosen = self.rule.next_nodes(free, training, self.waiting)
+            messages += self._instructions() if self.rule.chosen else []
         if messages:
             self.queue.send(messages, self.version)
             self.book.in_flight |= {m.metadata.dst_node_id: self.now_s for m in messages}

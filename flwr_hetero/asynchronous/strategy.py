@@ -50,10 +50,11 @@ class Rule(Selection):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
         self.concurrency, self.version = concurrency, 0
-        # of this server update, by message; of the last run, which may go on
+        # of this server update, by message
         self.updates: dict[str, Update] = {}
+        # of the last run, which may go on
         self.engine: Engine | None = None
-        self._chosen: list[int] = []
+        self.chosen: list[int] = []
         self._factors: dict[str, float] | None = None
         self._info: dict[str, Any] = {}
 
@@ -98,11 +99,6 @@ class Rule(Selection):
         """Without rounds."""
         return lambda run: run_asynchronously(run, self)
 
-    def choose(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Choose the nodes that the wrapped strategy is shown."""
-        self._chosen = self.next_nodes(idle, in_flight, waiting)
-        return self._chosen
-
     def begin(self, due: list[Update], version: int) -> None:
         """Prepare a server update of the model of a version."""
         self.updates, self.version = {u.pending.message_id: u for u in due}, version
@@ -110,7 +106,7 @@ class Rule(Selection):
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Show the nodes that were chosen."""
-        return GridView(grid, self._chosen)
+        return GridView(grid, self.chosen)
 
     def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Show all nodes: they evaluate when they are idle next."""
@@ -143,8 +139,8 @@ class Rule(Selection):
         """Return by what the updates are weighted in their mean."""
         if self._factors is None:
             return [1.0] * len(replies)
-        factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
-        return [w * f for w, f in zip(super().weights(context, replies), factors, strict=True)]
+        weights = zip(replies, super().weights(context, replies), strict=True)
+        return [w * self._factors[reply.metadata.reply_to_message_id] for reply, w in weights]
 
     def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Learn nothing of rounds."""
@@ -179,8 +175,7 @@ class FedBuff(Rule):
     Parameters
     ----------
     strategy : Strategy, optional
-        What averages the updates, as it would those of a round: any Flower strategy that derives
-        from FedAvg, or a wrapper; FedAvg if left out.
+        What averages the updates: any that derives from FedAvg, or a wrapper; FedAvg if left out.
     concurrency : int, optional
         Nodes in flight, drawn uniformly from the idle ones; None: all online.
     buffer_size : int, optional
@@ -193,11 +188,10 @@ class FedBuff(Rule):
         between two replies, so that no node counts by its speed. ``sqrt``: the root of that.
         ``examples``: as the wrapped strategy weights. ``equal``: the paper's rule.
     rate_correction : float, optional
-        Power in [0, 1] with which a node's reporting rate is undone, in place of that of
-        ``weighting``.
+        Power in [0, 1] with which a node's reporting rate is undone, in place of ``weighting``'s.
     max_weight : float, optional
-        Where the rate is corrected: largest weight of an update, in means; what it cuts off is in
-        the history. None: twice the weight that a tenth of the nodes reach.
+        Where the rate is corrected: largest weight of an update, in means. None: twice the weight
+        that a tenth of the nodes reach.
     seed : int
         Of the draw of nodes.
 

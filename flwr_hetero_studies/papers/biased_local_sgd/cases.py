@@ -12,16 +12,14 @@ from flwr_hetero.strategy import Wrapper
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
+from flwr_hetero_studies.papers.biased_local_sgd.runs import DECAYS, TAU_F
 from flwr_hetero_studies.tasks import central_evaluate, initial_arrays
 
-TAU_F = 32
 FLEETS = {"2+8": (8, 2), "1+1": (1, 1)}
 """Name to numbers of fast and slow nodes."""
 BATCH = {"2+8": {"batch-size": 32}, "1+1": {"batch-size": 128, "learning-rate": 0.2}}
 SHARED = {"shared-data": True}
 BIASES = ("unbalanced", "sampling-bias", "weights-bias", "biased")
-DECAYS = (0.6, 0.8)
-"""Parts of the run after which the learning rate falls to a tenth (the paper's Table 4)."""
 EVALUATIONS = 5
 """Measurements of the global model in a run, beside the first and the last."""
 SETTINGS = {"samples": 6000, "epochs": 10.0, "model": "mlp"}
