@@ -5,7 +5,7 @@ import pytest
 
 from flwr_hetero.cd_grab.algorithm import pair_balance, reorder, unit_signs
 from flwr_hetero.cd_grab.node_order import NodeOrder, OwnPairs, Reshuffled, ServedOrder
-from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.strategy import OrderServer
 from flwr_hetero.cd_grab.wire import Answer, Terms, read_report, write_report
 
 ALL = [NodeOrder, Reshuffled, OwnPairs, ServedOrder]
@@ -147,13 +147,3 @@ def test_signs_of_another_order_are_ignored(version):
     order.follow(Answer(version, signs=np.array([-1, -1], np.int8)))
     assert visit(order, vectors_of(4), 4) == [0, 1, 2, 3]
     assert order.version == 0
-
-
-def test_forget_waits_for_the_next_pass():
-    vectors, order = vectors_of(6), ServedOrder(6)
-    visit(order, vectors, 3)
-    order.forget()
-    visit(order, vectors, 3)
-    assert not len(order.report().diffs)
-    visit(order, vectors, 6)
-    assert len(order.report().diffs) == 3

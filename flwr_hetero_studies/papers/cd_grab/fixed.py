@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_hetero.cd_grab import order_server
+from flwr_hetero.cd_grab import algorithm
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
@@ -66,7 +66,7 @@ def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
         return {"metrics": {"bound": float(np.mean(bounds[-4:])), "dim": grains.shape[2]}}
     vectors = unequal(case["fleet"], gradients(dataset, "softmax", NODES, seed))
     # the paper has one common sum, whatever happens
-    alone = patch.object(order_server, "own_share", lambda q, m: np.zeros(m))
+    alone = patch.object(algorithm, "own_share", lambda q, m: np.zeros(m))
     with alone if case["method"] == PAPER else nullcontext():
         name = "CD-GraB, k = 1024" if case["method"] in (PAPER, OURS) else case["method"]
         bounds = visits(vectors, name, case["rounds"], seed, case["fleet"])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors, pair_balance, reorder, unit_signs
 from flwr_hetero.cd_grab.node_order import METHODS as NODE_ORDERS
 from flwr_hetero.cd_grab.node_order import NodeOrder
-from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.strategy import OrderServer
 from flwr_hetero.cd_grab.wire import Report, Terms, read_report, write_instruction
 from flwr_hetero.errors import check_choice
 from flwr_hetero.sampler import OrderedSampler
