@@ -133,7 +133,7 @@ class Forecasting(Task):
         return (outputs.float() - targets).square().mean(1)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return 1 - SMAPE / 2; a forecast of 0 for 0 has no error."""
+        """Return 1 - SMAPE / 2."""
         # a forecast of 0 for 0 has no error
         sizes = (outputs.abs() + targets.abs()).clamp(min=1e-12)
         smape = HIGHEST_SMAPE * ((outputs - targets).abs() / sizes).mean(1)

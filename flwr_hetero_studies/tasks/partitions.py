@@ -22,7 +22,6 @@ def partition_rows(
     classes_per_node: int = 2,
     seed: int = 0,
 ) -> list[Rows]:
-    """Divide the rows of a data set among nodes."""
     check_partition(partition, alpha, classes_per_node)
     if not 1 <= num_partitions * MIN_EXAMPLES <= len(labels):
         rule = f"lie in 1..{len(labels) // MIN_EXAMPLES} for {len(labels)} examples"
@@ -106,8 +105,6 @@ def by_speed_parts(
     if not 1 <= slow_classes < len(classes):
         rule = f"lie in 1..{len(classes) - 1}, so that other nodes have a class"
         raise invalid("classes_per_node", slow_classes, rule)
-    if num_partitions < 2:
-        raise invalid("num_partitions", num_partitions, "be at least 2, of which one is slow")
     # as many nodes as makes all parts about equal: 4 of 20 for 2 of 10 equal classes
     slow = np.isin(labels, classes[-slow_classes:])
     num_slow = min(max(1, round(num_partitions * slow.mean())), num_partitions - 1)
