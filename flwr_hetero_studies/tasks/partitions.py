@@ -53,7 +53,6 @@ def partition_rows(
 
 
 def check_partition(partition: str, alpha: float, classes_per_node: int) -> None:
-    """Refuse settings by which no data set could be partitioned."""
     check_choice("partition", partition, PARTITIONS)
     check_number("alpha", alpha, "(0, inf)")
     check_count("classes_per_node", classes_per_node, 1)
@@ -62,7 +61,6 @@ def check_partition(partition: str, alpha: float, classes_per_node: int) -> None
 def dirichlet_parts(
     labels: NDArray[np.int64], num_partitions: int, alpha: float, rng: np.random.Generator
 ) -> list[Rows]:
-    """Split each class by shares from a symmetric Dirichlet distribution."""
     # as Flower Datasets' DirichletPartitioner, which takes seconds to import in each process
     pieces = []
     for label in np.unique(labels):

@@ -24,7 +24,6 @@ KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or
 
 
 def key_of(name: str) -> str:
-    """Return the run-config's spelling of a setting."""
     return name.replace("_", "-")
 
 

@@ -70,14 +70,12 @@ def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def stdlib_texts() -> tuple[list[str], NDArray[np.int64]]:
-    """Read lines of code of Python's standard library; the label is the package."""
     windows = [_windows(package) for package in PACKAGES]
     rows, labels = _evenly(windows)
     return [found[i] for found, part in zip(windows, rows, strict=True) for i in part], labels
 
 
 def _evenly(windows: Sequence[Sized]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose as many windows of each package, spread evenly: (packages, count); and labels."""
     # as many of each package: classes are balanced
     count = min(TEXTS_PER_CLASS, *map(len, windows))
     rows = [np.linspace(0, len(found) - 1, count).astype(int) for found in windows]

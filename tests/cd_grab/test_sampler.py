@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.cd_grab.sampler import METHODS, OrderedSampler
-from flwr_hetero.cd_grab.strategy import OrderServer
 from flwr_hetero.cd_grab.wire import Answer, Terms, read_report, write_instruction
 from flwr_hetero.sampler import WeightedLoss
 
@@ -68,15 +67,6 @@ def test_own_orders_follow_gradients(unit):
         examples = [sampler.units[unit] for unit in expected]
         order.observe(np.stack([gradients[each].mean(dim=0).numpy() for each in examples]))
         assert run_pass(sampler, gradients) == np.concatenate(examples).tolist()
-
-
-def test_without_a_server_the_order_stays():
-    sampler, gradients = OrderedSampler(12, 2), torch.randn(12, 3)
-    sampler.follow({})
-    first = run_pass(sampler, gradients)
-    assert sampler.report()[keys.VERSION] == 0
-    assert run_pass(sampler, gradients) == first
-    assert OrderedSampler(12, 2, method="d-rr").report() == {}
 
 
 @pytest.mark.parametrize(
@@ -209,36 +199,11 @@ def test_what_workers_drew_ahead_of_a_stop_is_visited_later(method):
     assert sorted(seen[:22]) == list(range(22))
 
 
-def test_saved_between_instructions_is_uninterrupted():
-    """The table over all samplers proves the rest; here with terms and a server."""
-    gradients, server = torch.randn(20, 5), OrderServer()
-    whole, broken = OrderedSampler(20, 3, seed=1), OrderedSampler(20, 3, seed=1)
-    for number in range(9):
-        terms = Terms(number, 4, 2, 6)
-        instruction = write_instruction(terms, server.answer("n"))
-        for sampler in (whole, broken):
-            sampler.follow(instruction)
-        for _ in range(5):
-            drawn = [sampler.next_batch()[0] for sampler in (whole, broken)]
-            assert drawn[0].tolist() == drawn[1].tolist()
-            for sampler in (whole, broken):
-                sampler.observe(gradients[drawn[0]].mean(dim=0, keepdim=True))
-        assert whole.report() == broken.report()
-        server.receive({"n": read_report(whole.report(), terms)})
-        state = broken.state_dict()
-        broken = OrderedSampler(20, 3, seed=1)
-        broken.load_state_dict(state)
-    assert server.states["n"].version > 3
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"seed": 2},
-        {"unit": "example"},
         {"num_units": 50},
-        {"order.order": np.zeros(6, int)},
-        {"terms.sketch_size": None},
         {"terms.sketch_seed": -1},
         {"order.diffs": "nothing"},
     ],

@@ -122,25 +122,6 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
     assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
 
 
-def test_node_that_lost_its_state_gets_its_order():
-    grid, strategy = grid_of([20] * 3, lr=0.001), CDGraB(fedavg())
-    node, orders = nodes_of(grid)[1], []
-
-    def lose(server_round):
-        if server_round:
-            orders.append(visited(grid, node))
-        if server_round == 5:
-            grid.context(node).state.clear()
-
-    rounds = Rounds(strategy, grid, 9, on_round_end=lose)
-    assert orders[5] == list(range(10))  # round 6: it begins from scratch
-    state = strategy.server.states["node-1"]
-    assert orders[6] != list(range(10))  # round 7: the order of round 6, had it not lost it
-    assert not state.lost
-    assert state.version == 8
-    assert rounds.of("cd_grab", "pairs") == [15] * 5 + [10] + [15] * 3
-
-
 @pytest.mark.parametrize("kind", ["errs", "garbage"])
 def test_dropped_reply_costs_its_node_one_pass(kind):
     fault = Fault(1, kind, 3, 4)
@@ -192,21 +173,6 @@ def test_bad_report_drops_its_reply(changes, reason):
     (said,) = rounds.reasons()
     assert reason in said
     assert rounds.of("cd_grab", "pairs") == [12, 8, 12, 12]
-
-
-def test_instruction_without_an_order_is_ignored():
-    def garble(message, context, call_next):
-        third = message.content["config"]["server-round"] == 3
-        if third and context.node_config["partition-id"] == 1:
-            message.content[keys.ORDER].update({keys.SIGNS: bytes(9)})
-        return call_next(message, context)
-
-    grid = grid_of([16] * 3, mods=[garble])
-    rounds = Rounds(CDGraB(fedavg(), num_units=8), grid, 6)
-    assert rounds.reasons() == []
-    assert rounds.of("cd_grab", "pairs") == [12, 12, 8, 12, 12, 12]
-    for node in nodes_of(grid):
-        assert sorted(visited(grid, node)) == list(range(8))
 
 
 def test_records_stay_outside_the_inner_strategy():

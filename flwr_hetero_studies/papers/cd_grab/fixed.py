@@ -45,7 +45,6 @@ NODES, UNITS, BATCH = 16, 64, 4
 
 
 def plan(options: Options) -> Iterator[Trial]:
-    """Yield all runs."""
     rounds = options.settings["rounds"]
     for seed in options.seeds_or(range(3)):
         for model in (model for model in MODELS if fits(model, options.data)):
@@ -59,7 +58,6 @@ def plan(options: Options) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
-    """Measure the bounds of one case."""
     if case["experiment"] == "sketch":
         grains = gradients(dataset, case["model"], 8, seed)
         bounds = visits(list(grains), case["method"], case["rounds"], seed)
@@ -107,7 +105,6 @@ def unequal(fleet: str, grains: NDArray[np.float32]) -> list[NDArray[np.float32]
 
 
 def present(fleet: str, step: int, rng: np.random.Generator) -> list[int]:
-    """Return the nodes that take part in a round."""
     if fleet.startswith("30 %"):
         return sorted(rng.choice(NODES, round(0.3 * NODES), replace=False).tolist())
     if fleet.startswith("two"):

@@ -59,7 +59,6 @@ MODELS = tuple(dict.fromkeys(name for models in FITTING.values() for name in mod
 
 
 def make_model(name: str, input_shape: Shape, outputs: Outputs, seed: int = 0) -> nn.Module:
-    """Build a model; the caller's random state is left as it was."""
     build = _builder(name, input_shape, outputs)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -67,7 +66,6 @@ def make_model(name: str, input_shape: Shape, outputs: Outputs, seed: int = 0) -
 
 
 def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
-    """Choose by the kind of input and output, or refuse a model for another kind."""
     if is_path(name):
         return partial(_build_own, name)
     # a name fits by the number of dimensions, not by what they mean
@@ -95,7 +93,6 @@ def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
 
 
 def check_model(name: str) -> None:
-    """Refuse a name that no model has, and an import path that leads to no function."""
     if is_path(name):
         imported("model", name, "function")
     else:
@@ -139,7 +136,6 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 @lru_cache(maxsize=8)
 def _skeleton(name: str, input_shape: Shape, outputs: Outputs) -> nn.Module:
-    """Build a model without storage for its parameters, unless it is a user's own."""
     # a user's own buffers need their values, which meta tensors have not
     with torch.device("cpu" if is_path(name) else "meta"):
         return make_model(name, input_shape, outputs)

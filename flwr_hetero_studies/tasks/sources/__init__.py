@@ -78,7 +78,6 @@ class DataSource(NamedTuple):
 
 @lru_cache(maxsize=4)
 def open_source(dataset: str, task: str = AUTO) -> DataSource:
-    """Open a data set, once per process."""
     if dataset in EMBEDDED:
         chosen = task_of(EMBEDDED[dataset] if task == AUTO else task)
         train, test = _divide(*_embedded(dataset, chosen))

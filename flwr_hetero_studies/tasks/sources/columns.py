@@ -177,7 +177,6 @@ def _labels(dataset: str, table: Any, name: str) -> NDArray[np.int64]:
 
 
 def _one_of(dataset: str, table: Any, what: str, columns: list[str], usual: tuple[str, ...]) -> str:
-    """Return the one column of a type, or of several the one with a usual name."""
     named = columns if len(columns) == 1 else [name for name in usual if name in columns]
     if not named:
         rule = f"have one column of type {what} (its columns: {', '.join(table.features)})"
@@ -186,7 +185,6 @@ def _one_of(dataset: str, table: Any, what: str, columns: list[str], usual: tupl
 
 
 def _complete(dataset: str, table: Any, name: str) -> Any:
-    """Return a column that has a value in each row."""
     column = table.data.column(name)
     if column.is_null(nan_is_null=True).to_numpy().any():
         raise invalid("dataset", dataset, f"have a value in each row of its column {name!r}")
