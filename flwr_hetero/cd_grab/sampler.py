@@ -238,7 +238,6 @@ class OrderedSampler(BatchSampler):
                 before = torch.zeros_like(gradient).expand(self._owed - 1, -1)
                 self._learn(torch.cat([before, gradient]), self._owed)
                 self._owed = 0
-            self.batch_done()
 
         if drawn.watched:
             self._hook = on_backward(losses, drawn.weights, self._parameters, learn)

@@ -23,10 +23,9 @@ from flwr_hetero.records import payload_bytes, read_number
 def emulated_device(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Report the time that this node's emulated device would have taken; nothing sleeps.
 
-    The device comes from the run-config keys ``fleet`` (see
-    :func:`~flwr_hetero.fleet.named_fleet`) and ``seed`` and from the node's ``partition-id``.
-    A device that is away answers with an error. Outside a simulation, or with
-    ``fleet = "real"``, this is :func:`timing`.
+    The device comes from the run-config keys ``fleet`` (see :func:`~flwr_hetero.fleet.named_fleet`)
+    and ``seed`` and from the node's ``partition-id``; one that is away answers with an error.
+    Outside a simulation, or with ``fleet = "real"``, this is :func:`timing`.
 
     Examples
     --------

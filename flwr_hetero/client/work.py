@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ PLACE = "place"
 """In the node's state: where it is in its pass over the data."""
 MOST_BYTES = 1 << 30
 """Flower gives an app's process its node's state in one message, of 2 GiB at most."""
-_hooked: set[int] = set()
-"""Modules ``torch.optim.optimizer`` that call us; one, but for tests that import torch again."""
 
 
 class Work:
@@ -59,7 +58,8 @@ class Work:
             self._left = full
             return self._left
         self._left = self.allotment(asked)
-        if self._begun > self.planned:  # it gives what those before have left, as a look at one
+        # one too many gives what those before have left, as a look at one
+        if self._begun > self.planned:
             self._left = max(0, self._left * self.planned - self.steps)
         self.passes += self._left == 0
         return self._left
@@ -134,7 +134,7 @@ class Work:
 def current_work() -> Work | None:
     """Return the work of the message that is being answered; None without one of our mods."""
     handler = current_handler()
-    if handler is None or handler.context is None:
+    if handler is None:
         return None
     handler.work = work = handler.work or Work(handler.context, handler.message)
     return work
@@ -151,10 +151,8 @@ class KeptOptimizers:
 
     def __init__(self, context: Context) -> None:
         self._context, self._seen = context, list[Any]()
-        optim: Any = sys.modules.get("torch.optim.optimizer")
-        if optim is not None and id(optim) not in _hooked:
-            optim.register_optimizer_step_pre_hook(_before_step)
-            _hooked.add(id(optim))
+        if optim := sys.modules.get("torch.optim.optimizer"):
+            _be_told_by(optim)
 
     def see(self, optimizer: Any) -> None:
         """Note an optimizer that is about to step; give it its state before its first step."""
@@ -174,21 +172,25 @@ class KeptOptimizers:
         for number, optimizer in enumerate(self._seen):
             try:
                 flat = _flat(optimizer)
-            except (TypeError, RuntimeError) as error:
+            except TypeError as error:
                 kind = type(optimizer).__name__
                 say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
                 continue
             # with a NaN in its state the node would never recover
             if all(np.isfinite(array).all() for array in flat.values()):
                 arrays |= {f"{number}/{name}": array for name, array in flat.items()}
-        size = sum(array.nbytes for array in arrays.values())
-        if size > MOST_BYTES:
-            what = f"their {size / 1e9:.1f} GB are too much"
-            say_once(f"optimizers begin anew with each message: {what}")
+        if (size := sum(array.nbytes for array in arrays.values())) > MOST_BYTES:
+            say_once(f"optimizers begin anew with each message: {size / 1e9:.1f} GB are too much")
             arrays = {}
         if self._seen:
             kept = {name: Array(array) for name, array in arrays.items()}
             self._context.state[keys.OPTIMIZER] = ArrayRecord(kept)
+
+
+@cache
+def _be_told_by(optim: Any) -> None:
+    """Let torch call us before each step of an optimizer; once in a process."""
+    optim.register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
@@ -237,6 +239,5 @@ def _as_array(value: Any) -> NDArray[Any]:
         return np.asarray(value)
     if not hasattr(value, "detach"):
         raise TypeError(f"it has a {type(value).__name__}")
-    tensor = value.detach().cpu()
-    is_brain = str(tensor.dtype) == "torch.bfloat16"  # NumPy has none
-    return np.asarray((tensor.float() if is_brain else tensor).numpy())
+    # TypeError for what NumPy lacks, as bfloat16
+    return np.asarray(value.detach().cpu().numpy())
