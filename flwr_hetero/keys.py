@@ -23,8 +23,6 @@ EMULATED = "emulated"
 """True when the times come from a device profile and not from a clock."""
 PARTITION_ID = "partition-id"
 """The node's data partition, for a stable identity (Flower's own key in node_config)."""
-DEVICE = PREFIX + "device"
-"""ConfigRecord in a profiling reply: for people, such as power mode and temperature."""
 
 # --- keys in the MetricRecord of a reply -------------------------------------------
 NUM_EXAMPLES = "num-examples"

@@ -3,29 +3,21 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import Sampler
 
 from flwr_hetero.client.handler import current_handler
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
-if TYPE_CHECKING:
-    Sampler = object
-else:
-    try:
-        from torch.utils.data import Sampler
-    # a node without torch has no DataLoader either
-    except ImportError:
-        Sampler = object
-
 Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Indices in the local data and, for each, the factor of its loss."""
 
 
-class BatchSampler(ABC, Sampler):
+class BatchSampler(ABC, Sampler[list[int]]):
     """Draw mini-batches of indices with a weight for each example's loss.
 
     Iterating yields one epoch of index lists, so an instance is a ``batch_sampler`` for

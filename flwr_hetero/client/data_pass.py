@@ -1,6 +1,5 @@
 """A node's pass over its data: it goes on from message to message, whatever the loader."""
 
-import json
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -32,47 +31,35 @@ class Place(NamedTuple):
         return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0])
 
 
-def kept_place(text: str, size: int, batch_size: int) -> Place | None:
-    """Read a place that was kept as JSON; None if there is none, or if it is of other data."""
-    place = Place(*json.loads(text)) if text else None
-    return place if place and place[:2] == (size, batch_size) else None
-
-
 class Stream:
     """A seeded run of the global generators, and of a loader's own, that goes on at each use."""
 
     def __init__(self, seed: int, generators: Iterable[Any] = ()) -> None:
         torch: Any = sys.modules.get("torch")
         self._own = [*generators, *([torch.default_generator] if torch else [])]
-        self._seed, self._numpy = seed, np.random.MT19937(seed)
-        self._states: tuple[Any, list[Any]] | None = None
+        own = [torch.Generator().manual_seed(seed).get_state() for _ in self._own]
+        self._states, self._numpy = (random.Random(seed).getstate(), own), np.random.MT19937(seed)
 
     @contextmanager
     def used(self) -> Iterator[None]:
         """Draw from this stream within."""
-        before, numpy = self._read(), np.random.get_bit_generator()  # type: ignore[attr-defined]
-        if self._states is None:
-            random.seed(self._seed)
-            for generator in self._own:
-                generator.manual_seed(self._seed)
-        else:
-            self._write(self._states)
+        before = self._swap(self._states)
+        numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
         try:
             yield
         finally:
             # the next use goes on here; what the user seeded is as if nothing had been drawn
-            self._states = self._read()
-            self._write(before)
+            self._states = self._swap(before)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
 
-    def _read(self) -> tuple[Any, list[Any]]:
-        return random.getstate(), [generator.get_state() for generator in self._own]
-
-    def _write(self, states: tuple[Any, list[Any]]) -> None:
+    def _swap(self, states: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        """Put states into the generators; return those that they had."""
+        before = random.getstate(), [generator.get_state() for generator in self._own]
         random.setstate(states[0])
         for generator, state in zip(self._own, states[1], strict=True):
             generator.set_state(state)
+        return before
 
     def iterate(self, source: Iterable[Any]) -> Iterator[Any]:
         """Give what a source gives; what it draws for that comes from this stream."""

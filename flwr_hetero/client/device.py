@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -159,12 +158,11 @@ def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
         raise invalid("fleet", fleet, f"be valid TOML ({error})") from error
     if not isinstance(tables, list) or not tables:
         raise invalid("fleet", fleet, "hold at least one [[device]] table")
-    return [_read_device(table) for table in tables]
-
-
-def _read_device(table: dict[str, Any]) -> tuple[DeviceProfile, float]:
-    settings = {key.replace("-", "_"): value for key, value in table.items()}
-    share = check_number("share", settings.pop("share", 1.0), "(0, inf)")
-    for key in settings:
-        check_choice("[[device]]", key, ["share", *(field.name for field in fields(DeviceProfile))])
-    return DeviceProfile(**settings), share
+    known, kinds = ["share", *(field.name for field in fields(DeviceProfile))], []
+    for table in tables:
+        settings = {key.replace("-", "_"): value for key, value in table.items()}
+        for key in settings:
+            check_choice("[[device]]", key, known)
+        share = check_number("share", settings.pop("share", 1.0), "(0, inf)")
+        kinds.append((DeviceProfile(**settings), share))
+    return kinds

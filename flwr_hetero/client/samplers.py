@@ -150,10 +150,7 @@ def attend(sampler: "BatchSampler", msg: Any, model: Any) -> None:
         return
     # an app that keeps or leads it by hand has its own name for it
     if not any(sampler is each for each, _ in handler.kept.values()):
-        first, _ = handler.kept.get("sampler", (sampler, None))
-        kind = type(sampler)
-        name = "sampler" if type(first) is kind else f"sampler-{kind.__name__}"
-        keep(sampler, handler.context, name)
+        keep(sampler, handler.context)
     if sampler not in handler.led:
         # apps of the older API have a config in place of the message
         lead(sampler, msg if isinstance(msg, Message) else handler.message, model)

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,12 +10,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.client.data_pass import Passes, Place, kept_place
+from flwr_hetero.client.data_pass import Passes, Place
 from flwr_hetero.client.handler import current_handler, say_once
 
 LOCAL_EPOCHS = "local-epochs"
 """Key of the run-config in Flower's own examples; only until the app has passed over its data."""
-MOST_EPOCHS = 10_000
 PLACE = "place"
 """In the node's state: where it is in its pass over the data."""
 MOST_BYTES = 1 << 30
@@ -30,20 +28,20 @@ class Work:
         self.context, self.planned = context, 1
         """Passes that share the message's steps."""
         self.optimizers: KeptOptimizers | None = None
-        self._kept: Mapping[str, Any] = {}
+        self.place: Place | None = None
         # without a mod there is no context, and no state from message to message
         if context is not None:
-            self._kept = context.state.config_records.get(keys.PASS, {})
+            kept: Any = context.state.config_records.get(keys.PASS, {})
             # as many as the app made last time, else as its run-config says
-            told: Any = (self._kept.get(keys.PASSES), context.run_config.get(LOCAL_EPOCHS), 1)
-            self.planned = next(n for n in told if type(n) is int and 1 <= n <= MOST_EPOCHS)
+            planned = kept.get(keys.PASSES) or context.run_config.get(LOCAL_EPOCHS)
+            self.planned = planned if type(planned) is int and planned > 0 else 1
+            self.place = Place(*kept[PLACE]) if kept.get(PLACE) else None
             self.optimizers = KeptOptimizers(context) if wants_state(message) else None
         # passes that gave all they had to give, batches given and their examples
         self.passes = self.steps = self.examples = 0
-        self._has_sizes, self._is_used, self._is_asked = True, False, False
+        self._has_sizes, self._is_asked = True, False
         self._begun, self._left, self._full = 0, 0, -1
         self._job_steps: int | None = None
-        self.place: Place | None = None
         self._since_s, self._step_s = time.monotonic(), list[float]()
 
     def allotment(self, asked: int) -> int:
@@ -52,16 +50,14 @@ class Work:
 
     def begin_pass(self, asked: int | None, full: int) -> int:
         """Begin a pass; return the batches that it gives. ``full``: those of the data, or -1."""
-        self._is_used, self._begun, self._full = True, self._begun + 1, full
+        self._begun, self._full, self._left = self._begun + 1, full, full
         self._is_asked, self._since_s = asked is not None, time.monotonic()
-        if asked is None:
-            self._left = full
-            return self._left
-        self._left = self.allotment(asked)
-        # one too many gives what those before have left, as a look at one
-        if self._begun > self.planned:
-            self._left = max(0, self._left * self.planned - self.steps)
-        self.passes += self._left == 0
+        if asked is not None:
+            self._left = self.allotment(asked)
+            # one too many gives what those before have left, as a look at one
+            if self._begun > self.planned:
+                self._left = max(0, self._left * self.planned - self.steps)
+            self.passes += self._left == 0
         return self._left
 
     def count(self, size: int | None) -> None:
@@ -85,9 +81,9 @@ class Work:
 
     def state(self, steps: int, batch_size: int | None, job_steps: int | None) -> None:
         """Take down what an app says that it does: steps without a loader."""
-        self._is_used, self.passes, self.steps, self._job_steps = True, 1, steps, job_steps
-        self.examples, self._has_sizes = steps * (batch_size or 0), batch_size is not None
-        self._since_s = time.monotonic()
+        self._begun, self._is_asked, self._job_steps = 1, True, job_steps
+        self.passes, self.steps, self.examples = 1, steps, steps * (batch_size or 0)
+        self._has_sizes, self._since_s = batch_size is not None, time.monotonic()
 
     @property
     def metrics(self) -> dict[str, int]:
@@ -97,38 +93,32 @@ class Work:
 
     def enter(self, passes: Passes) -> Place:
         """Return where the node is in its pass over the data, or begin a pass over other data."""
-        sizes = passes.size, passes.batch_size
-        if self.place is None or self.place[:2] != sizes:
-            self.place = kept_place(self._kept.get(PLACE), *sizes) or passes.first_place()
+        if self.place is None or self.place[:2] != (passes.size, passes.batch_size):
+            self.place = passes.first_place()
         return self.place
 
     def finish(self) -> dict[str, dict[str, int | float]]:
         """Keep the place and the passes; return the record for the reply, if there were any."""
-        if not self._is_used or self.context is None:
+        if not self._begun or self.context is None:
             return {}
         if self.optimizers is not None:
             self.optimizers.save()
         # none if each was broken off
         passes = max(1, self.passes)
-        text = self._kept.get(PLACE, "") if self.place is None else self.place.to_text()
-        self.context.state[keys.PASS] = ConfigRecord({PLACE: text, keys.PASSES: passes})
+        place = list(self.place or ())
+        self.context.state[keys.PASS] = ConfigRecord({PLACE: place, keys.PASSES: passes})
         found: dict[str, int | float] = {**self.metrics, keys.PASSES: passes}
-        if (job_steps := self._steps_unasked(passes)) is not None:
+        # what the app would have done by itself
+        job_steps = self._job_steps if self._full < 0 else passes * self._full
+        if (job_steps := job_steps if self._is_asked else self.steps) is not None:
             found[keys.JOB_STEPS] = job_steps
-        if self._step_s:
-            # the first step, which warms up, counts only if it is alone
-            warm = self._step_s[1:] or self._step_s
+        # the first step, which warms up, counts only if it is alone
+        if warm := self._step_s[1:] or self._step_s:
             found[keys.STEP_TIME] = sum(warm) / len(warm)
         elif self.steps:
             # told, or cut short: what there is, is the time since the beginning
             found[keys.STEP_TIME] = (time.monotonic() - self._since_s) / self.steps
         return {keys.WORK: found}
-
-    def _steps_unasked(self, passes: int) -> int | None:
-        """Return the steps that the app would have taken by itself; None if that is unknown."""
-        if self._begun and not self._is_asked:
-            return self.steps
-        return self._job_steps if self._full < 0 else passes * self._full
 
 
 def current_work() -> Work | None:
@@ -224,20 +214,16 @@ def _flat(optimizer: Any) -> dict[str, NDArray[Any]]:
     shapes, arrays = _shapes(optimizer), dict[str, NDArray[Any]]()
     for index, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
+            if hasattr(value, "detach"):
+                # TypeError for what NumPy lacks, as bfloat16
+                value = value.detach().cpu().numpy()
+            elif not isinstance(value, (int, float, type(None))):
+                raise TypeError(f"it has a {type(value).__name__}")
             if value is not None:
-                arrays[f"{index}/{shapes[index]}/{key}"] = _as_array(value)
+                arrays[f"{index}/{shapes[index]}/{key}"] = np.asarray(value)
     return arrays
 
 
 def _shapes(optimizer: Any) -> list[str]:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     return ["x".join(map(str, param.shape)) for param in params]
-
-
-def _as_array(value: Any) -> NDArray[Any]:
-    if isinstance(value, (bool, int, float)):
-        return np.asarray(value)
-    if not hasattr(value, "detach"):
-        raise TypeError(f"it has a {type(value).__name__}")
-    # TypeError for what NumPy lacks, as bfloat16
-    return np.asarray(value.detach().cpu().numpy())

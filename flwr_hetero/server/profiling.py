@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from itertools import islice
-from logging import DEBUG, INFO
+from logging import INFO
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.wrapper import Wrapper
 
-MAX_ENTRIES, MAX_TEXT = 8, 80
+MAX_TEXT = 80
 """Entries of a device's metadata that are kept, and characters of each."""
 MAX_METRICS = 100
 """Statistics of a node's samplers that are read."""
@@ -150,26 +150,7 @@ def _ask(
     for message in messages:
         if message.metadata.message_id in raised:
             kind[message.metadata.dst_node_id] = MessageType.TRAIN
-    good = accept(context, replies, Expected(metrics=False))
-    for reply in good:
-        _note_device(strategy, reply)
-    return good
-
-
-def _note_device(strategy: Wrapper, reply: Message) -> None:
-    """Keep a device's metadata for the log and the history."""
-    record = reply.content.config_records.get(keys.DEVICE)
-    if record is None:
-        return
-    device: dict[str, str | float] = {}
-    for name, value in list(record.items())[:MAX_ENTRIES]:
-        if isinstance(value, str):
-            device[str(name)[:MAX_TEXT]] = value[:MAX_TEXT]
-        elif isfinite(number := read_number(record, name)):
-            device[str(name)[:MAX_TEXT]] = number
-    identity = strategy.identity(reply.metadata.src_node_id)
-    strategy.fleet.nodes.devices[identity] = device
-    log(DEBUG, "%s: %s", identity, ", ".join(f"{name} {value}" for name, value in device.items()))
+    return accept(context, replies, Expected(metrics=False))
 
 
 class SamplerMetrics(Wrapper):

@@ -313,8 +313,8 @@ class TiFL(TierEvaluation):
             "actual_s": self.estimate.actual_s,
         }
         if self._new_tiers:
-            self._new_tiers, devices = False, self.fleet.nodes.devices
-            info |= self.tiers.info() | ({"devices": devices} if devices else {})
+            self._new_tiers = False
+            info |= self.tiers.info()
         return info
 
     def summary(self) -> None:
