@@ -43,19 +43,19 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     learns_from = "loss"
     """What :meth:`update` expects as scores: ``loss``, ``importance`` or ``priority``."""
+    # whether there is anything to learn; then a training loop must take or update its batches
     learns = False
-    """Whether there is anything to learn; then a training loop must take or update its batches."""
+    # whether watch() looks at gradients of a model's parameters
     needs_model = False
-    """Whether :meth:`watch` looks at gradients of a model's parameters."""
+    # what a training loop lacks from which nothing is learnt
     hint: ClassVar[str] = "take as loss: criterion = WeightedLoss(loader.batch_sampler)"
-    """What a training loop lacks from which nothing is learnt."""
 
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
+        # whether the next pass only prolongs the one before, whose batches are still in use
         self.continues = False
-        """Whether the next pass only prolongs the one before, whose batches are still in use."""
         self._drawn: deque[Batch] = deque()
         self._pass, self._is_helped = 0, False
 
@@ -208,15 +208,11 @@ class UniformSampler(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        owner = type(self).__name__
-        check_state(state, {"order": ((self.num_samples,), "i"), "position": int}, owner)
-        order, position = np.asarray(state["order"]), int(state["position"])
-        check_permutation(order, owner)
-        if not 0 <= position <= self.num_samples:
-            raise ValueError(f"state of {owner} must hold a position in the data, got {position}.")
+        schema = {"order": ((self.num_samples,), "i"), "position": int}
+        check_state(state, schema, type(self).__name__)
         # the parent checks the rest: nothing has changed until all of the state is found good
         super().load_state_dict(state)
-        self.order, self.position = order.astype(np.int64), position
+        self.order, self.position = np.array(state["order"], np.int64), int(state["position"])
 
 
 def check_permutation(order: NDArray[np.generic], owner: str) -> None:

@@ -117,7 +117,7 @@ NAMED_FLEETS: dict[str, list[tuple[DeviceProfile, float]]] = {
 
 
 def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
-    """Assign a device profile to each node of a fleet.
+    """Assign a device profile to each node of a fleet: groups as large as their kind's share.
 
     Parameters
     ----------
@@ -126,8 +126,7 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
         hold fields of :class:`DeviceProfile` and a relative ``share`` of the nodes (default 1);
         else ValueError.
     num_nodes : int
-        Number of nodes; node i is the one with ``partition-id`` i. Each kind of device is a group
-        as large as its share, rounded, and of one at least if there are enough nodes.
+        Number of nodes; node i is the one with ``partition-id`` i.
 
     Examples
     --------
@@ -147,9 +146,9 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
 
 def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
     """Read the device tables of a TOML file, with the share of nodes of each."""
-    names = ", ".join(sorted(NAMED_FLEETS))
     path = Path(fleet).expanduser()
     if path.suffix != ".toml" or not path.is_file():
+        names = ", ".join(sorted(NAMED_FLEETS))
         hint = f"the names are {names}; in a run-config the path must be absolute"
         raise invalid("fleet", fleet, "be a known name or an existing .toml file", hint)
     try:

@@ -128,8 +128,6 @@ class StepLoader:
     """
 
     def __init__(self, loader: Iterable[Any], msg: Message | Mapping[str, Any]) -> None:
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise invalid("loader", type(loader).__name__, "give batches when it is iterated")
         self._loader, self.num_steps = loader, asked_steps(msg)
         work = current_work()
         if work is None:

@@ -3,11 +3,10 @@
 import sys
 import time
 from functools import cache
+from io import BytesIO
 from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
-from numpy.typing import NDArray
+from flwr.app import ConfigRecord, Context
 
 from flwr_hetero import keys
 from flwr_hetero.client.data_pass import Passes, Place
@@ -24,7 +23,7 @@ MOST_BYTES = 1 << 30
 class Work:
     """Count the steps of a message; all loaders of a message share one."""
 
-    def __init__(self, context: Context | None = None, message: object = None) -> None:
+    def __init__(self, context: Context | None = None, message: Any = None) -> None:
         self.context, self.planned = context, 1
         """Passes that share the message's steps."""
         self.optimizers: KeptOptimizers | None = None
@@ -36,7 +35,9 @@ class Work:
             planned = kept.get(keys.PASSES) or context.run_config.get(LOCAL_EPOCHS)
             self.planned = planned if type(planned) is int and planned > 0 else 1
             self.place = Place(*kept[PLACE]) if kept.get(PLACE) else None
-            self.optimizers = KeptOptimizers(context) if wants_state(message) else None
+            records = message.content.config_records.values()
+            if any(record.get(keys.KEEP_OPTIMIZER) is True for record in records):
+                self.optimizers = KeptOptimizers(context)
         # passes that gave all they had to give, batches given and their examples
         self.passes = self.steps = self.examples = 0
         self._has_sizes, self._is_asked = True, False
@@ -130,12 +131,6 @@ def current_work() -> Work | None:
     return work
 
 
-def wants_state(message: object) -> bool:
-    """Return whether the server asks the node to go on with its optimizers."""
-    records = message.content.config_records.values() if isinstance(message, Message) else ()
-    return any(record.get(keys.KEEP_OPTIMIZER) is True for record in records)
-
-
 class KeptOptimizers:
     """The optimizers of a message, in the order of their first steps."""
 
@@ -148,33 +143,23 @@ class KeptOptimizers:
         """Note an optimizer that is about to step; give it its state before its first step."""
         if optimizer in self._seen:
             return
+        kept: Any = self._context.state.config_records.get(keys.OPTIMIZER, {})
+        state = kept.get(str(len(self._seen)))
         self._seen.append(optimizer)
-        kept = self._context.state.array_records.get(keys.OPTIMIZER)
         # A new one begins with the state that its predecessor of the last message had. One that the
         # app itself carries on has its own; some make a state before their first step.
-        has_own = any(state and state.get("step") != 0 for state in optimizer.state.values())
-        if kept is not None and not has_own:
-            _load(optimizer, kept, len(self._seen) - 1)
+        has_own = any(own and own.get("step") != 0 for own in optimizer.state.values())
+        if state and not has_own:
+            _load(optimizer, state)
 
     def save(self) -> None:
         """Keep the states of all optimizers seen in the node's state."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for number, optimizer in enumerate(self._seen):
-            try:
-                flat = _flat(optimizer)
-            except TypeError as error:
-                kind = type(optimizer).__name__
-                say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
-                continue
-            # with a NaN in its state the node would never recover
-            if all(np.isfinite(array).all() for array in flat.values()):
-                arrays |= {f"{number}/{name}": array for name, array in flat.items()}
-        if (size := sum(array.nbytes for array in arrays.values())) > MOST_BYTES:
+        kept: dict[str, Any] = {str(i): _saved(each) for i, each in enumerate(self._seen)}
+        if (size := sum(map(len, kept.values()))) > MOST_BYTES:
             say_once(f"optimizers begin anew with each message: {size / 1e9:.1f} GB are too much")
-            arrays = {}
+            kept = {}
         if self._seen:
-            kept = {name: Array(array) for name, array in arrays.items()}
-            self._context.state[keys.OPTIMIZER] = ArrayRecord(kept)
+            self._context.state[keys.OPTIMIZER] = ConfigRecord(kept)
 
 
 @cache
@@ -190,40 +175,31 @@ def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
         work.optimizers.see(optimizer)
 
 
-def _load(optimizer: Any, kept: ArrayRecord, number: int) -> None:
+def _saved(optimizer: Any) -> bytes:
+    """Return an optimizer's state with the shapes of its parameters; empty if it has a NaN."""
+    import torch
+
+    state, buffer = optimizer.state_dict()["state"], BytesIO()
+    values = (value for entries in state.values() for value in entries.values())
+    # with a NaN in its state the node would never recover
+    if not all(bool(value.isfinite().all()) for value in values if torch.is_tensor(value)):
+        return b""
+    torch.save((_shapes(optimizer), state), buffer)
+    return buffer.getvalue()
+
+
+def _load(optimizer: Any, kept: bytes) -> None:
     """Give an optimizer the state of one before, if that is of the same parameters."""
     import torch
 
-    shapes, state = _shapes(optimizer), dict[int, dict[str, Any]]()
-    for name, array in kept.items():
-        of, index, shape, key = name.split("/", 3)
-        if int(of) != number:
-            continue
-        if shapes[int(index) : int(index) + 1] != [shape]:
-            say_once("an optimizer is of another model than in the last message: it begins anew")
-            return
-        state.setdefault(int(index), {})[key] = torch.from_numpy(array.numpy().copy())
-    if state:
-        # rates and the like stay those of the new one
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    shapes, state = torch.load(BytesIO(kept), map_location="cpu", weights_only=True)
+    if shapes != _shapes(optimizer):
+        say_once("an optimizer is of another model than in the last message: it begins anew")
+        return
+    # rates and the like stay those of the new one
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _flat(optimizer: Any) -> dict[str, NDArray[Any]]:
-    """Return an optimizer's state, by parameter, its shape and name; TypeError if not of arrays."""
-    shapes, arrays = _shapes(optimizer), dict[str, NDArray[Any]]()
-    for index, entries in optimizer.state_dict()["state"].items():
-        for key, value in entries.items():
-            if hasattr(value, "detach"):
-                # TypeError for what NumPy lacks, as bfloat16
-                value = value.detach().cpu().numpy()
-            elif not isinstance(value, (int, float, type(None))):
-                raise TypeError(f"it has a {type(value).__name__}")
-            if value is not None:
-                arrays[f"{index}/{shapes[index]}/{key}"] = np.asarray(value)
-    return arrays
-
-
-def _shapes(optimizer: Any) -> list[str]:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return ["x".join(map(str, param.shape)) for param in params]
+def _shapes(optimizer: Any) -> list[list[int]]:
+    return [list(param.shape) for group in optimizer.param_groups for param in group["params"]]

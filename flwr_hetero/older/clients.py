@@ -50,7 +50,6 @@ class OlderClients(GridAround):
     Examples
     --------
     >>> import numpy as np
-    >>> from flwr.app import ArrayRecord
     >>> from flwr.client import NumPyClient
     >>> from flwr.clientapp import ClientApp
     >>> from flwr_hetero.fleet import DeviceProfile, LocalGrid
@@ -62,9 +61,8 @@ class OlderClients(GridAround):
     ...         return 0.5, 10, {}
     >>> app = ClientApp(client_fn=lambda context: Client().to_client())
     >>> grid = OlderClients(LocalGrid(app, [DeviceProfile()] * 2))
-    >>> strategy = TiFL(clients_per_round=2, num_tiers=1)
-    >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=3)
-    >>> result.arrays.to_numpy_ndarrays()
+    >>> start, strategy = ArrayRecord([np.zeros(2)]), TiFL(clients_per_round=2, num_tiers=1)
+    >>> strategy.start(grid, start, num_rounds=3).arrays.to_numpy_ndarrays()
     [array([3., 3.])]
     """
 
@@ -103,8 +101,7 @@ class OlderClients(GridAround):
         return self._from_older(replies)
 
     def _remember(self, sent: list[OlderMessage]) -> None:
-        """Remember how the strategy named the model, for the reply."""
-        # a message has its id once it is sent
+        # how the strategy named the model, for the reply: a message has its id once it is sent
         self._sent |= {own.message.metadata.message_id: own for own in sent if own.category}
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
