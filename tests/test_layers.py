@@ -39,7 +39,6 @@ UNWANTED = {
     "*/algorithm.py": r"(?!numpy\b|flwr_hetero\.errors\b)",
     "server/*": r"torch",
     "*/*strategy.py": r"torch",
-    "cd_grab/order_server.py": r"torch",
     "tifl/*": r"torch",
     "*/*sampler.py": r"flwr\b",
 }

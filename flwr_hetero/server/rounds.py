@@ -1,7 +1,7 @@
 """A run of synchronous rounds, and the pieces of which another loop can be made."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import DEBUG, INFO, WARNING
@@ -18,8 +18,8 @@ from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.records import read_number
 from flwr_hetero.server.aggregate import replaced
 from flwr_hetero.server.composition import check_enough_updates, name_of
-from flwr_hetero.server.context import Exchange, Fleet
-from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes
+from flwr_hetero.server.context import POLL_S, Exchange, Fleet
+from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes, whole_grid
 
 MAX_NODES = 100
 """Nodes in the table of an evaluation: those on which the model is worst."""
@@ -172,6 +172,26 @@ def aggregate(
     if metrics is not None:
         run.result.train_metrics_clientapp[context.round] = metrics
     return new_record(run, context, messages) | {"train": dict(metrics or {})}
+
+
+def late_replies(
+    grid: Grid, fleet: Fleet, message_ids: Set[str], wait_s: float = 0.0
+) -> Sequence[Message]:
+    """Return replies that rounds have gone on without; let time pass, if wanted, for the next."""
+    whole: Any = whole_grid(grid)
+    clock = fleet.clock
+    if hasattr(whole, "virtual_time_s"):
+        # a poll would take time of the fleet's
+        began_s = whole.virtual_time_s
+        replies: Sequence[Message] = whole.wait_for_next(message_ids, began_s + wait_s)
+        clock.virtual_s += whole.virtual_time_s - began_s
+    else:
+        if wait_s > 0:
+            time.sleep(POLL_S)
+            clock.virtual_s += POLL_S
+        replies = list(grid.pull_messages(message_ids))
+    fleet.costs.answered(replies, clock.virtual_s)
+    return replies
 
 
 def evaluate(run: Run, record: Record) -> None:

@@ -75,7 +75,7 @@ def test_every_cure_is_for_one_symptom():
     reasons = (
         "error 2: KeyError: 'fitins.parameters'",
         "error 2: Exception ClientAppException occurred. Message: 'arrays''>",
-        "error 2: NoReplyError: fit() returned 3 arrays, the model has 6",
+        "error 2: ValueError: fit() returned 3 arrays, the model has 6",
         "error 2: KeyError: 'secaggplus_configs'",
         "error 6: fixedclipping_mod requires the key 'clipping_norm' to be present",
         "error 2: ValueError: No train function registered with name 'default'",
