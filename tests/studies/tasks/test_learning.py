@@ -187,9 +187,9 @@ def test_a_fleet_learns(dataset, task, model, more, rounds):
     app.train()(train_node)
     app.evaluate()(evaluate_node)
     strategy = FedAvg(fraction_evaluate=float(model == "ar-mlp"))
-    with LocalGrid(app, [DeviceProfile()] * 3, run_config=config) as grid:
-        steps = ConfigRecord({keys.NUM_STEPS: 8})
-        result = strategy.start(grid, initial_arrays(settings), rounds, train_config=steps)
+    grid = LocalGrid(app, [DeviceProfile()] * 3, run_config=config)
+    steps = ConfigRecord({keys.NUM_STEPS: 8})
+    result = strategy.start(grid, initial_arrays(settings), rounds, train_config=steps)
     test = load_test(dataset, task)
     test = replace(test, inputs=test.inputs[::5], targets=test.targets[::5])
     trained = model_from(result.arrays.to_torch_state_dict(), model, *settings.shape)
