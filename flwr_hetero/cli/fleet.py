@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
