@@ -73,3 +73,7 @@ def test_a_goal_is_reached_between_points():
     assert curves.time_to([0, 10, 20], [3.0, 2.0, 0.0], 1.0, below=True) == 15
     assert curves.time_to([0, 10], [3.0, 2.0], 1.0, below=True) == inf
     assert curves.time_to([0, 10], [1.0, 2.0], 1.0, below=True) == 0
+
+
+def test_means_go_as_far_as_all_curves():
+    assert curves.mean([{"loss": [3.0, 1.0]}, {"loss": [1.0]}], "loss") == [2.0]
