@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange, reported_latency
+from flwr_hetero.records import reported_latency
+from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.rounds import Run
 

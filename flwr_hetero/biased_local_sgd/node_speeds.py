@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, correction_scales, fast_class
 from flwr_hetero.errors import check_number
-from flwr_hetero.records import config_of, read_number
+from flwr_hetero.records import Latency, config_of, read_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_unscaled
-from flwr_hetero.server.context import Exchange, Latency
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
