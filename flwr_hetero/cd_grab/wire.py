@@ -1,7 +1,6 @@
 """What nodes and order server tell each other, and how it is written into Flower's records."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,13 +144,6 @@ def pack_vectors(vectors: Vectors, dtype: str = "float16") -> tuple[bytes, float
     largest = float(np.abs(vectors).max(initial=0.0)) if dtype == "float16" else 1.0
     scale = largest or 1.0
     return (vectors / vectors.dtype.type(scale)).astype(DTYPES[dtype]).tobytes(), scale
-
-
-def usual_length(lengths: Iterable[int], known: int) -> int:
-    """Return the length of vectors that most nodes have; two that agree overrule a known one."""
-    counts = Counter(lengths)
-    usual, votes = counts.most_common(1)[0] if counts else (known, 0)
-    return usual if not known or votes > max(1, counts[known]) else known
 
 
 def _count(record: Mapping[str, Any], key: str) -> int:

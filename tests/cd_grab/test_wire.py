@@ -11,7 +11,6 @@ from flwr_hetero.cd_grab.wire import (
     Terms,
     read_answer,
     read_report,
-    usual_length,
     write_instruction,
     write_report,
 )
@@ -36,14 +35,6 @@ def test_vectors_survive_the_wire(dtype, sketch_size, accuracy, scale):
     assert report[:3] == (1, 8, 1)
     assert report.diffs.dtype == dtype
     np.testing.assert_allclose(report.diffs, diffs, rtol=0, atol=accuracy * np.abs(diffs).max())
-
-
-@pytest.mark.parametrize(
-    ("lengths", "known", "usual"),
-    [([], 5, 5), ([3], 0, 3), ([3], 5, 5), ([3, 3], 5, 3), ([3, 3, 5, 5], 5, 5)],
-)
-def test_usual_length_is_a_vote(lengths, known, usual):
-    assert usual_length(lengths, known) == usual
 
 
 @pytest.mark.parametrize("num_units", [2, 8, 17, 33])
