@@ -5,19 +5,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from flwr_hetero.errors import check_count, check_key, invalid
-from flwr_hetero.progress import bar
 
 RUN_ID = re.compile(r"Successfully started run (\d+)")
 COMPLETED = "finished:completed"
-# Line of a run's log after each round.
-LINE = re.compile(r"(?:round|merge|update) +(\d+)/(\d+)  ")
 # Lines of Flower and Ray that say nothing of the run.
 NOISE = re.compile(
     r"Starting logstream|Since flwr 1\.32|Federation `|change federation size|simulation-config"
@@ -77,23 +73,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _follow(command: list[str], *, verbose: bool) -> tuple[int, str]:
-    """Print what a command prints, with a bar on a terminal; return its status and the run's id."""
-    run_id, total = "", 0
-    advance: Callable[[int], object] = int
-    with (
-        ExitStack() as bars,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process,
-    ):
+    """Print what a command prints; return its status and the run's id."""
+    run_id = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         for line in process.stdout or ():
             if verbose or not NOISE.search(line):
                 print(line, end="", flush=True)
             if found := RUN_ID.search(line):
                 run_id = found[1]
-            if found := LINE.search(line):
-                if total != (total := int(found[2])):  # a baseline comes first
-                    bars.close()
-                    advance = bars.enter_context(bar(total))
-                advance(int(found[1]))
     return process.returncode, run_id
 
 
