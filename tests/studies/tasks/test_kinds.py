@@ -134,7 +134,7 @@ def test_own_task_by_import_path_with_own_targets(own):
     part = load_partition("digits", 0, 4, task=f"{own}:Rebuild")
     outputs = make_model(f"{own}:build", *shape)(part.inputs)
     assert part.task.losses(outputs, part.targets).shape == (len(part),)
-    with pytest.raises(ValueError, match=r"model must be your own for inputs \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"model must fit inputs \(1, 8, 8\) .*: your own"):
         make_model("auto", *shape)
 
 
