@@ -153,10 +153,8 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
                 curve[key].append(value)
         if spent >= total:
             break
-    summary: dict[str, float] = getattr(sampler, "summary", dict)()
     metrics = {"final": curve["accuracy"][-1], "averaged": curve["averaged"][-1]}
-    metrics |= {"examples_a_step": examples / steps, **summary}
-    return {"metrics": metrics, "curve": curve}
+    return {"metrics": metrics | {"examples_a_step": examples / steps}, "curve": curve}
 
 
 @torch.no_grad()

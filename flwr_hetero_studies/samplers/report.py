@@ -9,7 +9,6 @@ from flwr_hetero_studies.core import curves, record, tables
 from flwr_hetero_studies.core.record import Line, by
 from flwr_hetero_studies.samplers.cases import AGAIN, BASE, LAST, final, fixed_share, own_share
 
-WINDOW = 3
 GOALS = (0.005, 0.01, 0.02)
 """How far below uniform sampling's end the goals are, whose gains are averaged."""
 READOUTS = ("accuracy", "averaged")
@@ -31,7 +30,7 @@ PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "
 
 def smooth(line: Line, readout: str) -> curves.Vector:
     """Average each evaluation with the two before it."""
-    return curves.smooth(line["curve"][readout], WINDOW)
+    return curves.smooth(line["curve"][readout], 3)
 
 
 def time_to(line: Line, target: float, readout: str) -> float:
@@ -47,7 +46,6 @@ def gains(own: list[Line], base: list[Line], readout: str, of_base: str = "") ->
     so that two runs of one method gain 1 on average.
     """
     of_base = of_base or readout
-    # alike for both runs: two runs of one method gain 1 on average
     end = mean(float(smooth(line, of_base)[-1]) for line in base)
     goals = [end - less for less in GOALS]
     return [
@@ -129,12 +127,12 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
         gained = gains(own, base, "averaged", "accuracy")
         found.append(geometric_mean(gained))
         rates = [side[0]["case"]["rate"] for side in (base, own)]
-        right = [tables.extent(ends(side, readout), "{:.1f}")
-                 for side, readout in zip((base, own), READOUTS, strict=True)]  # fmt: skip
+        accuracies = ends(base, "accuracy"), ends(own, "averaged")
+        right = [tables.extent(each, "{:.1f}") for each in accuracies]
         cells.append([task, *rates, *right, tables.extent(gained, "{:.2f}")])
     counts = {"enough": count(found, ENOUGH), "least": count(found, LEAST), "tasks": len(found)}
-    table = tables.table(AVERAGING, cells)
-    return counts | {"mean": f"{geometric_mean(found):.1f}", "table": table}
+    shown = {"mean": f"{geometric_mean(found):.1f}", "table": tables.table(AVERAGING, cells)}
+    return counts | shown
 
 
 def last_models(lines: list[Line]) -> dict[str, str]:
