@@ -1,27 +1,20 @@
-"""The node's half in Lightning and in Hugging Face's Trainer: steps, state, priorities."""
+"""The node's half in Lightning and in Hugging Face's Trainer: steps and state."""
 
 import numpy as np
 import pytest
 import torch
 from node_toy import Node
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 from flwr_hetero.mod import StepLoader, hetero
-from flwr_hetero.sampler import (
-    MercurySampler,
-    PGDSampler,
-    PriorityFeed,
-    WeightedLoss,
-    sample_priorities,
-)
+from flwr_hetero.sampler import MercurySampler, WeightedLoss
 
 NUM, BATCH = 32, 4
 
 
 class Examples(Dataset):
-    """Examples as dictionaries, which know their place."""
+    """Examples as dictionaries."""
 
     inputs = torch.randn(NUM, 6, generator=torch.manual_seed(0))
 
@@ -30,20 +23,17 @@ class Examples(Dataset):
 
     def __getitem__(self, index):
         inputs = self.inputs[index]
-        return {"inputs": inputs, "labels": int(inputs[0] > 0), "index": index}
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+        return {"inputs": inputs, "labels": int(inputs[0] > 0)}
 
 
 class Training:
     """What a node has for a message: model, loader and loss."""
 
-    def __init__(self, sampler, workers, folder, msg=None):
-        self.model, self.msg, self.folder = net(), msg or {}, str(folder)
-        self.sampler, self.steps = sampler(self.model), 0
+    def __init__(self, workers, folder, msg):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+        self.msg, self.folder = msg, str(folder)
+        self.sampler, self.steps = MercurySampler(NUM, BATCH, scores="loss"), 0
         self.plain = DataLoader(Examples(), batch_sampler=self.sampler, num_workers=workers)
         self.loader, self.criterion = (
             hetero.batches(self.plain, self.msg),
@@ -55,18 +45,16 @@ class Training:
         return self.criterion(self.model(batch["inputs"]), batch["labels"])
 
 
-def loop(training, epochs=1, accumulate=1):
-    """Train by hand; the steps that a gradient is accumulated over share it."""
+def loop(training, epochs=1):
     optimizer = torch.optim.SGD(training.model.parameters(), 0.1)
     for _ in range(epochs):
-        for number, batch in enumerate(training.loader, 1):
-            (training.loss(batch) / accumulate).backward()
-            if number % accumulate == 0:
-                optimizer.step()
-                optimizer.zero_grad()
+        for batch in training.loader:
+            training.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-def lightning(training, epochs=1, accumulate=1, **options):
+def lightning(training, epochs=1, **options):
     pytorch_lightning = pytest.importorskip("pytorch_lightning")
 
     class Module(pytorch_lightning.LightningModule):
@@ -85,11 +73,11 @@ def lightning(training, epochs=1, accumulate=1, **options):
     )
     pytorch_lightning.Trainer(
         max_epochs=epochs, accelerator="cpu", default_root_dir=training.folder,
-        accumulate_grad_batches=accumulate, **quiet, **options
+        **quiet, **options
     ).fit(Module(), training.loader)  # fmt: skip
 
 
-def hugging_face(training, epochs=1, accumulate=1, *, prepared=False, **options):
+def hugging_face(training, epochs=1, *, prepared=False, **options):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 
@@ -105,28 +93,24 @@ def hugging_face(training, epochs=1, accumulate=1, *, prepared=False, **options)
 
     settings = transformers.TrainingArguments(
         training.folder, num_train_epochs=epochs, use_cpu=True, report_to=[], save_strategy="no",
-        disable_tqdm=True, gradient_accumulation_steps=accumulate, **options,
+        disable_tqdm=True, **options,
     )  # fmt: skip
     Trainer(training.model, settings).train()
 
 
-def prepared_hugging_face(training, epochs=1, accumulate=1):
-    hugging_face(training, epochs, accumulate, prepared=True)
+def prepared_hugging_face(training, epochs=1):
+    hugging_face(training, epochs, prepared=True)
 
 
 TRAINERS = [loop, lightning, hugging_face, prepared_hugging_face]
 theirs = pytest.mark.filterwarnings("ignore")
 
 
-def mercury(model):
-    return MercurySampler(NUM, BATCH, scores="loss")
-
-
 def node_with(fit, done, folder, workers=0):
     """Make a node that trains with a trainer, and notes what it did."""
 
     def train(msg, context):
-        done.append(Training(mercury, workers, folder, msg))
+        done.append(Training(workers, folder, msg))
         fit(done[-1])
 
     return Node(train)
@@ -155,46 +139,6 @@ def test_more_epochs_than_steps(fit, tmp_path):
     done = []
     node = node_with(lambda training: fit(training, 3), done, tmp_path)
     assert node.work(11)["num-steps"] == done[0].steps == 11
-
-
-def pgd(model):
-    return PriorityFeed(PGDSampler(NUM, BATCH, rule="topk"), model, layers="all")
-
-
-class Watched(Training):
-    """A training that checks what PGD's sampler is told of each batch."""
-
-    def __init__(self, workers, folder):
-        super().__init__(pgd, workers, folder)
-        self.trained, self.told, sampler = [], [], self.sampler.sampler
-        self.update, sampler.update = sampler.update, self.learn
-
-    def learn(self, indices, priorities, *more):
-        batch, expected = self.trained[-1]
-        self.told.append(batch)
-        np.testing.assert_array_equal(indices, batch)
-        np.testing.assert_allclose(priorities, expected, rtol=1e-3, atol=1e-3)
-        self.update(indices, priorities, *more)
-
-    def loss(self, batch):
-        losses = lambda outputs, targets: cross_entropy(outputs, targets, reduction="none")  # noqa: E731
-        expected = sample_priorities(
-            self.model, losses, batch["inputs"], batch["labels"], self.sampler.gradient.direction
-        )
-        self.trained.append((batch["index"].numpy(), expected.numpy()))
-        return super().loss(batch)
-
-
-@theirs
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("fit", TRAINERS)
-def test_trainers_measure_every_batch(fit, workers, accumulation, tmp_path):
-    watched, epochs = Watched(workers, tmp_path), 2
-    fit(watched, epochs, accumulation)
-    assert len(watched.trained) == epochs * NUM // BATCH
-    assert len(watched.told) == len(watched.trained) - 1  # the first has no direction to follow
-    assert watched.sampler.summary()["coverage"] == 1.0
 
 
 @theirs
