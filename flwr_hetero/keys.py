@@ -7,6 +7,7 @@ nodes with and without mods of this package can be mixed under any strategy.
 """
 
 PREFIX = "flwr-hetero."
+"""Of every record below, so that none is taken for an app's own; entries of records have none."""
 
 # --- message types -----------------------------------------------------------------
 PROFILE_MESSAGE = "train.profile"
@@ -143,3 +144,6 @@ OPTIMIZER = PREFIX + "optimizer"
 """ConfigRecord in the node's state: the states of its optimizers, as torch saves them."""
 PASS = PREFIX + "pass"
 """ConfigRecord in the node's state: where it is in its pass over the data, and PASSES."""
+
+RECORDS = frozenset({TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, OPTIMIZER, PASS})
+"""All names above that stand for records; the others are entries, metrics or Flower's own."""
