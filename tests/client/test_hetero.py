@@ -1,14 +1,13 @@
 """The node's half: what it reports, local epochs, samplers, code without a loader or a mod."""
 
 from collections import UserDict
-from math import inf, nan
+from math import nan
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from node_toy import Node
@@ -20,7 +19,6 @@ from flwr_hetero.client import work as work_module
 from flwr_hetero.client.handler import _said, current_handler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, follow, hetero, keep
-from flwr_hetero.older import OlderClients
 from flwr_hetero.sampler import (
     MercurySampler,
     OrderedSampler,
@@ -302,7 +300,7 @@ def test_num_steps_refuses_what_is_no_number(how):
 # --- the server ---------------------------------------------------------------------------------
 
 
-def metrics_of(train, spoil=None, around=lambda grid: grid):
+def metrics_of(train, spoil=None):
     """Return what LocalSteps notes of the second round of an app."""
 
     def spoiled(message, context, call_next):
@@ -313,13 +311,10 @@ def metrics_of(train, spoil=None, around=lambda grid: grid):
 
     records, wrapper = [], LocalSteps(FedAvg(fraction_evaluate=0.0), fast_steps=3)
     wrapper.on_round_end = lambda run, record: records.append(record)
-    if callable(older := getattr(train, "to_client", None)):
-        app = ClientApp(client_fn=lambda context: older(), mods=[hetero])
-    else:
-        app = ClientApp(mods=[spoiled, hetero])
-        app.train()(train)
+    app = ClientApp(mods=[spoiled, hetero])
+    app.train()(train)
     arrays = ArrayRecord([np.zeros(2, np.float32)])
-    wrapper.start(around(LocalGrid(app, [DeviceProfile()] * 3)), arrays, num_rounds=2)
+    wrapper.start(LocalGrid(app, [DeviceProfile()] * 3), arrays, num_rounds=2)
     return records[-1]["train"]
 
 
@@ -346,7 +341,7 @@ def test_the_server_takes_the_work_for_the_metrics():
     assert metrics_of(reporting(), claim(10**6))["num-steps"] <= 3
 
 
-@pytest.mark.parametrize("value", [nan, inf, -1, 2.0**60, "many", [1, 2], True])
+@pytest.mark.parametrize("value", [nan, -1, 2.0**60, "many", True])
 def test_nonsense_is_no_report(value):
     with pytest.raises(RuntimeError, match="num-steps"):
         metrics_of(reporting(), claim(value))
@@ -356,16 +351,6 @@ def test_a_record_of_another_kind_is_no_report():
     other = {keys.WORK: MetricRecord({"num-steps": 3})}
     with pytest.raises(RuntimeError, match="2 MetricRecords instead of 1"):
         metrics_of(reporting(), lambda content: content.update(other))
-
-
-def test_an_app_of_the_older_api_takes_the_steps():
-    class Client(NumPyClient):
-        def fit(self, parameters, config):
-            steps = hetero.num_steps(config, default=10, batch_size=BATCH)
-            return [parameters[0] + steps], NUM, {}
-
-    found = metrics_of(Client(), around=OlderClients)
-    assert (found["num-steps"], found["examples-processed"]) == (3, 3 * BATCH)
 
 
 # --- without a mod ------------------------------------------------------------------------------

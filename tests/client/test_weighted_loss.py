@@ -47,19 +47,6 @@ def test_gradient_norm_is_softmax_minus_label():
     np.testing.assert_allclose(gradient_norms(outputs, targets), by_hand, rtol=1e-5)
 
 
-def test_scores_leave_training_graph_alone():
-    model, (inputs, targets) = small_model(), images()
-    gradients = []
-    for score in (lambda *_: None, gradient_norms):
-        torch.manual_seed(2)
-        model.zero_grad()
-        outputs = model(inputs)
-        score(outputs, targets)
-        cross_entropy(outputs, targets).backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
 def test_scoring_leaves_model_as_it_was_and_no_batch_counts():
     model, (inputs, targets) = small_model(), images()
     model[1].eval()  # a user's frozen BatchNorm stays frozen
@@ -273,8 +260,7 @@ def test_scores_are_of_the_samples_trained(kind, way, monkeypatch):
 
 @every_way
 @pytest.mark.parametrize("rule", ["topk", "stochastic"])
-@pytest.mark.parametrize("by", ["loss", "on_batch"])
-def test_priorities_are_of_the_samples_trained(by, rule, way, monkeypatch):
+def test_priorities_are_of_the_samples_trained(rule, way, monkeypatch):
     torch.manual_seed(0)
     model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule)
     feed = PriorityFeed(sampler, model)
@@ -284,13 +270,7 @@ def test_priorities_are_of_the_samples_trained(by, rule, way, monkeypatch):
     for count, (inputs, targets, trained_now) in enumerate(trained(feed, way), 1):
         expected = sample_priorities(model, each, inputs, targets, feed.gradient.direction)
         optimizer.zero_grad()
-        if by == "loss":
-            (criterion(model(inputs), targets) / 3).backward()  # as in accumulation
-        else:
-            indices, weights = feed.take()
-            losses = each(model(inputs), targets)
-            (losses * torch.from_numpy(weights)).mean().backward()
-            feed.on_batch(model, indices, losses)
+        (criterion(model(inputs), targets) / 3).backward()  # as in accumulation
         optimizer.step()
         if given:
             indices, priorities, *_ = given.pop()

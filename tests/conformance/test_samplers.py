@@ -124,12 +124,9 @@ def test_batch_has_indices_and_weights(name):
         indices, weights = sampler.next_batch()
         assert (indices.dtype, weights.dtype) == (np.int64, np.float64)
         assert indices.shape == weights.shape
-        assert indices.ndim == 1
         assert 1 <= len(indices) <= BATCH + 1  # units may differ by one
-        assert indices.min() >= 0
-        assert indices.max() < NUM
-        assert np.isfinite(weights).all()
-        assert (weights >= 0).all()
+        assert set(indices) <= set(range(NUM))
+        assert (np.isfinite(weights) & (weights >= 0)).all()
         learn(sampler, indices)
 
 
