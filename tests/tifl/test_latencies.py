@@ -96,6 +96,9 @@ def test_tiers_are_those_of_the_phase_as_soon_as_nodes_have_answered(jitter):
     wrong = [sum(phase[node] != tier for node, tier in tiers.items()) for tiers in forming]
     assert max(wrong) <= 4 * bool(jitter)
     assert len(forming[-1]) == 20
+    told = [r["tifl"]["latency"] for r in records if "tiers" in r["tifl"]][-1]
+    ratios = [told[f"node-{i}"] * SPEEDS[i // 4] for i in range(20)]
+    assert ratios == pytest.approx([1.0] * 20, rel=4 * jitter + 1e-6)
     assert records[5]["virtual_s"] < before[0]["virtual_s"] / 4
 
 
