@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence, Set
-from logging import INFO, WARNING
+from logging import DEBUG, INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
@@ -174,7 +174,8 @@ class TiFL(Selection):
         if tiers is not self.tiers:
             self._new_tiers, sizes = True, [len(names) for names in tiers.members]
             why = f": {tiers.why_so_few}" if tiers.why_so_few else ""
-            log(WARNING if why else INFO, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
+            level = WARNING if why else DEBUG if self.timing.late else INFO
+            log(level, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
         self.tiers = tiers
         self.state = (
             algorithm.steer(state, None, tiers.seconds) if self.named == ADAPTIVE else state
