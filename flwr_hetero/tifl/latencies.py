@@ -201,8 +201,6 @@ class Latencies:
         self._known.update(new)
         return new
 
-    # --- a round's replies -----------------------------------------------------------------
-
     def take(
         self, context: Exchange, replies: list[Message], enough: int | None, online: Set[int]
     ) -> list[Message]:
@@ -330,8 +328,6 @@ class Latencies:
         """Let nodes that kept failing try once more: another failure, and they are left out."""
         for name, count in self._failures.items():
             self._failures[name] = min(count, MAX_FAILURES - 1)
-
-    # --- state -------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
         """Return latencies and failures; nodes at their first work are asked again on a resume."""
