@@ -65,8 +65,8 @@ class LocalSteps(MeasuredSteps):
     Notes
     -----
     A node that was never measured gets one step: the first round of a new fleet is its profiling.
-    A reply without ``num-steps`` is scaled least. Less than a third of the nodes cannot move a
-    measured gamma, or the default deadline by more than 2: give gamma where fewer are fast.
+    Less than a third of the nodes cannot move a measured gamma, or the default deadline by more
+    than 2: give gamma where fewer are fast.
 
     References
     ----------
@@ -240,22 +240,22 @@ class BiasedLocalSGD(LocalSteps):
         """Write each node's steps, and what it needs to choose its samples."""
         # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
-        message_of = {message.metadata.dst_node_id: message for message in messages}
-        node_ids = sorted(message_of, key=context.fleet.nodes.sort_key)
+        sort_key, fast_nodes = context.fleet.nodes.sort_key, self.fast_nodes()
+        asked = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
             # a node that was never measured chooses its first samples
-            node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
-        fast_nodes = self.fast_nodes()
-        steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
-        fast = [self.identity(node_id) in fast_nodes for node_id in node_ids]
+            known = self.speeds.step_s
+            asked = [m for m in asked if self.identity(m.metadata.dst_node_id) in known]
+        steps = [assigned_steps(message) for message in asked]
+        fast = [self.identity(message.metadata.dst_node_id) in fast_nodes for message in asked]
         if self.shared is not None:
             # l. 3 to 6 of the data that all nodes see
-            self.shared.assign([message_of[node_id] for node_id in node_ids], steps, fast)
-        elif self.high_loss_fraction is not None and node_ids:
+            self.shared.assign(asked, steps, fast)
+        elif self.high_loss_fraction is not None and asked:
             # l. 3 to 6 are the nodes' own: TopLossSampler needs N_F / N and lambda
             share = self.share or fast_share(steps, fast) or 1.0
-            for node_id, is_fast in zip(node_ids, fast, strict=True):
-                config = config_of(message_of[node_id])
+            for message, is_fast in zip(asked, fast, strict=True):
+                config = config_of(message)
                 config[keys.FAST], config[keys.FAST_SHARE] = is_fast, share
                 config[keys.HIGH_LOSS_FRACTION] = self.high_loss_fraction
         return messages
