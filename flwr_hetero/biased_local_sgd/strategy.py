@@ -1,4 +1,4 @@
-"""Local steps by speed, and biased local SGD: models by steps, high losses on fast nodes."""
+"""Local steps by speed; biased local SGD: models by steps, high losses on fast nodes; FedNova."""
 
 from collections.abc import Mapping, Sequence
 from logging import INFO
@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.biased_local_sgd.algorithm import fast_class, fast_share, gamma_steps, timed_steps
+from flwr_hetero.biased_local_sgd.algorithm import (
+    correction_scales,
+    fast_class,
+    fast_share,
+    gamma_steps,
+    timed_steps,
+)
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of
+from flwr_hetero.server.aggregate import normalised
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.state_dict import StateDict, entries_below
 
@@ -291,3 +298,42 @@ class BiasedLocalSGD(LocalSteps):
         if self.shared is not None:
             self.shared.load_state_dict(entries_below("shared.", state))
         super().load_state_dict(state)
+
+
+class FedNova(LocalSteps):
+    r"""Unbalanced local steps of plain SGD whose updates are averaged per step.
+
+    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
+
+    Parameters
+    ----------
+    strategy, fast_steps, **budget
+        As for :class:`LocalSteps`, but for ``step_correction``.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
+
+    References
+    ----------
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization", NeurIPS 2020.
+
+    Examples
+    --------
+    >>> strategy = FedNova(fast_steps=32)
+    """
+
+    name: ClassVar[str] = "fednova"
+
+    def __init__(
+        self, strategy: Strategy | None = None, fast_steps: int = 32, **budget: Any
+    ) -> None:
+        super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
+
+    def scales(
+        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
+    ) -> NDArray[np.float64]:
+        """Return FedNova's scales: by the mean of the round's nodes, not of all seen."""
+        return correction_scales(steps, float(normalised(weights) @ steps), self.step_correction)
