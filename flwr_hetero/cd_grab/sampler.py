@@ -202,7 +202,6 @@ class OrderedSampler(BatchSampler):
             if start == self.node_order.num_seen:
                 found = parts or [None] * len(self._parameters)
                 self.observe(flat_gradient(found, self._parameters))
-            self.batch_done()
 
         self._hook = on_backward(losses, self._weights(len(indices), 1), self._parameters, learn)
 

@@ -199,7 +199,6 @@ class PriorityFeed(BatchSampler):
     def _count(self) -> None:
         self._trained += 1
         self._aim()
-        self.batch_done()
 
     def full_pass(
         self, model: nn.Module, loss_fn: Loss, inputs: Tensor, targets: Tensor, *,

@@ -21,7 +21,7 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.wrapper import Wrapper
 
-MAX_ENTRIES, MAX_TEXT = 8, 80
+MAX_TEXT = 80
 """Entries of a device's metadata that are kept, and characters of each."""
 MAX_METRICS = 100
 """Statistics of a node's samplers that are read."""
@@ -132,22 +132,7 @@ def _ask(
     for message in messages:
         if message.metadata.message_id in raised:
             kind[message.metadata.dst_node_id] = MessageType.TRAIN
-    good = accept(context, replies, Expected(metrics=False))
-    for reply in good:
-        if record := reply.content.config_records.get(keys.DEVICE):
-            identity = strategy.identity(reply.metadata.src_node_id)
-            strategy.fleet.nodes.devices[identity] = _device(record)
-    return good
-
-
-def _device(record: ConfigRecord) -> dict[str, str | float]:
-    """Take from a device's metadata what the history may hold."""
-    device: dict[str, str | float] = {}
-    for name in islice(record, MAX_ENTRIES):
-        value, number = record[name], read_number(record, name)
-        if isinstance(value, str) or isfinite(number):
-            device[name[:MAX_TEXT]] = value[:MAX_TEXT] if isinstance(value, str) else number
-    return device
+    return accept(context, replies, Expected(metrics=False))
 
 
 class SamplerMetrics(Wrapper):

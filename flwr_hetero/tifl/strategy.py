@@ -315,8 +315,6 @@ class TiFL(Selection):
             self._new_tiers, tiers = False, self.tiers
             dropouts = sorted(set(tiers.latency) - set(tiers.tier))
             info |= {"tiers": tiers.tier, "latency": tiers.latency, "dropouts": dropouts}
-            if devices := self.fleet.nodes.devices:
-                info["devices"] = devices
         return info
 
     def summary(self) -> None:
