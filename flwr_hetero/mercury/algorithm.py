@@ -12,8 +12,6 @@ BETA = 1.0
 """Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
 MARGIN = 0.9
 """Part of the idle time that a group fills, so that noise rarely lengthens the round."""
-LARGEST = float(np.finfo(np.float32).max) / 2
-"""Upper bound of importance, which is kept in single precision."""
 
 
 def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -31,7 +29,7 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def check_importance(importance: NDArray[np.float64]) -> None:
     """Refuse importance that is negative or not finite in single precision."""
-    bad = importance[~((importance >= 0.0) & (importance < LARGEST))]
+    bad = importance[~((importance >= 0.0) & (importance < 1e38))]
     if bad.size:
         hint = "if the model has diverged, lower the learning rate"
         raise invalid("importance", bad[:3].tolist(), "be finite and not negative", hint)
@@ -192,9 +190,7 @@ def choose_groups(groups: Groups, num_chosen: int, rng: np.random.Generator) -> 
 
 
 def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    r"""Share the draws of a batch among the chosen groups, at least one each.
-
-    .. math:: n_i \approx |B| M_i / \sum_n M_n
+    """Share the draws of a batch among the chosen groups by their sizes, at least one each.
 
     sizes: (num_chosen,) -> (num_chosen,), sums to ``num_draws >= num_chosen``.
 
