@@ -102,7 +102,8 @@ class MercurySampler(BatchSampler):
         # work on all N samples is done once per stride: its batches are drawn and learnt together
         stride = EPOCHS_PER_STRIDE * self.num_samples / self.batch_size
         self.stride = int(np.clip(stride, 1, LONGEST_STRIDE))
-        self._hold(np.empty((0, self.batch_size), dtype=np.int64))
+        self._ready = np.empty((0, self.batch_size), dtype=np.int64)
+        self._ready_weights = np.empty((0, self.batch_size))
         self._pending: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
         # batches that are not learnt yet, and samples whose mean the others count as
         self._num_pending = self._num_averaged = 0
@@ -125,9 +126,8 @@ class MercurySampler(BatchSampler):
         return batch
 
     def _hold(self, drawn: NDArray[np.int64]) -> None:
-        self._ready: NDArray[np.int64] = drawn
         probs = mixed_probs(self.importance, MIXING, drawn)
-        self._ready_weights: NDArray[np.float64] = inverse_probs(probs, self.num_samples)
+        self._ready, self._ready_weights = drawn, inverse_probs(probs, self.num_samples)
 
     def refresh_indices(self) -> NDArray[np.int64]:
         """Name the group to score next, as far as time allows, and pass the turn on."""
