@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
-from flwr_hetero_studies.core.experiment import Claim, Curve, Experiment, Finding, times
-from flwr_hetero_studies.core.plan import NotHereError, Options
+from flwr_hetero_studies.core.experiment import Claim, Curve, Experiment, Finding
+from flwr_hetero_studies.core.plan import NotHereError
 from flwr_hetero_studies.core.record import read
 from flwr_hetero_studies.papers import cases as catalogue
 
@@ -42,11 +42,6 @@ def experiments(monkeypatch):
 )
 def test_claims_decide(held, verdict):
     assert outcome(*held).verdict == verdict
-
-
-def test_a_factor_holds_from_two_thirds_of_the_papers():
-    assert times("faster", 6, 4.0) == ("faster (at least 2/3 of it)", "6x", "4.0x", True)
-    assert not times("faster", 6, 3.9).holds
 
 
 def test_a_figure_stands_for_its_columns(monkeypatch):
@@ -117,13 +112,6 @@ def test_results_replace_older_ones_and_fill_the_page(experiments, tmp_path, cap
 def test_wrong_arguments_are_one_line(experiments, capsys, arguments, text):
     assert main(["reproduce", *arguments]) == 2
     assert text in capsys.readouterr().err
-
-
-def test_options_pick_by_form_and_take_given_data():
-    assert Options(fast=True).pick(3, 500) == 3
-    assert Options().pick(3, 500) == 500
-    assert Options().dataset("images") == "digits"
-    assert Options(data="/data").dataset("images") == "/data"
 
 
 def test_page_draws_curves_and_shows_claims(experiments, tmp_path, monkeypatch):
