@@ -179,11 +179,9 @@ class StepLoader:
         return self._work.metrics
 
     def criterion(self, loss_fn: Any = None) -> Any:
-        """Make the loss to train with, of ``loss_fn`` or cross-entropy; what draws learns from it.
-
-        A :class:`~flwr_hetero.sampler.WeightedLoss` where a sampler of this package draws.
-        """
-        from flwr_hetero.client.weighted_loss import criterion_for  # needs torch
+        """Make the loss of ``loss_fn`` or cross-entropy, from which a sampler of ours learns."""
+        # needs torch
+        from flwr_hetero.client.weighted_loss import criterion_for
 
         return criterion_for(getattr(self._loader, "batch_sampler", None), loss_fn)
 
