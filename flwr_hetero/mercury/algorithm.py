@@ -35,9 +35,6 @@ def check_importance(importance: NDArray[np.float64]) -> None:
         raise invalid("importance", bad[:3].tolist(), "be finite and not negative", hint)
 
 
-# --- step 1: groups, one of which is scored at a time -------------------------------------
-
-
 class Groups(NamedTuple):
     """Groups of the permuted samples ``order``: group i is ``order[bounds[i]:bounds[i + 1]]``.
 
@@ -66,8 +63,6 @@ def make_groups(num_samples: int, num_groups: int, rng: np.random.Generator) -> 
     >>> make_groups(10, 3, np.random.default_rng(0)).sizes
     array([3, 3, 4])
     """
-    if check_count("num_groups", num_groups, 1) > num_samples:
-        raise invalid("num_groups", num_groups, f"be at most the {num_samples} samples")
     # section 4.1, step 1
     bounds = np.arange(num_groups + 1) * num_samples // num_groups
     return Groups(rng.permutation(num_samples), bounds, 0, -(-num_samples // num_groups))
@@ -109,9 +104,6 @@ def _cut(length: int, size: int) -> NDArray[np.int64]:
     """Bounds of the fewest pieces of at most ``size``; they differ by at most 1."""
     pieces = -(-length // size)
     return np.arange(pieces + 1) * length // max(pieces, 1)
-
-
-# --- step 2: a mini-batch by importance, and the weights that keep it unbiased ------------
 
 
 def mixed_probs(
@@ -237,15 +229,14 @@ def draw_two_level(
     return np.concatenate(indices), np.concatenate(weights)
 
 
-# --- section 4.3: as much importance as the network hides ---------------------------------
-
-
 def group_size(idle_s: float, score_s: float, num_samples: int) -> int:
     """Return how many samples are scored while the node waits for the network, at most all.
 
     >>> group_size(idle_s=2.0, score_s=0.01, num_samples=1000)
     180
     """
-    if idle_s <= 0.0 or score_s <= 0.0:
-        return 0 if idle_s <= 0.0 else num_samples
+    if idle_s <= 0.0:
+        return 0
+    if score_s <= 0.0:
+        return num_samples
     return int(min(MARGIN * idle_s / score_s, num_samples))

@@ -136,9 +136,6 @@ class NodeShard:
         }
 
 
-# --- samples and lists on the wire --------------------------------------------------------
-
-
 def ints_to_bytes(values: list[int]) -> bytes:
     """Write a list of whole numbers as little-endian int32."""
     return np.array(values, dtype="<i4").tobytes()

@@ -107,18 +107,6 @@ def test_group_takes_effect_at_once() -> None:
     assert sampler.state_dict()["num_pending"] == 1
 
 
-@both
-def test_group_size_follows_the_link(estimator: str) -> None:
-    sampler = MercurySampler(1000, 8, estimator=estimator)
-    assert len(sampler.refresh_indices()) == 1000 // 16
-    for size in (300, 50, 1000):
-        sampler.resize_groups(size)
-        group = sampler.refresh_indices()
-        assert 0 < len(group) <= size
-        sampler.update(group, np.arange(len(group)))
-        assert len(sampler.next_batch()[0]) == 8
-
-
 def test_summary_describes_the_sampling() -> None:
     sampler = MercurySampler(200, 10, seed=0)
     assert sampler.summary()["coverage"] == 0.0

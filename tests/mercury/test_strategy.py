@@ -140,16 +140,6 @@ def test_after_a_resume_nodes_are_identified_in_time():
     assert names == ["id-1000", "node-1", "node-2", "node-3"]
 
 
-def test_important_samples_go_first():
-    def moved(by_importance):
-        seen = run(2, share=0.2, budget_bytes=10 * SIZE, by_importance=by_importance)[0]
-        return [slot for r, node, s in seen if r == 2 for n, slot in s if n != node]
-
-    important, any_samples = moved(True), moved(False)
-    assert len(important) == len(any_samples) == 2 * NODES
-    assert np.mean(important) > np.mean(any_samples)
-
-
 SPOILT = {
     "too much": {keys.CONTENT: bytes(4 * SIZE), keys.SLOTS: np.arange(4, dtype="<i4").tobytes()},
     "no bytes": {keys.CONTENT: 3.0},
@@ -208,12 +198,6 @@ def test_long_list_is_refused_unread(key, caplog):
     assert peak < 20e6
     assert "node-0" not in swapped(strategy)
     assert f"{key} must hold at most" in caplog.text
-
-
-def test_nodes_without_resharding_go_on():
-    seen, _, rounds, _ = run(num_rounds=2, spoil=lambda record, node: record.clear())
-    assert trained_in(seen, 2) == ALL
-    assert rounds[-1]["swaps"] == 0
 
 
 @pytest.mark.parametrize(

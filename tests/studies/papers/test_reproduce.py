@@ -96,5 +96,3 @@ def test_fast_says_what_it_cuts_and_not_why_where_all_holds(experiments, capsys)
 def test_wrong_arguments_are_one_line(experiments, capsys, arguments, text):
     assert main(["reproduce", *arguments]) == 2
     assert text in capsys.readouterr().err
-
-
