@@ -126,6 +126,7 @@ class IndexPasses(Passes):
         self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
 
     def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
+        """Give so many batches, of several passes if need be, each with the place after it."""
         # loaded in one go: workers load nothing ahead that will not be trained
         plan = list(super().take(place, count))
         self._wanted[:] = [indices for _, indices in plan]
