@@ -1,10 +1,12 @@
 """The virtual clock, nodes and faults; unusual messages go as with Flower's grids (tests/e2e)."""
 
+import random
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -172,16 +174,34 @@ def test_client_app_cannot_change_what_others_see():
     assert shared["arrays"]["w"].numpy().shape == (4,)
 
 
-def test_state_stays_with_the_node():
-    def train(message, context):
-        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": -1}))
-        seen["n"] += 1
-        return {"seen": seen["n"]}
+def draws():
+    """Ask two of three nodes twice in one push; return what they drew, in order."""
 
-    grid = grid_of(train)
-    for expected in range(3):
-        replies = grid.send_and_receive(ask(grid))
-        assert [r.content["metrics"]["seen"] for r in replies] == [expected] * 3
+    def train(message, context):
+        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
+        seen["n"] += 1
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+        return {"drawn": drawn, "seen": seen["n"]}
+
+    grid = grid_of(train, [DeviceProfile(2.0**i) for i in range(3)])
+    grid.leave(1001)
+    messages = ask(grid, 1) + ask(grid, 2)
+    replies = {m.metadata.reply_to_message_id: m for m in grid.send_and_receive(messages)}
+    found = [dict(replies[m.metadata.message_id].content["metrics"]) for m in messages]
+    # the state stays with the node
+    assert [record["seen"] for record in found] == [1, 1, 2, 2]
+    return [record["drawn"] for record in found]
+
+
+def test_what_a_node_draws_depends_on_its_message_alone():
+    random.seed(7)
+    torch.manual_seed(7)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    found = draws()
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+    assert len({number for drawn in found for number in drawn}) == 12
+    random.seed(8)
+    assert draws() == found
 
 
 def test_exception_of_a_client_app_is_an_error_reply():
@@ -210,7 +230,6 @@ def test_leave_join_and_come_back():
     ("call", "rule"),
     [
         (lambda: LocalGrid(toy_app(), []), "profiles must hold at least one device"),
-        (lambda: LocalGrid(toy_app(), PROFILES).come_back(3), "node_id must be a node that was"),
         (lambda: Fault(0, "sleeps"), "kind must be one of"),
         (lambda: Fault(0, "garbage", corrupt="gone"), "corrupt must be one of"),
     ],

@@ -187,7 +187,16 @@ def test_bad_arguments_are_refused(call, rule: str) -> None:
 def test_state_of_another_estimator_or_size_is_refused() -> None:
     state = MercurySampler(9, 4).state_dict()
     for other in (MercurySampler(9, 4, estimator="paper"), MercurySampler(8, 4)):
-        with pytest.raises(
-            ValueError, match=r"estimator of the state must be paper|group_order as"
-        ):
+        with pytest.raises(ValueError, match=r"of the state must be paper|group_order as an array"):
             other.load_state_dict(state)
+
+
+def test_paper_draws_from_few_groups_by_all_scores() -> None:
+    sampler = MercurySampler(640, 8, estimator="paper")
+    for _ in range(20):
+        indices, _ = sampler.next_batch()
+        owners = [np.isin(indices, sampler.groups.members(group)).any() for group in range(16)]
+        assert sum(owners) == 4
+        sampler.update(indices, np.arange(1.0, 9.0))
+        assert sampler.next_batch()
+        assert sampler.coverage > 0, "pending scores are learnt before each draw"

@@ -4,18 +4,13 @@ import pytest
 
 from flwr_hetero.fleet import RealFleet, named_fleet, processes
 from flwr_hetero_studies.faults.fleet_run import TOY_APP
-from flwr_hetero_studies.faults.scenarios import QUICK, start_fleet
+from flwr_hetero_studies.faults.scenarios import QUICK, own_fleet
 
 
 @pytest.fixture
 def toy_app():
     """Give the app that the scenarios use too."""
     return TOY_APP
-
-
-def end(fleet: RealFleet) -> None:
-    fleet.down(keep=True)
-    assert processes.find(fleet.folder) == []
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +25,13 @@ def small_fleet(tmp_path_factory):
     fleet = RealFleet(folder, QUICK)
     fleet.up(named_fleet(str(devices), 2))
     yield fleet
-    end(fleet)
+    fleet.down(keep=True)
+    assert processes.find(folder) == []
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     """Four equal SuperNodes and a SuperLink with a database."""
-    fleet = start_fleet(tmp_path_factory.mktemp("four") / "fleet")
-    yield fleet
-    end(fleet)
+    with own_fleet(tmp_path_factory.mktemp("four")) as fleet:
+        yield fleet
+    assert processes.find(fleet.folder) == []

@@ -51,4 +51,3 @@ def test_run_goes_on_after_an_expired_certificate(tmp_path):
     result = outages.certificate_expires(tmp_path)
     assert result["survived"]
     assert result["said"]
-    assert any("expired" in line for line in result["told"])
