@@ -1,8 +1,7 @@
-"""What a method costs in CPU time in apps of five kinds; the table of docs/apps.md.
+"""What a method costs in CPU time in apps of five kinds: ``python -m ...`` writes docs/apps.md.
 
-Each app with and without the method, turn by turn, where both do the same work: all nodes train in
-every round, and take the steps of one epoch. Evaluation is left out. The apps are those of the
-tests. ``python -m flwr_hetero_studies.cost.apps`` writes the table from the record.
+Each app, one of the tests, with and without the method, turn by turn, where both do the same work:
+all nodes train in every round, and take the steps of one epoch. Evaluation is left out.
 """
 
 import os

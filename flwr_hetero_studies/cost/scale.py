@@ -91,11 +91,11 @@ class EchoFleet:
         new = ArrayRecord({"w": Array((w + 0.1 * (partition - w)).astype(np.float32))})
         content = RecordDict({"arrays": new, "metrics": MetricRecord(metrics)})
         if order := message.content.config_records.get(keys.ORDER):
-            content[keys.ORDER] = ConfigRecord(self.visit(order, partition))
+            content[keys.ORDER] = self.visit(order, partition)
         self.cpu_s += time.process_time() - start_s
         return Message(content, reply_to=message)
 
-    def visit(self, order: ConfigRecord, partition: int) -> dict[str, Any]:
+    def visit(self, order: ConfigRecord, partition: int) -> ConfigRecord:
         """Visit all units once and report on them."""
         if partition not in self.samplers:
             self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
@@ -106,13 +106,7 @@ class EchoFleet:
         for _ in range(UNITS):
             unit, _ = sampler.next_batch()
             sampler.observe(torch.from_numpy(gradients[unit]))
-        return sampler.report()
-
-
-def figures_of(name: str, values: Any) -> dict[str, Any]:
-    """Return median and extremes over the first axis."""
-    found = {"": np.median(values, 0), "_least": np.min(values, 0), "_most": np.max(values, 0)}
-    return {f"{name}{end}": np.asarray(each).tolist() for end, each in found.items()}
+        return ConfigRecord(sampler.report())
 
 
 def resident_mb() -> float:
@@ -126,28 +120,27 @@ def run(case: Case) -> dict[str, Any]:
     random.seed(0)
     # what Python and torch take is no cost of the fleet
     before_mb, nodes = resident_mb(), EchoFleet()
-    start_s = time.process_time()
     grid = LocalGrid(nodes.app, named_fleet("paper-5", case["nodes"]))
-    grid_s, grid_mb = time.process_time() - start_s, resident_mb()
+    grid_mb = resident_mb()
     strategy = STRATEGIES[case["strategy"]](case["cohort"], case["cohort"] / case["nodes"])
     marks: list[tuple[float, float, float]] = []
-
-    def mark(server_round: int, arrays: ArrayRecord) -> None:
-        marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
-
     start_s = time.process_time()
-    strategy.start(grid, nodes.first(), case["rounds"], evaluate_fn=mark)
+    how = {
+        "evaluate_fn": lambda *_: marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
+    }
+    strategy.start(grid, nodes.first(), case["rounds"], **how)
     cpu_s, node_s, mb = (np.array(column) for column in zip(*marks, strict=True))
     # one process plays server and nodes
     own_s = np.diff(cpu_s) - np.diff(node_s)
     # late rounds must not cost more than early ones
-    half = max(1, len(own_s) // 2)
-    return figures_of("round_s", own_s) | {
-        "grid_s": grid_s,
+    half = len(own_s) // 2
+    return {
+        "round_s": float(np.median(own_s)),
+        "round_s_least": float(own_s.min()),
+        "round_s_most": float(own_s.max()),
         "start_s": float(cpu_s[0] - start_s),
         "first_half_s": float(np.median(own_s[:half])),
-        "second_half_s": float(np.median(own_s[len(own_s) // 2 :])),
-        "node_s": float(np.median(np.diff(node_s))),
+        "second_half_s": float(np.median(own_s[half:])),
         "grid_mb": grid_mb - before_mb,
         "run_mb": float(mb[-1] - grid_mb),
         "mb_per_round": float((mb[-1] - mb[1]) / max(1, case["rounds"] - 1)),
