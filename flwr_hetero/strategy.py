@@ -48,15 +48,9 @@ MOVED = {
 }
 """What is now imported from the studies; the old place stays for one release."""
 
-RENAMED = {"SamplerMetrics": SamplerMetrics}
-
 
 def __getattr__(name: str) -> Any:
     """Find a name in its new place, with a warning."""
-    if name in RENAMED:
-        text = f"{name} is {RENAMED[name].__name__} now"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return RENAMED[name]
     if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = f"flwr_hetero_studies.{MOVED[name]}"

@@ -8,20 +8,13 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero.biased_local_sgd.strategy import LocalSteps
-from flwr_hetero.errors import check_number
 from flwr_hetero.server.aggregate import normalised
 
 
-def update_scales(
-    num_steps: ArrayLike, weights: ArrayLike, momentum: float = 0.0
-) -> NDArray[np.float64]:
+def update_scales(num_steps: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     r"""Compute the factors that make an ordinary weighted mean FedNova's normalised one.
 
-    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t),
-        \qquad s_i = \frac{\sum_k p_k \|a_k\|_1}{\|a_i\|_1}
-
-    .. math:: \|a_i\|_1 = \frac{1}{1 - \rho}
-        \left(\tau_i - \rho \frac{1 - \rho^{\tau_i}}{1 - \rho}\right)
+    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
 
     num_steps, at least 1, and weights, not all 0: (num_replies,) -> (num_replies,).
 
@@ -29,20 +22,16 @@ def update_scales(
     array([2.        , 0.66666667])
     """
     steps = np.asarray(num_steps, np.float64)
-    carried = momentum * (1 - momentum**steps) / (1 - momentum)
-    norms = (steps - carried) / (1 - momentum)
-    return np.asarray(normalised(weights) @ norms / norms)
+    return np.asarray(normalised(weights) @ steps / steps)
 
 
 class FedNova(LocalSteps):
-    """Unbalanced local steps whose updates are averaged per step, by any strategy inside.
+    """Unbalanced local steps of plain SGD whose updates are averaged per step.
 
     Parameters
     ----------
-    strategy, fast_steps, budget, gamma, deadline_s, max_steps
-        As for :class:`~flwr_hetero.strategy.LocalSteps`.
-    momentum : float
-        Momentum of the nodes' SGD in [0, 1), reset each round.
+    strategy, fast_steps, **budget
+        As for :class:`~flwr_hetero.strategy.LocalSteps`, but for ``step_correction``.
 
     Raises
     ------
@@ -56,24 +45,18 @@ class FedNova(LocalSteps):
 
     Examples
     --------
-    >>> strategy = FedNova(fast_steps=32, momentum=0.9)
+    >>> strategy = FedNova(fast_steps=32)
     """
 
     name: ClassVar[str] = "fednova"
 
     def __init__(
-        self,
-        strategy: Strategy | None = None,
-        fast_steps: int = 32,
-        *,
-        momentum: float = 0.0,
-        **budget: Any,
+        self, strategy: Strategy | None = None, fast_steps: int = 32, **budget: Any
     ) -> None:
-        self.momentum = check_number("momentum", momentum, "[0, 1)")
         super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
 
     def scales(
         self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
     ) -> NDArray[np.float64]:
-        """Return FedNova's scales: by the mean of the round's nodes, and for momentum."""
-        return update_scales(steps, weights, self.momentum)
+        """Return FedNova's scales: by the mean of the round's nodes, not of all seen."""
+        return update_scales(steps, weights)

@@ -1,7 +1,7 @@
 """Local steps by speed, and biased local SGD: models by steps, high losses on fast nodes."""
 
 from collections.abc import Mapping, Sequence
-from logging import INFO, WARNING
+from logging import INFO
 from math import nan
 from typing import Any, ClassVar
 
@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.biased_local_sgd.algorithm import (
-    fast_class,
-    fast_share,
-    gamma_steps,
-    timed_steps,
-)
+from flwr_hetero.biased_local_sgd.algorithm import fast_class, fast_share, gamma_steps, timed_steps
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
@@ -28,8 +23,6 @@ from flwr_hetero.state_dict import StateDict, entries_below
 
 TRAFFIC = 0.5
 """Largest share of transfers in a node's slice."""
-MAX_RATIO = 4.0
-"""Ratio of two nodes' steps above which the log says so."""
 
 
 class LocalSteps(MeasuredSteps):
@@ -87,8 +80,6 @@ class LocalSteps(MeasuredSteps):
     """
 
     name: ClassVar[str] = "local_steps"
-    has_shared_data = False
-    """Whether all nodes see the same data, so that their weights change no objective."""
 
     def __init__(
         self,
@@ -115,7 +106,6 @@ class LocalSteps(MeasuredSteps):
             raise invalid(*other, f"be left out with budget={budget!r}")
         self.gamma, self.deadline_s = gamma, deadline_s
         super().__init__(strategy, step_correction)
-        self._has_warned = False
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node; shape (len(nodes),)."""
@@ -134,7 +124,7 @@ class LocalSteps(MeasuredSteps):
             # balanced steps need no time
             if self.gamma != 1:
                 gammas[np.isnan(step_s)] = nan
-        # l. 1
+        # Alg. 1, l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
 
     def fast_nodes(self) -> set[str]:
@@ -143,36 +133,6 @@ class LocalSteps(MeasuredSteps):
             return self.speeds.classes()[0]
         fast, _ = fast_class([1 / gamma for gamma in self.gamma.values()])
         return {node for node, is_fast in zip(self.gamma, fast, strict=True) if is_fast}
-
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
-        """Write each node's steps into its own config."""
-        self._say_whose_data_count()
-        return super().on_instructions(context, messages, grid)
-
-    def round_info(self) -> dict[str, Any]:
-        """Return the steps assigned to each node and the measured gamma."""
-        return {**super().round_info(), "gamma": self.speeds.classes()[1]}
-
-    def power(self) -> float:
-        """Return the power of its steps by which a node's own data count; 0: as in FedAvg."""
-        return 1.0 - self.step_correction
-
-    def _say_whose_data_count(self) -> None:
-        """Log once that steps differ much and the objective is not FedAvg's."""
-        if self._has_warned or self.has_shared_data or not (self.power() and self.speeds.step_s):
-            return
-        steps = self.num_steps(list(self.speeds.step_s))
-        least, most = int(steps.min()), int(steps.max())
-        self._has_warned = most > MAX_RATIO * least
-        if self._has_warned:
-            text = (
-                "%s: nodes take %d to %d steps (ratio %.3g), and a node's data count by about the "
-                "power %g of its steps (docs/objectives.md)"
-            )
-            facts = type(self).__name__, least, most, most / least, self.power()
-            log(WARNING if self.power() > 1 else INFO, text, *facts)
 
     def summary(self) -> None:
         """Log the step budget and the wrapped strategy's settings."""
@@ -192,8 +152,7 @@ class BiasedLocalSGD(LocalSteps):
     Parameters
     ----------
     strategy, fast_steps, **budget
-        As for :class:`~flwr_hetero.strategy.LocalSteps`, with ``budget``, ``gamma``,
-        ``deadline_s`` and ``max_steps``.
+        As for :class:`LocalSteps`, with ``budget``, ``gamma``, ``deadline_s`` and ``max_steps``.
     weigh_by_steps : bool, optional
         The paper's bias in aggregation, Eq. (4). None: for shared data only, as the paper has
         them. It would weigh a node's private data by about the square of its steps.
@@ -244,11 +203,10 @@ class BiasedLocalSGD(LocalSteps):
         seed: int = 0,
         **budget: Any,
     ) -> None:
-        if shared_samples is not None:
+        if is_shared := shared_samples is not None:
             self.decides = self.decides | {"samples", "orders"}
-            self.has_shared_data = True
             self.only_rounds = "indices are assigned to all nodes of a round together"
-        self.weigh_by_steps = self.has_shared_data if weigh_by_steps is None else weigh_by_steps
+        self.weigh_by_steps = is_shared if weigh_by_steps is None else weigh_by_steps
         if self.weigh_by_steps and step_correction:
             rule = "be 0 or left out where models are weighted by steps"
             raise invalid("step_correction", step_correction, rule)
@@ -275,10 +233,6 @@ class BiasedLocalSGD(LocalSteps):
         if any(getattr(s, "accountant", None) for s in self.chain() if s is not self):
             rule = "be without a privacy accountant, which asks for equal weights"
             raise invalid("strategy", leaf, rule, hint)
-
-    def power(self) -> float:
-        """Return the power of its steps by which a node's own data count."""
-        return 2.0 if self.weigh_by_steps else super().power()
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
@@ -314,22 +268,18 @@ class BiasedLocalSGD(LocalSteps):
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
         if self.shared is not None:
-            # l. 14
+            # l. 14: record the loss of every processed sample
             self.shared.record(replies)
         return super().on_replies(context, replies)
 
     def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
-        """Weight models by their steps (l. 15, Eq. 4): the fewest for those that report none."""
+        """Weight models by their steps: the fewest for those that report none."""
         if not self.weigh_by_steps:
             return super().weights(context, replies)
-        # l. 15
+        # l. 15: average the models by steps, Eq. (4)
         steps = [self.steps_of(context, reply) for reply in replies]
         fewest = min((count for count in steps if count), default=1)
         return [float(count or fewest) for count in steps]
-
-    def round_info(self) -> dict[str, Any]:
-        """Return steps, gamma and, with shared data, epoch and samples of known loss."""
-        return super().round_info() | ({} if self.shared is None else self.shared.round_info())
 
     def state_dict(self) -> StateDict:
         """Return the measured times and, with shared data, losses and pools."""

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (folders := getattr(options, "directories", ())):
             raise
         where, kind = ", ".join(map(str, folders)), type(error).__name__
-        return _failed(f"{where}: what no run writes ({kind}: {error})")
+        return _failed(f"{where}: the history cannot be read ({kind}: {error})")
 
 
 def _failed(why: str) -> int:

@@ -1,31 +1,33 @@
 """The command ``doctor``: what is wrong with an installation, a SuperLink or a run-config."""
 
 import argparse
-import json
 import platform
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from flwr_hetero import __version__
-from flwr_hetero.cli.run import add_configs, check_run_config
+from flwr_hetero.cli.run import add_config, check_run_config
 from flwr_hetero.errors import install_hint
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
-# Extra of the package, and what needs it.
-EXTRAS = {"node": "training", "report": "run directories", "task": "the apps", "simulation": "Ray"}
+# Extra of the package, what it is for, and packages of it.
+EXTRAS = {
+    "node": ("training", "torch torchvision"),
+    "report": ("run directories", "filelock jinja2 plotly rich safetensors"),
+    "task": ("the apps", "datasets flwr_datasets sklearn PIL pyarrow"),
+    "simulation": ("simulation", "ray"),
+}
 # Seconds that a SuperLink may take to answer; its port if none is given.
 DIAL_S, HTTPS = 5.0, 443
 # Address by which Flower starts a SuperLink of its own, for simulation.
 LOCAL = ":local:"
-# Key of the federation-config: share of a GPU for each simulated node.
-NUM_GPUS = "client-resources-num-gpus"
 
 Finding: TypeAlias = tuple[str, str]
 
@@ -37,7 +39,7 @@ def add(commands: Any) -> None:
     parser.add_argument("app", nargs="?", type=Path, metavar="APP", help="folder of an app")
     text = "connection in Flower's config.toml to try"
     parser.add_argument("--superlink", metavar="NAME", help=text)
-    add_configs(parser)
+    add_config(parser, "run", "-c")
     parser.set_defaults(run=_doctor)
 
 
@@ -51,12 +53,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from installation()
-    yield from gpus(options.federation_config)
+    yield from gpus()
     if options.superlink:
         yield from superlink(options.superlink)
     if app := options.app:
         try:
-            keys = check_run_config(app, options.run_config, options.federation_config)
+            keys = check_run_config(app, options.run_config)
             yield OK, f"run-config of {app}: {len(keys)} keys"
         except ValueError as error:
             yield FAIL, f"run-config of {app}: {error}"
@@ -70,54 +72,29 @@ def installation() -> Iterator[Finding]:
     flwr = metadata.version("flwr")
     tried = flwr == TRIED_WITH
     yield OK if tried else NOTE, f"flwr {flwr}" + ("" if tried else f", tried with {TRIED_WITH}")
-    for extra, what in EXTRAS.items():
-        if wanting := sorted(set(missing("flwr-hetero", extra))):
-            hint = install_hint(extra)
-            yield NOTE, f"{what} need{'s' * (extra != 'task')} {', '.join(wanting)}: {hint}"
+    for extra, (what, packages) in EXTRAS.items():
+        if missing := [name for name in packages.split() if find_spec(name) is None]:
+            yield NOTE, f"for {what} {', '.join(missing)} are missing: {install_hint(extra)}"
         else:
             yield OK, f"extra {extra}, for {what}"
 
 
-def missing(name: str, extra: str) -> Iterator[str]:
-    """Name the requirements of a distribution's extra that are not installed, or too old."""
-    from packaging.requirements import Requirement
-
-    for need in map(Requirement, metadata.requires(name) or ()):
-        asked = [bool(need.marker and need.marker.evaluate({"extra": e})) for e in ("", extra)]
-        if asked != [False, True]:  # not of this extra alone
-            continue
-        try:
-            found = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
-            yield str(need).partition(";")[0].strip()
-            continue
-        if not need.specifier.contains(found, prereleases=True):
-            yield f"{need.name}{need.specifier} (there is {found})"
-        for inner in need.extras:
-            yield from missing(need.name, inner)
-
-
-def gpus(federation_config: list[str]) -> Iterator[Finding]:
-    """Check that torch can be imported, and whether simulated nodes would see a GPU."""
-    from flwr_hetero._flwr import parse_run_config
-
+def gpus() -> Iterator[Finding]:
+    """Check that torch can be imported, and whether it sees a GPU."""
     try:
         cuda = import_module("torch").cuda
     except ModuleNotFoundError:
-        return  # said by the extra
+        # Already a finding of its extra.
+        return
     except (ImportError, OSError) as error:
         yield FAIL, f"torch cannot be imported: {error}"
         return
-    if not cuda.is_available():
-        yield NOTE, "torch sees no GPU: nodes train on the CPU"
-        return
-    yield OK, f"GPUs: {', '.join(map(cuda.get_device_name, range(cuda.device_count())))}"
-    if not parse_run_config(federation_config).get(NUM_GPUS):
-        yield NOTE, f'simulated nodes see none without --federation-config "{NUM_GPUS}=0.1"'
+    names = map(cuda.get_device_name, range(cuda.device_count()))
+    yield OK, f"GPUs that torch sees: {', '.join(names) or 'none'}"
 
 
 def superlink(name: str) -> Iterator[Finding]:
-    """Check that a SuperLink can be reached, is the one it claims to be, and has nodes."""
+    """Check that a SuperLink can be reached, and is the one it claims to be."""
     from flwr_hetero._flwr import superlink_connection
 
     connection = superlink_connection(name)
@@ -127,14 +104,12 @@ def superlink(name: str) -> Iterator[Finding]:
         return
     try:
         _dial(address, connection)
-    except ssl.SSLError as error:
-        text = getattr(error, "verify_message", "") or error.reason
-        yield FAIL, f"superlink {name}: TLS with {address}: {text}: see root-certificates"
     except (OSError, ValueError) as error:
-        yield FAIL, f"superlink {name}: {address}: {error}"
+        hint = ": see root-certificates" if isinstance(error, ssl.SSLError) else ""
+        yield FAIL, f"superlink {name}: {address}: {error}{hint}"
     else:
-        yield OK, f"superlink {name}: {address} answers"
-        yield _nodes(name)
+        nodes = f"its nodes: flwr supernode list {name}"
+        yield OK, f"superlink {name}: {address} answers; {nodes}"
 
 
 def _dial(address: str, connection: dict[str, Any]) -> None:
@@ -144,17 +119,3 @@ def _dial(address: str, connection: dict[str, Any]) -> None:
         if not connection.get("insecure"):
             context = ssl.create_default_context(cafile=connection.get("root-certificates"))
             context.wrap_socket(plain, server_hostname=host).close()
-
-
-def _nodes(name: str) -> Finding:
-    """Ask the SuperLink which SuperNodes are online."""
-    flwr = Path(sys.executable).with_name("flwr")
-    command = [str(flwr), "supernode", "list", name, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    try:
-        listed = json.loads(done.stdout)["nodes"]
-    except (ValueError, KeyError):
-        last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no answer"]
-        return FAIL, f"superlink {name}: its SuperNodes cannot be listed: {last[0]}"
-    online = sum(node["status"] == "online" for node in listed)
-    return OK if online else FAIL, f"{online} of {len(listed)} registered SuperNodes are online"

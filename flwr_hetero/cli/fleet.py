@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,22 +27,22 @@ def add(above: Any) -> None:
 
     others = "While they are up, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's "
     others += "SuperLink asks for no credentials on 127.0.0.1."
+    # Said where it is asked for: a private fleet on a shared machine is none.
     up = command("up", _up, "start a SuperLink and SuperNodes with TLS and keys", others)
     up("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
     kinds = "uniform, paper-5 or a TOML file of devices: speeds become shares of one CPU"
     up("--fleet", default="uniform", help=kinds)
     up("--cpu", type=float, default=1.0, help="share of one CPU for the fastest (default: 1)")
-    up("--database", action="store_true", help="the SuperLink's state survives its restart")
-    status = command("status", _status, "show which processes run")
-    down = command("down", _down, "end what `up` started and remove its files")
-    down("--keep", action="store_true", help="leave the files, to read the logs")
-    for add in (up, status, down):
+    for add in (
+        up,
+        command("status", _status, "show which processes run"),
+        command("down", _down, "end what `up` started and remove its files"),
+    ):
         add("--dir", default=FOLDER, help=f"the fleet's folder (default: {FOLDER})")
     add = command("certificates", _certificates, "make keys and certificates for real devices")
     add("dir", help="folder; an authority in it is used again, its ca.key for --host only")
     add("--host", nargs="+", default=[], help="the SuperLink's names and addresses")
     add("--node", nargs="+", default=[], help="names of devices that need a key")
-    add("--days", type=int, help="validity of the SuperLink's certificate (default: 13 months)")
 
 
 def _fleet(options: argparse.Namespace) -> "RealFleet":
@@ -58,8 +57,7 @@ def _up(options: argparse.Namespace) -> None:
     check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
     print("starting a SuperLink and SuperNodes, and waiting until they are online", flush=True)
-    profiles = named_fleet(options.fleet, options.nodes)
-    fleet.up(profiles, cpu=options.cpu, database=options.database)
+    fleet.up(named_fleet(options.fleet, options.nodes), cpu=options.cpu)
     _status(options)
     print(f"\nRun an app on it:\n\n  {fleet.run_line()}\n")
 
@@ -77,30 +75,27 @@ def _status(options: argparse.Namespace) -> None:
         state = "ended" if not fleet.is_alive(node.pid) else "starting or cut off"
         state = "online" if node.name in online else state
         cpu = "no limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"
-        speeds = {"up": node.uplink_mbps, "down": node.downlink_mbps}
-        links = [f", {name} {mbps:g} Mbit/s" for name, mbps in speeds.items() if not isinf(mbps)]
-        print(f"{node.name:<10} {state:<8} {cpu}{''.join(links)}")
+        print(f"{node.name:<10} {state:<8} {cpu}")
 
 
 def _down(options: argparse.Namespace) -> None:
-    ended = _fleet(options).down(keep=options.keep)
-    print(f"{ended} processes ended")
+    print(f"{_fleet(options).down()} processes ended")
 
 
 def _certificates(options: argparse.Namespace) -> None:
     from flwr_hetero.fleet import certificates
 
     folder = Path(options.dir).expanduser()
-    wants_authority = options.host or not options.node  # a device's key needs no signature
+    # A device's key needs no signature, and no authority therefore.
+    wants_authority = options.host or not options.node
     if wants_authority and not (folder / certificates.CA_CERTIFICATE).exists():
         certificates.make_authority(folder)
         print(f"authority: {folder / certificates.CA_CERTIFICATE} goes to every device")
         print(f"           {folder / certificates.CA_KEY} stays here, or offline")
     if options.host:
-        days = certificates.SERVER_DAYS if options.days is None else options.days
-        certificates.make_server_certificate(folder, options.host, days)
+        certificates.make_server_certificate(folder, options.host)
         names = f"{folder / certificates.SERVER_CERTIFICATE}, {folder / certificates.SERVER_KEY}"
-        print(f"SuperLink: {names} ({days} days)")
+        print(f"SuperLink: {names} ({certificates.SERVER_DAYS} days)")
     for node in options.node:
         certificates.make_node_key(folder / "nodes", node)
         print(f"{node}: {folder / 'nodes' / node} goes to that device only, .pub is registered")

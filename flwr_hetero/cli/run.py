@@ -5,30 +5,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from flwr_hetero.errors import check_count, check_key, invalid
-from flwr_hetero.progress import bar
 
 RUN_ID = re.compile(r"Successfully started run (\d+)")
 COMPLETED = "finished:completed"
-# Line of a run's log after each round.
-LINE = re.compile(r"(?:round|merge|update) +(\d+)/(\d+)  ")
-# Lines of Flower and Ray that say nothing of the run.
-NOISE = re.compile(
-    r"Starting logstream|Since flwr 1\.32|Federation `|change federation size|simulation-config"
-    r"|Successfully installed|dependencies|Created env for run|uv sync took|^\s*warnings\.warn"
-    r"|FutureWarning: Tip: In future versions of Ray|Manually terminating ClientAppActor"
-    r"|^(\S*INFO\s*\S*:)?\s*$"
-)
-# Key of the federation-config: simulated nodes.
-NUM_NODES = "num-supernodes"
-# Key of run-configs that no fleet can fulfil that is smaller.
-AT_MOST_ALL = "clients-per-round"
 
 
 def add(commands: Any) -> None:
@@ -39,33 +24,30 @@ def add(commands: Any) -> None:
     parser.add_argument("superlink", nargs="?", metavar="SUPERLINK", help="as for flwr run")
     nodes = "simulated nodes, one CPU each at a time (default: as set in Flower, 2 at first)"
     parser.add_argument("--nodes", type=int, help=nodes)
-    parser.add_argument("--verbose", action="store_true", help="all lines of Flower's log")
-    add_configs(parser)
+    add_config(parser, "run", "-c")
+    add_config(parser, "federation")
     parser.set_defaults(run=_run)
 
 
-def add_configs(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``flwr run`` has for an app's and a simulation's settings."""
-    for names, example in (
-        (("--run-config", "-c"), "num-tiers=3 policy='vanilla'"),
-        (("--federation-config",), "num-supernodes=20 client-resources-num-cpus=1"),
-    ):
-        text = f'as for flwr run, such as "{example}"'
-        parser.add_argument(*names, action="append", default=[], metavar="KEYS", help=text)
+def add_config(parser: argparse.ArgumentParser, name: str, *short: str) -> None:
+    """Add an option that ``flwr run`` has for an app's or a simulation's settings."""
+    text = "as for flwr run: KEY=VALUE ..., texts in quotes; may be given several times"
+    names = (f"--{name}-config", *short)
+    parser.add_argument(*names, action="append", default=[], metavar="KEYS", help=text)
 
 
 def _run(options: argparse.Namespace) -> int:
     federation = list(options.federation_config)
     if options.nodes is not None:
         check_count("--nodes", options.nodes, 1)
-        federation.append(f"{NUM_NODES}={options.nodes} client-resources-num-cpus=1")
-    check_run_config(options.app, options.run_config, federation)
+        federation.append(f"num-supernodes={options.nodes} client-resources-num-cpus=1")
+    check_run_config(options.app, options.run_config)
     flwr = str(Path(sys.executable).with_name("flwr"))
     where = [options.superlink] if options.superlink else []
     command = [flwr, "run", str(options.app), *where, "--stream"]
     for name, given in (("run", options.run_config), ("federation", federation)):
         command += [word for text in given for word in (f"--{name}-config", text)]
-    status, run_id = _follow(command, verbose=options.verbose)
+    status, run_id = _follow(command)
     if status or not run_id:
         return status or 1
     ask = [flwr, "ls", *where, "--run-id", run_id, "--format", "json"]
@@ -76,37 +58,25 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(command: list[str], *, verbose: bool) -> tuple[int, str]:
-    """Print what a command prints, with a bar on a terminal; return its status and the run's id."""
-    run_id, total = "", 0
-    advance: Callable[[int], object] = int
-    with (
-        ExitStack() as bars,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process,
-    ):
+def _follow(command: list[str]) -> tuple[int, str]:
+    """Print what a command prints; return its status and the run's id."""
+    run_id = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         for line in process.stdout or ():
-            if verbose or not NOISE.search(line):
-                print(line, end="", flush=True)
+            print(line, end="", flush=True)
             if found := RUN_ID.search(line):
                 run_id = found[1]
-            if found := LINE.search(line):
-                if total != (total := int(found[2])):  # a baseline comes first
-                    bars.close()
-                    advance = bars.enter_context(bar(total))
-                advance(int(found[1]))
     return process.returncode, run_id
 
 
 # -- an app's run-config, checked before Flower sees it, which answers a mistyped key by a code --
 
 
-def check_run_config(
-    app: Path, given: Sequence[str], federation: Sequence[str] = ()
-) -> dict[str, Any]:
+def check_run_config(app: Path, given: Sequence[str]) -> dict[str, Any]:
     """Return the run-config that Flower would give the app; refuse keys and values it would not.
 
     Values are checked by the app's own rules: a class with ``from_run_config`` that its ServerApp's
-    module has or imports. What is asked of the nodes must fit their number, where that is given.
+    module has or imports.
     """
     from flwr_hetero._flwr import app_tables, parse_run_config
 
@@ -117,13 +87,6 @@ def check_run_config(
     config = {**defaults, **changed}
     if rules := _rules(app, components["serverapp"].partition(":")[0]):
         rules.from_run_config(config)
-    num_nodes = parse_run_config(federation).get(NUM_NODES)
-    if num_nodes is not None:
-        check_count(NUM_NODES, num_nodes, 1)
-        wanted = changed.get(AT_MOST_ALL)
-        if isinstance(wanted, int) and wanted > num_nodes:
-            rule = f"be at most the number of nodes, {num_nodes}"
-            raise invalid(AT_MOST_ALL, wanted, rule, "start more nodes or ask fewer")
     return config
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from flwr_hetero.report.history import HISTORY, LOCK, MODEL
+
 HOST = "127.0.0.1"
 # Seconds between two looks at the run, and for which its end is served: pages ask every 2 s.
 LOOK_S, LAST_S = 1.0, 6.0
-# A run has stalled that adds no round for so long, and for as long as so many rounds took.
-QUIET_S, QUIET_ROUNDS = 60.0, 10
+# A run has stalled that adds no round for so long.
+QUIET_S = 300.0
 # States of a run, as its page notes them.
 WAITING, RUNNING, ENDED = "No round yet.", "", "ended"
 STALLED = "No new round for a while: the run has stalled, or waits for a slow node."
@@ -51,20 +53,18 @@ class LivePage:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.data = folder, ""
-        self._version: tuple[Any, ...] = ()
+        self._version: object = None
 
     def look(self) -> str:
         """Read what is new; return the run's state."""
         from flwr_hetero.report.page import run_data
 
         state = state_of(self.folder)
-        version: tuple[Any, ...] = ()
-        if state != WAITING:
-            history = (self.folder / "history.jsonl").stat()
-            version = (state, history.st_mtime_ns, history.st_size)
-        if version != self._version or not self.data:
-            data: dict[str, Any] = {"title": self.folder.name, "where": str(self.folder)}
-            data = run_data(self.folder) if version else data | {"kind": "run", "tables": []}
+        history = self.folder / HISTORY
+        version = state, history.stat().st_mtime_ns if state != WAITING else 0
+        if version != self._version:
+            data: dict[str, Any] = {"kind": "run", "title": self.folder.name, "tables": []}
+            data = data if state == WAITING else run_data(self.folder)
             if state not in (RUNNING, ENDED):
                 data["notes"] = [state]
             self.data, self._version = json.dumps(data, allow_nan=False), version
@@ -72,27 +72,24 @@ class LivePage:
 
 
 def state_of(folder: Path, now_s: float | None = None) -> str:
-    """Tell how a run does, by its files: its process holds the lock until it ends."""
-    history, model = folder / "history.jsonl", folder / "model.safetensors"
+    """Return a run's state, by its files: its process holds the lock until it ends."""
+    history, model = folder / HISTORY, folder / MODEL
     if not history.is_file() or not history.stat().st_size:
         return WAITING
     changed_s = history.stat().st_mtime
-    if not _is_locked(folder / ".lock"):
+    if not _is_locked(folder / LOCK):
         ended = model.is_file() and model.stat().st_mtime >= changed_s
         return ENDED if ended else KILLED
-    from flwr_hetero.report.history import read_history
-
-    wall_s = read_history(folder).column("wall_s")
-    each_s = float(wall_s[-1]) / len(wall_s) if len(wall_s) else 0.0
     quiet_s = (time.time() if now_s is None else now_s) - changed_s
-    return STALLED if quiet_s > max(QUIET_S, QUIET_ROUNDS * each_s) else RUNNING
+    return STALLED if quiet_s > QUIET_S else RUNNING
 
 
 def _is_locked(path: Path) -> bool:
     from filelock import FileLock, Timeout
 
     try:
-        if path.exists():  # to look must not make the file
+        # To look must not make the file.
+        if path.exists():
             FileLock(path).acquire(timeout=0).lock.release()
     except Timeout:
         return True
@@ -100,7 +97,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def serve(page: LivePage, port: int = 0) -> ThreadingHTTPServer:
-    """Serve a run's page on the loopback interface, from a thread."""
+    """Serve a run's page to this machine, from a thread."""
     from flwr_hetero.report.page import DATA, render
 
     answers: dict[str, tuple[str, Callable[[], str]]] = {
@@ -108,13 +105,13 @@ def serve(page: LivePage, port: int = 0) -> ThreadingHTTPServer:
         f"/{DATA}": ("application/json", lambda: page.data),
     }
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         """Answers with the page, and with its data."""
 
         def do_GET(self) -> None:
             """Answer a browser of this machine."""
             host = (self.headers.get("Host") or "").rpartition(":")[0]
-            # A page elsewhere may point a name of its own here, and would read the run.
+            # A web page elsewhere may give this address a name of its own, and would read the run.
             if host not in (HOST, "localhost") or self.path not in answers:
                 self.send_error(404)
                 return
@@ -131,6 +128,6 @@ def serve(page: LivePage, port: int = 0) -> ThreadingHTTPServer:
             """Keep the terminal for what matters."""
 
     page.look()
-    server = ThreadingHTTPServer((HOST, port), Handler)
+    server = ThreadingHTTPServer((HOST, port), PageHandler)
     Thread(target=server.serve_forever, daemon=True).start()
     return server

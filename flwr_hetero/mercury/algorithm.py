@@ -21,8 +21,7 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
     .. math:: I = 1 - p_y = 1 - e^{-\ell}
 
-    losses: (n,), at least 0 -> (n,), in [0, 1]. The gradient's norm at the logits lies between
-    this and sqrt(2) times this.
+    losses: (n,), at least 0 -> (n,): the gradient's norm at the logits, or up to sqrt(2) less.
 
     >>> error_probability(np.array([0.0, np.log(2.0)]))
     array([0. , 0.5])
@@ -42,10 +41,9 @@ def check_importance(importance: NDArray[np.float64]) -> None:
 
 
 class Groups(NamedTuple):
-    """Non-overlapping groups of the local data: group i is ``order[bounds[i]:bounds[i + 1]]``.
+    """Groups of the permuted samples ``order``: group i is ``order[bounds[i]:bounds[i + 1]]``.
 
-    order: (num_samples,), a permutation; bounds: (num_groups + 1,), increasing from 0. The
-    group ``turn`` is scored next; groups are cut to ``size`` when their turn comes.
+    The group ``turn`` is scored next; groups are cut to ``size`` when their turn comes.
     """
 
     order: NDArray[np.int64]
@@ -115,35 +113,18 @@ def _cut(length: int, size: int) -> NDArray[np.int64]:
     return np.arange(pieces + 1) * length // max(pieces, 1)
 
 
-def check_groups(groups: Groups, num_samples: int) -> None:
-    """Refuse restored groups that do not partition the data."""
-    order, bounds, turn, size = groups
-    if not (
-        np.array_equal(np.sort(order), np.arange(num_samples))
-        and len(bounds) >= 2
-        and (bounds[0], bounds[-1]) == (0, num_samples)
-        and np.diff(bounds).min() >= 1
-        and 0 <= turn < len(bounds) - 1
-        and size >= 1
-    ):
-        raise invalid("groups", groups, f"partition {num_samples} samples")
-
-
 # --- step 2: a mini-batch by importance, and the weights that keep it unbiased ------------
 
 
 def mixed_probs(
-    importance: NDArray[np.float64],
-    mixing: float,
-    indices: NDArray[np.int64] | EllipsisType = ...,
+    importance: NDArray[np.float64], mixing: float, indices: NDArray[np.int64] | EllipsisType = ...
 ) -> NDArray[np.float64]:
     r"""Mix a draw by importance with a share of uniform draws (Eq. 7, made safe).
 
     .. math:: q_j = (1 - \lambda) I_j / \sum_k I_k + \lambda / n
 
-    importance: (n,), at least 0 -> (n,), sums to 1; of ``indices`` only: their shape. The paper
-    has no :math:`\lambda`: a sample with cached importance 0 is then never drawn, and weights
-    have no bound.
+    importance: (n,), at least 0 -> (n,), or of ``indices`` only. The paper has no :math:`\lambda`:
+    a sample with cached importance 0 is then never drawn, and weights have no bound.
 
     >>> mixed_probs(np.array([3.0, 1.0, 0.0, 0.0]), 0.5)
     array([0.5  , 0.25 , 0.125, 0.125])
@@ -168,10 +149,7 @@ def inverse_probs(probs: NDArray[np.float64], num_samples: int) -> NDArray[np.fl
 
 
 def draw_flat(
-    importance: NDArray[np.float64],
-    shape: tuple[int, int],
-    mixing: float,
-    rng: np.random.Generator,
+    importance: NDArray[np.float64], shape: tuple[int, int], mixing: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     r"""Draw batches from all samples, with replacement, by :func:`mixed_probs`.
 
@@ -241,8 +219,6 @@ def draw_two_level(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     r"""Draw a batch as the paper does: d groups, then samples of each (section 4.1, step 2).
 
-    .. math:: w_{ij} = p_{ij} / q_{ij} = 1 / (M_i q_{ij})
-
     importance: (n,) -> indices (batch_size,), weights (batch_size,). Biased: the proof of
     section 4.4 treats the chosen groups as equally likely, but Eq. 6 prefers the latest.
 
@@ -273,11 +249,7 @@ def group_size(idle_s: float, score_s: float, num_samples: int) -> int:
 
     >>> group_size(idle_s=2.0, score_s=0.01, num_samples=1000)
     180
-    >>> group_size(idle_s=0.0, score_s=0.01, num_samples=1000)
-    0
     """
-    if idle_s <= 0.0:
-        return 0
-    if score_s <= 0.0:
-        return num_samples
+    if idle_s <= 0.0 or score_s <= 0.0:
+        return 0 if idle_s <= 0.0 else num_samples
     return int(min(MARGIN * idle_s / score_s, num_samples))

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
-from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.mercury.algorithm import (
     Groups,
     advance,
-    check_groups,
     check_importance,
     draw_flat,
     draw_two_level,
@@ -38,9 +37,8 @@ IMPORTANCE_PARTS = tuple(f"importance-with-mean-1.{share} % are below" for share
 class MercurySampler(BatchSampler):
     r"""Importance sampling whose weighted mean gradient stays unbiased.
 
-    Each example's latest score is cached. :meth:`refresh_indices` names the group to score
-    next, round-robin; the scores that training computes anyway count too, at no cost. Zeng et al.,
-    SenSys 2021, sections 4.1 and 4.3.
+    Each example's latest score is cached: those that training computes anyway, and those of the
+    group that :meth:`refresh_indices` names, in turn. Zeng et al., SenSys 2021, sections 4.1, 4.3.
 
     Parameters
     ----------
@@ -48,8 +46,8 @@ class MercurySampler(BatchSampler):
         Size N of the local data set.
     batch_size : int
         Examples per batch.
-    seed : int, keyword-only
-        Seed of the sampler's own random generator.
+    seed : int
+        Of the sampler's own random generator.
     estimator : {"flat", "paper"}
         ``flat`` draws over all samples with :math:`q = I / (2 \sum I) + 1 / (2 N)`
         and weighs by :math:`1 / (N q)`: unbiased at every step, however old the cache.
@@ -112,8 +110,6 @@ class MercurySampler(BatchSampler):
         # batches that are not learnt yet, and samples whose mean the others count as
         self._num_pending = self._num_averaged = 0
 
-    # --- drawing -------------------------------------------------------------------------
-
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; see the class for how."""
         self.steps += 1
@@ -146,8 +142,6 @@ class MercurySampler(BatchSampler):
         """Cut the coming groups to ``size`` samples, for instance to what the link hides."""
         self.groups = resize(self.groups, size)
 
-    # --- learning ------------------------------------------------------------------------
-
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Cache new scores, at least 0, of a refreshed group or of the batch just trained on."""
         indices, scores = self.check_scores(indices, scores)
@@ -156,23 +150,18 @@ class MercurySampler(BatchSampler):
             return
         if self.learns_from == "loss":
             scores = error_probability(scores)
-        if not self._is_batch(indices):
+        last = self.groups.members(self.groups.turn - 1)[: len(indices)]
+        is_group = self._awaits_group and np.array_equal(indices, last)
+        if is_group or len(indices) > self.batch_size:
             self._learn_pending()
             self._learn(indices, scores)
             self._awaits_group = False
-        else:
-            known, known_scores = self._pending
-            self._pending = np.append(known, indices), np.append(known_scores, scores)
-            self._num_pending += 1
-            if self._num_pending >= self.stride:
-                self._learn_pending()
-
-    def _is_batch(self, indices: NDArray[np.int64]) -> bool:
-        """Return whether these may be a batch, and not a group or a pass over all."""
-        if len(indices) > self.batch_size:
-            return False
-        last = self.groups.members(self.groups.turn - 1)[: len(indices)]
-        return not (self._awaits_group and np.array_equal(indices, last))
+            return
+        known, known_scores = self._pending
+        self._pending = np.append(known, indices), np.append(known_scores, scores)
+        self._num_pending += 1
+        if self._num_pending >= self.stride:
+            self._learn_pending()
 
     def _learn_pending(self) -> None:
         indices, scores = self._pending
@@ -203,8 +192,6 @@ class MercurySampler(BatchSampler):
         self._average_unscored()
         self._ready = self._ready[:0]
 
-    # --- reporting and resuming ----------------------------------------------------------
-
     @property
     def coverage(self) -> float:
         """Share of the samples that were ever scored."""
@@ -215,19 +202,17 @@ class MercurySampler(BatchSampler):
         deciles = np.percentile(self.importance, DECILES) / (self.importance.mean() or 1.0)
         return {
             **coverage_and_age(self.scored_at, self.steps),
-            "effective-share": float(1.0 / self._weigh(np.arange(self.num_samples)).mean()),
             **dict(zip(IMPORTANCE_PARTS, map(float, deciles), strict=True)),
         }
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
-        order, bounds, turn, size = self.groups
         return super().state_dict() | {
             "estimator": self.estimator,
-            "group_order": order.astype(np.int32),
-            "group_bounds": bounds,
-            "group_turn": turn,
-            "group_size": size,
+            "group_order": self.groups.order.astype(np.int32),
+            "group_bounds": self.groups.bounds,
+            "group_turn": self.groups.turn,
+            "group_size": self.groups.size,
             "awaits_group": self._awaits_group,
             "steps": self.steps,
             "importance": self.importance.astype(np.float32),
@@ -254,25 +239,13 @@ class MercurySampler(BatchSampler):
         old: dict[str, Any] = {name: state[name] for name in schema}
         if old["estimator"] != self.estimator:
             raise invalid("estimator of the state", old["estimator"], f"be {self.estimator}")
-        order, bounds, drawn, pending = (
-            old[k].astype(np.int64)
-            for k in ("group_order", "group_bounds", "drawn", "pending_indices")
-        )
-        groups = Groups(order, bounds, old["group_turn"], old["group_size"])
-        check_groups(groups, num)
-        check_count("steps", old["steps"])
-        for indices in (drawn, pending):
-            if not ((indices >= 0) & (indices < num)).all():
-                raise invalid("indices of the state", indices, f"be below {num}")
-        if pending.shape != old["pending_scores"].shape:
-            raise invalid("pending_scores", old["pending_scores"].shape, f"fit {pending.shape}")
-        for scores in (old["pending_scores"], old["importance"]):
-            check_importance(scores.astype(np.float64))
         super().load_state_dict(state)
         # all fits: from here on nothing is refused
-        self.groups, self.steps, self._awaits_group = groups, old["steps"], old["awaits_group"]
+        order, bounds = old["group_order"].astype(np.int64), old["group_bounds"]
+        self.groups = Groups(order, bounds, old["group_turn"], old["group_size"])
+        self.steps, self._awaits_group = old["steps"], old["awaits_group"]
         self.importance = old["importance"].astype(np.float64)
-        self.scored_at = old["scored_at"].astype(np.int32)
+        self.scored_at = old["scored_at"].copy()
         self._num_averaged, self._num_pending = old["num_averaged"], old["num_pending"]
-        self._ready, self._ready_weights = drawn, self._weigh(drawn)
-        self._pending = pending, old["pending_scores"].astype(np.float64)
+        self._ready, self._ready_weights = old["drawn"], self._weigh(old["drawn"])
+        self._pending = old["pending_indices"], old["pending_scores"]

@@ -51,7 +51,7 @@ def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swa
     # nodes by how many slots they have left: a swap costs the same however many nodes there are
     by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
     for node, slots in left.items():
-        by_size[len(slots)].append(node)  # in the order of their names
+        by_size[len(slots)].append(node)
 
     def take_fullest() -> str:
         fullest = next(nodes for nodes in reversed(by_size) if nodes)
@@ -94,8 +94,7 @@ class SwapTable:
     def set_limits(self, claims: Mapping[str, int]) -> None:
         """Fix how many slots nodes may offer: as they say at first, within reason."""
         if new := {node: claim for node, claim in claims.items() if node not in self.limits}:
-            usual = float(np.median([*self.limits.values(), *new.values()]))
-            most = ceil(MOST * usual)
+            most = ceil(MOST * float(np.median([*self.limits.values(), *new.values()])))
             self.limits |= {node: min(claim, most) for node, claim in new.items()}
 
     def room(self, node: str) -> int:
@@ -171,21 +170,13 @@ class SwapTable:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
         check_state(state, {"table": str, "content": ((-1,), "u")}, "Resharding")
-        content = state["content"]
-        try:
-            rows, received, limits, sizes = json.loads(state["table"])
-            slots = {
-                node: {int(number): Slot(*fields) for number, fields in own.items()}
-                for node, own in rows.items()
-            }
-            ids = [slot.sample_id for own in slots.values() for slot in own.values()]
-            whole = sum(sizes) == len(content) and min(sizes, default=1) > 0
-            if not (whole and all(0 <= each < len(sizes) for each in ids)):
-                raise ValueError(f"{len(content)} bytes, samples {sizes[:3]}...")
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"state of Resharding must hold a whole table ({error}).") from None
-        self.store = [part.tobytes() for part in np.split(content, np.cumsum([0, *sizes]))[1:-1]]
-        self.slots, self.received, self.limits = slots, received, limits
+        rows, self.received, self.limits, sizes = json.loads(state["table"])
+        self.slots = {
+            node: {int(number): Slot(*fields) for number, fields in own.items()}
+            for node, own in rows.items()
+        }
+        parts = np.split(state["content"], np.cumsum([0, *sizes]))
+        self.store = [part.tobytes() for part in parts[1:-1]]
 
 
 class Resharding(Wrapper):
@@ -196,8 +187,7 @@ class Resharding(Wrapper):
 
     Each node offers a share of its samples once; copies travel with its replies. The server swaps
     offered samples of different nodes at random, so that no node's data grows or shrinks. Its
-    table alone says who holds a sample: what gets lost on the way is sent again, and no two nodes
-    train on the same sample. In the paper devices exchange samples among themselves.
+    table alone says who holds a sample: what gets lost on the way is sent again.
 
     Parameters
     ----------
@@ -295,8 +285,7 @@ class Resharding(Wrapper):
         for reply in replies:
             if keys.RESHARDING in reply.content.config_records:
                 node = self.identity(reply.metadata.src_node_id)
-                records[node] = reply.content.config_records[keys.RESHARDING]
-                del reply.content[keys.RESHARDING]
+                records[node] = reply.content.pop(keys.RESHARDING)
         # a node may offer the share of what it says at first to have, within reason
         claims = {node: read_number(record, keys.NUM_SAMPLES) for node, record in records.items()}
         self.table.set_limits(

@@ -1,7 +1,6 @@
 """What a run leaves behind: a history, and one self-contained HTML page.
 
-Reading a run directory needs NumPy only; recording a run and its report need the extra
-``report``: ``pip install -e ".[report]"`` in the checkout.
+Reading a run directory needs NumPy only; recording a run needs the extra ``report``.
 """
 
 from flwr_hetero.report.compare.verdict import time_to_target

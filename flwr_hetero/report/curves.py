@@ -6,15 +6,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.report.history import CLOCKS, FAIRNESS, METRICS, TIFL, Floats, History
-from flwr_hetero.report.nodes import busy_s, last_fairness
+from flwr_hetero.report.history import CLOCKS, TIFL, Floats, History
+from flwr_hetero.report.nodes import busy_s
 from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
 
 # Points of a mean over seeds, and metrics to choose from.
 GRID, MAX_FIGURES = 100, 40
-# Longer curves are drawn as mean and range of so many spans: a page stays small.
+# Of a longer run every n-th round is drawn: a page stays small.
 MAX_POINTS = 400
-UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
+# Axes that are sums over the rounds so far.
+SUMS = {"bytes": "bytes sent and received", "device_s": "time of all devices"}
+
+Indices = NDArray[np.int64]
 
 
 class Line(NamedTuple):
@@ -22,7 +25,6 @@ class Line(NamedTuple):
 
     label: str
     colour: str
-    dash: str
     histories: Sequence[History]
 
 
@@ -41,7 +43,6 @@ def curve_data(
     histories = [history for line in lines for history in line.histories]
     axes = axes_of(histories, clock)
     names = _names(histories, metric) if axes else []
-    fair = next((found for found in map(last_fairness, histories) if found), None)
     return {
         "axes": [{"key": axis.key, "label": axis.label} for axis in axes],
         "metrics": [
@@ -49,17 +50,14 @@ def curve_data(
                 "key": name,
                 "label": heading(name.rpartition("/")[2]),
                 "section": name.rpartition("/")[0],
-                "percent": is_share(fair.metric if fair and name.startswith(FAIRNESS) else name),
+                "percent": is_share(name),
                 "target": target if name == metric else None,
             }
             for name in names
         ],
         "lines": [
-            {
-                **{"label": line.label, "colour": line.colour, "dash": line.dash},
-                "curves": _curves(line.histories, names, axes),
-            }
-            for line in lines
+            {"label": label, "colour": colour, "curves": _curves(runs, names, axes)}
+            for label, colour, runs in lines
         ],
     }
 
@@ -68,8 +66,9 @@ def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
     """Return the axes that all runs have, ``clock`` first."""
     found = []
     units = {history.unit for history in histories}
-    for key, label in (CLOCKS | {"bytes": "bytes sent and received", "device_s": ""}).items():
+    for key, label in (CLOCKS | SUMS).items():
         longest = [float(np.nanmax(column_of(h, key), initial=0.0)) for h in histories]
+        # Rounds and server updates are no common axis.
         if not all(longest) or (key == "round" and len(units) > 1):
             continue
         if key == "bytes":
@@ -79,8 +78,7 @@ def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
             found.append(Axis(key, f"{units.pop()}s", 1.0))
         else:
             symbol = time_unit(max(longest))
-            label = f"{label} ({symbol})" if label else f"device-{UNITS[symbol]}"
-            found.append(Axis(key, label, TIMES[symbol]))
+            found.append(Axis(key, f"{label} ({symbol})", TIMES[symbol]))
     return sorted(found, key=lambda axis: axis.key != clock)
 
 
@@ -89,25 +87,19 @@ def column_of(history: History, key: str) -> Floats:
     if key == "bytes":
         both = np.array([history.column("bytes_up"), history.column("bytes_down")])
         return np.nancumsum(np.nansum(both, axis=0))
-    return np.nancumsum(busy_s(history)) if key == "device_s" else history.column(key)
+    return np.cumsum(busy_s(history)) if key == "device_s" else history.column(key)
 
 
-def spans(count: int) -> list[NDArray[np.int64]]:
-    """Return the rounds that are drawn as one point each."""
-    return np.array_split(np.arange(count), min(count, MAX_POINTS))
+def drawn_rounds(count: int) -> Indices:
+    """Return the places of the rounds that are drawn, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(np.int64))
 
 
 def _names(histories: Sequence[History], first: str | None) -> list[str]:
-    """Return the metrics, but all zeros, and the figures of wrappers that all runs have."""
-
-    def is_known(history: History, name: str) -> bool:
-        section, _ = history.names.get(name, ("", ""))
-        is_metric = section in METRICS
-        return bool(section) and not (is_metric and not np.nansum(np.abs(history.metric(name))))
-
+    """Return the metrics and the figures of wrappers that all runs have."""
     # TiFL's are drawn by tier, in charts of their own.
     known = [name for name, (section, _) in histories[0].names.items() if section != TIFL]
-    shared = [name for name in known if all(is_known(history, name) for history in histories)]
+    shared = [name for name in known if all(name in history.names for history in histories)]
     return list(dict.fromkeys([*([] if first is None else [first]), *shared]))[:MAX_FIGURES]
 
 
@@ -123,17 +115,18 @@ def _curves(
 
 
 def _curve(columns: Sequence[Floats], tables: Sequence[Floats]) -> dict[str, list[float]]:
-    """Return a run's points, or mean and range of spans, or of seeds on a common grid."""
+    """Return a run's points and their range, or mean and range of seeds on a common grid."""
     lines = []
     for x, table in zip(columns, tables, strict=True):
-        known = ~np.isnan(x) & ~np.isnan(table[:, 1])
+        known = np.flatnonzero(~np.isnan(x) & ~np.isnan(table[:, 1]))
         lines.append((x[known], table[known]))
     if len(lines) == 1:
         [(x, table)] = lines
-        low, middle, high = table.T
-        ways = ((np.mean, x), (np.mean, middle), (np.min, low), (np.max, high))
-        found = [np.array([way(column[part]) for part in spans(len(x))]) for way, column in ways]
+        places = drawn_rounds(len(x))
+        low, middle, high = table[places].T
+        found = [x[places], middle, low, high]
     else:
+        # Only where all seeds have values: a mean over fewer of them would jump.
         first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
         grid = np.linspace(first, last, GRID) if last > first else np.array([first])
         values = np.array([np.interp(grid, x, table[:, 1]) for x, table in lines])

@@ -2,11 +2,9 @@
 
 import json
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isfinite, nan
+from math import isfinite, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,9 +32,7 @@ METRICS = ("global", "evaluate", "train")
 # Sections whose keys are nodes.
 BY_NODE = ("latency", "weights")
 # No metric: the round whose model the nodes evaluated, while others trained on.
-EVALUATED = "evaluated-round"
-# A change of the model, where nodes do not wait for each other.
-UPDATE = "server update"
+EVALUATED = "evaluated_round"
 # Clock in the history to its name on pages.
 CLOCKS = {
     "virtual_s": "time on the fleet's clock",
@@ -56,14 +52,11 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """Read the settings of a run; entries of other types than a run writes are left out."""
+    """Read the settings of a run; none if the file is missing or damaged."""
     try:
-        config = json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8"))
+        return as_dict(json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return {}
-    types = {"settings": dict, "versions": dict, "resumed": list}
-    known = as_dict(config).items()
-    return {key: value for key, value in known if isinstance(value, types.get(key, object))}
 
 
 @dataclass(frozen=True)
@@ -94,14 +87,14 @@ class History:
 
     @property
     def is_buffered(self) -> bool:
-        """Whether no node waits for others: updates are merged as they come."""
+        """Whether no node waits for others: each reply is used as it comes."""
         return any(FEDBUFF in record for record in self.rounds)
 
     @property
     def unit(self) -> str:
         """What a record is of: a round, or a server update of a run without rounds."""
         is_of_rounds = any(FEDSLICE in record for record in self.rounds)
-        return UPDATE if self.is_buffered and not is_of_rounds else "round"
+        return "server update" if self.is_buffered and not is_of_rounds else "round"
 
     @property
     def clock(self) -> tuple[str, Floats]:
@@ -145,10 +138,6 @@ class History:
         known = self.table.get((section, key))
         return np.full(len(self.rounds), nan) if known is None else known[:, 1].copy()
 
-    def metrics(self, sections: Sequence[str] = ()) -> list[str]:
-        """Return the names that :meth:`metric` knows, of some sections or all."""
-        return [name for name, place in self.names.items() if not sections or place[0] in sections]
-
     def metric(self, name: str) -> Floats:
         """Collect a metric per round, by bare name or ``section/key``; NaN where a round has none.
 
@@ -171,7 +160,7 @@ class History:
 
     def main_metric(self) -> str | None:
         """Return the metric to judge the run by: an accuracy, else a loss, else any."""
-        names = self.metrics(METRICS)
+        names = [name for name, (section, _) in self.names.items() if section in METRICS]
         found = (name for word in ("acc", "loss", "") for name in names if word in name.lower())
         return next(found, None)
 
@@ -198,9 +187,7 @@ def read_history(directory: str | Path) -> History:
     if not folder.is_dir():
         raise invalid("run directory", str(directory), "exist")
     if not (folder / HISTORY).is_file():
-        runs = sorted(str(found.parent) for found in folder.glob(f"*/{HISTORY}"))
-        hint = f"did you mean {' '.join(runs)}" if runs else ""
-        raise invalid("run directory", str(directory), f"hold a {HISTORY}", hint)
+        raise invalid("run directory", str(directory), f"hold a {HISTORY}")
     notes = []
     rounds: dict[int, dict[str, Any]] = {}
     # newline="\n": texts may hold other separators of lines, and JSON does not escape them all
@@ -209,16 +196,14 @@ def read_history(directory: str | Path) -> History:
             try:
                 record = parse(line)
             except ValueError as error:
-                why = error if line.endswith("\n") else "is torn"
+                why = error if line.endswith("\n") else "is incomplete"
                 notes.append(f"line {number} {why} and was left out")
                 continue
-            if record["round"] in rounds:
-                notes.append(f"round {record['round']} occurs twice; the later line counts")
             rounds[record["round"]] = record
     return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
 
 
-# -- a line, which may come from anywhere --
+# -- one line --
 
 OLD = (
     *("biased-local-sgd", "cd-grab", "local-steps", "model-average", "over-select"),
@@ -228,56 +213,25 @@ OLD = (
 )
 # Wrappers and their figures in lines of older versions, to their names of today.
 SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
-NUMBERS, TEXTS, TIERS = {int, float, bool, type(None)}, {str, type(None)}, range(10_000)
-PER_TIER = ("tier_probs", "tier_chances", "credits", "tier_accuracy")
-# What a line may hold, where it holds anything: a list or a dict, and the types in it.
-SHAPES: tuple[tuple[str, str, type, set[Any]], ...] = (
-    ("selected", "", list, TEXTS),
-    ("failures", "", list, {dict}),
-    *(("failures", key, list, TEXTS) for key in ("node", "reason")),
-    ("latency", "", dict, NUMBERS),
-    (FEDSLICE, "", dict, NUMBERS),
-    (FEDBUFF, "nodes", list, TEXTS),
-    *((FEDBUFF, key, list, NUMBERS) for key in ("staleness", "age_s")),
-    (TIFL, "tiers", dict, {int}),
-    (TIFL, "latency", dict, NUMBERS),
-    *((TIFL, key, list, NUMBERS) for key in PER_TIER),
-)
-# The keys of all lines are one set of texts: else they are most of a history's memory.
-_DECODER = json.JSONDecoder(
-    parse_int=lambda digits: int(digits) if len(digits) < 19 else inf,
-    object_pairs_hook=lambda pairs: {sys.intern(key): value for key, value in pairs},
-)
 
 
 def parse(line: str) -> dict[str, Any]:
-    """Read a line; a ValueError says why it is none that a run writes."""
+    """Read a line; a ValueError says that it is not a round's."""
     try:
-        found = _DECODER.decode(line)
+        found = json.loads(line)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or type(found.get("round")) is not int:
         raise ValueError("is no round")
-    record = {str(SPELLING.get(k, k)): _respelled(k, x) for k, x in found.items()}
-    for section, key, kind, types in SHAPES:
-        value: Any = record.get(section)
-        if key and isinstance(value, dict):
-            value = value.get(key)
-        elif key and isinstance(value, list):
-            value = [as_dict(each).get(key) for each in value]
-        items = value.values() if isinstance(value, dict) else value
-        if value is not None and not (type(value) is kind and {*map(type, items)} <= types):
-            raise ValueError(f"has a {section} that no run writes")
-    if any(tier not in TIERS for tier in as_dict(as_dict(record.get(TIFL)).get("tiers")).values()):
-        raise ValueError(f"has a {TIFL} that no run writes")
-    return record
+    return {str(SPELLING.get(k, k)): _respelled(k, value) for k, value in found.items()}
 
 
 def _respelled(section: str, entries: Any) -> Any:
     """Give figures today's names; metrics and nodes are called as users called them."""
-    if not isinstance(entries, dict) or section in (*METRICS, *BY_NODE):
+    if not isinstance(entries, dict) or section in BY_NODE:
         return entries
-    return {SPELLING.get(key, key): value for key, value in entries.items()}
+    names = {"evaluated-round": EVALUATED} if section in METRICS else SPELLING
+    return {names.get(key, key): value for key, value in entries.items()}
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -288,14 +242,6 @@ def as_dict(value: Any) -> dict[str, Any]:
 def as_number(value: Any) -> float:
     """Return a finite number of the history; NaN where it has something else."""
     return float(value) if isinstance(value, int | float) and isfinite(value) else nan
-
-
-def as_numbers(values: Sequence[Any]) -> Floats:
-    """Return the finite numbers of a list of the history; NaN where it has something else."""
-    plain = {*map(type, values)} <= NUMBERS
-    array = np.array(values if plain else [as_number(value) for value in values], np.float64)
-    array[np.isinf(array)] = np.nan
-    return array
 
 
 def numbers_in(value: Any) -> list[float]:

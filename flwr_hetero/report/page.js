@@ -39,14 +39,13 @@ const ticks = [-4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5]
 const labelled = { type: "log", tickvals: ticks, ticktext: ticks.map(String) };
 
 function titled(axis) {
-  const shown = axis.type === "log" ? { ...axis, ...labelled } : axis;
-  return typeof axis.title === "string" ? { ...shown, title: { text: axis.title } } : shown;
+  return typeof axis.title === "string" ? { ...axis, title: { text: axis.title } } : axis;
 }
 
 function drawPanel(panel, element) {
   const layout = theme(element.clientWidth);
-  const { xaxis = {}, yaxis = {}, shapes, ...others } = panel.layout;
-  Object.assign(layout, others, { shapes, showlegend: others.showlegend ?? panel.traces.length > 1 });
+  const { xaxis = {}, yaxis = {}, ...others } = panel.layout;
+  Object.assign(layout, others, { showlegend: others.showlegend ?? panel.traces.length > 1 });
   layout.xaxis = { ...layout.xaxis, ...titled(xaxis) };
   layout.yaxis = { ...layout.yaxis, ...titled(yaxis) };
   if (layout.xaxis.type === "category") layout.xaxis.tickangle = -60;
@@ -77,7 +76,7 @@ function drawCurves(metric, element) {
     }
     traces.push({
       x: curve.x, y: curve.y, mode: curve.x.length < 3 ? "markers" : "lines",
-      line: { color: line.colour, width: 2.2, dash: line.dash }, marker: { color: line.colour },
+      line: { color: line.colour, width: 2.2 }, marker: { color: line.colour },
       hovertemplate: `${escaped(line.label)}<br>%{y${percent ? ":.1%" : ":.4g"}} at %{x:.4g}<extra></extra>`,
     });
   }
@@ -157,7 +156,7 @@ function curveCard(name, title, first, withLines) {
     if (lines.length > 1) controls.push(make("div", { className: "controls" }, ...lines.map((line) => toggle(line, redraw))));
   }
   const draw = (element) => drawCurves(chosen(), element);
-  return chart(title, draw, { controls, caption: "Line and band: mean and range over seeds, nodes or a span of rounds.", tall: withLines });
+  return chart(title, draw, { controls, caption: "Line and band: mean and range over seeds or nodes.", tall: withLines });
 }
 
 function toggle(line, redraw) {

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment
 from plotly.offline import get_plotlyjs
 
-from flwr_hetero.report.compare import Run, compare
+from flwr_hetero.report.compare import Recording, compare
 from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
 from flwr_hetero.report.curves import Line, curve_data
 from flwr_hetero.report.history import REPORT, History, read_config, read_history, replace
 from flwr_hetero.report.nodes import busy_s, failure_groups, last_fairness, node_stats
 from flwr_hetero.report.panels import panels_of
-from flwr_hetero.report.style import duration, figure, method_colours, on_nodes, size, words
-from flwr_hetero.report.tables import Named, rounds_table, settings_table, tables_of
+from flwr_hetero.report.style import BLUE, duration, figure, heading, size, words
+from flwr_hetero.report.tables import settings_table, tables_of
 
 # Where a page that is served looks for newer data.
 DATA = "data.json"
@@ -33,17 +33,14 @@ def write_page(data: Mapping[str, Any], path: Path) -> Path:
 
 def render(data: Mapping[str, Any]) -> str:
     """Make a page."""
-    loader = Environment(loader=PackageLoader("flwr_hetero.report", ""), autoescape=True)
-    sources = {name: loader.loader.get_source(loader, name)[0] for name in ("page.js", "page.css")}  # type: ignore[union-attr]
+    here = Path(__file__).parent
+    script, css = ((here / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    template = Environment(autoescape=True).from_string((here / "page.html").read_text("utf-8"))
     plotly, plotly_hash = _plotly()
-    return loader.get_template("page.html").render(
-        data=data,
-        css=sources["page.css"],
-        script=sources["page.js"],
-        plotly=plotly,
-        hashes=[plotly_hash, _hash(sources["page.js"])],
-        path=DATA,
-    )
+    # Browsers run scripts of these hashes only: no text of a node can become one.
+    hashes = [plotly_hash, _hash(script)]
+    parts = {"css": css, "script": script, "plotly": plotly, "hashes": hashes}
+    return template.render(data=data, path=DATA, **parts)
 
 
 @lru_cache(1)
@@ -71,8 +68,7 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     folder = Path(directory).expanduser().absolute()
     history, config = read_history(folder), read_config(folder)
     settings = config.get("settings") or {}
-    process = {key: config[key] for key in ("python", "platform", "command") if key in config}
-    boxes = {"Settings": settings, "Versions": {**(config.get("versions") or {}), **process}}
+    boxes = {"Settings": settings, "Versions": config.get("versions") or {}}
     simulated = history.rounds[-1].get("simulated") if history.rounds else None
     data: dict[str, Any] = {
         "kind": "run",
@@ -85,29 +81,23 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     if not history.rounds:
         data["notes"].append("No round was completed: the log gives the reason.")
         return data
-    run = Run(folder, history, settings)
-    found = compare([run]) if history.main_metric() else None
+    found = compare([Recording(folder, history, settings)]) if history.main_metric() else None
     judge = found.judge if found else None
     metric, clock = (judge.metric, judge.clock) if judge else (None, history.clock[0])
-    name = str(settings.get("policy") or settings.get("selection") or folder.name)
-    [colour] = method_colours([run.method])
-    line = Line(name, colour, "solid", [history])
-    tables = [*tables_of([Named("", None, history)]), rounds_table(history)]
+    line = Line(folder.name, BLUE, [history])
     return data | {
         "sentences": [_reached(found.judge, found.groups[0].results[0])] if found else [],
         "facts": facts(history, settings, judge),
         "curves": curve_data([line], metric, clock, judge.target if judge else None),
         "panels": panels_of(history, clock),
-        "tables": [table.data() for table in tables] + data["tables"],
+        "tables": [table.data() for table in tables_of([("", None, history)])] + data["tables"],
     }
 
 
 def _where(folder: Path, config: Mapping[str, Any]) -> str:
-    started = str(config.get("started", "")).replace("T", " ").replace("+00:00", " UTC")
-    parts = [f"Started {started}"] if started else []
-    if times := len(config.get("resumed") or ()):
-        parts.append(f"resumed {times} times" if times > 1 else "resumed once")
-    return ", ".join([*parts, str(folder)])
+    started = str(config.get("started", "?")).replace("T", " ").replace("+00:00", " UTC")
+    times = len(config.get("resumed") or ())
+    return f"Started {started}, {f'resumed {times}x, ' if times else ''}{folder}"
 
 
 def _reached(judge: Judge, result: Result) -> str:
@@ -133,28 +123,23 @@ def facts(
         note = f"best {top} in {unit} {history.rounds[best]['round']}"
         found.append((f"Last {words(judge.metric)}", last, note))
     if fair := last_fairness(history):
-        label = f"{on_nodes(fair.metric)} on the worst tenth of the nodes"
+        label = f"{heading(fair.metric)} on the worst tenth of the nodes"
         note = f"{figure(fair.metric, fair.mean)} on all {fair.nodes}, {unit} {fair.round}"
         found.append((label, figure(fair.metric, fair.worst), note))
     planned = settings.get("num-server-rounds")
     note = "as planned" if planned == history.last_round else f"of {planned} planned"
     found.append((f"{unit}s".capitalize(), str(history.last_round), note if planned else ""))
-    virtual, wall = history.column("virtual_s"), history.column("wall_s")
-    has_profiling = history.rounds[0]["round"] == 0 and virtual[0] > 0
-    notes = [f"{duration(wall[-1])} on the server's clock"] if np.isfinite(wall[-1]) else []
-    notes += [f"{duration(virtual[0])} of it before round 1"] if has_profiling else []
-    seconds = float(busy_s(history).sum())
-    busy = f"{seconds / virtual[-1]:.3g} nodes in flight on average" if virtual[-1] > 0 else ""
+    virtual, wall = history.column("virtual_s")[-1], history.column("wall_s")[-1]
+    seconds, nodes = float(busy_s(history).sum()), node_stats(history)
+    in_flight = f"{seconds / virtual:.3g} nodes in flight on average" if virtual > 0 else ""
     up, down = (float(np.nansum(history.column(key))) for key in ("bytes_up", "bytes_down"))
-    nodes, failures = node_stats(history), failure_groups(history)
     trained = sum(node.selected > node.lost for node in nodes)
-    rounds = len({number for *_, numbers in failures for number in numbers})
-    count = sum(len(numbers) for *_, numbers in failures)
+    failures = sum(len(numbers) for *_, numbers in failure_groups(history))
     found += [
-        ("Time on the fleet's clock", duration(virtual[-1]), ", ".join(notes)),
-        ("Time of all devices", duration(seconds), busy),
+        ("Time on the fleet's clock", duration(virtual), f"{duration(wall)} on the server's clock"),
+        ("Time of all devices", duration(seconds), in_flight),
         ("Traffic", size(up + down), f"{size(up)} up, {size(down)} down"),
         ("Nodes", str(len(nodes)) if nodes else "?", f"{trained} of them trained"),
-        ("Failures", str(count), f"in {rounds} {unit}s" if count else "every reply was good"),
+        ("Failures", str(failures), "" if failures else "every reply was valid"),
     ]
     return [dict(zip(("label", "value", "note"), fact, strict=True)) for fact in found]

@@ -6,13 +6,11 @@ import math
 import os
 import platform
 import re
-import shlex
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata, util
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from flwr_hetero.report.history import (
     MODEL,
     parse,
     read_config,
-    read_history,
     replace,
 )
 
@@ -43,7 +40,6 @@ PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
 # Seconds for which a resume waits for the run before, which may be at its report.
 ENDING_S = 30.0
 SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
-HIDDEN = "(hidden)"
 
 
 class RunDirectory:
@@ -87,7 +83,7 @@ class RunDirectory:
         if missing := [name for name in NEEDED if util.find_spec(name) is None]:
             hint = install_hint("report", *missing)
             raise ModuleNotFoundError(f"a run directory needs {missing[0]}: {hint}")
-        self.path, self.resume, self._last_round = Path(path).expanduser(), resume, -1
+        self.path, self.resume = Path(path).expanduser(), resume
         self.checkpoint_dir = self.path / CHECKPOINT
         if not self.path.is_absolute():
             raise invalid(argument, str(path), "be an absolute path")
@@ -100,12 +96,11 @@ class RunDirectory:
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock(argument)
-            # Written with the first round: a resume that is refused leaves the settings.
-            self._config: bytes | None = self._make_config(config or {})
-            if not self._has_history():
-                self._write_config()
+            self._config = self._make_config(config or {})
+            # A resume that is refused leaves the settings: it writes them when it cuts the history.
+            if not resume:
+                replace(self.path / CONFIG, self._config)
             (self.path / HISTORY).touch()
-            self._cut_after(math.inf)
         except OSError as error:
             rule = f"be a folder to write to ({error})"
             raise invalid(argument, str(path), rule) from error
@@ -113,45 +108,35 @@ class RunDirectory:
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a round's line to the history; it is on disk when this returns.
 
-        NumPy values become plain numbers, numbers that are not finite become null. Lines of this
-        round and of later ones, left by a run that is being resumed, are dropped. A ValueError
+        NumPy values become plain numbers, numbers that are not finite become null. A ValueError
         refuses a ``round`` that is no integer from 0.
         """
         line = plain(record)
-        number = check_count("round", line.get("round"))
-        self._write_config()
-        if number <= self._last_round:
-            self._cut_after(number - 1)
+        check_count("round", line.get("round"))
         with (self.path / HISTORY).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._last_round = number
 
     def cut_after(self, last_round: int) -> None:
         """Drop the rounds after the one that a resumed run continues from; -1 drops all.
 
         A ValueError says which round up to that one the history lacks.
         """
-        known = {record["round"] for record in read_history(self.path).rounds}
-        if lost := sorted(set(range(last_round + 1)) - known):
+        kept: dict[int, str] = {}
+        with (self.path / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                # An incomplete line is dropped; the others stay as they were written.
+                with suppress(ValueError):
+                    kept[parse(line)["round"]] = line.rstrip("\n") + "\n"
+        if lost := sorted({*range(last_round + 1)} - {*kept}):
             raise ValueError(
                 f"{self.path / HISTORY} lacks round {lost[0]}, the checkpoint is of round "
                 f"{last_round}: put the file back, or start a run in another folder."
             )
-        self._write_config()
-        self._cut_after(last_round)
-
-    def _cut_after(self, last_round: float) -> None:
-        kept: dict[int, str] = {}
-        with (self.path / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
-            for line in lines:
-                with suppress(ValueError):  # a torn line goes
-                    if (number := parse(line)["round"]) <= last_round:
-                        kept[number] = line.rstrip("\n") + "\n"
-        # Lines stay as they were written: a resume that is refused has changed nothing.
-        replace(self.path / HISTORY, "".join(kept[number] for number in sorted(kept)).encode())
-        self._last_round = max(kept, default=-1)
+        text = "".join(kept[number] for number in range(last_round + 1))
+        replace(self.path / HISTORY, text.encode())
+        replace(self.path / CONFIG, self._config)
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, name to array, as ``model.safetensors`` in one step."""
@@ -204,18 +189,14 @@ class RunDirectory:
         content = {
             "started": before.get("started", now),
             "resumed": [*before.get("resumed", []), now] if self._has_history() else [],
-            "settings": {k: HIDDEN if SECRET.search(k) else plain(v) for k, v in settings.items()},
+            "settings": {
+                k: "(hidden)" if SECRET.search(k) else plain(v) for k, v in settings.items()
+            },
             "versions": versions,
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "command": command_line(sys.argv),
         }
         return (json.dumps(content, indent=2) + "\n").encode()
-
-    def _write_config(self) -> None:
-        if self._config is not None:
-            replace(self.path / CONFIG, self._config)
-            self._config = None
 
 
 def plain(value: Any) -> Any:
@@ -228,20 +209,4 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=str)
-    is_list = isinstance(value, Sequence) and not isinstance(value, bytes | PurePath)
-    return [plain(item) for item in value] if is_list else str(value)
-
-
-def command_line(arguments: Iterable[str]) -> str:
-    """Write a command as one would type it, without its secrets."""
-    words: list[str] = []
-    hide_next = False
-    for word in arguments:
-        option, equals, _ = word.partition("=")
-        is_secret = not hide_next and word.startswith("-") and bool(SECRET.search(option))
-        shown = f"{option}={shlex.quote(HIDDEN)}" if is_secret and equals else shlex.quote(word)
-        words.append(shlex.quote(HIDDEN) if hide_next else shown)
-        hide_next = is_secret and not equals
-    return " ".join(words)
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else str(value)

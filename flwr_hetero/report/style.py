@@ -73,28 +73,15 @@ def heading(key: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def on_nodes(metric: str) -> str:
-    """Name what nodes evaluated, where it is plain that they did."""
-    return heading(metric.removeprefix("eval-").removeprefix("eval_"))
-
-
 # Okabe and Ito's colours: distinct under all common forms of colour blindness.
 BLUE, SKY, GREEN, ORANGE, RED = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00"
 PURPLE, GREY = "#cc79a7", "#8c8c8c"
 # From the fastest tier to the slowest.
 TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
 RUN_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
-RUN_DASHES = ("solid", "dash", "dashdot", "dot")
 # A method's colour on every page; FedAvg and random selection are one.
-METHOD_COLOURS = {
-    "fedavg": GREY,
-    "fedbuff": SKY,
-    "tifl": BLUE,
-    "biased-local-sgd": RED,
-    "cd-grab": GREEN,
-    "mercury": PURPLE,
-    "pgd": ORANGE,
-}
+METHOD_COLOURS = {"fedavg": GREY, "fedbuff": SKY, "tifl": BLUE, "biased-local-sgd": RED}
+METHOD_COLOURS |= {"cd-grab": GREEN, "mercury": PURPLE, "pgd": ORANGE}
 
 
 def tier_colours(count: int) -> list[str]:

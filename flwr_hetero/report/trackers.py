@@ -18,8 +18,6 @@ Tracker = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], objec
 logger = logging.getLogger("flwr")
 # Experiment of MLflow, project of Weights & Biases.
 PROJECT = "flwr-hetero"
-# What is to be installed where that is not called as the tracker is.
-PACKAGES = {"mlflow": ("mlflow-skinny", "sqlalchemy")}
 # Parts of a record that are no figures of the whole run.
 SKIPPED = ("round", "latency", "weights", "fairness")
 
@@ -29,24 +27,21 @@ def check_trackers(names: Sequence[str]) -> list[str]:
     for name in names:
         check_choice("trackers", name, TRACKERS)
         if find_spec(name) is None:
-            hint = install_hint("trackers", *PACKAGES.get(name, (name,)))
+            hint = install_hint("trackers")
             raise ModuleNotFoundError(f"trackers: {name} is not installed: {hint}", name=name)
     return list(names)
 
 
-def figures_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def figures_of(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """Return the numbers of a round: ``virtual_s``, ``global/accuracy``, ``tifl/tier``, ...
 
     >>> record = {"round": 3, "virtual_s": 2.5, "global": {"accuracy": 0.5}, "failures": ["x"]}
     >>> dict(figures_of(record))
     {'virtual_s': 2.5, 'global/accuracy': 0.5, 'failures': 1.0}
     """
-    for key, value in record.items():
-        if key == "failures":
-            yield key, float(len(value))
+    for key, value in (record | {"failures": len(record["failures"])}).items():
         for name, number in value.items() if isinstance(value, dict) else [("", value)]:
-            is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            if is_number and key not in SKIPPED:
+            if type(number) in (int, float) and key not in SKIPPED:
                 yield f"{key}/{name}" if name else key, float(number)
 
 
@@ -62,7 +57,7 @@ class Trackers:
             if tracker := self._try(name, partial(TRACKERS[name], checkpoint_dir.parent)):
                 self._open[name] = tracker
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: dict[str, Any]) -> None:
         """Pass on a round's record."""
         for name, (log, _) in list(self._open.items()):
             self._try(name, partial(log, record["round"], dict(figures_of(record))))
@@ -123,15 +118,16 @@ def wandb(folder: Path) -> Tracker:
     """Go on with this directory's run by ``WANDB_MODE``, else offline where nobody is logged in."""
     import wandb as client
 
-    mode: Any = os.environ.get("WANDB_MODE")
+    mode: Any = os.environ.get("WANDB_MODE") or ("online" if client.api.api_key else "offline")
     run = client.init(
         project=PROJECT,
         name=folder.name,
-        id=sha256(str(folder).encode()).hexdigest()[:16],  # of this directory, also resumed
+        # Of this directory, so that a resume goes on with it.
+        id=sha256(str(folder).encode()).hexdigest()[:16],
         resume="allow",
         dir=str(folder),
         config=_settings(folder),
-        mode=mode or ("online" if client.api.api_key else "offline"),
+        mode=mode,
         settings=client.Settings(silent=True),
     )
     return lambda step, figures: run.log(dict(figures), step=step), run.finish

@@ -161,7 +161,6 @@ class NodeBook:
     def __init__(self) -> None:
         self._identity: dict[int, str] = {}
         self._node_id: dict[str, int] = {}
-        self.devices: dict[str, dict[str, str | float]] = {}
         self.in_flight: dict[int, float] = {}
         """Nodes with an instruction whose reply no round waits for, and since when."""
         self.failures: dict[str, Counter[str]] = defaultdict(Counter)

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, format_of_trees, older_call_hint
+from flwr_hetero._flwr import check_strategy, format_of_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
@@ -26,9 +26,9 @@ TIMEOUT_S = 600.0
 class Wrapper(Strategy):
     """Wrap a strategy: same ``start``, any of the hooks below overridden.
 
-    The wrapped strategy aggregates (and, unless a wrapper selects nodes, samples them); a
-    wrapper changes which nodes it sees, what the instructions say and what is learnt from the
-    replies. Bad replies are dropped with a reason; an error in a hook ends the run.
+    The wrapped strategy samples nodes and aggregates; a wrapper changes which nodes it sees, what
+    the instructions say and what is learnt from the replies. Bad replies are dropped with a reason;
+    an error in a hook ends the run.
 
     Parameters
     ----------
@@ -42,8 +42,8 @@ class Wrapper(Strategy):
 
     Notes
     -----
-    No two wrappers decide the same thing (``decides``), and some have their place outside others
-    (``outside_of``). All else goes, with a wrapper outermost: Flower's start has no hooks.
+    No two wrappers decide the same thing (``decides``), some have their place outside others
+    (``outside_of``), and Flower's strategies go inside: their start has no hooks.
 
     Examples
     --------
@@ -76,14 +76,17 @@ class Wrapper(Strategy):
         self.outer: Wrapper | None = None
         self.leaf = self.chain()[-1]
         self._trees = format_of_trees(self.leaf)
-        self.lacking: dict[str, dict[int, str] | None] = {}  # by support: which nodes; None: known
+        # client support: which nodes lack it, by its key, and what is clear
+        self.lacking: dict[str, dict[int, str]] = {}
+        self.clear: set[str] = set()
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
         check_composition(self)
         self.fleet = Fleet()
-        self.remembered: Exchange | None = None  # where a strategy of Flower's calls this one
         if isinstance(self.inner, Wrapper):
             self.inner.outer, self.fleet = self, self.inner.fleet
+        # the exchange of who calls without one: a strategy of Flower's around this wrapper
+        self.remembered = Exchange(self.fleet)
 
     # --- hooks: override these -------------------------------------------------------
     # The context of a hook is an exchange: its round, the global model, messages and replies.
@@ -203,7 +206,7 @@ class Wrapper(Strategy):
         if context is None:
             check_start(self)
             self.fleet.begin_round()
-            context = self._begin(server_round, arrays, config)
+            context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
         view = self.before_train(context, grid)
         ask, given = self.inner.configure_train, (server_round, arrays, config, view)
         messages = self._ask(ask, given, context) if _has_nodes(view, grid) else []
@@ -220,8 +223,8 @@ class Wrapper(Strategy):
         if self.outer is None:
             sent = None if self._trees else context.arrays
             wanted = Expected(sent, self._weight_key, trees=self._trees)
-            good = accept(context, good, wanted, self._of_this_fleet())
-        if any(self.lacking.get(each.key, {}) is not None for each in self.client_support):
+            good = accept(context, good, wanted, self.wrappers())
+        if any(each.key not in self.clear for each in self.client_support):
             check_client_support(self, context, good)
         good = self.on_replies(context, good)
         if isinstance(self.inner, Wrapper):
@@ -236,7 +239,7 @@ class Wrapper(Strategy):
             if arrays is not None and context.arrays:
                 arrays = keep_dtypes(arrays, context.arrays)  # Flower's FedAdam gives float64
             names = context.counted, list(map(context.identity, context.failed))
-            for wrapper in self._of_this_fleet():
+            for wrapper in self.wrappers():
                 wrapper.on_train_end(context, *names)
             check_progress(context)
         return arrays, metrics
@@ -251,7 +254,7 @@ class Wrapper(Strategy):
     ) -> list[Message]:
         """Configure a round of evaluation; see the hooks."""
         if context is None:
-            context = self._begin(server_round, arrays, config)
+            context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
         view = self.before_evaluate(context, grid)
         ask, given = self.inner.configure_evaluate, (server_round, arrays, config, view)
         own = self._ask(ask, given, context) if _has_nodes(view, grid) else []
@@ -275,7 +278,7 @@ class Wrapper(Strategy):
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
             names = context.counted, list(map(context.identity, context.failed))
-            for wrapper in self._of_this_fleet():
+            for wrapper in self.wrappers():
                 wrapper.on_evaluate_end(context, *names)
             check_progress(context, "evaluation")
         return metrics
@@ -289,15 +292,9 @@ class Wrapper(Strategy):
             message.content = own_records(message.content)
         return messages
 
-    def _begin(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> Exchange:
-        """Begin an exchange for a strategy of Flower's around this wrapper."""
-        timeout_s = self.remembered.timeout_s if self.remembered else inf
-        self.remembered = Exchange(self.fleet, server_round, arrays, config, timeout_s)
-        return self.remembered
-
     def current(self, context: Exchange | None) -> Exchange:
         """Return the exchange: else that which a strategy of Flower's around has begun."""
-        return context or self.remembered or Exchange(self.fleet)
+        return context or self.remembered
 
     def summary(self) -> None:
         """Log the wrapped strategy's settings; wrappers with settings add their own."""
@@ -331,12 +328,7 @@ class Wrapper(Strategy):
             if hasattr(type(strategy), name) or name in vars(strategy):
                 return getattr(strategy, name)
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
-        text = f"{name!r} is no attribute of any strategy in {names}"
-        raise AttributeError(text + older_call_hint(name))
-
-    def _of_this_fleet(self) -> list["Wrapper"]:
-        """Return the wrappers down to Flower's first strategy, which may wrap others."""
-        return [wrapper for wrapper in self.wrappers() if wrapper.fleet is self.fleet]
+        raise AttributeError(f"{name!r} is no attribute of any strategy in {names}")
 
 
 def _has_nodes(view: Grid, grid: Grid) -> bool:

@@ -1,6 +1,5 @@
 """The running average of the last global models is what is evaluated and returned."""
 
-import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -26,8 +25,7 @@ class ModelAverage(Wrapper):
     .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
 
     With few nodes in a round or server update, the global model leans towards the data of those
-    that came last; the average does not. It goes around any strategy, and into any but
-    :class:`FedAT`, where it would see the models of single tiers.
+    that came last; the average does not.
 
     Parameters
     ----------
@@ -61,13 +59,8 @@ class ModelAverage(Wrapper):
     decides = frozenset({"the evaluated model"})
     outside_of = frozenset({"the global model"})
 
-    def __init__(
-        self, strategy: Strategy | None = None, *, window: int = 8, rounds: int | None = None
-    ) -> None:
-        if rounds is not None:
-            text = "ModelAverage(rounds=) is now called window"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-        self.window = check_count("window", window if rounds is None else rounds, 1)
+    def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
+        self.window = check_count("window", window, 1)
         super().__init__(strategy)
         if trains_trees(self.leaf):
             rule = "average models: those of trees have no mean"
@@ -88,8 +81,9 @@ class ModelAverage(Wrapper):
             if new.dtype.kind != "f":
                 self.average[name] = new.copy()
                 continue
-            wide = new.astype(np.promote_types(new.dtype, np.float32))  # or it would drift
-            old = self.average.get(name, wide)  # new - old might be too large for the type
+            # half precision would drift, and new - old might be too large for the type
+            wide = new.astype(np.promote_types(new.dtype, np.float32))
+            old = self.average.get(name, wide)
             self.average[name] = np.asarray((1 - part) * old + part * wide)
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:

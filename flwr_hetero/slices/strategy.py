@@ -1,12 +1,12 @@
 """FedSlice: the composition that is recommended, and what a round of it is."""
 
 from collections.abc import Sequence
-from logging import INFO, WARNING
+from logging import INFO
 from math import inf, nan
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -17,19 +17,14 @@ from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
-from flwr_hetero.biased_local_sgd.strategy import MAX_RATIO
 from flwr_hetero.errors import check_choice, check_count, invalid
-from flwr_hetero.records import config_of, payload_bytes, read_number
+from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import is_simulated, online_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
 from flwr_hetero.slices.model_average import ModelAverage
 from flwr_hetero.state_dict import StateDict
-
-MUCH = 4e9
-"""Bytes of optimizers' states above which a simulation is warned."""
 
 
 class FedSlice(Wrapper):
@@ -58,8 +53,8 @@ class FedSlice(Wrapper):
         Largest number of models in the average that is evaluated and returned. While there are
         fewer than sixteen times as many, it is of about the last sixteenth.
     keep_optimizer : bool
-        Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node keeps a
-        state as large as the model, or twice that for Adam.
+        Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node, in a
+        simulation each in this memory, keeps a state as large as the model, twice that for Adam.
     seed : int
         Of the draw of nodes.
 
@@ -122,15 +117,9 @@ class FedSlice(Wrapper):
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
-        count, steps = self.rule.concurrency, self.steps.slice_steps
-        nodes = "all nodes" if count is None else f"{count} nodes"
-        text = "\t├──> FedSlice: %s in flight, %d steps of a quick node in a slice"
-        log(INFO, text, nodes, steps)
-        log(INFO, "\t├──> A round is over after as many examples as one of FedAvg with them has")
+        text = "\t├──> FedSlice: %s nodes in flight, %d steps of a quick node in a slice"
+        log(INFO, text, self.rule.concurrency or "all", self.steps.slice_steps)
         self.steps.inner.summary()
-
-
-# --- its parts -----------------------------------------------------------------------------
 
 
 class SliceSteps(MeasuredSteps):
@@ -140,20 +129,16 @@ class SliceSteps(MeasuredSteps):
     called = "FedSlice"
 
     def __init__(
-        self,
-        strategy: Strategy | None,
-        slice_steps: int,
-        step_correction: float,
-        keep_optimizer: bool,
+        self, strategy: Strategy | None, slice_steps: int, correction: float, keep_optimizer: bool
     ) -> None:
-        super().__init__(strategy, step_correction)
+        super().__init__(strategy, correction)
         self.slice_steps, self.keep_optimizer = slice_steps, keep_optimizer
-        self._weighed, self._told = not keep_optimizer, False
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node's next slice; shape (len(nodes),)."""
         speeds = self.speeds
-        return slice_steps(  # l. 1
+        # l. 1: tau_i steps, as many as fit a slice
+        return slice_steps(
             speeds.quick_round_s(self.slice_steps, with_link=False),
             [speeds.step_s.get(node, nan) for node in nodes],
             [speeds.link_s.get(node, nan) for node in nodes],
@@ -164,73 +149,44 @@ class SliceSteps(MeasuredSteps):
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Ask nodes for the steps of a slice, and to go on with their optimizers."""
-        self._weigh_optimizers(context, grid)
         for message in super().on_instructions(context, messages, grid):
             config_of(message)[keys.KEEP_OPTIMIZER] = self.keep_optimizer
         return messages
-
-    def _weigh_optimizers(self, context: Exchange, grid: Grid) -> None:
-        """Warn once where a simulation holds large states of all nodes in this memory."""
-        if self._weighed:
-            return
-        self._weighed = True
-        kept = payload_bytes(RecordDict({"arrays": context.arrays})) * len(online_nodes(grid))
-        if is_simulated(grid) and kept > MUCH:
-            text = (
-                "FedSlice: the optimizers' states of all nodes may take %.0f GB of memory in this "
-                "simulation, twice that for Adam; keep_optimizer=False begins anew in each message"
-            )
-            log(WARNING, text, kept / 1e9)
-
-    def tell_whose_data_count(self) -> None:
-        """Log once whose data count more, where steps differ much; the first are of warm-ups."""
-        if self._told or not self.speeds.step_s:
-            return
-        steps = self.num_steps(list(self.speeds.step_s))
-        least, most = int(steps.min()), int(steps.max())
-        if most > MAX_RATIO * least:
-            self._told = True
-            text = (
-                "FedSlice: nodes take %d to %d steps in a slice, and quick nodes' data count more"
-            )
-            log(INFO, f"{text}; step_correction=1 and rate_correction=1 undo that", least, most)
 
 
 class SliceRule(FedBuff):
     """FedBuff with a buffer of its own size, a bound on the step, and rounds of equal work."""
 
     called = "FedSlice"
-    unit = "round"
-    evaluates_each_round = True
+    unit, evaluates_each_round = "round", True
 
     def __init__(
         self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int
     ) -> None:
         how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
         super().__init__(strategy, concurrency=concurrency, max_weight=None, seed=seed, **how)
-        self.steps, self._training, self._told = strategy, 1, False
-        self.examples, self.count = 0.0, 0  # and server updates, of this round
+        self.steps, self._training, self._has_warned = strategy, 1, False
+        # examples trained on and server updates, of this round
+        self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
         self._training = in_flight
-        return buffer_size(in_flight)  # l. 3
+        # l. 3: K = max(2, n // 4)
+        return buffer_size(in_flight)
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
-        if shares.clipped_share > 0 and not self._told:
-            self._told = True
-            text = (
-                "FedSlice: a node of this server update (%s) replies so much more rarely than the "
-                "others that its weight is cut: its data count less than rate_correction says"
-            )
+        if shares.clipped_share > 0 and not self._has_warned:
+            self._has_warned = True
             names = [self.identity(update.pending.node_id) for update in updates]
-            log(INFO, text, ", ".join(names))
+            log(INFO, "FedSlice: one of %s replies so rarely that its weight is cut", names)
         in_flight = max(len(updates), self._training)
         limit = largest_step(self.steps.num_steps(list(speeds.step_s)), len(updates), in_flight)
-        bound = min(1.0, limit / self.rates.mean_discount())  # l. 4
+        # l. 4: b, so that all updates in flight move the model by one slice
+        bound = min(1.0, limit / self.rates.mean_discount())
         return shares._replace(scales=shares.scales * bound)
 
     def ends_round(self) -> bool:
@@ -240,12 +196,12 @@ class SliceRule(FedBuff):
         wanted = self._training * (sum(known) / len(known) if known else 0.0)
         self.count += 1
         self.examples += sum(map(self._examples_of, self.updates.values()))
-        if not jobs or self.examples < wanted:  # l. 6; or it might end before help is missed
+        # l. 6: a round is over; not before a job is known, or it might end before help is missed
+        if not jobs or self.examples < wanted:
             return False
         found = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
         self.round_facts = found
         self.examples, self.count = max(0.0, self.examples - wanted), 0
-        self.steps.tell_whose_data_count()
         return True
 
     def _examples_of(self, update: Update) -> float:
@@ -276,7 +232,8 @@ class RecentAverage(ModelAverage):
 
     def part(self) -> float:
         """Return the newest model's part in the average."""
-        return new_part(self.count, self.window)  # l. 5
+        # l. 5: p_t
+        return new_part(self.count, self.window)
 
 
 DECIDED = SliceSteps.decides | SliceRule.decides | RecentAverage.decides

@@ -32,7 +32,6 @@ def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[De
 
 
 def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
-    """Return how long a device takes for an epoch and for the model both ways."""
     link_s = 8 * model_mb * (1 / device.uplink_mbps + 1 / device.downlink_mbps)
     return examples * device.seconds_per_example / device.compute_factor + link_s
 

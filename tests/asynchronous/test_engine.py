@@ -93,12 +93,13 @@ def test_idle_nodes_are_drawn_uniformly():
     assert drawn.std() > 1  # and they are drawn, not taken in turn
 
 
-def test_buffer_is_half_of_the_nodes_in_flight():
-    sizes = {(10, None): 5, (10, 4): 3, (10, 99): 5, (2, None): 2, (1, None): 1}
-    for (num_nodes, concurrency), size in sizes.items():
-        strategy = paper(concurrency=concurrency)
-        models(strategy, Watched([1.0] * num_nodes, [1 + i for i in range(num_nodes)]), 4)
-        assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4
+@pytest.mark.parametrize(
+    ("num_nodes", "concurrency", "size"), [(10, None, 5), (10, 4, 3), (10, 99, 5), (1, None, 1)]
+)
+def test_buffer_is_half_of_the_nodes_in_flight(num_nodes, concurrency, size):
+    strategy = paper(concurrency=concurrency)
+    models(strategy, Watched([1.0] * num_nodes, range(1, 1 + num_nodes)), 4)
+    assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4
 
 
 def test_a_node_asked_again_before_the_next_server_update_is_told():

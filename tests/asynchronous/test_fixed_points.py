@@ -15,7 +15,6 @@ GOALS = np.array([0.0] * 4 + [1.0] * 4)
 EXAMPLES = [50, 150, 100, 100, 150, 50, 100, 100]
 SPEEDS = np.array([2.0, 1.71, 1.33, 1.13, 0.61, 0.557, 0.503, 0.457])
 LR = 8e-4
-NIGHTLY = {"marks": pytest.mark.nightly}
 
 
 def mean(strategy, updates, speeds=SPEEDS, lr=LR, **settings):
@@ -35,21 +34,11 @@ def sliced():
     return LocalSteps(fedavg(), fast_steps=10, budget="slice", step_correction=1.0)
 
 
-def case(name, build, updates, rel=0.01, marks=(), **settings):
-    return pytest.param(build, updates, rel, settings, id=name, marks=marks)
-
-
 @pytest.mark.parametrize(
     ("build", "updates", "rel", "settings"),
     [
-        case("equal speeds", lambda: FedBuff(fedavg()), 250, speeds=[1.0] * 8, jitter=0.2),
-        case("three, slices", lambda: FedBuff(sliced(), concurrency=3), 300, 0.02, lr=4e-4),
-        case(
-            "three, long", lambda: FedBuff(fedavg(), concurrency=3), 1500, 0.02, lr=4e-4, **NIGHTLY
-        ),
-        case(
-            "slices, long", lambda: FedBuff(sliced(), concurrency=3), 1500, 0.02, lr=3e-4, **NIGHTLY
-        ),
+        (lambda: FedBuff(fedavg()), 250, 0.01, {"speeds": [1.0] * 8, "jitter": 0.2}),
+        (lambda: FedBuff(sliced(), concurrency=3), 300, 0.02, {"lr": 4e-4}),
     ],
 )
 def test_fair_is_fedavgs_optimum_whatever_the_speeds(build, updates, rel, settings):

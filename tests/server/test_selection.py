@@ -10,7 +10,6 @@ from toy import toy_app, toy_arrays
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.strategy import (
-    LocalSteps,
     RandomSelection,
     Selection,
     Wrapper,
@@ -102,11 +101,6 @@ def test_trained_nodes_evaluate():
     Fastest.evaluates = True
     assert Fastest(flower.FedAvg(**NO_EVALUATION)).leaf.fraction_evaluate == 1.0
     Fastest.evaluates = False
-
-
-def test_minima_of_the_inner_strategy_open():
-    leaf = RandomSelection(LocalSteps(flower.FedAvg(min_train_nodes=3)), 3).leaf
-    assert (leaf.min_train_nodes, leaf.min_available_nodes, leaf.min_evaluate_nodes) == (1, 1, 1)
 
 
 def test_selection_sees_the_outer_view():

@@ -108,8 +108,6 @@ def test_integers_are_the_newest_and_types_stay():
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="window"):
         ModelAverage(window=0)
-    with pytest.warns(DeprecationWarning, match="window"):
-        assert ModelAverage(rounds=5).window == 5
     with pytest.raises(ValueError, match="trees"):
         ModelAverage(flower.FedXgbBagging())
 

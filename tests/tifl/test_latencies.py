@@ -310,18 +310,16 @@ def test_late_joiner_in_trouble(case, asked, placed, caplog):
 
 def test_failures_count_in_a_row(caplog):
     tifl = make_tifl()
-    count, failures = tifl.timing.count, tifl.fleet.nodes.failures
+    timing, failures = tifl.timing, tifl.fleet.nodes.failures["train"]
     for _ in range(3):
-        count("evaluate", ["id-2"], ["id-1", "id-3"])
-        count("evaluate", ["id-1"], [])  # a good evaluation ends a row of bad ones only
-        count("train", [], ["id-2"])
-    assert (dict(failures["train"]), dict(failures["evaluate"])) == ({"id-2": 3}, {"id-3": 3})
-    assert tifl.timing.blocked == {"id-2", "id-3"}
-    assert "id-3: failed 3 times in a row" in caplog.text
-    tifl.timing.try_again()
-    assert tifl.timing.blocked == set()
-    count("train", ["id-3"], ["id-2"])  # training ends both rows
-    assert (dict(failures["train"]), dict(failures["evaluate"])) == ({"id-2": 3}, {})
+        timing.count(["id-1"], ["id-2", "id-3"])
+    timing.count(["id-3"], [])
+    assert dict(failures) == {"id-2": 3}
+    assert timing.blocked == {"id-2"}
+    assert "id-2: failed 3 times in a row" in caplog.text
+    timing.try_again()
+    assert timing.blocked == set()
+    timing.count([], ["id-2"])
     other = make_tifl()
     other.load_state_dict(tifl.state_dict())
     assert other.timing.blocked == {"id-2"}
@@ -358,18 +356,6 @@ def test_failures_count_inside_flowers_own_wrapper():
     assert grid.count(0, "train") == 3
 
 
-@pytest.mark.parametrize(("deaf", "failures"), [({0}, {"node-0": 1}), ({0, 1, 2, 3}, {})])
-def test_failures_in_evaluation_count(deaf, failures, one_failure):
-    """But not if no node answers: it may be the ClientApp that cannot evaluate."""
-    faults = [Fault(partition, "dies", message_type="evaluate") for partition in deaf]
-    tifl = make_tifl(clients_per_round=1, policy="adaptive", interval=1, seed=2)
-    grid = Answers(4, faults=faults)
-    records = records_of(tifl, grid, 3, timeout=100)
-    assert records[1]["tifl"]["tier"] == 0  # node 0 is in the slow one
-    assert tifl.fleet.nodes.failures["evaluate"] == failures
-    assert (grid.count(0, "evaluate") == 1) == bool(failures)  # nor do blocked nodes evaluate
-
-
 # --- resume --------------------------------------------------------------------------------
 
 
@@ -393,7 +379,6 @@ def test_first_work_that_was_open_is_asked_for_again(tmp_path, caplog):
     caplog.clear()
     go(folder, None, resume=True)
     assert folder.records[2]["tifl"]["in_flight"] > 0
-    assert "TiFL: 4 nodes are timed in this round" in caplog.text
     assert len([r["tifl"]["tiers"] for r in folder.records if "tiers" in r["tifl"]][-1]) == 6
 
 

@@ -1,5 +1,6 @@
 """``compare.html``: the page of a comparison."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from flwr_hetero.report.compare import Comparison
 from flwr_hetero.report.compare.verdict import cost_text, times
 from flwr_hetero.report.curves import Line, curve_data
 from flwr_hetero.report.history import CLOCKS
-from flwr_hetero.report.style import RUN_DASHES, duration, figure, size, words
-from flwr_hetero.report.tables import Named, Table, number, tables_of, text
+from flwr_hetero.report.style import figure, size, words
+from flwr_hetero.report.tables import Cell, Table, number, seconds, tables_of, text
 
 
 def write_page(comparison: Comparison, path: str | Path) -> Path:
@@ -27,13 +28,12 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         Line(
             f"{group.label} ({len(group.runs)} runs)" if len(group.runs) > 1 else group.label,
             group.colour,
-            RUN_DASHES[place // 7 % len(RUN_DASHES)],
             [run.history for run in group.runs],
         )
-        for place, group in enumerate(groups)
+        for group in groups
     ]
     goal = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
-    named = [Named(group.label, run.seed, run.history) for group in groups for run in group.runs]
+    named = [(group.label, run.seed, run.history) for group in groups for run in group.runs]
     tables = [_settings(comparison), _runs(comparison, goal), *tables_of(named)]
     base, *others = (group.label for group in groups)
     kinds = others if len(others) < 2 else [f"{len(others)} kinds of runs"]
@@ -64,30 +64,29 @@ def _settings(comparison: Comparison) -> Table:
 
 
 def _runs(comparison: Comparison, goal: str) -> Table:
-    judge, base = comparison.judge, comparison.groups[0]
-    rows = []
+    head = ("run", "seed", f"time to {goal}", "speed-up", "end", "traffic", "device time", "folder")
+    caption = (
+        f"Target: {goal} ({comparison.judge.target:.6g}), by a running median of five evaluations. "
+        "End: median of the last five. Speed-up: of all seeds together."
+    )
+    return Table("Runs", head, [*_rows(comparison)], caption)
+
+
+def _rows(comparison: Comparison) -> Iterator[list[Cell]]:
+    metric, _, clock = comparison.judge
     for group in comparison.groups:
         factor = group.speed.factor if group.speed else np.nan
+        is_base = group is comparison.groups[0]
         for run, result in zip(group.runs, group.results, strict=True):
-            unit = run.history.unit
-            cost = 1e300 if result.to_target is None else result.to_target  # never: sorted last
-            rows.append(
-                [
-                    text(group.label),
-                    number(run.seed),
-                    number(cost, cost_text(judge.clock, result.to_target, unit)),
-                    ("baseline", 1.0) if group is base else number(factor, times(factor)),
-                    number(result.end, figure(judge.metric, result.end)),
-                    number(result.rounds),
-                    number(result.total, cost_text(judge.clock, result.total, unit)),
-                    number(result.bytes or np.nan, size(result.bytes)),
-                    number(result.device_s or np.nan, duration(result.device_s)),
-                    text(run.path.name),
-                ]
-            )
-    head = (f"time to {goal}", "speed-up", "end", "rounds", "in all", "traffic", "device time")
-    caption = (
-        f"Target: {goal} ({judge.target:.6g}), by a running median of five evaluations. End: "
-        "median of the last five. Speed-up: of all seeds together."
-    )
-    return Table("Runs", ("run", "seed", *head, "folder"), rows, caption)
+            # A run that never reached the target is sorted last.
+            cost = 1e300 if result.to_target is None else result.to_target
+            yield [
+                text(group.label),
+                number(run.seed),
+                number(cost, cost_text(clock, result.to_target, result.unit)),
+                ("baseline", 1.0) if is_base else number(factor, times(factor)),
+                number(result.end, figure(metric, result.end)),
+                number(result.bytes or np.nan, size(result.bytes)),
+                seconds(result.device_s or np.nan),
+                text(run.path.name),
+            ]

@@ -22,7 +22,6 @@ LAST = 3
 
 
 def slope(x: Sequence[int], y: Sequence[float]) -> float:
-    """Fit a power: the slope of log y over log x."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
@@ -47,12 +46,10 @@ def unit_vectors(num_vectors: int, num_workers: int, seed: int) -> Vectors:
 
 
 def beside(published: float) -> str:
-    """Write the paper's value in brackets, if there is one."""
     return f"({published:g})" if published else ""
 
 
 def figure_10(options: Options) -> Finding:
-    """Parallel herding bound of random vectors over the number of workers."""
     num_vectors, passes = options.pick((32_768, 12), (1_000_000, 15))
     bounds: dict[str, list[list[float]]] = {method: [] for method in PUBLISHED}
     for workers in FLEETS:
@@ -121,7 +118,6 @@ def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> 
 
 
 def theorem_3(options: Options) -> Finding:
-    """Loss after the same number of epochs, over the number of workers."""
     fleets, units, epochs = [1, 2, 4, 8, 16], 64, options.pick(32, 64)
     seeds = range(options.seed, options.seed + options.pick(3, 10))
     losses: dict[str, list[float]] = {CD_GRAB: [], D_RR: []}
@@ -184,7 +180,6 @@ def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
 
 
 def figure_8(options: Options) -> Finding:
-    """Memory of the order server, beside the gradients that it is sent."""
     (after, within), (longer, _) = (held(CD_GRAB, WORKERS, units) for units in (4, 12))
     (pairs, _), (mean, _) = (held(method, 1, 4) for method in (PAIR_BAL, BAL))
     parts = [

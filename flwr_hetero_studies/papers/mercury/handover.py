@@ -56,6 +56,6 @@ def one_turn(samples: int) -> tuple[float, float, float]:
             raise TimeoutError("the worker did not score in time")
         time.sleep(0.1)
     waited_s = time.perf_counter()
-    if len(collect_scores(folder).scores) != samples:
+    if len(collect_scores(folder)[0]) != samples:
         raise RuntimeError("the worker did not score all samples")
     return trained_s - start_s, started_s - trained_s, time.perf_counter() - waited_s

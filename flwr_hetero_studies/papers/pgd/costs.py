@@ -58,8 +58,6 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
     def listen(layers: str) -> Tensor | None:
         """Take priorities on the way of a training step."""
         listener = LayerPriorities(model, layers)
-        # it checks itself once in training, which is no part of a step's price
-        listener.is_checked = True
         listener.direction = direction
         step()
         listener.close()

@@ -11,12 +11,12 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from flwr_hetero.tifl.pacing import Forecast
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl import pacing
-from flwr_hetero.tifl.pacing import Forecast
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial

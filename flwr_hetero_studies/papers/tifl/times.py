@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from flwr_hetero.tifl.pacing import paper_estimate
 
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import UniformSampler
@@ -15,7 +16,6 @@ from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
-from flwr_hetero.tifl.pacing import paper_estimate
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan

@@ -59,19 +59,6 @@ def test_first_length_may_be_outvoted():
     assert "sketches of 1, not 5" in reason
 
 
-@pytest.mark.parametrize("idle", [{0, 1, 2}, {1}])
-def test_nodes_that_have_seen_nothing_yet_are_waited_for(idle):
-    def rest(message, context, call_next):
-        number = message.content["config"]["server-round"]
-        if number == 1 and context.node_config["partition-id"] in idle:
-            message.content["config"]["num-steps"] = 0
-        return call_next(message, context)
-
-    rounds = Rounds(HerdingMeter(fedavg()), grid_of([16] * 3, method="d-rr", mods=[rest]), 2)
-    assert rounds.reasons() == []
-    assert [bound is None for bound in rounds.of("herding", "herding_bound")] == [True, False]
-
-
 @pytest.mark.parametrize(("name", "value"), [("sketch_size", 0), ("seed", -1)])
 def test_bad_settings_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):

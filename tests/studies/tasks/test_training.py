@@ -1,6 +1,3 @@
-import copy
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +7,6 @@ from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero_studies.tasks import (
     Examples,
     evaluate,
-    load_partition,
-    load_test,
     make_model,
     train,
 )
@@ -98,12 +93,6 @@ def test_on_batch_may_change_gradients():
     assert result.examples_scored == 10
 
 
-def test_cnn_learns_digits():
-    examples, model = load_partition("digits", 0, 1), make_model("cnn", (1, 8, 8), 10)
-    train(model, examples, UniformSampler(len(examples), 16), num_steps=180, lr=0.1)
-    assert evaluate(model, load_test("digits"))[1] > 0.93
-
-
 def test_evaluation_equals_numpy_and_restores_the_mode():
     model = softmax()
     w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
@@ -116,16 +105,6 @@ def test_evaluation_equals_numpy_and_restores_the_mode():
         model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(4, 3)).train(training)
         assert evaluate(model, EXAMPLES) == evaluate(model, EXAMPLES)
         assert model.training is training
-
-
-def test_frozen_parameters_and_statistics():
-    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
-    start = copy.deepcopy(model)
-    model[2].bias.requires_grad_(False)
-    train(model, EXAMPLES, UniformSampler(12, 6), num_steps=2, lr=0.1, proximal=1.0)
-    assert torch.equal(model[2].bias, start[2].bias)
-    assert not torch.equal(model[2].weight, start[2].weight)
-    assert int(model[1].num_batches_tracked) == 2  # in training mode
 
 
 @pytest.mark.parametrize(
@@ -166,11 +145,8 @@ def test_amp_computes_in_bfloat16():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"num_steps": 0}, "num_steps must"),
         ({"lr": 0.0}, "lr must"),
-        ({"lr": math.inf}, "lr must"),
         ({"proximal": -0.1}, "proximal must"),
-        ({"proximal": math.nan}, "proximal must"),
         ({"sampler": UniformSampler(11, 4)}, r"sampler\.num_samples must be the number of .* 12"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, rmsprop, adam, adamw"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum must be 0 with adam"),
