@@ -123,11 +123,10 @@ def update_weights(
     .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c \bar v)}{\bar v} d_i,
               \qquad \bar v = \frac{\sum_j r_j v_j}{\sum_j r_j}
 
-    Node j sends :math:`r_j` replies a second. With :math:`v_j = p_j / r_j` it adds
-    :math:`p_j d_j` per second, whatever its speed.
+    Node j sends :math:`r_j` replies a second: with :math:`v_j = p_j / r_j` it adds :math:`p_j d_j`.
 
-    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,), of every node;
-    limit: c, at least 1 -> (num_updates,), the step of their mean, and the share cut off.
+    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,); limit: c, at least 1
+    -> (num_updates,), the step of their mean, and the share cut off.
 
     >>> update_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5])[1]
     0.6666666666666666
@@ -158,13 +157,7 @@ def largest_weight(weights: ArrayLike) -> float:
 
 @dataclass
 class ReplyMeans:
-    """Running means of a node's replies: of the last ones, or of all its idle times.
-
-    >>> means = ReplyMeans()
-    >>> means.add(weight=2.0, age_s=5.0, idle_s=None, discount=0.5)
-    >>> means.interval_s(idle_s=1.0)
-    6.0
-    """
+    """Running means of a node's replies: of the last ones, or of all its idle times."""
 
     weight: float = 0.0
     age_s: float = 0.0
@@ -198,11 +191,6 @@ class RateCorrection:
     r"""Weights :math:`p_i^a \, r_i^{-b}`, which undo how often each node replies.
 
     Powers are (a, b), p a node's weight, r its rate; no weight is above ``max_weight`` means.
-
-    >>> correction = RateCorrection((1.0, 0.0), max_weight=None)
-    >>> correction.learn("a", 2.0, sent_s=0.0, arrived_s=1.0, discount=1.0)
-    >>> correction.means["a"].weight
-    2.0
     """
 
     def __init__(self, powers: tuple[float, float], max_weight: float | None) -> None:

@@ -44,7 +44,7 @@ def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     return torch.cat([each[name].reshape(len(inputs), -1) for name in trained], dim=1).detach()
 
 
-def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floating]:
+def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.float32]:
     """Sketch gradients (num, dim) where they are, to at most ``size`` columns; whole if 0."""
     dim = gradients.shape[1]
     if size:
@@ -55,8 +55,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
         folded = gradients[:, :whole].reshape(len(gradients), -1, size).sum(dim=1)
         folded[:, : dim - whole] += gradients[:, whole:]
         gradients = folded
-    kind = torch.float64 if gradients.dtype == torch.float64 else torch.float32
-    return cast(NDArray[np.floating], gradients.to("cpu", kind).numpy())
+    return cast(NDArray[np.float32], gradients.to("cpu", torch.float32).numpy())
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from logging import WARNING
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,7 +12,6 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log
 from flwr_hetero.cd_grab import algorithm, wire
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors
 from flwr_hetero.cd_grab.wire import Answer, Report, Terms
@@ -43,7 +41,6 @@ ORDERS = ClientSupport(
     "    criterion = loader.criterion()  # in place of the loss function",
     "which stay with their own order",
 )
-"""What nodes must do."""
 _SCHEMA = {
     **dict.fromkeys(["version", "group"], int),
     **dict.fromkeys(["order", "pass_signs"], ((-1,), "i")),
@@ -62,7 +59,7 @@ class NodeState:
     signs: Signs | None = None
     pass_signs: Signs = field(default_factory=lambda: np.zeros(0, np.int8))
     own_sum: Vectors = field(default_factory=lambda: np.zeros(0, np.float32))
-    group: frozenset[str] | None = None
+    group: frozenset[str] = frozenset()
     overlap: float = 1.0
     lost: bool = False
 
@@ -133,15 +130,16 @@ class OrderServer:
         if report.first_pair == 0:
             state.pass_signs = np.zeros(0, np.int8)
             state.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
-        return report.first_pair == len(state.pass_signs)
+        is_next = report.first_pair == len(state.pass_signs)
+        return is_next and report.diffs.shape[1] == len(state.own_sum)
 
     def _join(self, group: frozenset[str]) -> None:
         """Track how much of its last group each node is balanced with again."""
         states = [self.states[node] for node in group]
         # last groups are mostly the same
-        num_common = {last: len(group & last) for s in states if (last := s.group) is not None}
+        num_common = {last: len(group & last) for last in {state.group for state in states}}
         for state in states:
-            if state.group is not None:
+            if state.group:
                 kept = (num_common[state.group] - 1) / max(1, len(group) - 1)
                 state.overlap = MEMORY * state.overlap + (1 - MEMORY) * kept
             state.group = group
@@ -159,19 +157,19 @@ class OrderServer:
 
     def state_dict(self) -> StateDict:
         """Return all states as ``node/field``; a group, which many nodes share, is kept once."""
-        number: dict[frozenset[str] | None, int] = {None: -1}
+        number: dict[frozenset[str], int] = {}
         state: dict[str, Any] = {}
         for node, own in self.states.items():
             # a sum is changed in place
             fields = vars(own) | {"own_sum": own.own_sum.copy()}
-            fields["group"] = number.setdefault(own.group, len(number) - 1)
+            fields["group"] = number.setdefault(own.group, len(number))
             state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
-        return state | {"groups": json.dumps([sorted(group) for group in number if group])}
+        return state | {"groups": json.dumps([sorted(group) for group in number])}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
         check_state(state, {"groups": str}, "CDGraB")
-        groups = [*map(frozenset, json.loads(str(state["groups"]))), None]
+        groups = [frozenset(group) for group in json.loads(str(state["groups"]))]
         fields: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
             node, _, name = key.rpartition("/")
@@ -185,9 +183,10 @@ class OrderServer:
 
 def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
     """Group the nodes at the same position of equally long orders, with as many pairs."""
-    groups: dict[tuple[int, int, int], Group] = {}
+    groups: dict[tuple[int, ...], Group] = {}
     for node, report in reports.items():
-        place = report.first_pair, report.num_units, len(report.diffs)
+        # vectors of another length, of a node that errs or lies, are a group of their own
+        place = report.first_pair, report.num_units, *report.diffs.shape
         groups.setdefault(place, {})[node] = report
     return list(groups.values())
 
@@ -197,13 +196,11 @@ def split_outliers(group: Group) -> list[Group]:
     # so that no node, nor one that lies, rules all signs
     lengths = {n: float(np.linalg.norm(r.diffs)) / len(r.diffs) ** 0.5 for n, r in group.items()}
     limit = OUTLIER * float(np.median([*lengths.values()]))
-    inliers, alone = {}, []
-    for node, report in group.items():
-        if lengths[node] > limit * max(1.0, (FEW / len(report.diffs)) ** 0.5):
-            alone.append({node: report})
-        else:
-            inliers[node] = report
-    return [inliers, *alone]
+    alone = {
+        n for n, r in group.items() if lengths[n] > limit * max(1.0, (FEW / len(r.diffs)) ** 0.5)
+    }
+    inliers = {n: r for n, r in group.items() if n not in alone}
+    return [inliers, *({n: group[n]} for n in group if n in alone)]
 
 
 class CDGraB(Wrapper):
@@ -274,7 +271,7 @@ class CDGraB(Wrapper):
         self.terms = Terms(0, size, check_count("seed", seed), units)
         # by node, from when its reply is judged
         self._reports: dict[int, Report] = {}
-        self._dim, self._balance, self._bytes_up = 0, Balance(), 0
+        self._balance, self._bytes_up = Balance(), 0
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
@@ -315,20 +312,9 @@ class CDGraB(Wrapper):
                 self._bytes_up += payload_bytes(RecordDict({keys.ORDER: record}))
                 node_id = reply.metadata.src_node_id
                 reports[node_id] = self._reports[node_id]
-        lengths = {node: r.diffs.shape[1] for node, r in reports.items() if len(r.diffs)}
-        usual, good = wire.usual_length(lengths.values(), self._dim), []
-        if self._dim not in (0, usual):
-            log(WARNING, "CD-GraB: vectors of %d numbers, not %d: restart", usual, self._dim)
-            self.server.states = {}
-        self._dim = usual
-        for reply in replies:
-            if (own := lengths.get(reply.metadata.src_node_id, usual)) == usual:
-                good.append(reply)
-            else:
-                context.drop(reply, f"order record: vectors of {own} numbers instead of {usual}")
         # l. 8-14
-        self._balance = self.server.receive(self._weighted(context, good, reports))
-        return good
+        self._balance = self.server.receive(self._weighted(context, replies, reports))
+        return replies
 
     def _weighted(
         self, context: Exchange, replies: list[Message], reports: dict[int, Report]
@@ -350,10 +336,8 @@ class CDGraB(Wrapper):
 
     def state_dict(self) -> StateDict:
         """Return all orders and what was seen of them."""
-        return self.server.state_dict() | {"dim": self._dim}
+        return self.server.state_dict()
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"dim": int}, "CDGraB")
         self.server.load_state_dict(state)
-        self._dim = int(state["dim"])

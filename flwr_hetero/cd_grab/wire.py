@@ -1,7 +1,6 @@
 """What nodes and order server tell each other, and how it is written into Flower's records."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +10,8 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors, check_order
 from flwr_hetero.errors import invalid
 
-DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
-"""Types of vectors on the wire."""
+HALF, SINGLE = "<f2", "<f4"
+"""Types of vectors on the wire: of sketches, of whole gradients."""
 MAX_UNITS = 1 << 20
 """Longest order that a node may have."""
 MAX_COUNT = 1 << 53
@@ -85,14 +84,12 @@ def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
 
 def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | bytes]:
     """Write what a node saw."""
-    dtype = "float16" if terms.sketch_size else str(report.diffs.dtype)
-    data, scale = pack_vectors(report.diffs, dtype)
+    data, scale = pack_vectors(report.diffs, HALF if terms.sketch_size else SINGLE)
     own = terms._replace(sketch_size=report.diffs.shape[1], num_units=report.num_units)
     return {
         **dict(zip(_TERMS, own, strict=True)),
         keys.VERSION: report.version,
         keys.FIRST_PAIR: report.first_pair,
-        keys.DTYPE: dtype,
         keys.VECTORS: data,
         keys.SCALE: scale,
     }
@@ -109,27 +106,23 @@ def read_report(record: Mapping[str, Any], terms: Terms) -> Report:
         raise invalid(keys.SKETCH_SIZE, theirs.sketch_size, f"be at most {terms.sketch_size}")
     if not 1 <= theirs.num_units <= MAX_UNITS:
         raise invalid(keys.NUM_UNITS, theirs.num_units, f"lie in 1..{MAX_UNITS}")
-    diffs = read_vectors(record, theirs.sketch_size, record.get(keys.DTYPE))
+    diffs = read_vectors(record, theirs.sketch_size, HALF if terms.sketch_size else SINGLE)
     if first + len(diffs) > theirs.num_units // 2:
         rule = f"leave room for {len(diffs)} pairs of {theirs.num_units} units"
         raise invalid(keys.FIRST_PAIR, first, rule)
     return Report(version, theirs.num_units, first, diffs)
 
 
-def read_vectors(record: Mapping[str, Any], dim: int, dtype: Any = "float16") -> Vectors:
+def read_vectors(record: Mapping[str, Any], dim: int, kind: str = HALF) -> Vectors:
     """Read the vectors of a record: (num_vectors, dim)."""
     data, scale = record.get(keys.VECTORS), record.get(keys.SCALE)
     if not isinstance(data, bytes) or not isinstance(scale, float):
         raise invalid(keys.VECTORS, (type(data), type(scale)), "be bytes, with a scale")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise invalid(keys.DTYPE, dtype, f"be one of {', '.join(DTYPES)}")
     if not data:
         return np.zeros((0, dim), "f4")
-    kind = np.dtype(DTYPES[dtype])
-    if dim < 1 or len(data) % (dim * kind.itemsize):
-        raise invalid(keys.VECTORS, f"{len(data)} bytes", f"be whole rows of {dim} {dtype}")
-    raw = np.frombuffer(data, kind).reshape(-1, dim)
-    values: Vectors = raw.astype("f8" if dtype == "float64" else "f4")
+    if dim < 1 or len(data) % (dim * np.dtype(kind).itemsize):
+        raise invalid(keys.VECTORS, f"{len(data)} bytes", f"be whole rows of {dim} numbers")
+    values: Vectors = np.frombuffer(data, kind).reshape(-1, dim).astype("f4")
     with np.errstate(over="ignore", invalid="ignore"):
         values *= scale
         largest = float(np.abs(values).max())
@@ -140,18 +133,10 @@ def read_vectors(record: Mapping[str, Any], dim: int, dtype: Any = "float16") ->
     return values
 
 
-def pack_vectors(vectors: Vectors, dtype: str = "float16") -> tuple[bytes, float]:
+def pack_vectors(vectors: Vectors, kind: str = HALF) -> tuple[bytes, float]:
     """Write vectors; half precision gets a common scale so that small gradients survive it."""
-    largest = float(np.abs(vectors).max(initial=0.0)) if dtype == "float16" else 1.0
-    scale = largest or 1.0
-    return (vectors / vectors.dtype.type(scale)).astype(DTYPES[dtype]).tobytes(), scale
-
-
-def usual_length(lengths: Iterable[int], known: int) -> int:
-    """Return the length of vectors that most nodes have; two that agree overrule a known one."""
-    counts = Counter(lengths)
-    usual, votes = counts.most_common(1)[0] if counts else (known, 0)
-    return usual if not known or votes > max(1, counts[known]) else known
+    scale = float(np.abs(vectors).max(initial=0.0) or 1.0) if kind == HALF else 1.0
+    return (vectors / vectors.dtype.type(scale)).astype(kind).tobytes(), scale
 
 
 def _count(record: Mapping[str, Any], key: str) -> int:

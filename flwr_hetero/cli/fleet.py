@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ def _up(options: argparse.Namespace) -> None:
     check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
     print("starting a SuperLink and SuperNodes, and waiting until they are online", flush=True)
-    fleet.up(named_fleet(options.fleet, options.nodes), cpu=options.cpu)
+    profiles = named_fleet(options.fleet, options.nodes)
+    fleet.up(profiles, cpu=options.cpu)
     _status(options)
     print(f"\nRun an app on it:\n\n  {fleet.run_line()}\n")
 
@@ -75,7 +77,9 @@ def _status(options: argparse.Namespace) -> None:
         state = "ended" if not fleet.is_alive(node.pid) else "starting or cut off"
         state = "online" if node.name in online else state
         cpu = "no limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"
-        print(f"{node.name:<10} {state:<8} {cpu}")
+        speeds = {"up": node.uplink_mbps, "down": node.downlink_mbps}
+        links = [f", {name} {mbps:g} Mbit/s" for name, mbps in speeds.items() if not isinf(mbps)]
+        print(f"{node.name:<10} {state:<8} {cpu}{''.join(links)}")
 
 
 def _down(options: argparse.Namespace) -> None:

@@ -164,7 +164,8 @@ class Wrapper(Strategy):
         chain: list[Strategy] = []
         strategy: Strategy | None = self
         while strategy is not None:
-            chain.append(strategy)  # Flower's own wrappers call the next one ``strategy``
+            chain.append(strategy)
+            # Flower's own wrappers call the next one ``strategy``
             own = vars(strategy)
             following = own.get("inner", own.get("strategy"))
             strategy = following if isinstance(following, Strategy) else None
@@ -236,8 +237,9 @@ class Wrapper(Strategy):
                 context.weights[identity] = weight + context.weights.get(identity, 0.0)
             arrays, metrics = aggregate(self.inner, self.leaf, context, good, weights)
         if self.outer is None:
+            # Flower's FedAdam gives float64
             if arrays is not None and context.arrays:
-                arrays = keep_dtypes(arrays, context.arrays)  # Flower's FedAdam gives float64
+                arrays = keep_dtypes(arrays, context.arrays)
             names = context.counted, list(map(context.identity, context.failed))
             for wrapper in self.wrappers():
                 wrapper.on_train_end(context, *names)

@@ -44,19 +44,18 @@ JOURNEYS = (
 )
 
 
-def visited(journey: Journey) -> tuple[Counter[str], int]:
-    """Return the calls into each file, and how many come from another one."""
-    calls, across, inside, seen = Counter[str](), 0, 0, 0
+def visited(journey: Journey) -> Counter[str]:
+    """Return the calls into each file."""
+    calls, inside, seen = Counter[str](), 0, 0
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal across, inside
+        nonlocal inside
         name = frame.f_code.co_filename
         if inside or (name.startswith(ROOT + "fleet/") and event == "call"):
             # the grid, and all that it calls
             inside += (event == "call") - (event == "return")
         elif event == "call" and name.startswith(ROOT):
             calls[name.removeprefix(ROOT)] += 1
-            across += frame.f_back is not None and frame.f_back.f_code.co_filename != name
 
     def note(moment: Moment) -> None:
         nonlocal seen
@@ -71,17 +70,17 @@ def visited(journey: Journey) -> tuple[Counter[str], int]:
     with only_errors():
         grid = LocalGrid(EchoFleet().app, named_fleet("paper-5", NODES))
         drive(journey.make(), grid, EchoFleet.first(), note, seed=0, updates=journey.updates)
-    return calls, across
+    return calls
 
 
 def main() -> None:
     """Print a table, and the files."""
-    head, rows, files = ["journey", "files", "at most", "calls across files"], [], ""
+    rows, files = [], ""
     for journey in JOURNEYS:
-        calls, across = visited(journey)
-        rows.append([journey.name, len(calls), journey.limit, across])
+        calls = visited(journey)
+        rows.append([journey.name, len(calls), journey.limit])
         files += f"\n{journey.name}: {', '.join(sorted(calls))}\n"
-    print(table(head, rows) + files)
+    print(table(["journey", "files", "at most"], rows) + files)
 
 
 if __name__ == "__main__":

@@ -19,26 +19,25 @@ def growth(lines: Sequence[Line], name: str) -> float:
     return float(np.polyfit(nodes, np.log(metric(lines, name)), 1)[0])
 
 
-def figures(lines: Sequence[Line]) -> list[str]:
-    """Name the times that a strategy has: profiling only where it takes any."""
-    return ["round_s", "start_s"] if lines[-1]["metrics"]["start_s"] > 0.05 else ["round_s"]
-
-
-def scale_table(groups: dict[str, list[Line]]) -> str:
-    """Tabulate time and memory by strategy and number of nodes."""
-    rows = []
+def scale_table(groups: dict[str, list[Line]]) -> tuple[str, float]:
+    """Tabulate time and memory by strategy and number of nodes; return the steepest growth too."""
+    rows, exponents = [], []
     for name, lines in groups.items():
         sizes = [f"{line['case']['nodes']:,} nodes" for line in lines]
-        metrics, e = [line["metrics"] for line in lines], f"{growth(lines, 'round_s'):.2f}"
+        metrics = [line["metrics"] for line in lines]
         ms = [[1e3 * m[f"round_s{end}"] for end in ("", "_least", "_most")] for m in metrics]
         times = [f"{median:.1f} ({least:.1f} to {most:.1f})" for median, least, most in ms]
-        rows.append([name, "ms a round (least to most)", *times, e])
+        exponents.append(growth(lines, "round_s"))
+        rows.append([name, "ms a round (least to most)", *times, f"{exponents[-1]:.2f}"])
         memory = [f"{m['grid_mb'] + m['run_mb']:.1f}" for m in metrics]
         rows.append(["", "MB for grid and run", *memory, ""])
-        if "start_s" in figures(lines):
-            start, e = [f"{m['start_s']:.2f}" for m in metrics], f"{growth(lines, 'start_s'):.2f}"
-            rows.append(["", "s once, to profile all nodes", *start, e])
-    return tables.table(["strategies", "figure", *sizes, "growth e"], rows) + "\n"
+        # only a strategy that profiles takes any time before its first round
+        if metrics[-1]["start_s"] > 0.05:
+            exponents.append(growth(lines, "start_s"))
+            start = [f"{m['start_s']:.2f}" for m in metrics]
+            rows.append(["", "s once, to profile all nodes", *start, f"{exponents[-1]:.2f}"])
+    head = ["strategies", "figure", *sizes, "growth e"]
+    return tables.table(head, rows) + "\n", max(exponents)
 
 
 def drift(groups: dict[str, list[Line]]) -> str:
@@ -62,8 +61,8 @@ def scale(lines: list[Line]) -> dict[str, Any]:
         if not groups or min(map(len, groups.values())) < 2:
             continue
         text += f"### {title}, {{rounds}} rounds\n\n".format(**own[0]["case"])
-        text += scale_table(groups) + (drift(groups) if own is some else "")
-        steepest = max(steepest, *(growth(x, name) for x in groups.values() for name in figures(x)))
+        made, e = scale_table(groups)
+        text, steepest = text + made + (drift(groups) if own is some else ""), max(steepest, e)
     # half-way between linear and quadratic
     verdict = "nothing is quadratic" if steepest < 1.5 else "SOMETHING GROWS TOO FAST"
     return {"scale": text, "steepest": steepest, "verdict": verdict} if text else {}

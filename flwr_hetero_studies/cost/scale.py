@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,12 @@ STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
 
 def plan(rounds: int) -> Iterator[Trial]:
     """Yield runs with some of the nodes a round, and with all."""
-    for nodes in SIZES:
-        for strategies, cohort, number in ((SELECTED, COHORT, rounds), (EVERYBODY, 0, ALL_ROUNDS)):
-            for strategy in strategies:
-                name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
-                case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
-                yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
+    some = [(name, COHORT, rounds) for name in SELECTED]
+    every = [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
+    for nodes, (strategy, cohort, number) in product(SIZES, some + every):
+        name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
+        case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
+        yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
 
 
 class EchoFleet:
@@ -124,23 +125,21 @@ def run(case: Case) -> dict[str, Any]:
     grid_mb = resident_mb()
     strategy = STRATEGIES[case["strategy"]](case["cohort"], case["cohort"] / case["nodes"])
     marks: list[tuple[float, float, float]] = []
+
+    def mark(*_: Any) -> None:
+        marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
+
     start_s = time.process_time()
-    how = {
-        "evaluate_fn": lambda *_: marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
-    }
-    strategy.start(grid, nodes.first(), case["rounds"], **how)
+    strategy.start(grid, nodes.first(), case["rounds"], evaluate_fn=mark)
     cpu_s, node_s, mb = (np.array(column) for column in zip(*marks, strict=True))
     # one process plays server and nodes
     own_s = np.diff(cpu_s) - np.diff(node_s)
     # late rounds must not cost more than early ones
     half = len(own_s) // 2
-    return {
-        "round_s": float(np.median(own_s)),
-        "round_s_least": float(own_s.min()),
-        "round_s_most": float(own_s.max()),
+    halves = {"first_half_s": own_s[:half], "second_half_s": own_s[half:]}
+    times = {"round_s": own_s, "round_s_least": own_s.min(), "round_s_most": own_s.max(), **halves}
+    return {name: float(np.median(seconds)) for name, seconds in times.items()} | {
         "start_s": float(cpu_s[0] - start_s),
-        "first_half_s": float(np.median(own_s[:half])),
-        "second_half_s": float(np.median(own_s[half:])),
         "grid_mb": grid_mb - before_mb,
         "run_mb": float(mb[-1] - grid_mb),
         "mb_per_round": float((mb[-1] - mb[1]) / max(1, case["rounds"] - 1)),

@@ -75,24 +75,6 @@ def test_no_more_nodes_are_in_flight_than_asked_for(concurrency):
     assert all(len(nodes) == 1 for at_s, nodes in began.items() if at_s)
 
 
-def test_idle_nodes_are_drawn_uniformly():
-    grid = Watched([1.0] * 6, [8.0, 4, 2, 1, 0.5, 0.25])
-    models(paper(concurrency=2, buffer_size=2), grid, 400)
-    expected, drawn, free = np.zeros(6), np.zeros(6), set(range(6))
-    events = [(at_s, 1, node) for at_s, node, _, _ in grid.sent]
-    events += [(at_s, 0, node) for at_s, node in grid.received]
-    for _, is_start, node in sorted(events):
-        if is_start:
-            if len(free) == 5:  # one is in flight
-                expected[list(free)] += 1 / 5
-                drawn[node] += 1
-            free.remove(node)
-        else:
-            free.add(node)
-    assert np.abs(drawn - expected).max() < 4 * np.sqrt(expected.max())
-    assert drawn.std() > 1  # and they are drawn, not taken in turn
-
-
 @pytest.mark.parametrize(
     ("num_nodes", "concurrency", "size"), [(10, None, 5), (10, 4, 3), (10, 99, 5), (1, None, 1)]
 )

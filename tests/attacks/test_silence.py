@@ -79,21 +79,6 @@ def test_two_rounds_without_a_reply_stop_the_run(nest, kind, tmp_path):
     assert (tmp_path / "state.npz").is_file()
 
 
-def test_one_round_without_a_reply_stops_no_run():
-    faults = [Fault(i, "errs", number, number) for i in range(6) for number in (2, 4, 6)]
-    records, _ = run(ours.Wrapper(leaf()), faults, 7)
-    assert [bool(record["train"]) for record in records[1:]] == [True, False] * 3 + [True]
-
-
-def test_a_bad_node_alone_in_its_rounds_stops_no_run():
-    class One(ours.RandomSelection):
-        def select(self, context, grid, online):
-            return [1000 if 2 <= context.round <= 5 else 1001]
-
-    records, _ = run(One(leaf()), [Fault(0, "errs")], 7)
-    assert [bool(record["train"]) for record in records[1:]] == [True, *[False] * 4, True, True]
-
-
 def test_nodes_that_are_away_stop_no_run():
     profiles = [DeviceProfile(availability=0.02)] * 3
     history = History(ours.RandomSelection(leaf(), 3))

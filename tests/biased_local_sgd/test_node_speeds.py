@@ -9,7 +9,6 @@ from recording import History
 from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.biased_local_sgd import node_speeds
-from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.context import Exchange, Latency
@@ -130,14 +129,6 @@ def test_nonsense_report_costs_the_reply(claim):
         w = (local_model(w, 0, 4) + local_model(w, 2, 4)) / 2
     np.testing.assert_allclose(result.arrays["w"].numpy(), w, rtol=1e-6)
     assert [len(r["failures"]) for r in records[1:]] == [1, 1, 1]
-
-
-def test_times_are_smoothed():
-    speeds = NodeSpeeds()
-    for compute_s in (8.0, 4.0):
-        speeds.observe("a", steps=2, compute_s=compute_s, link_s=compute_s)
-    assert speeds.step_s == {"a": 0.5 * 4 + 0.5 * 2}
-    assert speeds.link_s == {"a": 0.5 * 8 + 0.5 * 4}
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,9 @@ def test_only_nodes_side_by_side_form_a_group():
     other_length = {"node-0": fleet.report(0, 0, 5), "odd": odd.report(0, 0, 5)}
     done = server.receive({n: r._replace(version=1) for n, r in other_length.items()})
     assert (done.pairs, done.pairs_together) == (10, 0)
+    other = fleet.report(0)._replace(version=1, diffs=np.ones((32, 5)))  # vectors of a liar
+    done = server.receive({"node-0": other, "node-1": fleet.report(1)._replace(version=1)})
+    assert (done.pairs, done.pairs_together) == (64, 0)
 
 
 @pytest.mark.parametrize("factor", [2.0, 50.0, 1e6])

@@ -53,7 +53,6 @@ OWN_KEYS = {
     keys.ORDER: {
         **dict.fromkeys([keys.SERVER_ROUND, keys.VERSION], SMALL),
         **dict.fromkeys([keys.FIRST_PAIR, keys.SKETCH_SEED], SMALL),
-        keys.DTYPE: ["float16", "float32", "float64", "object", "i4", ""],
         **VECTORS,
     },
     HERDING: VECTORS,

@@ -97,19 +97,6 @@ def test_the_client_gets_all_settings_and_mods_all_records():
     assert contents == [["fitins.config", "fitins.parameters", keys.ORDER]] * 5
 
 
-def test_biased_local_sgd_gives_quick_nodes_more_steps():
-    class Counts(Client):
-        def more(self, config):
-            steps = int(config["num-steps"])
-            return {"num-steps": steps, "examples-processed": 8 * steps}
-
-    fleet = [DeviceProfile(4.0)] * 2 + [DeviceProfile(1.0)] * 3
-    strategy = ours.BiasedLocalSGD(fast_steps=8, weigh_by_steps=True)
-    _, records = run(strategy, older_grid(fleet=fleet, client=Counts), 4)
-    steps = records[-1]["biased_local_sgd"]["num_steps"]
-    assert steps == {"node-0": 8, "node-1": 8, "node-2": 2, "node-3": 2, "node-4": 2}
-
-
 class Steps(Client):
     """Follow ``num-steps`` by the lines that the documentation shows."""
 

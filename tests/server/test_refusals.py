@@ -71,18 +71,6 @@ def test_a_fault_of_the_app_is_said_with_its_cure(grid, cure, caplog):
     assert "[ROUND 2/3]" not in caplog.text
 
 
-def test_two_nodes_of_the_older_api_cost_their_replies_only():
-    older, today = older_app(), toy_app()
-
-    class Mixed(ClientApp):
-        def __call__(self, message, context):
-            app = older if context.node_config["partition-id"] < 2 else today
-            return app(message, context)
-
-    result = run(ours.Wrapper(), LocalGrid(Mixed(), FLEET))
-    assert len(result.train_metrics_clientapp) == 3
-
-
 def test_every_cure_is_for_one_symptom():
     reasons = (
         "error 2: KeyError: 'fitins.parameters'",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
-from recording import Folder, History
+from recording import History
 from steps_toy import steps_app
 from toy import toy_app, toy_arrays
 
@@ -15,8 +15,6 @@ from flwr_hetero.strategy import (
     LocalSteps,
     ModelAverage,
     RandomSelection,
-    Recorded,
-    TiFL,
     Wrapper,
 )
 
@@ -56,36 +54,6 @@ def test_hooks_end_also_after_an_error():
     with pytest.raises(KeyError):
         Ends(Ends()).start(fleet(2), toy_arrays(), 3, evaluate_fn=fails)
     assert ended == [0, 0]
-
-
-def test_another_loop_uses_the_pieces(tmp_path):
-    """Aggregate two replies at a time, in the order in which they come, as FedBuff does."""
-    fedavg = flower.FedAvg(fraction_evaluate=0.0)
-    inner = TiFL(fedavg, 4, 1, policy="vanilla", profiling="phase")
-    folder, grid = Folder(tmp_path), fleet(4)
-    strategy = Recorded(inner, run_dir=folder)
-    run = rounds.Run(strategy, grid, toy_arrays(), 2, 60.0, ConfigRecord(), ConfigRecord(), None)
-    with rounds.opened(run):
-        rounds.finish_round(run, rounds.new_record(run, run.exchange(0), []))
-        sent = strategy.configure_train(1, run.arrays, run.train_config, grid, run.exchange(1))
-        waiting = dict(zip(grid.push_messages(sent), sent, strict=True))
-        while waiting:
-            replies = grid.wait_for(list(waiting), enough=2)
-            arrived = [waiting.pop(reply.metadata.reply_to_message_id) for reply in replies]
-            context = run.exchange(run.round + 1)
-            context.ask(arrived, grid)
-            record = rounds.aggregate(run, context, arrived, replies)
-            record["global"] = rounds.evaluate_centrally(run, record["round"])
-            rounds.finish_round(run, record)
-    assert [sorted(record["weights"]) for record in folder.records] == [
-        [],
-        ["node-0", "node-1"],
-        ["node-2", "node-3"],
-    ]
-    assert folder.records[-1]["tifl"]["tier"] == 0
-    # the second buffer replaces the first: FedAvg keeps nothing of the old model
-    assert run.arrays["w"].numpy() == pytest.approx((2.04 + 3.09) / 2 / 2)
-    assert (tmp_path / "state.npz").exists()
 
 
 # --- inside one of Flower's own wrappers -----------------------------------------------------

@@ -54,7 +54,10 @@ def one_round(state, there=range(7), count=2, seed=0, **how):
 @pytest.mark.parametrize(
     ("policy", "num_tiers", "probs"),
     [
-        # of five tiers ``reproduce tifl table-1`` has the paper's
+        ("random", 5, [0.7, 0.1, 0.1, 0.05, 0.05]),  # five tiers: the paper's Table 1
+        ("fast1", 5, [0.225, 0.225, 0.225, 0.225, 0.1]),
+        ("fast2", 5, [0.2375, 0.2375, 0.2375, 0.2375, 0.05]),
+        ("fast3", 5, [0.25, 0.25, 0.25, 0.25, 0]),
         ("slow", 3, [0, 0, 1]),
         ("fast", 3, [1, 0, 0]),
         ("uniform", 4, [0.25] * 4),

@@ -1,6 +1,7 @@
 """How well balanced nodes' orders are: a wrapper that measures it, and its half on the node."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Vectors
-from flwr_hetero.cd_grab.wire import pack_vectors, read_vectors, usual_length
+from flwr_hetero.cd_grab.wire import pack_vectors, read_vectors
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
@@ -173,3 +174,10 @@ class HerdingMeter(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return the bound of the pass that ended in this round, if one did."""
         return {} if self._bound is None else {"herding_bound": self._bound}
+
+
+def usual_length(lengths: Iterable[int], known: int) -> int:
+    """Return the length of vectors that most nodes have; two that agree overrule a known one."""
+    counts = Counter(lengths)
+    usual, votes = counts.most_common(1)[0] if counts else (known, 0)
+    return usual if not known or votes > max(1, counts[known]) else known

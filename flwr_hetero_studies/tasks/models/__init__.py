@@ -31,13 +31,6 @@ Builder = Callable[..., nn.Module]
 
 IMAGES, TEXTS, SERIES, LANGUAGE, FORECASTS = (3, 0), (1, 0), (2, 0), (1, 2), (2, 1)
 """Number of an input's dimensions and of an output's, 0 for logits of classes."""
-NAMES = {
-    IMAGES: "images or rows of numbers, with classes",
-    TEXTS: "texts, with classes",
-    SERIES: "series or speech, with classes",
-    LANGUAGE: "texts, for a language model",
-    FORECASTS: "series, for forecasting",
-}
 IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
     "softmax": (softmax, 1),
     "mlp": (mlp, 1),
@@ -70,22 +63,18 @@ def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
         return partial(_build_own, name)
     # a name fits by the number of dimensions, not by what they mean
     kind = (len(shape), 0 if isinstance(outputs, int) else len(outputs))
-    if name == "auto":
-        if kind == IMAGES:
-            smallest = min(shape[1:])
-            return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
-        if kind == SERIES and shape[0] == 1:
-            # one channel: there is nothing to tell apart by bands
-            return mlp
-        if kind not in FITTING:
-            rule = f"be your own for inputs {shape} and outputs {outputs}"
-            raise invalid("model", name, rule, "give package.module:function")
-        return next(iter(FITTING[kind].values()))
-    check_choice("model", name, MODELS)
     known = FITTING.get(kind, {})
+    if name == "auto" and kind == IMAGES:
+        smallest = min(shape[1:])
+        return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
+    if name == "auto" and kind == SERIES and shape[0] == 1:
+        # one channel: there is nothing to tell apart by bands
+        return mlp
+    if name == "auto" and known:
+        return next(iter(known.values()))
     if name not in known:
-        what = NAMES.get(kind, f"of shape {shape}, with outputs {outputs}")
-        raise invalid("model", name, f"fit inputs that are {what}: {', '.join(('auto', *known))}")
+        rule = f"fit inputs {shape} and outputs {outputs}: {', '.join([*known, 'your own'])}"
+        raise invalid("model", name, rule, "give its import path, package.module:function")
     if kind == IMAGES and min(shape[1:]) < (smallest := IMAGE_MODELS[name][1]):
         rule = f"fit images of {shape[1]}x{shape[2]} (it needs {smallest} pixels)"
         raise invalid("model", name, rule, "softmax and mlp take any size")

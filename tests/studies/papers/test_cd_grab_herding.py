@@ -8,7 +8,12 @@ from order_toy import Rounds, fedavg, grid_of
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import reorder
 from flwr_hetero.strategy import CDGraB
-from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingMeter, relative_herding
+from flwr_hetero_studies.papers.cd_grab.herding import (
+    HERDING,
+    HerdingMeter,
+    relative_herding,
+    usual_length,
+)
 from flwr_hetero_studies.papers.cd_grab.orders import OwnMean
 
 
@@ -107,3 +112,11 @@ def test_own_mean_is_grab_with_the_last_mean():
             total += sign * z
             signs.append(sign)
         order, mean = reorder(order, signs), moved.mean(axis=0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "known", "usual"),
+    [([], 5, 5), ([3], 0, 3), ([3], 5, 5), ([3, 3], 5, 3), ([3, 3, 5, 5], 5, 5)],
+)
+def test_usual_length_is_a_vote(lengths, known, usual):
+    assert usual_length(lengths, known) == usual

@@ -19,7 +19,6 @@ from flwr_hetero_studies.tasks import (
     make_model,
 )
 from flwr_hetero_studies.tasks.sources import open_source
-from flwr_hetero_studies.tasks.sources.columns import ImageColumn
 
 SHAPE = (6, 5)
 
@@ -73,18 +72,6 @@ def test_held_back_split_uses_training_statistics(folder):
     assert data_shape(str(folder)) == ((3, *SHAPE), 3)
     first = load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1)
     assert load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1.0) is first
-
-
-def test_node_decodes_its_own_part_only(folder, monkeypatch):
-    # 1024 rows are measured; a tiny data set would be decoded whole
-    monkeypatch.setattr("flwr_hetero_studies.tasks.sources.MEASURED_ROWS", 2)
-    open_source.cache_clear()
-    decoded, decode = [], ImageColumn.image
-    monkeypatch.setattr(
-        ImageColumn, "image", lambda self, row: decoded.append(row) or decode(self, row)
-    )
-    load_partition(str(folder), 0, 10)
-    assert len(set(decoded)) <= 6 + 2 + 1  # the part, those measured, and the first for its size
 
 
 def test_digits_are_divided_per_class():

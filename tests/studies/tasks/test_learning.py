@@ -1,19 +1,12 @@
-"""Every task is learnt: by each sampler, and by a fleet."""
-
-from dataclasses import replace
+"""Every task is learnt by each sampler."""
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero import keys
 from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.weighted_loss import scoring
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.pgd.priorities import LayerPriorities
 from flwr_hetero.sampler import (
     MercurySampler,
@@ -23,16 +16,10 @@ from flwr_hetero.sampler import (
     TopLossSampler,
 )
 from flwr_hetero_studies.tasks import (
-    Settings,
     evaluate,
-    evaluate_node,
-    initial_arrays,
     load_partition,
-    load_test,
     make_model,
-    model_from,
     train,
-    train_node,
 )
 from flwr_hetero_studies.tasks.kinds import TASKS
 
@@ -159,41 +146,3 @@ def test_language_model_sees_no_later_character():
             before, after = model(inputs), model(changed)
         torch.testing.assert_close(before[:, :7], after[:, :7])
         assert not before[:, 7:].allclose(after[:, 7:])
-
-
-FLEET = [
-    ("stdlib", "language-model", "gpt", {"learning_rate": 0.005, "optimizer": "adam"}, 3),
-    ("series", "auto", "ar-mlp", {"learning_rate": 0.2}, 8),
-    ("speech", "auto", "speech-cnn", {"learning_rate": 0.05}, 10),
-]
-"""Data set, task, model, settings and rounds of eight steps."""
-
-
-def without_learning(test):
-    """Return the accuracy of always a space, of the last value again, or of one class of ten."""
-    inputs, targets = test.inputs, test.targets
-    if targets.ndim == 1:
-        return 0.1
-    if targets.is_floating_point():
-        return float(test.task.accuracy(inputs[:, 0, -1:].expand_as(targets), targets).mean())
-    return float((targets == ord(" ")).float().mean())
-
-
-@pytest.mark.parametrize(("dataset", "task", "model", "more", "rounds"), FLEET)
-def test_a_fleet_learns(dataset, task, model, more, rounds):
-    settings = Settings(dataset=dataset, task=task, model=model, **more)
-    config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
-    app = ClientApp()
-    app.train()(train_node)
-    app.evaluate()(evaluate_node)
-    strategy = FedAvg(fraction_evaluate=float(model == "ar-mlp"))
-    grid = LocalGrid(app, [DeviceProfile()] * 3, run_config=config)
-    steps = ConfigRecord({keys.NUM_STEPS: 8})
-    result = strategy.start(grid, initial_arrays(settings), rounds, train_config=steps)
-    test = load_test(dataset, task)
-    test = replace(test, inputs=test.inputs[::5], targets=test.targets[::5])
-    trained = model_from(result.arrays.to_torch_state_dict(), model, *settings.shape)
-    least = without_learning(test) + 0.03
-    assert evaluate(trained, test)[1] > least
-    for metrics in list(result.evaluate_metrics_clientapp.values())[-1:]:
-        assert metrics["eval-acc"] > least

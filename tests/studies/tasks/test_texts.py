@@ -78,9 +78,7 @@ def test_stdlib_is_balanced_and_the_same_each_time():
     ("dataset", "name", "lr", "steps", "least", "most"),
     [
         ("stdlib", "bag", 0.5, 800, 0.4, 0.9),
-        ("stdlib", "textcnn", 0.5, 500, 0.4, 0.9),
         ("breast-cancer", "softmax", 0.1, 150, 0.9, 1.0),
-        ("breast-cancer", "mlp", 0.1, 150, 0.9, 1.0),
     ],
 )
 def test_models_learn(dataset, name, lr, steps, least, most):
