@@ -21,7 +21,5 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Measure one case."""
-    if case["experiment"] == "memory":
-        return {"metrics": memory.run(case, data)}
-    own = scale if case["experiment"] == "scale" else apps
-    return {"metrics": own.run(case)}
+    own = {"scale": scale, "memory": memory, "apps": apps}
+    return {"metrics": own[case["experiment"]].run(case, data)}

@@ -14,7 +14,6 @@ MEMORY = {"resident": "{:,.0f}", "private": "{:,.0f}", "peak": "{:,.0f}"}
 
 def growth(lines: Sequence[Line], name: str) -> float:
     """Return the exponent of a figure in the number of nodes."""
-    # a straight line through the logarithms
     nodes = np.log([line["case"]["nodes"] for line in lines])
     return float(np.polyfit(nodes, np.log(metric(lines, name)), 1)[0])
 

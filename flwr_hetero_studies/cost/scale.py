@@ -22,7 +22,7 @@ from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, TiFL
-from flwr_hetero_studies.core.plan import Trial
+from flwr_hetero_studies.core.plan import Data, Trial
 from flwr_hetero_studies.core.record import Case
 
 DIM, UNITS, COHORT, ALL_ROUNDS = 20, 4, 50, 3
@@ -52,9 +52,9 @@ STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
 
 def plan(rounds: int) -> Iterator[Trial]:
     """Yield runs with some of the nodes a round, and with all."""
-    some = [(name, COHORT, rounds) for name in SELECTED]
-    every = [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
-    for nodes, (strategy, cohort, number) in product(SIZES, some + every):
+    jobs = [(name, COHORT, rounds) for name in SELECTED]
+    jobs += [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
+    for nodes, (strategy, cohort, number) in product(SIZES, jobs):
         name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
         case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
         yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
@@ -116,7 +116,7 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def run(case: Case) -> dict[str, Any]:
+def run(case: Case, data: Data) -> dict[str, Any]:
     """Run a fleet; the nodes' own work is taken off the time of a round."""
     random.seed(0)
     # what Python and torch take is no cost of the fleet
