@@ -18,9 +18,6 @@ WITH_CHILD = (
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
-# --- the file and commands -----------------------------------------------------------
-
-
 def test_file_survives_saving(tmp_path):
     nodes = [SuperNodeSpec("node-0", uplink_mbps=5.0), SuperNodeSpec("node-1", cpu=0.5)]
     fleet = FleetFile(port=1, database=True, superlink_pid=7, nodes=nodes)
@@ -75,9 +72,6 @@ def test_environment_keeps_own_no_proxy(tmp_path, monkeypatch, spelling):
     made = processes.environment(tmp_path / "home")
     assert made["FLWR_HOME"] == str(tmp_path / "home")
     assert made["no_proxy"] == made["NO_PROXY"] == "example.org,127.0.0.1,localhost"
-
-
-# --- tagged processes --------------------------------------------------------------
 
 
 @pytest.fixture

@@ -100,15 +100,3 @@ def test_caller_goes_on_and_removes_only_what_a_worker_made(monkeypatch, tmp_pat
         scores, seconds = collect_scores(made)
         assert (len(scores), seconds) == (0, 0.0)
         assert Path(made).exists() == found
-
-
-@pytest.mark.parametrize(
-    ("arguments", "rule"),
-    [
-        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
-        ({"limit_s": 0.0}, "limit_s must be a number in"),
-    ],
-)
-def test_refuses_arguments(arguments, rule):
-    with pytest.raises(ValueError, match=rule):
-        start_scoring(*data(3), **arguments)

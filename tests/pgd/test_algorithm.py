@@ -107,9 +107,3 @@ def test_shuffle_is_unbiased_at_every_place():
     for place in epochs.T:
         found = np.bincount(place, minlength=4) / len(place)
         np.testing.assert_allclose(found, wanted / 4, atol=0.015)
-
-
-def test_unknown_counts_as_average():
-    priority = np.array([1.0, math.nan, -9.0, math.nan])
-    np.testing.assert_allclose(expected_counts(priority, mixing=0.2), [0.6, 1.0, 1.4, 1.0])
-    assert expected_counts(0 * priority, mixing=0.2).tolist() == [1.0] * 4

@@ -148,12 +148,7 @@ def test_state_of_another_model_or_rule_is_refused(key, value, match):
     [
         (nn.ReLU(), "last", "model must have parameters, got 'ReLU'"),
         (nn.Linear(2, 2), "first", "layers must be one of last, all"),
-        (nn.LSTM(2, 2), "last", "must be linear in their parameters"),
-        (
-            nn.Sequential(nn.GRU(2, 2), nn.Linear(2, 2)),
-            "all",
-            "must be linear in their parameters .* got 'GRU': take layers='last'",
-        ),
+        (nn.LSTM(2, 2), "last", "must be linear in their .* got 'LSTM': take layers='last'"),
     ],
 )
 def test_bad_arguments_are_refused(model, layers, match):
@@ -212,13 +207,6 @@ def test_losses_without_a_backward_pass_teach_nothing():
     assert feed.state_dict()["batches"] == 1
     with pytest.raises(ValueError, match="indices must be of a batch drawn and not yet trained"):
         feed.on_batch(model, np.arange(4), losses[0])
-
-
-def test_batches_that_are_only_taken_teach_nothing():
-    feed = PriorityFeed(PGDSampler(NUM, 4), small()[0])
-    for _ in feed:
-        feed.take()
-    assert feed.missing().startswith("PriorityFeed learns nothing")
 
 
 @pytest.mark.parametrize("make", [Tied, lambda: image_net().bfloat16()])

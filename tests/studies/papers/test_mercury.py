@@ -7,7 +7,7 @@ import pytest
 
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury import components, importance, race, speed
-from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
+from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs
 from flwr_hetero_studies.papers.mercury.race import gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
@@ -48,17 +48,6 @@ def test_wifi_costs_are_the_papers():
     assert costs(10).exchange_s == pytest.approx(72.0)
     assert costs(10).compute_s == pytest.approx(0.5, rel=0.1)
     assert costs(10, 12).score_all_s == pytest.approx(costs(10).score_all_s / 3)
-
-
-@pytest.mark.parametrize("mbps", [10, 200, 1000, 50_000])
-def test_overlapping_lies_between_the_longer_part_and_both(mbps):
-    cost = costs(mbps)
-    both = cost.compute_s + cost.exchange_s
-    assert max(cost.compute_s, cost.exchange_s) <= overlapped_s(cost) < both
-
-
-def test_one_layer_cannot_overlap():
-    assert overlapped_s(COST, [(1.0, 1.0)]) == pytest.approx(5.0)
 
 
 def test_gain_is_the_ratio_of_what_is_spent():

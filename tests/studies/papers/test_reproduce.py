@@ -5,7 +5,7 @@ import pytest
 
 from flwr_hetero.cli import main
 from flwr_hetero_studies.core.experiment import Claim, Experiment, Finding, times
-from flwr_hetero_studies.core.plan import NotHereError, Options
+from flwr_hetero_studies.core.plan import NotHereError
 from flwr_hetero_studies.papers import cases as catalogue
 
 
@@ -96,10 +96,3 @@ def test_fast_says_what_it_cuts_and_not_why_where_all_holds(experiments, capsys)
 def test_wrong_arguments_are_one_line(experiments, capsys, arguments, text):
     assert main(["reproduce", *arguments]) == 2
     assert text in capsys.readouterr().err
-
-
-def test_options_pick_by_form_and_take_given_data():
-    assert Options(fast=True).pick(3, 500) == 3
-    assert Options().pick(3, 500) == 500
-    assert Options().dataset("images") == "digits"
-    assert Options(data="/data").dataset("images") == "/data"
