@@ -19,7 +19,6 @@ from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
 from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable
 from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.constant import SType
-from flwr.common.logger import console_handler as console_handler
 from flwr.common.logger import log as log
 from flwr.proto.node_pb2 import NodeInfo as NodeInfo
 from flwr.serverapp import Grid
@@ -160,39 +159,20 @@ def read_older(content: RecordDict, category: str) -> OlderReply:
 
 RENAMED = "fraction_fit is fraction_train there; initial_parameters, evaluate_fn go to start()"
 """What whoever changes from the older API to today's must know."""
-OLDER_CALLS = ("initialize_parameters", "configure_fit", "aggregate_fit")
-"""What a server of the older API asks a strategy for."""
-NEW_START = """
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        strategy.start(grid=grid, initial_arrays=..., num_rounds=...)"""
 
 
 def check_strategy(strategy: Any) -> Strategy:
     """Refuse what is no strategy; say of one of the older API what it is called today."""
     if isinstance(strategy, Strategy):
         return strategy
-    rule, hint = "be a flwr.serverapp.strategy.Strategy", ""
+    hint = "give an instance, for example FedAvg()"
     kind = strategy if isinstance(strategy, type) else type(strategy)
     older = [k.__name__ for k in kind.__mro__ if k.__module__.startswith("flwr.server.strategy")]
-    if kind is strategy and issubclass(kind, Strategy):
-        hint = f"write {kind.__name__}(), an instance"
-    elif older:
+    if older:
         own = next((name for name in older if hasattr(serverapp_strategy, name)), "Strategy")
         hint = f"from flwr.serverapp.strategy import {own}; {RENAMED}"
         strategy = f"{kind.__module__}.{kind.__name__}"
-    elif isinstance(strategy, str):
-        hint = "give the strategy itself, for instance FedAvg()"
-    raise invalid("strategy", strategy, rule, hint)
-
-
-def older_call_hint(name: str) -> str:
-    """Say how a run is started today, if a server of the older API asks for an attribute."""
-    if name not in OLDER_CALLS:
-        return ""
-    return f"; a ServerApp of Flower's older API asks for it, today's is:{NEW_START}"
+    raise invalid("strategy", strategy, "be a flwr.serverapp.strategy.Strategy", hint)
 
 
 def trains_trees(strategy: Strategy) -> bool:

@@ -7,6 +7,7 @@ nodes with and without mods of this package can be mixed under any strategy.
 """
 
 PREFIX = "flwr-hetero."
+"""Of every record below, so that none is taken for an app's own; entries of records have none."""
 
 # --- message types -----------------------------------------------------------------
 PROFILE_MESSAGE = "train.profile"
@@ -23,8 +24,6 @@ EMULATED = "emulated"
 """True when the times come from a device profile and not from a clock."""
 PARTITION_ID = "partition-id"
 """The node's data partition, for a stable identity (Flower's own key in node_config)."""
-DEVICE = PREFIX + "device"
-"""ConfigRecord in a profiling reply: for people, such as power mode and temperature."""
 
 # --- keys in the MetricRecord of a reply -------------------------------------------
 NUM_EXAMPLES = "num-examples"
@@ -117,12 +116,10 @@ SKETCH_SIZE = "sketch-size"
 """Numbers per vector; 0 for whole gradients. In a reply the length of the vectors."""
 SKETCH_SEED = "sketch-seed"
 """Seed of the sketch's signs."""
-DTYPE = "dtype"
-"""Type of the vectors on the wire: float16, float32 or float64."""
 FIRST_PAIR = "first-pair"
 """Position in the order of the first pair in VECTORS."""
 VECTORS = "vectors"
-"""Differences of pairs, one after the other, in DTYPE."""
+"""Differences of pairs, one after the other: sketches in float16, whole ones in float32."""
 SCALE = "scale"
 """What to multiply VECTORS by."""
 
@@ -142,6 +139,9 @@ JOB_STEPS = "job-steps"
 STEP_TIME = "step-time"
 """Seconds a step by the node's clock, the first left out where there are more; or emulated."""
 OPTIMIZER = PREFIX + "optimizer"
-"""ArrayRecord in the node's state: its optimizers', by optimizer, parameter, shape and name."""
+"""ConfigRecord in the node's state: the states of its optimizers, as torch saves them."""
 PASS = PREFIX + "pass"
 """ConfigRecord in the node's state: where it is in its pass over the data, and PASSES."""
+
+RECORDS = frozenset({TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, OPTIMIZER, PASS})
+"""All names above that stand for records; the others are entries, metrics or Flower's own."""

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from math import isfinite, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from flwr_hetero import keys
 
 MAX_NUMBER = 1e18
 """Largest number of a node that is believed: sums, products and squares of it are finite."""
@@ -46,3 +48,25 @@ def read_number(record: Mapping[str, Any], key: str, default: float = nan) -> fl
     if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
         return max(-MAX_NUMBER, min(float(value), MAX_NUMBER))
     return default
+
+
+class Latency(NamedTuple):
+    """How long a node took for a message; ``source``: emulated, reported or observed."""
+
+    seconds: float
+    emulated: bool
+    source: str
+
+
+def reported_latency(reply: Message) -> Latency | None:
+    """Read what a reply says of its latency: a timing record, else a metric."""
+    record = reply.content.config_records.get(keys.TIMING)
+    if record is not None:
+        parts = [read_number(record, key) for key in (keys.TRAIN_TIME, keys.TRANSFER_TIME)]
+    else:
+        metrics = [m for m in reply.content.metric_records.values() if keys.TRAIN_TIME in m]
+        parts = [read_number(metrics[0], keys.TRAIN_TIME)] if metrics else [nan]
+    if not (all(seconds >= 0 for seconds in parts) and isfinite(sum(parts))):
+        return None
+    emulated = record is not None and record.get(keys.EMULATED) is True
+    return Latency(sum(parts), emulated, "emulated" if emulated else "reported")

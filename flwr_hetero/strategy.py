@@ -6,16 +6,14 @@ from typing import Any
 
 from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.fednova import FedNova
-from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
+from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, FedNova, LocalSteps
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.mercury.strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerMetrics
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.model_average import ModelAverage
-from flwr_hetero.slices.strategy import FedSlice
+from flwr_hetero.slices.strategy import FedSlice, ModelAverage
 from flwr_hetero.tifl.strategy import TiFL
 
 __all__ = [
@@ -48,15 +46,9 @@ MOVED = {
 }
 """What is now imported from the studies; the old place stays for one release."""
 
-RENAMED = {"SamplerMetrics": SamplerMetrics}
-
 
 def __getattr__(name: str) -> Any:
     """Find a name in its new place, with a warning."""
-    if name in RENAMED:
-        text = f"{name} is {RENAMED[name].__name__} now"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return RENAMED[name]
     if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = f"flwr_hetero_studies.{MOVED[name]}"

@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from toy import app_of, partition_of, reply_with
 
 from flwr_hetero import keys
 from flwr_hetero.mercury.resharding import NodeShard
@@ -34,40 +35,25 @@ def composition_app(mods=()) -> ClientApp:
 
     Its model depends on nothing but the node and its steps, so that a test can predict it.
     """
-    app = ClientApp(mods=[*mods, timing])
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
-        partition = int(context.node_config["partition-id"])
-        config, arrays = message.content["config"], message.content["arrays"]
-        steps = int(config.get(keys.NUM_STEPS, USUAL_STEPS))
-        model = local_model(arrays["w"].numpy(), partition, steps)
+        partition = partition_of(context)
+        steps = int(message.content["config"].get(keys.NUM_STEPS, USUAL_STEPS))
+        model = local_model(message.content["arrays"]["w"].numpy(), partition, steps)
         metrics = {
             "num-examples": num_examples(partition),
             "num-steps": steps,
             "examples-processed": 8 * steps,
             "train-loss": float(np.mean((model - goal(partition)) ** 2)),
         }
-        new = ArrayRecord({"w": Array(model)})
-        content = RecordDict({"arrays": new, "metrics": MetricRecord(metrics)})
-        content[keys.SAMPLER] = ConfigRecord({"coverage": 0.5})
-        _visit(message, context, content, partition, steps)
-        reply = Message(content, reply_to=message)
+        reply = reply_with(message, metrics, {"w": Array(model)})
+        reply.content[keys.SAMPLER] = ConfigRecord({"coverage": 0.5})
+        _visit(message, context, reply.content, partition, steps)
         swap(message, context, reply)
         return reply
 
-    @app.train("profile")
-    def profile(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 100, "num-steps": 10, "examples-processed": 80})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        partition = int(context.node_config["partition-id"])
-        metrics = MetricRecord({"num-examples": 10, "eval-acc": 0.5 + 0.01 * partition})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
+    profile = {"num-examples": 100, "num-steps": 10, "examples-processed": 80}
+    return app_of(train, [*mods, timing], profile, spread=0.01)
 
 
 def _visit(message, context, content, partition, steps):
@@ -96,6 +82,6 @@ def swap(message, context, reply):
     shard = NodeShard.open(message, context)
     if shard is not None:
         slots = shard.offers(SLOTS, SAMPLE_BYTES, lambda count, _: np.arange(count))
-        partition = int(context.node_config["partition-id"])
+        partition = partition_of(context)
         content = b"".join(bytes([partition, slot] * (SAMPLE_BYTES // 2)) for slot in slots)
         shard.close(reply, context, slots, content)

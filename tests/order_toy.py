@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from toy import app_of, partition_of, reply_with
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
@@ -43,11 +44,9 @@ def order_app(
     Its model has one array ``w``. ``ordered``: which partitions have an OrderedSampler;
     ``outlier``: the partition with targets 30 times as large.
     """
-    app = ClientApp(mods=[*mods, timing])
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
-        partition = int(context.node_config["partition-id"])
+        partition = partition_of(context)
         inputs, targets = examples(partition, sizes[partition], outlier)
         records = message.content.config_records
         sampler = OrderedSampler(len(targets), BATCH, seed=partition, method=method)
@@ -69,26 +68,15 @@ def order_app(
         context.state["visited"] = ConfigRecord({"units": visited})
         metrics = {"num-examples": len(targets), "num-steps": steps, "loss": 0.0}
         metrics["examples-processed"] = steps * BATCH
-        content = RecordDict({"arrays": ArrayRecord({"w": Array(w)})})
-        content["metrics"] = MetricRecord(metrics)
+        reply = reply_with(message, metrics, {"w": Array(w)})
         report = sampler.report()
         if report and ordered(partition):
-            content[keys.ORDER] = ConfigRecord(report)
+            reply.content[keys.ORDER] = ConfigRecord(report)
         if probe.on:
-            content[HERDING] = ConfigRecord(probe.report(len(sampler.units)))
-        return Message(content, reply_to=message)
+            reply.content[HERDING] = ConfigRecord(probe.report(len(sampler.units)))
+        return reply
 
-    @app.train("profile")
-    def profile(message: Message, context: Context) -> Message:
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 10})})
-        return Message(content, reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 10, "eval-acc": 0.5})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
+    return app_of(train, [*mods, timing], {"num-examples": 10})
 
 
 def order_arrays(dtype=np.float32) -> ArrayRecord:

@@ -1,8 +1,9 @@
 """A toy federated task with local steps: nodes descend to their own goal, one step at a time."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
+from toy import app_of, partition_of, reply_with
 
 LR = 0.25
 BATCH = 8
@@ -30,42 +31,26 @@ def steps_app(
     data size; ``reports``: whether it says how many steps it took, and ``silent``: partitions that
     do not; ``seen``: gets every config.
     """
-    app = ClientApp(mods=list(mods))
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
-        partition = int(context.node_config["partition-id"])
+        partition = partition_of(context)
         arrays, config = message.content["arrays"], message.content["config"]
         steps = int(config.get("num-steps", 4))
         if seen is not None:
             seen.append((int(config["server-round"]), partition, dict(config)))
-        w = local_model(arrays["w"].numpy(), partition, steps)
-        before = arrays["n"].numpy()
-        count = np.asarray(before + steps, before.dtype)
-        metrics = MetricRecord(
-            {
-                "num-examples": (num_examples or {}).get(partition, 100),
-                "examples-processed": steps * BATCH,
-                "train-loss": float(np.mean((w - goal(partition)) ** 2)),
-            }
-        )
+        w, count = local_model(arrays["w"].numpy(), partition, steps), arrays["n"].numpy()
+        metrics = {
+            "num-examples": (num_examples or {}).get(partition, 100),
+            "examples-processed": steps * BATCH,
+            "train-loss": float(np.mean((w - goal(partition)) ** 2)),
+        }
         if reports and partition not in silent:
             metrics["num-steps"] = (claims or {}).get(partition, steps)
-        new = ArrayRecord({"w": Array(w), "n": Array(count)})
-        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
+        new = {"w": Array(w), "n": Array(np.asarray(count + steps, count.dtype))}
+        return reply_with(message, metrics, new)
 
-    @app.train("profile")
-    def profile(message: Message, context: Context) -> Message:
-        work = {"num-examples": 100, "num-steps": 10, "examples-processed": 10 * BATCH}
-        content = RecordDict({"metrics": MetricRecord(work)})
-        return Message(content, reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 10, "eval-acc": 0.5})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
+    profile = {"num-examples": 100, "num-steps": 10, "examples-processed": 10 * BATCH}
+    return app_of(train, mods, profile)
 
 
 def steps_arrays() -> ArrayRecord:

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
@@ -70,9 +70,3 @@ def test_trees_are_known_by_name(name):
     assert _flwr.trains_trees(type("Own", (type(strategy),), {})())
     assert _flwr.chooses_one_node(strategy) is (name == "FedXgbCyclic")
     assert not _flwr.trains_trees(FedAvg())
-
-
-def test_array_type():
-    import numpy as np
-
-    assert ArrayRecord([np.zeros(2)])["0"].stype == _flwr.NUMPY

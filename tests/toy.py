@@ -36,33 +36,47 @@ def target(partition: int) -> float:
     return partition + 0.01 * partition**2
 
 
-def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:
-    """Make a ClientApp whose node i pulls the model halfway to ``target(i)``."""
-    app = ClientApp(mods=list(mods))
+def partition_of(context: Context) -> int:
+    return int(context.node_config["partition-id"])
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        arrays = message.content["arrays"]
-        goal = target(_partition(context))
-        w = arrays["w"].numpy()
-        new = ArrayRecord(dict(arrays) | {"w": Array((w + (goal - w) / 2).astype(np.float32))})
-        metrics = MetricRecord({"num-examples": 100, "train-loss": float(np.mean((w - goal) ** 2))})
-        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
+
+def reply_with(
+    message: Message, metrics: dict, arrays: dict | ArrayRecord | None = None
+) -> Message:
+    """Answer with metrics, and with a model if there is one."""
+    content = RecordDict({"metrics": MetricRecord(metrics)})
+    if arrays is not None:
+        content["arrays"] = ArrayRecord(arrays)
+    return Message(content, reply_to=message)
+
+
+def app_of(train, mods=(), profile: dict | None = None, spread=0.0) -> ClientApp:
+    """Make a ClientApp that trains by a function.
+
+    ``profile``: metrics of its answer to profiling, if it has one; ``spread``: by how much the
+    accuracy of a node differs from that of the one before.
+    """
+    app = ClientApp(mods=list(mods))
+    app.train()(train)
+    if profile is not None:
+        app.train("profile")(lambda message, context: reply_with(message, profile))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 10, "eval-acc": 0.5 + 0.01 * _partition(context)})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    if profile:
-
-        @app.train("profile")
-        def report(message: Message, context: Context) -> Message:
-            metrics = MetricRecord({"num-examples": 100})
-            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        accuracy = 0.5 + spread * partition_of(context)
+        return reply_with(message, {"num-examples": 10, "eval-acc": accuracy})
 
     return app
 
 
-def _partition(context: Context) -> int:
-    return int(context.node_config["partition-id"])
+def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:
+    """Make a ClientApp whose node i pulls the model halfway to ``target(i)``."""
+
+    def train(message: Message, context: Context) -> Message:
+        arrays, goal = message.content["arrays"], target(partition_of(context))
+        w = arrays["w"].numpy()
+        new = dict(arrays) | {"w": Array((w + (goal - w) / 2).astype(np.float32))}
+        loss = float(np.mean((w - goal) ** 2))
+        return reply_with(message, {"num-examples": 100, "train-loss": loss}, new)
+
+    return app_of(train, mods, {"num-examples": 100} if profile else None, spread=0.01)

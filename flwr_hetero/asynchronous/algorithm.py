@@ -26,8 +26,6 @@ from flwr_hetero.errors import check_choice, check_number
 Floats = NDArray[np.float64]
 _Item = TypeVar("_Item")
 
-EXPONENTS = {"sqrt": 0.5, "none": 0.0}
-"""Exponents of staleness that have a name."""
 MEMORY = 10
 """Replies of a node over which its means are taken."""
 PRIOR = 5
@@ -45,10 +43,10 @@ class Shares(NamedTuple):
 
     scales: Floats
     step: float = 1.0
+    # none: all weigh alike, whatever the wrapped strategy says
     factors: Floats | None = None
-    """None: all weigh alike, whatever the wrapped strategy says."""
+    # part of the weights that was cut off
     clipped_share: float = 0.0
-    """Part of the weights that was cut off."""
 
 
 # --- Algorithm 1 -------------------------------------------------------------------------------
@@ -62,7 +60,8 @@ def draw_nodes(idle: Sequence[int], room: int, rng: np.random.Generator) -> list
     """
     if room >= len(idle):
         return list(idle)
-    drawn = rng.choice(len(idle), room, replace=False)  # Alg. 1, l. 1 and 5
+    # Alg. 1, l. 1 and 5: start idle nodes, drawn uniformly
+    drawn = rng.choice(len(idle), room, replace=False)
     return [idle[i] for i in sorted(drawn.tolist())]
 
 
@@ -76,8 +75,10 @@ def staleness_weights(started: ArrayLike, version: int, exponent: float = 0.5) -
     >>> staleness_weights([9, 6, 1], version=9)
     array([1.        , 0.5       , 0.33333333])
     """
-    staleness = version - np.asarray(started, np.float64)  # Alg. 1, l. 3
-    return np.asarray((1.0 + staleness) ** -exponent)  # l. 4
+    # Alg. 1, l. 3: s <- t - t_i
+    staleness = version - np.asarray(started, np.float64)
+    # l. 4: a(s)
+    return np.asarray((1.0 + staleness) ** -exponent)
 
 
 def staleness_exponent(staleness: str | float) -> float:
@@ -87,8 +88,8 @@ def staleness_exponent(staleness: str | float) -> float:
     (0.5, 0.0, 1.0)
     """
     if isinstance(staleness, str):
-        check_choice("staleness", staleness, tuple(EXPONENTS), "or give an exponent")
-        return EXPONENTS[staleness]
+        check_choice("staleness", staleness, ("sqrt", "none"), "or give an exponent")
+        return 0.5 if staleness == "sqrt" else 0.0
     return float(check_number("staleness", staleness, "[0, inf)"))
 
 
@@ -98,13 +99,12 @@ def full_buffer(buffer: Sequence[_Item], size: int) -> list[_Item]:
     >>> full_buffer("ab", 3), full_buffer("abcd", 3)
     ([], ['a', 'b', 'c'])
     """
-    return list(buffer[:size]) if len(buffer) >= size else []  # Alg. 1, l. 6
+    # Alg. 1, l. 6: when the buffer holds K updates
+    return list(buffer[:size]) if len(buffer) >= size else []
 
 
 def default_buffer(in_flight: int) -> int:
     """Return the number of updates K of a server update: half of the nodes, at least 3.
-
-    Fewer than a quarter made updates noisy in our runs; the paper has 10 of 1,000 and more.
 
     >>> [default_buffer(n) for n in (1, 3, 6, 20)]
     [1, 3, 3, 10]
@@ -123,11 +123,10 @@ def update_weights(
     .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c \bar v)}{\bar v} d_i,
               \qquad \bar v = \frac{\sum_j r_j v_j}{\sum_j r_j}
 
-    Node j sends :math:`r_j` replies a second. With :math:`v_j = p_j / r_j` it adds
-    :math:`p_j d_j` per second, whatever its speed.
+    Node j sends :math:`r_j` replies a second: with :math:`v_j = p_j / r_j` it adds :math:`p_j d_j`.
 
-    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,), of every node;
-    limit: c, at least 1 -> (num_updates,), the step of their mean, and the share cut off.
+    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,); limit: c, at least 1
+    -> (num_updates,), the step of their mean, and the share cut off.
 
     >>> update_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5])[1]
     0.6666666666666666
@@ -144,9 +143,7 @@ def update_weights(
 
 
 def largest_weight(weights: ArrayLike) -> float:
-    """Return the weight above which updates are cut: twice what a tenth of the nodes reach.
-
-    One node cannot set it. weights: (num_nodes,).
+    """Return the weight above which updates are cut: twice what a tenth of (num_nodes,) reach.
 
     >>> largest_weight([1.0, 1.0, 15.0]), largest_weight([1.0, 15.0, 15.0])
     (2.0, 30.0)
@@ -154,6 +151,7 @@ def largest_weight(weights: ArrayLike) -> float:
     falling = np.sort(np.asarray(weights, np.float64))[::-1]
     if len(falling) < 2:
         return inf
+    # one node cannot set it
     return OUTLYING * float(falling[max(2, -(-len(falling) // 10)) - 1])
 
 
@@ -175,8 +173,9 @@ class ReplyMeans:
     starts: int = 0
 
     def add(self, weight: float, age_s: float, idle_s: float | None, discount: float) -> None:
-        """Add a reply; a time counts as ten usual ones at most, as after an absence."""
+        """Add a reply."""
         self.count = min(self.count + 1, MEMORY)
+        # a time counts as ten usual ones at most, as after an absence
         longest_s = OUTLIER * self.age_s if self.count > 1 else inf
         age_s = min(max(age_s, SHORTEST_S), longest_s)
         self.weight += (weight - self.weight) / self.count
@@ -197,8 +196,7 @@ class ReplyMeans:
 class RateCorrection:
     r"""Weights :math:`p_i^a \, r_i^{-b}`, which undo how often each node replies.
 
-    ``powers`` are (a, b), p is a node's weight, and its rate r is learnt from its replies.
-    ``max_weight`` is the largest weight of an update in means; None: :func:`largest_weight`.
+    Powers are (a, b), p a node's weight, r its rate; no weight is above ``max_weight`` means.
 
     >>> correction = RateCorrection((1.0, 0.0), max_weight=None)
     >>> correction.learn("a", 2.0, sent_s=0.0, arrived_s=1.0, discount=1.0)

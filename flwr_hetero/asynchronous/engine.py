@@ -41,15 +41,19 @@ class Engine:
         self.rule, self.fleet, self.book = rule, run.fleet, run.fleet.nodes
         self.queue = MessageQueue(run.grid, self.fleet.clock, self.fleet.costs)
         self.evaluations = Evaluations(run, rule.evaluates_each_round)
-        self.version = 0  # server updates made
-        self.in_flight = 0  # nodes, once all that are to start have started
+        # server updates made; nodes, once all that are to start have started
+        self.version = self.in_flight = 0
         self.waiting: list[Update] = []
-        self.newest = self.returned = ArrayRecord()  # models of a run that is over
-        self._asked: dict[int, tuple[int, int]] = {}  # node: last round, and how often in it
-        self._took_s: dict[int, float] = {}  # each node's last good job
-        self._bad: list[int] = []  # nodes whose replies were bad since the last good one
-        self._lost: list[Message] = []  # to train, that came to nothing since a server update
-        self.book.in_flight.clear()  # of a run before, on another grid
+        # models of a run that is over
+        self.newest = self.returned = ArrayRecord()
+        # by node: in which round it was asked last and how often, and its last good job
+        self._asked: dict[int, tuple[int, int]] = {}
+        self._took_s: dict[int, float] = {}
+        # nodes whose replies were bad since the last good one; messages that came to nothing
+        self._bad: list[int] = []
+        self._lost: list[Message] = []
+        # of a run before, on another grid
+        self.book.in_flight.clear()
         self.book.failures["train"].clear()
         self.take_up(run)
         self._context, self._updated_s = self._new_context([]), self.now_s
@@ -63,8 +67,6 @@ class Engine:
         """Seconds on the fleet's clock."""
         return self.fleet.clock.virtual_s
 
-    # --- out -------------------------------------------------------------------------------
-
     def start(self, trains: bool = True) -> None:
         """Send instructions to idle nodes: first to those that evaluate, then to train."""
         busy, backed_off = self.book.in_flight.keys(), self.book.backed_off(self.now_s)
@@ -76,8 +78,9 @@ class Engine:
             evaluating = {message.metadata.dst_node_id for message in messages}
             free = [node for node in idle if node not in evaluating]
             training += len(messages) - self.evaluations.num_open
-        if trains and free and self.rule.choose(free, training, self.waiting):
-            messages += self._instructions()
+        if trains and free:
+            self.rule.chosen = self.rule.next_nodes(free, training, self.waiting)
+            messages += self._instructions() if self.rule.chosen else []
         if messages:
             self.queue.send(messages, self.version)
             self.book.in_flight |= {m.metadata.dst_node_id: self.now_s for m in messages}
@@ -93,15 +96,14 @@ class Engine:
         messages: list[Message] = run.strategy.configure_train(*how, run.exchange(number))
         sort_key = self.book.sort_key  # Flower's samples come in any order
         messages.sort(key=lambda message: sort_key(message.metadata.dst_node_id))
-        for message in messages:  # a node that is asked again in a round draws other samples
+        # a node that is asked again in a round draws other samples
+        for message in messages:
             node_id = message.metadata.dst_node_id
             last, count = self._asked.get(node_id, (run.round, 0))
             if repeat := count if last == run.round else 0:
                 config_of(message)[keys.REPEAT] = repeat
             self._asked[node_id] = run.round, repeat + 1
         return messages
-
-    # --- in --------------------------------------------------------------------------------
 
     def receive(self, wake_s: float = inf, judges: bool = True) -> None:
         """Wait for replies, at most until a time or until a node may be asked again."""
@@ -136,7 +138,8 @@ class Engine:
 
     def _fail(self, node_id: int, reply: Message | None) -> None:
         """Back off from a node that has no reply, or a bad one."""
-        if reply is None:  # it was too slow and is still at work: it rests as long again
+        if reply is None:
+            # it was too slow and is still at work: it rests as long again
             self._context.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
             self._back_off(node_id, max(REST_S, self.run.timeout_s))
         elif reply.has_error():
@@ -166,8 +169,6 @@ class Engine:
         if {*map(self.book.identity, online)} <= self.book.failed_often(tries, "train"):
             raise RuntimeError(f"every node has failed {tries} times in a row: {why}.")
 
-    # --- rounds of server updates ----------------------------------------------------------
-
     def round(self) -> rounds.Record:
         """Update the model until a round is over, and evaluate it; return its line."""
         run, evaluations = self.run, self.evaluations
@@ -179,7 +180,8 @@ class Engine:
         found = evaluations.results()
         if number == run.num_rounds:
             evaluations.begin(number, is_last=True)
-            while not evaluations.is_over():  # others train on if more runs are likely to follow
+            # others train on if more runs are likely to follow
+            while not evaluations.is_over():
                 self.start(trains=run.continues)
                 self.receive(judges=run.continues)
             found = evaluations.results() or found
@@ -192,16 +194,20 @@ class Engine:
 
     def update(self) -> rounds.Record:
         """Wait until updates are due, and add them to the model; return the history's line."""
-        while not (due := self.rule.due(self.waiting, self.in_flight)):  # Alg. 1, l. 6
-            self.start()  # l. 1 and 5
-            self.receive(self.rule.wake_s)  # l. 2
+        # Alg. 1, l. 6: when the buffer holds K updates
+        while not (due := self.rule.due(self.waiting, self.in_flight)):
+            # l. 1 and 5: start idle nodes; l. 2: wait for an update
+            self.start()
+            self.receive(self.rule.wake_s)
         due.sort(key=lambda update: update.arrived_s)
         context, asked = self._take(due), [update.pending.instruction for update in due]
         before, asked, self._lost = set(context.refused), [*asked, *self._lost], []
         self.rule.begin(due, self.version)
         record = rounds.aggregate(self.run, context, asked, [update.reply for update in due])
-        self.version += 1  # l. 7
-        for node_id in context.refused.keys() - before:  # or it would fill the buffer again
+        # l. 7: t <- t + 1
+        self.version += 1
+        # who was refused now would fill the buffer again
+        for node_id in context.refused.keys() - before:
             self._back_off(node_id, REST_S)
         self._updated_s = self.now_s
         return record

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange, reported_latency
+from flwr_hetero.records import reported_latency
+from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.rounds import Run
 
@@ -23,7 +24,7 @@ LATE_S = 60.0
 
 
 class Pending(NamedTuple):
-    """An instruction in flight: when it was sent and is given up, and of which model's version."""
+    """An instruction in flight: when it was sent and is given up, and of which version."""
 
     instruction: Message
     sent_s: float
@@ -48,9 +49,8 @@ Answer = tuple[Pending, Message | None]
 class MessageQueue:
     """Send instructions at any time and get the replies one after the other.
 
-    A ``LocalGrid`` has the clock. In Flower's simulation with emulated devices the order is that
-    of the devices' clock, so the next reply is known only when all pending ones have come.
-    Elsewhere time is the server's own.
+    A ``LocalGrid`` has the clock; elsewhere time is the server's own, but where Flower's simulation
+    emulates devices: the next reply on their clock is known when all pending ones have come.
     """
 
     def __init__(self, grid: Grid, clock: Clock, costs: Costs, timeout_s: float = inf) -> None:
@@ -58,11 +58,14 @@ class MessageQueue:
         self.clock, self.costs, self.timeout_s = clock, costs, timeout_s
         self.is_local = hasattr(self.fleet, "virtual_time_s")
         self.is_simulated = is_simulated(grid)
-        self.pending: dict[str, Pending] = {}  # the one that is given up first is the first
-        self._late: set[str] = set()  # given up: replies are collected and thrown away
-        self._held: dict[str, tuple[float, Message]] = {}  # emulated: arrival and reply
-        self._answered = False  # before the first reply of a simulation, its clock is unknown
-        self._polled_s = inf  # when the last poll of a fleet in real time began
+        # the one that is given up first is the first
+        self.pending: dict[str, Pending] = {}
+        # given up: replies are collected and thrown away
+        self._late: set[str] = set()
+        # of emulated devices: arrival and reply
+        self._held: dict[str, tuple[float, Message]] = {}
+        # before the first reply of a simulation, its clock is unknown
+        self._answered = False
         self._zero_s = clock.virtual_s - self._fleet_s()
 
     def send(self, messages: Sequence[Message], version: int = 0) -> None:
@@ -80,7 +83,6 @@ class MessageQueue:
 
     def next(self, wake_s: float = inf) -> list[Answer]:
         """Wait for the next reply, or until a time; None for an instruction given up."""
-        self._polled_s = inf
         for first in self.pending.values():
             wake_s = min(wake_s, first.until_s)
             break
@@ -99,10 +101,10 @@ class MessageQueue:
         return [*arrived, *self._given_up()]
 
     def _given_up(self) -> Iterator[Answer]:
-        """Give up what is pending for too long, not what came while a poll was held up."""
+        """Give up what is pending for too long."""
         while self.pending:
             message_id, first = next(iter(self.pending.items()))
-            if first.until_s > min(self.clock.virtual_s, self._polled_s):
+            if first.until_s > self.clock.virtual_s:
                 return
             self._late.add(message_id)
             yield self.pending.pop(message_id), None
@@ -122,22 +124,15 @@ class MessageQueue:
         while True:
             # what is held is not asked for again: it would be an error
             ids = [i for i in (*self.pending, *self._late) if i not in self._held]
-            held, self._polled_s = self._held.values(), self.clock.virtual_s
-            replies = [*(reply for _, reply in held), *self.fleet.pull_messages(ids)]
-            self._held = {}
+            held = [reply for _, reply in self._held.values()]
+            replies, self._held = [*held, *self.fleet.pull_messages(ids)], {}
             self._tick()
             if replies or self.clock.virtual_s >= wake_s:
                 return replies
             time.sleep(POLL_S if self.is_simulated else REAL_POLL_S)
 
-    # --- the devices' clock ------------------------------------------------------------------
-
     def _gather(self, wake_s: float) -> bool:
-        """Hold all replies of a simulation; return False if its devices are not emulated.
-
-        Nothing is known before the first reply. A ClientApp that hangs is waited for as long as
-        the time-out allows, on the server's clock.
-        """
+        """Hold all replies of a simulation; return False if its devices are not emulated."""
         start_s = time.monotonic()
         while missing := self.pending.keys() - self._held.keys():
             for reply in self.fleet.pull_messages(list(missing)):
@@ -146,6 +141,7 @@ class MessageQueue:
                 self._tick()
                 if self._held or self.clock.virtual_s >= wake_s:
                     return False
+            # a ClientApp that hangs is waited for on the server's clock
             if time.monotonic() - start_s > self.timeout_s:
                 break
             if missing - self._held.keys():
@@ -182,7 +178,6 @@ class Evaluation:
     """Nodes evaluate a version of the model when they are idle next, while training goes on."""
 
     context: Exchange
-    """Its messages are those that were sent."""
     waiting: dict[int, Message]
     num_open: int = 0
     replies: list[Message] = field(default_factory=list)
@@ -193,11 +188,7 @@ class Evaluation:
 
 
 class Evaluations:
-    """The evaluations in flight, the oldest first.
-
-    Of every round's model, or of one where a tenth of the time has gone by without. If of every
-    round's, a node is left out that has evaluated for more than a tenth of the time.
-    """
+    """The evaluations in flight, the oldest first: of every round, or in a tenth of the time."""
 
     def __init__(self, run: Run, of_each_round: bool) -> None:
         self.run, self.of_each_round = run, of_each_round
@@ -229,16 +220,17 @@ class Evaluations:
         how = number, run.arrays, run.evaluate_config, run.grid
         messages = run.strategy.configure_evaluate(*how, context)
         context.messages, context.overlaps, self.began_s = [], True, self._now_s
-        if not self.of_each_round:  # only the last one begins before another is over
+        # only the last one begins before another is over
+        if not self.of_each_round:
             self.in_flight.clear()
         for older in self.in_flight:
             older.waiting = {} if older.context.messages else older.waiting
-        took_s = {m.metadata.dst_node_id: self.took_s[m.metadata.dst_node_id] for m in messages}
-        most_s = EVALUATION_SHARE * (self._now_s - self.zero_s)
-        most_s = max(most_s, min(took_s.values(), default=0.0))
-        asks_all = is_last or not self.of_each_round
         waiting = {message.metadata.dst_node_id: message for message in messages}
-        waiting = {node: m for node, m in waiting.items() if asks_all or took_s[node] <= most_s}
+        if self.of_each_round and not is_last:
+            # a node that has evaluated for more than a tenth of the time is left out
+            most_s = EVALUATION_SHARE * (self._now_s - self.zero_s)
+            most_s = max(most_s, min((self.took_s[node] for node in waiting), default=0.0))
+            waiting = {node: m for node, m in waiting.items() if self.took_s[node] <= most_s}
         self.in_flight.append(Evaluation(context, waiting))
 
     def messages_for(self, idle: Sequence[int], busy: Collection[int]) -> list[Message]:
@@ -276,5 +268,5 @@ class Evaluations:
             metrics = strategy.aggregate_evaluate(number, each.replies, each.context)
             if metrics is not None:
                 self.run.result.evaluate_metrics_clientapp[number] = metrics
-                found = {**metrics, "evaluated-round": number}
+                found = {**metrics, "evaluated_round": number}
         return found

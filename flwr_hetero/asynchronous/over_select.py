@@ -1,6 +1,5 @@
 """Over-selection: ask more nodes than are needed and take the first that answer."""
 
-import time
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
 from typing import Any, ClassVar
@@ -13,9 +12,9 @@ from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.server.aggregate import replaced
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import POLL_S, Exchange
-from flwr_hetero.server.nodes import MINIMA, GridView, whole_grid
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.nodes import MINIMA, GridView
+from flwr_hetero.server.rounds import Run, late_replies
 from flwr_hetero.server.wrapper import Wrapper
 
 
@@ -89,9 +88,14 @@ class OverSelect(Wrapper):
     ) -> list[Message]:
         """Hide nodes in flight since an earlier round; wait for one if there is no other."""
         if self._in_flight:
-            self._finish(grid.pull_messages(list(self._in_flight)))
+            replies = list(grid.pull_messages(list(self._in_flight)))
+            self.fleet.costs.answered(replies, self.fleet.clock.virtual_s)
+            self._finish(replies)
         while not self._free(grid) and self._in_flight:
-            self._wait(grid)
+            # until a node has answered, or its time-out is over
+            until_s = min(until_s for _, until_s in self._in_flight.values())
+            left_s = until_s - self.fleet.clock.virtual_s
+            self._finish(late_replies(grid, self.fleet, set(self._in_flight), left_s))
         ask = super().configure_train
         return self._with_free_nodes(ask, server_round, arrays, config, grid, *more)
 
@@ -128,23 +132,7 @@ class OverSelect(Wrapper):
 
     def _finish(self, replies: Iterable[Message]) -> None:
         for reply in replies:
-            self.fleet.costs.answered([reply], self.fleet.clock.virtual_s)
             self._in_flight.pop(reply.metadata.reply_to_message_id, None)
-
-    def _wait(self, grid: Grid) -> None:
-        """Let time pass until a node has answered, or its time-out is over."""
-        fleet: Any = whole_grid(grid)
-        clock, message_ids = self.fleet.clock, list(self._in_flight)
-        if hasattr(fleet, "virtual_time_s"):
-            began_s = fleet.virtual_time_s
-            left_s = min(until_s for _, until_s in self._in_flight.values()) - clock.virtual_s
-            replies = fleet.wait_for_next(message_ids, began_s + left_s)
-            clock.virtual_s += fleet.virtual_time_s - began_s
-        else:
-            time.sleep(POLL_S)
-            clock.virtual_s += POLL_S
-            replies = grid.pull_messages(message_ids)
-        self._finish(replies)
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid

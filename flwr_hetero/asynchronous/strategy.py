@@ -34,10 +34,10 @@ class Rule(Selection):
     decides = frozenset({"selection", "loop", "waiting"})
     count_argument = "concurrency"
     outside_of = frozenset({"steps"})
+    # what a round is called in the log
     unit = "server update"
-    """What a round is called in the log."""
+    # whether nodes evaluate every round's model; else in a tenth of the time at most
     evaluates_each_round = False
-    """Whether nodes evaluate every round's model; else in a tenth of the time at most."""
 
     def __init__(
         self, strategy: Strategy | None = None, *, concurrency: int | None = None, seed: int = 0
@@ -50,13 +50,15 @@ class Rule(Selection):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
         self.concurrency, self.version = concurrency, 0
-        self.updates: dict[str, Update] = {}  # of this server update, by message
-        self.engine: Engine | None = None  # of the last run, which may go on
-        self._chosen: list[int] = []
+        # of this server update, by message
+        self.updates: dict[str, Update] = {}
+        # of the last run, which may go on
+        self.engine: Engine | None = None
+        self.chosen: list[int] = []
         self._factors: dict[str, float] | None = None
         self._info: dict[str, Any] = {}
 
-    # --- the rule: override these ------------------------------------------------------------
+    # --- the rule: override these ----------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Return the idle nodes that start now: drawn uniformly, for as many as there is room."""
@@ -90,28 +92,21 @@ class Rule(Selection):
         """Until when to wait for the next reply at most, on the fleet's clock."""
         return inf
 
-    # --- what the engine asks ----------------------------------------------------------------
+    # --- what the engine asks --------------------------------------------------
 
     @property
     def loop(self) -> Loop:
         """Without rounds."""
         return lambda run: run_asynchronously(run, self)
 
-    def choose(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Choose the nodes that the wrapped strategy is shown."""
-        self._chosen = self.next_nodes(idle, in_flight, waiting)
-        return self._chosen
-
     def begin(self, due: list[Update], version: int) -> None:
         """Prepare a server update of the model of a version."""
         self.updates, self.version = {u.pending.message_id: u for u in due}, version
         self._info = {}
 
-    # --- hooks -------------------------------------------------------------------------------
-
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Show the nodes that were chosen."""
-        return GridView(grid, self._chosen)
+        return GridView(grid, self.chosen)
 
     def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Show all nodes: they evaluate when they are idle next."""
@@ -144,8 +139,8 @@ class Rule(Selection):
         """Return by what the updates are weighted in their mean."""
         if self._factors is None:
             return [1.0] * len(replies)
-        factors = [self._factors[reply.metadata.reply_to_message_id] for reply in replies]
-        return [w * f for w, f in zip(super().weights(context, replies), factors, strict=True)]
+        weights = zip(replies, super().weights(context, replies), strict=True)
+        return [w * self._factors[reply.metadata.reply_to_message_id] for reply, w in weights]
 
     def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Learn nothing of rounds."""
@@ -163,6 +158,11 @@ class Rule(Selection):
         check_state(state, {"rng": str}, type(self).__name__)
         self.rng = rng_from_str(str(state["rng"]))
 
+    def summary(self) -> None:
+        """Log how many nodes are in flight, then the wrapped strategy's settings."""
+        log(INFO, "\t├──> %s: %s nodes in flight", type(self).__name__, self.concurrency or "all")
+        self.inner.summary()
+
 
 class FedBuff(Rule):
     r"""Keep nodes in flight all the time and add their updates to the model as they come.
@@ -170,14 +170,12 @@ class FedBuff(Rule):
     .. math:: w \leftarrow w + \frac{1}{K} \sum_{i \in buffer} \frac{v_i}{\bar v} \,
               \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
-    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates. Put
-    what sets steps inside: ``FedBuff(LocalSteps(budget="slice"))``.
+    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates.
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What averages the updates, as it would those of a round: any Flower strategy that derives
-        from FedAvg, or a wrapper; FedAvg if left out.
+        What averages the updates: any that derives from FedAvg, or a wrapper; FedAvg if left out.
     concurrency : int, optional
         Nodes in flight, drawn uniformly from the idle ones; None: all online.
     buffer_size : int, optional
@@ -190,11 +188,10 @@ class FedBuff(Rule):
         between two replies, so that no node counts by its speed. ``sqrt``: the root of that.
         ``examples``: as the wrapped strategy weights. ``equal``: the paper's rule.
     rate_correction : float, optional
-        Power in [0, 1] with which a node's reporting rate is undone, in place of that of
-        ``weighting``.
+        Power in [0, 1] with which a node's reporting rate is undone, in place of ``weighting``'s.
     max_weight : float, optional
-        Where the rate is corrected: largest weight of an update, in means; what it cuts off is in
-        the history. None: twice the weight that a tenth of the nodes reach.
+        Where the rate is corrected: largest weight of an update, in means. None: twice the weight
+        that a tenth of the nodes reach.
     seed : int
         Of the draw of nodes.
 
@@ -206,10 +203,9 @@ class FedBuff(Rule):
 
     Notes
     -----
-    A node whose reply is bad or does not come is backed off, longer each time. A run ends when
-    all nodes have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of
-    the time at most, and at the end. A resumed run loses no server update; what was in flight is
-    asked again with the newest model.
+    A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
+    have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
+    at most, and at the end. After a resume what was in flight is asked with the newest model.
 
     References
     ----------
@@ -260,7 +256,8 @@ class FedBuff(Rule):
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the first K updates when there are as many."""
-        training = min(self.concurrency or in_flight, in_flight)  # others evaluate
+        # others evaluate
+        training = min(self.concurrency or in_flight, in_flight)
         self.size = self.buffer_size or self.default_size(training)
         return algorithm.full_buffer(waiting, self.size)
 
@@ -272,7 +269,8 @@ class FedBuff(Rule):
         """Weigh stale updates down, and by default let no node count by its speed."""
         started = [update.pending.version for update in updates]
         discounts = algorithm.staleness_weights(started, self.version, self.exponent)
-        if self.rates.powers == POWERS["equal"]:  # the paper's rule
+        # the paper's rule
+        if self.rates.powers == POWERS["equal"]:
             return Shares(discounts)
         nodes = [self.identity(update.pending.node_id) for update in updates]
         replies = zip(nodes, weights, updates, discounts.tolist(), strict=True)
@@ -289,11 +287,3 @@ class FedBuff(Rule):
         check_state(state, {"rates": str}, "FedBuff")
         super().load_state_dict(state)
         self.rates.load_str(str(state["rates"]))
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        nodes = "all nodes" if self.concurrency is None else f"{self.concurrency} nodes"
-        size = self.buffer_size or "half of them"
-        text = "\t├──> FedBuff: %s in flight, %s in a server update, weighted %s"
-        log(INFO, text, nodes, size, self.weighting)
-        super().summary()

@@ -20,8 +20,7 @@ def fast_class(step_times_s: ArrayLike) -> tuple[NDArray[np.bool_], float]:
     .. math:: \gamma = \max_{i \in F} t_i / \max_{i \in S} t_i
 
     The paper knows which device is a GPU. Here the widest relative gap between step times tells;
-    where none exceeds ``SAME_CLASS_RATIO`` all measured nodes are fast. The slowest of a class
-    decides, for others wait for it.
+    where none exceeds ``SAME_CLASS_RATIO`` all measured nodes are fast.
 
     step_times_s: (num_nodes,), NaN where unknown -> (num_nodes,), False where unknown, and gamma
     in (0, 1], 1 if a class is empty.
@@ -32,6 +31,7 @@ def fast_class(step_times_s: ArrayLike) -> tuple[NDArray[np.bool_], float]:
     step_s = np.asarray(step_times_s, np.float64)
     known = np.sort(step_s[~np.isnan(step_s)])
     ratios = known[1:] / known[:-1]
+    # the slowest of a class decides, for others wait for it
     if not ratios.size or ratios.max() <= SAME_CLASS_RATIO:
         return ~np.isnan(step_s), 1.0
     slowest_fast = known[int(np.argmax(ratios))]
@@ -43,13 +43,12 @@ def gamma_steps(gamma: ArrayLike, fast_steps: int, max_steps: int) -> Indices:
 
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
-    The paper does not say how to round; rounded down, a slow node delays no fast one.
-
     gamma: (num_nodes,) in (0, 1], NaN where unknown -> (num_nodes,), 1 where unknown.
 
     >>> gamma_steps([1.0, 0.5, 1 / 22, np.nan], fast_steps=32, max_steps=32)
     array([32, 16,  1,  1])
     """
+    # the paper does not say how to round; rounded down, a slow node delays no fast one
     return _whole(np.asarray(gamma, np.float64) * fast_steps, max_steps)
 
 
@@ -64,8 +63,7 @@ def timed_steps(
 
     .. math:: \tau_i = \lfloor (\max(D, c_i / \rho) - c_i) / t_i \rfloor
 
-    Line 1 for any number of classes and with the link counted. Transfers take the share rho of a
-    node's time at most: where nodes are not waited for, a slow link lengthens its own only.
+    Line 1 for any number of classes and with the link counted, which takes at most the share rho.
 
     step_times_s, transfer_times_s: (num_nodes,), NaN where unknown; traffic: rho in (0, 1]
     -> (num_nodes,), 1 where the step time is unknown.
@@ -87,8 +85,7 @@ def correction_scales(
 
     .. math:: s_i = (\bar\tau / \tau_i)^q
 
-    A node's data then count by :math:`\tau_i^{1 - q}`: with q = 1 as in FedAvg, which is FedNova's
-    idea for plain SGD. Below 1 few steps are less magnified, with their noise.
+    A node's data then count by :math:`\tau_i^{1 - q}`: with q = 1 as in FedAvg.
 
     >>> correction_scales([1, 4], 4.0, 1.0), correction_scales([1, 4], 4.0, 0.5)
     (array([4., 1.]), array([2., 1.]))
@@ -134,9 +131,8 @@ def fast_allocation(
 ) -> Indices:
     """Choose the samples of the fast nodes (Alg. 1, l. 3 to 5).
 
-    A sample without a recorded loss enters by the random fill only, so that before the first
-    loss sampling is uniform. With N_F = N all samples are taken whatever lambda is: the bias lies
-    in those that are left out.
+    A sample without a recorded loss enters by the random fill only. The bias lies in those that
+    are left out: with N_F = N all samples are taken whatever lambda is.
 
     losses: (num_samples,), NaN where unknown -> (num_fast,), distinct, in random order.
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, correction_scales, fast_class
 from flwr_hetero.errors import check_number
-from flwr_hetero.records import config_of, read_number
+from flwr_hetero.records import Latency, config_of, read_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_unscaled
-from flwr_hetero.server.context import Exchange, Latency
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -28,37 +28,29 @@ from flwr_hetero.state_dict import StateDict, check_state
 SMOOTHING = 0.5
 """Weight of the past in a node's measured times."""
 QUICK_SHARE = 0.1
-"""Of the nodes measured, those quicker than the one that a deadline is made for.
-
-It is at least half of what the quickest third needs, so that fewer nodes cannot set it.
-"""
+"""Of the nodes measured, those quicker than the one that a deadline is made for."""
 LONGEST_S = 1e9
 """Times are kept within 1/LONGEST_S and LONGEST_S: a node may report anything."""
 MOST_PASSES = 1_000
 """Local epochs of a message that are believed."""
-STATE = ("step_s", "link_s", "jobs", "usual_steps")
-"""Entries of a saved MeasuredSteps."""
 
 
 class Job(NamedTuple):
     """What a node would do in a round of FedAvg: passes over its data, steps, and examples."""
 
     passes: int
-    steps: float
-    """Infinite if unknown."""
+    steps: float  # infinite if unknown
     examples: float
 
 
 class NodeSpeeds:
-    """Smoothed seconds per step and per message of every node measured so far, by identity.
-
-    ``link_s`` is the fixed cost of a message: its transfer, and all else that is no step.
-    ``jobs`` is what each node would do in a round of FedAvg.
-    """
+    """Smoothed seconds per step and per message of every node measured so far, by identity."""
 
     def __init__(self) -> None:
         self.step_s: dict[str, float] = {}
+        # the fixed cost of a message: its transfer, and all else that is no step
         self.link_s: dict[str, float] = {}
+        # what each node would do in a round of FedAvg
         self.jobs: dict[str, Job] = {}
 
     def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
@@ -79,15 +71,9 @@ class NodeSpeeds:
                 time_s = SMOOTHING * times[node] + (1 - SMOOTHING) * time_s
             times[node] = time_s
 
-    def usual_passes(self) -> int:
-        """Return the local epochs of most nodes."""
-        return median_low([job.passes for job in self.jobs.values()]) if self.jobs else 1
-
     def classes(self) -> tuple[set[str], float]:
-        """Return the fast nodes, and gamma between the two classes.
-
-        Less than a third of the nodes are no class: they count as a little faster than a third.
-        """
+        """Return the fast nodes, and gamma between the two classes."""
+        # less than a third of the nodes are no class: they count as a little faster than a third
         least_s = _third(self.step_s.values()) / SAME_CLASS_RATIO
         step_s = [max(time_s, least_s) for time_s in self.step_s.values()]
         fast, gamma = fast_class(step_s)
@@ -100,6 +86,7 @@ class NodeSpeeds:
         if not rounds_s:
             return inf
         quick_s = rounds_s[max(1, int(QUICK_SHARE * len(rounds_s))) if len(rounds_s) > 3 else 0]
+        # at least half of what the quickest third needs, so that fewer nodes cannot set it
         return max(quick_s, _third(rounds_s) / 2)
 
 
@@ -113,10 +100,7 @@ def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int) -> Job:
 
 
 def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tuple[float, float]:
-    """Divide a node's latency into computing and the fixed cost of a message.
-
-    ``seen_s`` is the round trip by the same clock, 0 if that is unknown.
-    """
+    """Divide a latency into computing and the rest; ``seen_s``: the round trip, 0 if unknown."""
     compute_s, fixed_s = latency.seconds, 0.0
     work = reply.content.config_records.get(keys.WORK, ConfigRecord())
     if latency.emulated:
@@ -147,10 +131,7 @@ def assigned_steps(message: Message) -> int:
 
 
 class MeasuredSteps(Wrapper):
-    """Set each node's local steps by its measured speed; a budget overrides ``num_steps``.
-
-    ``speeds`` is the book of times, ``step_correction`` the power of the steps that is undone.
-    """
+    """Set each node's local steps by its measured speed; a budget overrides ``num_steps``."""
 
     decides = frozenset({"steps"})
     client_support = (STEPS,)
@@ -178,20 +159,17 @@ class MeasuredSteps(Wrapper):
         mean_steps = float(np.average(known, weights=weight_of))
         return correction_scales(steps, mean_steps, self.step_correction)
 
-    # --- instructions ------------------------------------------------------------------
-
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Write each node's steps into its own config."""
         steps = self.num_steps([self.identity(m.metadata.dst_node_id) for m in messages])
         # one for each local epoch, at least
-        steps = np.maximum(steps, self.speeds.usual_passes())
+        passes = [job.passes for job in self.speeds.jobs.values()]
+        steps = np.maximum(steps, median_low(passes) if passes else 1)
         for message, count in zip(messages, steps.tolist(), strict=True):
             config_of(message)[keys.NUM_STEPS] = count
         return messages
-
-    # --- replies -----------------------------------------------------------------------
 
     def steps_of(self, context: Exchange, reply: Message) -> int:
         """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
@@ -224,11 +202,12 @@ class MeasuredSteps(Wrapper):
         return self._corrected(context, replies) if self.step_correction else replies
 
     def _corrected(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Scale each node's update by a power of its steps."""
         start, weights = context.arrays, self.top.weights(context, replies)
         if not any(weights):
             return replies
+        # who reports no steps is scaled least
         steps = np.array([self.steps_of(context, reply) for reply in replies])
-        # who reports none is scaled least
         steps[steps == 0] = steps.max(initial=1)
         scales = self.scales(replies, steps, weights).tolist()
         return [
@@ -243,8 +222,6 @@ class MeasuredSteps(Wrapper):
                 if (steps := int(read_number(metrics, keys.NUM_STEPS, 0.0))) >= 1:
                     self.speeds.learn(context, reply, metrics, steps)
 
-    # --- the run -----------------------------------------------------------------------
-
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the measured times belong to."""
         if self.speeds.step_s and not run.continues:
@@ -256,13 +233,12 @@ class MeasuredSteps(Wrapper):
 
     def state_dict(self) -> StateDict:
         """Return the measured times, jobs and steps, as JSON."""
-        known = {**vars(self.speeds), "usual_steps": self.usual_steps}
-        return {name: json.dumps(table) for name, table in known.items()}
+        return {"known": json.dumps({**vars(self.speeds), "usual_steps": self.usual_steps})}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, dict.fromkeys(STATE, str), type(self).__name__)
-        saved = {name: json.loads(str(state[name])) for name in STATE}
+        check_state(state, {"known": str}, type(self).__name__)
+        saved = json.loads(str(state["known"]))
         self.speeds.step_s, self.speeds.link_s = saved["step_s"], saved["link_s"]
         self.speeds.jobs = {node: Job(*job) for node, job in saved["jobs"].items()}
         self.usual_steps = saved["usual_steps"]

@@ -16,9 +16,8 @@ from flwr_hetero.state_dict import StateDict, check_state
 class TopLossSampler(BatchSampler):
     """Sample by loss (Algorithm 1) from a node's own samples, or from a list of the server.
 
-    In *private mode* a fast node processes an allocation of its own samples, then makes the next
-    one; on a slow node it is all samples in random order. In *shared-data mode* the server ranks,
-    and :meth:`assign` takes its list. :meth:`update` records the losses of what is processed.
+    With data of its own a fast node processes an allocation, then makes the next one; a slow node
+    takes all samples in random order. With shared data :meth:`assign` takes the server's list.
 
     Parameters
     ----------
@@ -27,8 +26,7 @@ class TopLossSampler(BatchSampler):
     high_loss_fraction : float
         Lambda in (0, 1]: part of a fast node's allocation that goes by loss; the rest is random.
     share : float
-        Size of a fast node's allocation as a part of N, in (0, 1]; 1 is no bias at all. The
-        paper's is :func:`~flwr_hetero.biased_local_sgd.algorithm.fast_share`.
+        Size of a fast node's allocation as a part of N, in (0, 1]; 1 is no bias at all.
     fast : bool
         Whether the node is fast. Slow nodes draw uniformly.
 
@@ -66,33 +64,28 @@ class TopLossSampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.high_loss_fraction = check_number("high_loss_fraction", high_loss_fraction, "(0, 1]")
         self.share, self.fast = check_number("share", share, "(0, 1]"), bool(fast)
-        self.losses = np.full(self.num_samples, np.nan, np.float32)  # the latest, NaN if unknown
+        # the latest losses, NaN if unknown
+        self.losses = np.full(self.num_samples, np.nan, np.float32)
         self._unreported = np.zeros(self.num_samples, dtype=bool)
-        self._allocation = np.empty(0, np.int64)
-        self._position = 0
+        self._allocation, self._position = np.empty(0, np.int64), 0
         self._assigned = False
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the class that the server assigns; a node without one samples uniformly.
-
-        A change of class starts a new allocation, for which the new share counts.
-        """
+        """Take the class that the server assigns; a node without one samples uniformly."""
         role = next((record for record in records.values() if keys.FAST in record), {})
         fraction = role.get(keys.HIGH_LOSS_FRACTION, self.high_loss_fraction)
         self.high_loss_fraction = check_number("high_loss_fraction", fraction, "(0, 1]")
         self.share = check_number("share", role.get(keys.FAST_SHARE, self.share), "(0, 1]")
         if (is_fast := bool(role.get(keys.FAST))) != self.fast:
+            # a new allocation, for which the new share counts
             self.fast, self._position = is_fast, len(self._allocation)
 
     def assign(self, indices: ArrayLike) -> None:
         """Process these positions of the shared data set next; in this order, then reshuffled."""
         index = np.asarray(indices)
-        if index.ndim != 1 or not index.size or index.dtype.kind not in "iu":
-            given = f"{index.dtype} {index.shape}"
-            raise invalid("indices", given, "be a non-empty list of integers")
-        if index.min() < 0 or index.max() >= self.num_samples:
-            span = int(index.min()), int(index.max())
-            raise invalid("indices", span, f"lie in range({self.num_samples})")
+        if not index.size or index.min() < 0 or index.max() >= self.num_samples:
+            rule = f"be some of range({self.num_samples}), which is this node's data"
+            raise invalid("indices", index.tolist(), rule)
         self._allocation, self._position = index.astype(np.int64), 0
         self._assigned = True
 
@@ -109,7 +102,7 @@ class TopLossSampler(BatchSampler):
             # the server's list, once more
             return self.rng.permutation(self._allocation)
         if self.fast:
-            # l. 3 to 5, of the node's own samples
+            # Alg. 1, l. 3 to 5, of the node's own samples
             return fast_allocation(self.losses, self._size(), self.high_loss_fraction, self.rng)
         # l. 6
         return self.rng.permutation(self.num_samples)
@@ -136,15 +129,10 @@ class TopLossSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, role, losses and the position in the allocation."""
-        return super().state_dict() | {
-            "losses": self.losses.copy(),
-            "unreported": self._unreported.copy(),
-            "allocation": self._allocation.copy(),
-            "position": self._position,
-            "assigned": self._assigned,
-            "fast": self.fast,
-            "share": self.share,
-        }
+        state: StateDict = {"losses": self.losses.copy(), "unreported": self._unreported.copy()}
+        state |= {"allocation": self._allocation.copy(), "position": self._position}
+        state |= {"assigned": self._assigned, "fast": self.fast, "share": self.share}
+        return super().state_dict() | state
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; see the parent for errors."""
@@ -152,13 +140,10 @@ class TopLossSampler(BatchSampler):
         schema = {"losses": (table, "f"), "unreported": (table, "b"), "allocation": ((-1,), "i")}
         scalars = {"position": int, "assigned": bool, "fast": bool, "share": float}
         check_state(state, {**schema, **scalars}, "TopLossSampler")
-        allocation, position = np.array(state["allocation"], np.int64), int(state["position"])
-        fits = 0 <= position <= allocation.size and 0 < float(state["share"]) <= 1
-        if not fits or ((allocation < 0) | (allocation >= self.num_samples)).any():
-            raise ValueError("state of TopLossSampler must hold an allocation of this data set.")
         super().load_state_dict(state)
         self.losses = np.array(state["losses"], np.float32)
         self._unreported = np.array(state["unreported"], bool)
-        self._allocation, self._position = allocation, position
-        self._assigned, self.fast = bool(state["assigned"]), bool(state["fast"])
+        self._allocation = np.array(state["allocation"], np.int64)
+        self._position, self._assigned = int(state["position"]), bool(state["assigned"])
+        self.fast = bool(state["fast"])
         self.share = float(state["share"])

@@ -1,7 +1,6 @@
 """The paper's own setting: one data set that all nodes see, and a server that ranks its samples."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -37,11 +36,7 @@ def read_samples(record: ConfigRecord) -> tuple[Indices, NDArray[np.float32]]:
 
 
 class SharedSamples:
-    """Assign the samples of a shared data set (Alg. 1, l. 3 to 6), and record their losses.
-
-    Every round each node gets the samples of its steps: fast nodes from one pool, slow nodes
-    from another. An empty pool is drawn again; with the fast nodes' pool an epoch begins.
-    """
+    """Assign the samples of a data set to nodes, fast and slow, out of two pools."""
 
     def __init__(
         self,
@@ -56,7 +51,6 @@ class SharedSamples:
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.high_loss_fraction, self.share, self.unified = high_loss_fraction, share, unified
         self.losses = np.full(num_samples, np.nan, np.float32)
-        self.epoch = 0
         self.rng = np.random.default_rng(seed)
         self._fast_pool = self._slow_pool = self._taken = np.empty(0, np.int64)
         self._assigned: dict[int, Indices] = {}
@@ -71,7 +65,7 @@ class SharedSamples:
             self._assigned[message.metadata.dst_node_id] = indices
 
     def draw(self, num_steps: Sequence[int], fast: Sequence[bool]) -> list[Indices]:
-        """Take a round's samples out of the pools, node by node."""
+        """Take the samples of a round's steps out of the pools, node by node."""
         if not num_steps:
             return []
         # N_F and N_S follow from the steps of this round
@@ -96,11 +90,11 @@ class SharedSamples:
         return indices
 
     def _draw_fast(self, share: float) -> Indices:
-        # l. 2: an epoch begins; l. 3 to 5
+        # Alg. 1, l. 2: an epoch begins
         num_fast, _ = epoch_sizes(len(self.losses), share)
+        # l. 3 to 5
         fraction = self.high_loss_fraction or 0.0
         self._taken = fast_allocation(self.losses, num_fast, fraction, self.rng)
-        self.epoch += 1
         if self.unified:
             # what the slow nodes had left may be the fast nodes' now
             self._slow_pool = np.empty(0, np.int64)
@@ -136,23 +130,18 @@ class SharedSamples:
                 indices, losses = read_samples(record)
                 self.losses[indices] = losses
 
-    def round_info(self) -> dict[str, Any]:
-        """Return the epoch and how many samples have a loss."""
-        return {"epoch": self.epoch, "samples_known": int((~np.isnan(self.losses)).sum())}
-
     def state_dict(self) -> StateDict:
         """Return losses, pools and generator."""
-        pools = {"fast": self._fast_pool, "slow": self._slow_pool, "taken": self._taken}
-        copies = {name: row.copy() for name, row in pools.items()}
-        losses = self.losses.copy()
-        return {"losses": losses, **copies, "epoch": self.epoch, "rng": rng_to_str(self.rng)}
+        arrays = {"fast": self._fast_pool, "slow": self._slow_pool, "taken": self._taken}
+        arrays = {name: row.copy() for name, row in arrays.items()}
+        return {"losses": self.losses.copy(), **arrays, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
         pool = ((-1,), "i")
         schema = {"losses": (self.losses.shape, "f"), "fast": pool, "slow": pool, "taken": pool}
-        check_state(state, {**schema, "epoch": int, "rng": str}, "SharedSamples")
+        check_state(state, {**schema, "rng": str}, "SharedSamples")
         self.losses = np.array(state["losses"], np.float32)
         pools = [np.array(state[name], np.int64) for name in ("fast", "slow", "taken")]
         self._fast_pool, self._slow_pool, self._taken = pools
-        self.epoch, self.rng = int(state["epoch"]), rng_from_str(str(state["rng"]))
+        self.rng = rng_from_str(str(state["rng"]))

@@ -1,7 +1,7 @@
-"""Local steps by speed, and biased local SGD: models by steps, high losses on fast nodes."""
+"""Local steps by speed; biased local SGD: models by steps, high losses on fast nodes; FedNova."""
 
 from collections.abc import Mapping, Sequence
-from logging import INFO, WARNING
+from logging import INFO
 from math import nan
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.algorithm import (
+    correction_scales,
     fast_class,
     fast_share,
     gamma_steps,
@@ -23,13 +24,12 @@ from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_ste
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of
+from flwr_hetero.server.aggregate import normalised
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.state_dict import StateDict, entries_below
 
 TRAFFIC = 0.5
 """Largest share of transfers in a node's slice."""
-MAX_RATIO = 4.0
-"""Ratio of two nodes' steps above which the log says so."""
 
 
 class LocalSteps(MeasuredSteps):
@@ -72,8 +72,8 @@ class LocalSteps(MeasuredSteps):
     Notes
     -----
     A node that was never measured gets one step: the first round of a new fleet is its profiling.
-    A reply without ``num-steps`` is scaled least. Less than a third of the nodes cannot move a
-    measured gamma, or the default deadline by more than 2: give gamma where fewer are fast.
+    Less than a third of the nodes cannot move a measured gamma, or the default deadline by more
+    than 2: give gamma where fewer are fast.
 
     References
     ----------
@@ -87,8 +87,6 @@ class LocalSteps(MeasuredSteps):
     """
 
     name: ClassVar[str] = "local_steps"
-    has_shared_data = False
-    """Whether all nodes see the same data, so that their weights change no objective."""
 
     def __init__(
         self,
@@ -115,7 +113,6 @@ class LocalSteps(MeasuredSteps):
             raise invalid(*other, f"be left out with budget={budget!r}")
         self.gamma, self.deadline_s = gamma, deadline_s
         super().__init__(strategy, step_correction)
-        self._has_warned = False
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node; shape (len(nodes),)."""
@@ -134,7 +131,7 @@ class LocalSteps(MeasuredSteps):
             # balanced steps need no time
             if self.gamma != 1:
                 gammas[np.isnan(step_s)] = nan
-        # l. 1
+        # Alg. 1, l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
 
     def fast_nodes(self) -> set[str]:
@@ -143,36 +140,6 @@ class LocalSteps(MeasuredSteps):
             return self.speeds.classes()[0]
         fast, _ = fast_class([1 / gamma for gamma in self.gamma.values()])
         return {node for node, is_fast in zip(self.gamma, fast, strict=True) if is_fast}
-
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
-        """Write each node's steps into its own config."""
-        self._say_whose_data_count()
-        return super().on_instructions(context, messages, grid)
-
-    def round_info(self) -> dict[str, Any]:
-        """Return the steps assigned to each node and the measured gamma."""
-        return {**super().round_info(), "gamma": self.speeds.classes()[1]}
-
-    def power(self) -> float:
-        """Return the power of its steps by which a node's own data count; 0: as in FedAvg."""
-        return 1.0 - self.step_correction
-
-    def _say_whose_data_count(self) -> None:
-        """Log once that steps differ much and the objective is not FedAvg's."""
-        if self._has_warned or self.has_shared_data or not (self.power() and self.speeds.step_s):
-            return
-        steps = self.num_steps(list(self.speeds.step_s))
-        least, most = int(steps.min()), int(steps.max())
-        self._has_warned = most > MAX_RATIO * least
-        if self._has_warned:
-            text = (
-                "%s: nodes take %d to %d steps (ratio %.3g), and a node's data count by about the "
-                "power %g of its steps (docs/objectives.md)"
-            )
-            facts = type(self).__name__, least, most, most / least, self.power()
-            log(WARNING if self.power() > 1 else INFO, text, *facts)
 
     def summary(self) -> None:
         """Log the step budget and the wrapped strategy's settings."""
@@ -192,8 +159,7 @@ class BiasedLocalSGD(LocalSteps):
     Parameters
     ----------
     strategy, fast_steps, **budget
-        As for :class:`~flwr_hetero.strategy.LocalSteps`, with ``budget``, ``gamma``,
-        ``deadline_s`` and ``max_steps``.
+        As for :class:`LocalSteps`, with ``budget``, ``gamma``, ``deadline_s`` and ``max_steps``.
     weigh_by_steps : bool, optional
         The paper's bias in aggregation, Eq. (4). None: for shared data only, as the paper has
         them. It would weigh a node's private data by about the square of its steps.
@@ -244,11 +210,10 @@ class BiasedLocalSGD(LocalSteps):
         seed: int = 0,
         **budget: Any,
     ) -> None:
-        if shared_samples is not None:
+        if is_shared := shared_samples is not None:
             self.decides = self.decides | {"samples", "orders"}
-            self.has_shared_data = True
             self.only_rounds = "indices are assigned to all nodes of a round together"
-        self.weigh_by_steps = self.has_shared_data if weigh_by_steps is None else weigh_by_steps
+        self.weigh_by_steps = is_shared if weigh_by_steps is None else weigh_by_steps
         if self.weigh_by_steps and step_correction:
             rule = "be 0 or left out where models are weighted by steps"
             raise invalid("step_correction", step_correction, rule)
@@ -276,32 +241,28 @@ class BiasedLocalSGD(LocalSteps):
             rule = "be without a privacy accountant, which asks for equal weights"
             raise invalid("strategy", leaf, rule, hint)
 
-    def power(self) -> float:
-        """Return the power of its steps by which a node's own data count."""
-        return 2.0 if self.weigh_by_steps else super().power()
-
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Write each node's steps, and what it needs to choose its samples."""
         # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
-        message_of = {message.metadata.dst_node_id: message for message in messages}
-        node_ids = sorted(message_of, key=context.fleet.nodes.sort_key)
+        sort_key, fast_nodes = context.fleet.nodes.sort_key, self.fast_nodes()
+        asked = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
             # a node that was never measured chooses its first samples
-            node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
-        fast_nodes = self.fast_nodes()
-        steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
-        fast = [self.identity(node_id) in fast_nodes for node_id in node_ids]
+            known = self.speeds.step_s
+            asked = [m for m in asked if self.identity(m.metadata.dst_node_id) in known]
+        steps = [assigned_steps(message) for message in asked]
+        fast = [self.identity(message.metadata.dst_node_id) in fast_nodes for message in asked]
         if self.shared is not None:
             # l. 3 to 6 of the data that all nodes see
-            self.shared.assign([message_of[node_id] for node_id in node_ids], steps, fast)
-        elif self.high_loss_fraction is not None and node_ids:
+            self.shared.assign(asked, steps, fast)
+        elif self.high_loss_fraction is not None and asked:
             # l. 3 to 6 are the nodes' own: TopLossSampler needs N_F / N and lambda
             share = self.share or fast_share(steps, fast) or 1.0
-            for node_id, is_fast in zip(node_ids, fast, strict=True):
-                config = config_of(message_of[node_id])
+            for message, is_fast in zip(asked, fast, strict=True):
+                config = config_of(message)
                 config[keys.FAST], config[keys.FAST_SHARE] = is_fast, share
                 config[keys.HIGH_LOSS_FRACTION] = self.high_loss_fraction
         return messages
@@ -314,22 +275,18 @@ class BiasedLocalSGD(LocalSteps):
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Learn the nodes' speeds and, with shared data, the losses."""
         if self.shared is not None:
-            # l. 14
+            # l. 14: record the loss of every processed sample
             self.shared.record(replies)
         return super().on_replies(context, replies)
 
     def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
-        """Weight models by their steps (l. 15, Eq. 4): the fewest for those that report none."""
+        """Weight models by their steps: the fewest for those that report none."""
         if not self.weigh_by_steps:
             return super().weights(context, replies)
-        # l. 15
+        # l. 15: average the models by steps, Eq. (4)
         steps = [self.steps_of(context, reply) for reply in replies]
         fewest = min((count for count in steps if count), default=1)
         return [float(count or fewest) for count in steps]
-
-    def round_info(self) -> dict[str, Any]:
-        """Return steps, gamma and, with shared data, epoch and samples of known loss."""
-        return super().round_info() | ({} if self.shared is None else self.shared.round_info())
 
     def state_dict(self) -> StateDict:
         """Return the measured times and, with shared data, losses and pools."""
@@ -341,3 +298,42 @@ class BiasedLocalSGD(LocalSteps):
         if self.shared is not None:
             self.shared.load_state_dict(entries_below("shared.", state))
         super().load_state_dict(state)
+
+
+class FedNova(LocalSteps):
+    r"""Unbalanced local steps of plain SGD whose updates are averaged per step.
+
+    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
+
+    Parameters
+    ----------
+    strategy, fast_steps, **budget
+        As for :class:`LocalSteps`, but for ``step_correction``.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
+
+    References
+    ----------
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization", NeurIPS 2020.
+
+    Examples
+    --------
+    >>> strategy = FedNova(fast_steps=32)
+    """
+
+    name: ClassVar[str] = "fednova"
+
+    def __init__(
+        self, strategy: Strategy | None = None, fast_steps: int = 32, **budget: Any
+    ) -> None:
+        super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
+
+    def scales(
+        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
+    ) -> NDArray[np.float64]:
+        """Return FedNova's scales: by the mean of the round's nodes, not of all seen."""
+        return correction_scales(steps, float(normalised(weights) @ steps), self.step_correction)

@@ -21,13 +21,13 @@ node visits one after the other::
        9: reorder the examples                            node_order.ServedOrder.start_pass
 
     Algorithm 4, order server, epoch t                    strategy.CDGraB
-       3: r <- 0                                          order_server.OrderServer.receive
+       3: r <- 0                                          strategy.OrderServer.receive
        5: collect g_{i,j} from all workers                wire.read_report
      6-7: average, broadcast                              (Flower's aggregation)
     8-13: for each pair of steps, for i = 1..m:           algorithm.balance_group
             signs of worker i's pair by PairBalance       algorithm.pair_balance
-      14: pi_i <- reorder(pi_i, s_i)                      order_server.NodeState.add
-      15: send the orders (here: the signs)               order_server.OrderServer.answer
+      14: pi_i <- reorder(pi_i, s_i)                      strategy.NodeState.add
+      15: send the orders (here: the signs)               strategy.OrderServer.answer
 
     Eq. 8, parallel herding objective                     algorithm.herding_bound
 """

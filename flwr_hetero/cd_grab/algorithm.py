@@ -109,7 +109,7 @@ def balance_group(
     """Balance the pairs of nodes that are at the same position of their orders (Alg. 4, l. 4-13).
 
     own_sums: per node (dim,), updated in place, together the r of Alg. 4; pair_diffs: per node
-    (num_pairs, dim), fewer where an order is shorter; own_weights: (num_nodes,), 0 in the paper
+    (num_pairs, dim); own_weights: (num_nodes,), 0 in the paper
     -> running_sum: (dim,), the sum of the new own sums; signs: per node (num_pairs,).
 
     >>> diffs = [np.ones((2, 1)), np.ones((2, 1))]
@@ -118,21 +118,19 @@ def balance_group(
     >>> [s.tolist() for s in balance_group([np.zeros(1), np.zeros(1)], diffs, [1.0, 1.0])[1]]
     [[1, -1], [1, -1]]
     """
-    weights = np.asarray(own_weights, np.float64).tolist()
-    if not len(own_sums) == len(pair_diffs) == len(weights):
-        raise invalid("pair_diffs", len(pair_diffs), f"be of {len(own_sums)} nodes")
-    lengths = np.array([len(diffs) for diffs in pair_diffs])
-    present = np.arange(lengths.max())[:, None] < lengths  # (pairs, nodes)
+    nodes, weights = range(len(own_sums)), np.asarray(own_weights, np.float64).tolist()
+    num_pairs = {len(diffs) for diffs in pair_diffs}
+    if not len(own_sums) == len(pair_diffs) == len(weights) or len(num_pairs) != 1:
+        raise invalid("pair_diffs", len(pair_diffs), f"be of {len(own_sums)} nodes, equally many")
     # Alg. 4, l. 4 and 9: pair by pair, and in each node by node
-    visits = np.argwhere(present).tolist()
-    signs = np.zeros(present.shape, np.int8)
+    visits = [(pair, node) for pair in range(*num_pairs) for node in nodes]
     # l. 10
-    running_sum, signs[present] = pair_balance(
+    running_sum, signs = pair_balance(
         reduce(np.add, own_sums),
         (pair_diffs[node][pair] for pair, node in visits),
         own_sums=[(own_sums[node], weights[node]) for _, node in visits],
     )
-    return running_sum, [signs[:length, node] for node, length in enumerate(lengths)]
+    return running_sum, list(signs.reshape(-1, len(own_sums)).T)
 
 
 def own_share(overlap: ArrayLike, num_nodes: int) -> NDArray[np.float64]:
@@ -144,15 +142,14 @@ def own_share(overlap: ArrayLike, num_nodes: int) -> NDArray[np.float64]:
     -> (num_nodes,), in [0, 1]: 0 for a fixed group, 1 for a group of strangers or of one node.
 
     Not in the paper, which leaves partial participation out. With a vote of
-    :math:`R + \lambda r_i`, greedy signs settle where :math:`\|R\|^2` goes with
-    :math:`1 + \lambda` and a node's own deviation with :math:`(1 + \lambda) / \lambda`. When a
-    part q stays, the sum over the next group has about :math:`q^2` of the first and
-    :math:`m (1 - q^2)` of the second; this :math:`\lambda` makes it least.
+    :math:`R + \lambda r_i`, :math:`\|R\|^2` settles in proportion to :math:`1 + \lambda`, a node's
+    own deviation to :math:`(1 + \lambda) / \lambda`. The next group's sum has about :math:`q^2` of
+    the first and :math:`m (1 - q^2)` of the second; this :math:`\lambda` makes it least.
 
     >>> own_share([1.0, 0.5, 0.0], num_nodes=3)
     array([0. , 0.75, 1. ])
     """
-    kept = np.clip(np.asarray(overlap, np.float64), 0.0, 1.0)
+    kept = np.asarray(overlap, np.float64)
     if num_nodes < 2:
         return np.ones_like(kept)
     strange = np.sqrt(num_nodes * (1.0 - kept**2))

@@ -6,7 +6,7 @@ A sketch keeps inner products up to a noise of relative size :math:`1/\sqrt{k}`,
 the sketch of a difference is the difference of the sketches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias, cast
 
@@ -21,12 +21,15 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 def batch_gradient(model: nn.Module) -> Tensor:
     """Copy the gradients that the last backward pass has left in a model: (1, dim)."""
-    parts = [
-        (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
-        for p in model.parameters()
-        if p.requires_grad
-    ]
-    return torch.cat(parts)[None].detach()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return flat_gradient((p.grad for p in trained), trained)
+
+
+def flat_gradient(parts: Iterable[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
+    """Put the gradients of parameters into one row, zeros for missing ones: (1, dim)."""
+    pairs = zip(parts, parameters, strict=True)
+    flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
+    return torch.cat(flat)[None].detach()
 
 
 def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -41,7 +44,7 @@ def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     return torch.cat([each[name].reshape(len(inputs), -1) for name in trained], dim=1).detach()
 
 
-def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floating]:
+def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.float32]:
     """Sketch gradients (num, dim) where they are, to at most ``size`` columns; whole if 0."""
     dim = gradients.shape[1]
     if size:
@@ -52,8 +55,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
         folded = gradients[:, :whole].reshape(len(gradients), -1, size).sum(dim=1)
         folded[:, : dim - whole] += gradients[:, whole:]
         gradients = folded
-    kind = torch.float64 if gradients.dtype == torch.float64 else torch.float32
-    return cast(NDArray[np.floating], gradients.to("cpu", kind).numpy())
+    return cast(NDArray[np.float32], gradients.to("cpu", torch.float32).numpy())
 
 
 @lru_cache(maxsize=4)

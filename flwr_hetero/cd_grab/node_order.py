@@ -30,11 +30,17 @@ class NodeOrder:
     """Whether it needs vectors at all."""
     watching = False
     """Whether the vectors of the units visited next are wanted."""
-    schema: ClassVar[dict[str, Any]] = {"order": ((-1,), "i"), "position": int, "seed": int}
+    schema: ClassVar[dict[str, Any]] = {
+        **dict.fromkeys(["position", "num_seen", "seed"], int),
+        "order": ((-1,), "i"),
+        "half": ((-1, -1), "f"),
+    }
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         self.order: NDArray[np.int64] = np.arange(num_units)
         self.seed, self.position = seed, 0
+        # units of this pass whose vectors were observed, and the last of them if it has no partner
+        self.num_seen, self.half = 0, NO_VECTORS
 
     def next_units(self, count: int) -> NDArray[np.int64]:
         """Visit the next units (Alg. 3, l. 3); a pass ends where the order does."""
@@ -47,7 +53,17 @@ class NodeOrder:
         return units
 
     def observe(self, vectors: Vectors) -> None:
-        """Learn from the vectors of the units that were just visited."""
+        """Learn from the vectors of the next units of the pass."""
+
+    def differences(self, vectors: Vectors) -> Vectors:
+        """Return the differences of the pairs that are now complete; keep half a pair."""
+        self.num_seen += len(vectors)
+        if len(self.half):
+            vectors = np.concatenate([self.half, vectors])
+        paired = len(vectors) // 2 * 2
+        # a caller may overwrite its buffer; the published code keeps a reference to it
+        self.half = vectors[paired:].copy()
+        return vectors[0:paired:2] - vectors[1:paired:2]
 
     def start_pass(self) -> None:
         """Find the order of the next pass."""
@@ -84,33 +100,19 @@ class Reshuffled(NodeOrder):
         self.order, self.num_passes = rng.permutation(len(self.order)), self.num_passes + 1
 
 
-def differences(half: Vectors, vectors: Vectors) -> tuple[Vectors, Vectors]:
-    """Return the differences of the pairs that are now complete, and half a pair if one is left."""
-    if len(half):
-        vectors = np.concatenate([half, vectors])
-    paired = len(vectors) // 2 * 2
-    # a caller may overwrite its buffer; the published code keeps a reference to it
-    left = vectors[paired:].copy()
-    return vectors[0:paired:2] - vectors[1:paired:2], left
-
-
 class OwnPairs(NodeOrder):
     """Balance the node's own pairs: ID-GraB(PairBal), which needs no server."""
 
     learns = watching = True
-    schema = NodeOrder.schema | {
-        "half": ((-1, -1), "f"),
-        "running_sum": ((-1,), "f"),
-        "signs": ((-1,), "i"),
-    }
+    schema = NodeOrder.schema | {"running_sum": ((-1,), "f"), "signs": ((-1,), "i")}
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
-        self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
+        self.running_sum, self.signs = NO_VECTOR, NO_SIGNS
 
     def observe(self, vectors: Vectors) -> None:
         """Give signs to the pairs that are complete."""
-        diffs, self.half = differences(self.half, vectors)
+        diffs = self.differences(vectors)
         if len(diffs):
             start = self.running_sum if self.running_sum.size else np.zeros_like(diffs[0])
             self.running_sum, signs = pair_balance(start, diffs)
@@ -123,7 +125,8 @@ class OwnPairs(NodeOrder):
             pairs = np.ones(len(self.order) // 2, np.int8)
             pairs[: len(self.signs)] = self.signs
             self.order = reorder(self.order, unit_signs(pairs, len(self.order)))
-        self.half, self.running_sum, self.signs = NO_VECTORS, NO_VECTOR, NO_SIGNS
+        self.half, self.num_seen = NO_VECTORS, 0
+        self.running_sum, self.signs = NO_VECTOR, NO_SIGNS
 
 
 class ServedOrder(NodeOrder):
@@ -134,39 +137,41 @@ class ServedOrder(NodeOrder):
     """
 
     learns = True
-    _chunks: list[Vectors]
     schema = NodeOrder.schema | {
         **dict.fromkeys(["version", "next_version", "first_pair"], int),
-        **dict.fromkeys(["watching", "complete"], bool),
+        "watching": bool,
         "next_order": ((-1,), "i"),
-        **dict.fromkeys(["half", "diffs"], ((-1, -1), "f")),
+        "diffs": ((-1, -1), "f"),
     }
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
         self.version, self.next_version, self.next_order = 0, 0, self.order
-        self.watching, self.complete, self.first_pair = True, False, 0
-        self.half = self.diffs = NO_VECTORS
+        self.watching, self.first_pair, self.diffs = True, 0, NO_VECTORS
 
     @property
     def diffs(self) -> Vectors:
-        """Differences since the instruction or the start of the pass, kept in chunks."""
+        """Differences since the instruction or the start of the pass."""
         return np.concatenate(self._chunks) if self._chunks else NO_VECTORS
 
     @diffs.setter
     def diffs(self, diffs: Vectors) -> None:
-        self._chunks, self._num_pairs = [diffs] if len(diffs) else [], len(diffs)
+        self._chunks = [diffs] if len(diffs) else []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all pairs of a pass were seen."""
+        return self.num_seen // 2 == len(self.order) // 2
 
     def follow(self, answer: Answer) -> None:
         """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
-        self.complete = False
-        self.first_pair += self._num_pairs
-        self.diffs = NO_VECTORS
-        # an order from before: it is adopted at once, and begins where the server's signs end
+        self.first_pair, self.diffs = self.num_seen // 2, NO_VECTORS
         if answer.order is not None:
+            # from before: it is adopted at once, and begins where the server's signs end
             self.next_version, self.next_order = answer.version, answer.order
             self.start_pass()
-            self.first_pair, self.position = answer.first_pair, 2 * answer.first_pair
+            self.first_pair = answer.first_pair
+            self.position = self.num_seen = 2 * answer.first_pair
         elif answer.signs is not None and answer.version == self.version + 1:
             # Alg. 4, l. 14: signs determine the order, and the node composes its own
             signs = unit_signs(answer.signs, len(self.order))
@@ -177,30 +182,22 @@ class ServedOrder(NodeOrder):
 
     def observe(self, vectors: Vectors) -> None:
         """Keep the differences of the pairs that are complete (Alg. 3, l. 5)."""
-        if not self.watching:
-            return
-        diffs, self.half = differences(self.half, vectors)
-        if len(diffs):
-            self._chunks.append(diffs)
-            self._num_pairs += len(diffs)
-        if self.first_pair + self._num_pairs == len(self.order) // 2:
-            self.watching, self.complete = False, True
+        if self.watching:
+            diffs = self.differences(vectors)
+            self._chunks += [diffs] if len(diffs) else []
+            self.watching = not self.is_complete
 
     def report(self) -> Report:
-        """Return the pairs seen since the instruction; to be asked after each."""
+        """Return the pairs seen since the instruction."""
         return Report(self.version, len(self.order), self.first_pair, self.diffs)
 
     def start_pass(self) -> None:
         """Adopt the next order, if there is one, and begin to watch it (Alg. 3, l. 9)."""
-        new = self.next_version != self.version
-        self.order, self.version = self.next_order, self.next_version
-        self.half, self.watching = NO_VECTORS, new or not self.complete
-        if self.watching:
-            self.first_pair, self.diffs = 0, NO_VECTORS
-
-    def forget(self) -> None:
-        """Drop what was seen of this pass: it is not comparable with what will be seen."""
-        self.half, self.diffs, self.watching = NO_VECTORS, NO_VECTORS, not self.position
+        is_new = self.next_version != self.version
+        if is_new or not (self._chunks and self.is_complete):
+            self.order, self.version, self.watching = self.next_order, self.next_version, True
+            self.first_pair, self.num_seen = 0, 0
+            self.half = self.diffs = NO_VECTORS
 
 
 METHODS: dict[str, type[NodeOrder]] = {

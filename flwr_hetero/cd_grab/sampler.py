@@ -1,36 +1,23 @@
 """Visit a node's data in an order that learns from gradients: CD-GraB and its baselines."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.gradients import sketch_gradients
-from flwr_hetero.cd_grab.node_order import METHODS, ServedOrder
+from flwr_hetero.cd_grab.gradients import flat_gradient, sketch_gradients
+from flwr_hetero.cd_grab.node_order import METHODS, NO_VECTORS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
-from flwr_hetero.client.batch_sampler import BatchSampler
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.weighted_loss import on_backward
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
-MOST_AHEAD = 4096
-"""Batches drawn and not trained that are remembered."""
-
-
-class _Visit(NamedTuple):
-    """A batch: in which pass it was drawn, and whether its gradient is wanted."""
-
-    indices: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    num_units: int
-    pass_number: int
-    watched: bool
+_SETTINGS = ("method", "unit", "seed")
 
 
 class OrderedSampler(BatchSampler):
@@ -38,9 +25,8 @@ class OrderedSampler(BatchSampler):
 
     The data are split at random into units of about equal size: whole batches or single examples.
     The gradients of whole batches come from :class:`~flwr_hetero.sampler.WeightedLoss`, after
-    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch. Weights
-    make up for units of unequal size: a pass is the mean over all examples. Cooper et al., NeurIPS
-    2023, Algorithm 3.
+    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch. By the
+    weights a pass is the mean over all examples. Cooper et al., NeurIPS 2023, Algorithm 3.
 
     Parameters
     ----------
@@ -100,10 +86,7 @@ class OrderedSampler(BatchSampler):
         if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
-        self._ahead, self._returned = deque[_Visit](maxlen=MOST_AHEAD), deque[_Visit]()
-        self._is_ahead = self._is_served = self._was_watched = self._is_observed = False
-        self._finds_trained = False
-        self._num_passes = self._pass_trained = self._owed = 0
+        self._is_served = self._was_watched = self._has_loss = False
         self._parameters: list[nn.Parameter] = []
         self._hook: RemovableHandle | None = None
         self._split(num_units or usual)
@@ -114,6 +97,9 @@ class OrderedSampler(BatchSampler):
         self.units = np.array_split(shuffled, num_units)
         self.node_order = METHODS[self.method](num_units, self.seed)
         self.terms = Terms()
+        self._begun: StateDict = {}
+        # position after the last batch of the pass that came to the loss
+        self._trained = 0
 
     @property
     def units_per_batch(self) -> int:
@@ -124,21 +110,21 @@ class OrderedSampler(BatchSampler):
         """Batches per pass."""
         return -(-len(self.units) // self.units_per_batch)
 
-    def next_batch(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def next_batch(self) -> Batch:
         """Take the next units of the order; a new pass begins where the last one ended."""
         # Alg. 3, l. 3: visit unit pi_i(j)
         before = self.node_order.position
         chosen = self.node_order.next_units(self.units_per_batch)
-        self._num_passes += self.node_order.position <= before
-        indices = np.concatenate([self.units[unit] for unit in chosen])
-        # units differ in size: a pass is the mean over all examples
-        weight = len(indices) / len(chosen) * len(self.units) / self.num_samples
-        weights = np.full(len(indices), weight)
-        if not self._is_ahead:
-            self._ahead.clear()
-        self._ahead.append(_Visit(indices, weights, len(chosen), self._num_passes, self.watching))
+        if self.node_order.position <= before:
+            self._trained = 0
         self._was_watched |= self.watching
-        return indices, weights
+        indices = np.concatenate([self.units[unit] for unit in chosen])
+        return indices, self._weights(len(indices), len(chosen))
+
+    def _weights(self, num_examples: int, num_units: int) -> NDArray[np.float64]:
+        # units differ in size: a pass is the mean over all examples
+        weight = num_examples / num_units * len(self.units) / self.num_samples
+        return np.full(num_examples, weight)
 
     def batches_left(self) -> int:
         """Batches up to the end of the order's pass; a whole pass if it is at its end."""
@@ -148,21 +134,15 @@ class OrderedSampler(BatchSampler):
     def begin_pass(self) -> None:
         """Prepare for an iteration, which may draw ahead."""
         if not self.continues:
-            self._ahead.clear()
-        self._returned.clear()
-        self._is_ahead = True
+            self._trained = self.node_order.position
         super().begin_pass()
 
     def give_back(self) -> None:
-        """Visit later what was drawn ahead in this pass and not trained."""
-        # a DataLoader's workers fetch batches that a loop may never come to
-        left = [drawn for drawn in self._ahead if drawn.pass_number == self._num_passes]
-        known = [drawn for drawn in left if self._finds_trained or drawn.watched]
-        # else nothing tells what was trained
-        if self._finds_trained or self._is_observed:
-            self.node_order.position -= sum(drawn.num_units for drawn in known)
-            self._returned = deque(known)
-            self._ahead.clear()
+        """Visit later what a DataLoader's workers drew ahead in this pass, for no training."""
+        if self._has_loss:
+            self.node_order.position = self._trained
+        elif self._is_helped and self.watching:
+            self.node_order.position = self.node_order.num_seen
 
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Do nothing: orders are made from gradients, see :meth:`observe`."""
@@ -180,22 +160,7 @@ class OrderedSampler(BatchSampler):
         """
         if not self.watching:
             return
-        while self._is_ahead and self._ahead and not self._is_wanted(self._ahead[0]):
-            self._ahead.popleft()
-        drawn = self._ahead[0] if self._ahead else None
-        expected = drawn.num_units if drawn else self._units_in_last_batch()
-        self._learn(gradients, expected)
-        if drawn:
-            self._ahead.popleft()
-
-    def _is_wanted(self, drawn: "_Visit") -> bool:
-        return drawn.watched and drawn.pass_number == self._num_passes
-
-    def _units_in_last_batch(self) -> int:
-        position = self.node_order.position
-        return (position - 1) % self.units_per_batch + 1 if position else 0
-
-    def _learn(self, gradients: Tensor, expected: int) -> None:
+        expected = min(self.units_per_batch, len(self.units) - self.node_order.num_seen)
         if gradients.ndim != 2 or len(gradients) != expected:
             raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
         # Alg. 3, l. 5, as a sketch that waits for the reply
@@ -203,7 +168,6 @@ class OrderedSampler(BatchSampler):
         if not np.isfinite(vectors).all():
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
         self.node_order.observe(vectors)
-        self._is_observed = True
         super().note_help()
 
     # --- gradients by the way of the loss ----------------------------------------------
@@ -220,45 +184,26 @@ class OrderedSampler(BatchSampler):
 
     def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
         """Observe the gradient of these losses in their backward pass."""
-        by_hand = not self._parameters or self.unit == "example"
-        if by_hand and self.node_order.learns:
-            return
+        firsts = np.array([self.units[unit][0] for unit in self.node_order.order])
+        start = int(np.flatnonzero(firsts == indices[0])[0])
+        self._has_loss = True
+        if start == self._trained:
+            self._trained = min(start + self.units_per_batch, len(self.units))
+            # fetched before the loop's end, trained after it
+            self.node_order.position = max(self.node_order.position, self._trained)
         # of a loss without a backward pass
         if self._hook is not None:
             self._hook.remove()
-        self._finds_trained, drawn = True, self._find(indices)
-        if by_hand or drawn is None or not losses.requires_grad:
+        if not (self._parameters and self.needs_model and losses.requires_grad and self.watching):
             return
 
         def learn(parts: Sequence[Tensor | None] | None, _: float) -> None:
-            pairs = zip(parts or [None] * len(self._parameters), self._parameters, strict=True)
-            flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
-            gradient = torch.cat(flat)[None].detach()
-            if self.watching and self._is_wanted(drawn):
-                before = torch.zeros_like(gradient).expand(self._owed - 1, -1)
-                self._learn(torch.cat([before, gradient]), self._owed)
-                self._owed = 0
-            self.batch_done()
+            # after a batch without a gradient the rest of the pass has no partners
+            if start == self.node_order.num_seen:
+                found = parts or [None] * len(self._parameters)
+                self.observe(flat_gradient(found, self._parameters))
 
-        if drawn.watched:
-            self._hook = on_backward(losses, drawn.weights, self._parameters, learn)
-
-    def _find(self, indices: NDArray[np.int64]) -> "_Visit | None":
-        """Return a batch that was drawn; those before it are not trained and count as zero."""
-        ahead = self._ahead or self._returned
-        for place, drawn in enumerate(ahead):
-            if np.array_equal(drawn.indices, indices):
-                passed = [ahead.popleft() for _ in range(place + 1)]
-                # fetched before the loop's end, trained after it
-                if ahead is self._returned:
-                    self.node_order.position += sum(each.num_units for each in passed)
-                # batches that were passed over take part in the pairs as zeros
-                begun = drawn.pass_number != self._pass_trained
-                self._owed = 0 if begun else self._owed
-                self._pass_trained = drawn.pass_number
-                self._owed += sum(map(self._is_wanted, passed))
-                return drawn
-        return None
+        self._hook = on_backward(losses, self._weights(len(indices), 1), self._parameters, learn)
 
     def note_help(self) -> None:
         """Do nothing: a batch that was taken is no gradient."""
@@ -266,7 +211,7 @@ class OrderedSampler(BatchSampler):
     def missing(self) -> str:
         """Say that gradients are missing, if any are wanted."""
         wanted = self.node_order.learns and (self.method != "cd-grab" or self._is_served)
-        if wanted and self._was_watched and not self._is_observed:
+        if wanted and self._was_watched and not self._is_helped:
             return f"OrderedSampler learns nothing: no gradient was observed; {self.hint}"
         return ""
 
@@ -289,14 +234,15 @@ class OrderedSampler(BatchSampler):
         """
         if not instruction or not isinstance(self.node_order, ServedOrder):
             return
-        self._owed = 0
         terms = read_terms(instruction)
-        num_units = min(terms.num_units, self.num_samples) or len(self.units)
-        if self.unit == "batch" and num_units != len(self.units):
-            self._split(num_units)
-        # another sketch
-        if terms[1:3] != self.terms[1:3]:
-            self.node_order.forget()
+        num_units = min(terms.num_units, self.num_samples) if self.unit == "batch" else 0
+        # what was seen is not comparable with what will be seen by another sketch
+        if num_units not in (0, len(self.units)) or terms[1:3] != self.terms[1:3]:
+            self._split(num_units or len(self.units))
+        # a round that is repeated after a resume begins again where it began
+        if self._begun and terms == self.terms:
+            self.node_order.load_state_dict(self._begun)
+        self._begun = self.node_order.state_dict() | {"diffs": NO_VECTORS}
         self.terms = terms
         self.node_order.follow(read_answer(instruction, len(self.units)))
 
@@ -314,6 +260,7 @@ class OrderedSampler(BatchSampler):
         own |= {name: getattr(self, name) for name in _SETTINGS}
         own |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
         own |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
+        own |= {f"begun.{name}": value for name, value in self._begun.items()}
         return super().state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -325,12 +272,10 @@ class OrderedSampler(BatchSampler):
         if wrong or not 1 <= num_units <= self.num_samples or min(terms) < 0:
             rule = f"{self.method}, {self.unit}, seed {self.seed}, {self.num_samples} examples"
             raise ValueError(f"state of {owner} must be of {rule}.")
-        order = METHODS[self.method](num_units, self.seed)
+        order, begun = METHODS[self.method](num_units, self.seed), entries_below("begun.", state)
+        if begun:
+            order.load_state_dict(begun)
         order.load_state_dict(entries_below("order.", state))
         super().load_state_dict(state)
         self._split(num_units)
-        self.node_order, self.terms = order, terms
-        self._ahead.clear()
-
-
-_SETTINGS = ("method", "unit", "seed")
+        self.node_order, self.terms, self._begun = order, terms, begun

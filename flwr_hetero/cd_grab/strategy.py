@@ -1,25 +1,21 @@
-"""CD-GraB: the server finds for each node an order of its data that goes with the others'."""
+"""CD-GraB's order server (Alg. 4): it finds for each node an order that goes with the others'."""
 
-from logging import INFO, WARNING
-from typing import Any, ClassVar
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log
-from flwr_hetero.cd_grab.order_server import Balance, OrderServer
-from flwr_hetero.cd_grab.wire import (
-    MAX_COUNT,
-    MAX_UNITS,
-    Report,
-    Terms,
-    read_report,
-    usual_length,
-    write_instruction,
-)
-from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.cd_grab import algorithm, wire
+from flwr_hetero.cd_grab.algorithm import Signs, Vectors
+from flwr_hetero.cd_grab.wire import Answer, Report, Terms
+from flwr_hetero.errors import check_choice, check_count
 from flwr_hetero.records import config_of, payload_bytes
 from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange
@@ -28,6 +24,13 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
+Group: TypeAlias = dict[str, Report]
+MEMORY = 0.5
+"""Weight of the past in a node's overlap."""
+OUTLIER = 3.0
+"""A node whose differences are longer than this many times the median node's is an outlier."""
+FEW = 16
+"""Pairs that show how long a node's differences are; with fewer the limit is higher."""
 ORDERS = ClientSupport(
     keys.ORDER,
     "what it saw of its order",
@@ -38,15 +41,174 @@ ORDERS = ClientSupport(
     "    criterion = loader.criterion()  # in place of the loss function",
     "which stay with their own order",
 )
-"""What nodes must do."""
+_SCHEMA = {
+    **dict.fromkeys(["version", "group"], int),
+    **dict.fromkeys(["order", "pass_signs"], ((-1,), "i")),
+    "own_sum": ((-1,), "f"),
+    "overlap": float,
+    "lost": bool,
+}
+
+
+@dataclass
+class NodeState:
+    """One node's order and the signs of the pass through it that is under way."""
+
+    order: NDArray[np.int64]
+    version: int = 0
+    signs: Signs | None = None
+    pass_signs: Signs = field(default_factory=lambda: np.zeros(0, np.int8))
+    own_sum: Vectors = field(default_factory=lambda: np.zeros(0, np.float32))
+    group: frozenset[str] = frozenset()
+    overlap: float = 1.0
+    lost: bool = False
+
+    def add(self, signs: Signs) -> None:
+        """Add the signs of the next pairs; after the last one make the next order."""
+        self.pass_signs = np.concatenate([self.pass_signs, signs])
+        num_units = len(self.order)
+        if len(self.pass_signs) == num_units // 2:
+            self.signs, self.pass_signs = self.pass_signs, self.pass_signs[:0]
+            # Alg. 4, l. 14
+            signs = algorithm.unit_signs(self.signs, num_units)
+            self.order = algorithm.reorder(self.order, signs)
+            self.version += 1
+
+
+class Balance(NamedTuple):
+    """What the reports of a round came to, for the history."""
+
+    pairs: int = 0
+    pairs_together: int = 0
+    own_share: float = 0.0
+
+
+class OrderServer:
+    """Balance pairs round by round and keep every node's order (Alg. 4)."""
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
+        self.states: dict[str, NodeState] = {}
+
+    def answer(self, node: str) -> Answer:
+        """Return a node's next order (Alg. 4, l. 15): signs, or all of it if it lost track."""
+        state = self.states.get(node)
+        if state is None:
+            return Answer()
+        if state.lost:
+            return Answer(state.version, order=state.order, first_pair=len(state.pass_signs))
+        return Answer(state.version, signs=state.signs)
+
+    def receive(self, reports: Mapping[str, Report]) -> Balance:
+        """Balance the pairs of a round; reports by node, in the order of the nodes."""
+        accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
+        pairs, together, shares = 0, 0, 0.0
+        # a common sum is of no use to nodes that are not side by side
+        for group in side_by_side(accepted):
+            self._join(frozenset(group))
+            for part in [group] if self.exact else split_outliers(group):
+                num_pairs, share = self._balance(part)
+                pairs, shares = pairs + num_pairs, shares + num_pairs * share
+                together += num_pairs if len(part) > 1 else 0
+        return Balance(pairs, together, shares / max(1, pairs))
+
+    def _accepts(self, node: str, report: Report) -> bool:
+        """Return whether a report continues the pass; notice a node without the right order."""
+        state = self.states.get(node)
+        if state is None or len(state.order) != report.num_units:
+            state = NodeState(np.arange(report.num_units))
+            # an order from before a restart of the server is not known here
+            if report.version:
+                state.version, state.lost = report.version + 1, True
+            self.states[node] = state
+        # an answer that was lost is sent again; all else takes a whole order
+        one_behind = report.version == state.version - 1 and state.signs is not None
+        state.lost = report.version != state.version and (state.lost or not one_behind)
+        if report.version != state.version or not len(report.diffs):
+            return False
+        # Alg. 4, l. 3: r <- 0
+        if report.first_pair == 0:
+            state.pass_signs = np.zeros(0, np.int8)
+            state.own_sum = np.zeros(report.diffs.shape[1], report.diffs.dtype)
+        is_next = report.first_pair == len(state.pass_signs)
+        return is_next and report.diffs.shape[1] == len(state.own_sum)
+
+    def _join(self, group: frozenset[str]) -> None:
+        """Track how much of its last group each node is balanced with again."""
+        states = [self.states[node] for node in group]
+        # last groups are mostly the same
+        num_common = {last: len(group & last) for last in {state.group for state in states}}
+        for state in states:
+            if state.group:
+                kept = (num_common[state.group] - 1) / max(1, len(group) - 1)
+                state.overlap = MEMORY * state.overlap + (1 - MEMORY) * kept
+            state.group = group
+
+    def _balance(self, group: Group) -> tuple[int, float]:
+        """Give signs to a group's pairs; return their number and the share of own sums."""
+        states = [self.states[node] for node in group]
+        shares = algorithm.own_share([state.overlap for state in states], len(states))
+        # Alg. 4, l. 4-13
+        own_sums, diffs = [s.own_sum for s in states], [r.diffs for r in group.values()]
+        _, signs = algorithm.balance_group(own_sums, diffs, shares)
+        for state, own in zip(states, signs, strict=True):
+            state.add(own)
+        return sum(map(len, signs)), float(shares.mean())
+
+    def state_dict(self) -> StateDict:
+        """Return all states as ``node/field``; a group, which many nodes share, is kept once."""
+        number: dict[frozenset[str], int] = {}
+        state: dict[str, Any] = {}
+        for node, own in self.states.items():
+            # a sum is changed in place
+            fields = vars(own) | {"own_sum": own.own_sum.copy()}
+            fields["group"] = number.setdefault(own.group, len(number))
+            state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
+        return state | {"groups": json.dumps([sorted(group) for group in number])}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
+        check_state(state, {"groups": str}, "CDGraB")
+        groups = [frozenset(group) for group in json.loads(str(state["groups"]))]
+        fields: dict[str, dict[str, Any]] = {}
+        for key, value in state.items():
+            node, _, name = key.rpartition("/")
+            if node:
+                fields.setdefault(node, {})[name] = value
+        for own in fields.values():
+            check_state(own, _SCHEMA, "CDGraB")
+            own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy()}
+        self.states = {node: NodeState(**own) for node, own in fields.items()}
+
+
+def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
+    """Group the nodes at the same position of equally long orders, with as many pairs."""
+    groups: dict[tuple[int, ...], Group] = {}
+    for node, report in reports.items():
+        # vectors of another length, of a node that errs or lies, are a group of their own
+        place = report.first_pair, report.num_units, *report.diffs.shape
+        groups.setdefault(place, {})[node] = report
+    return list(groups.values())
+
+
+def split_outliers(group: Group) -> list[Group]:
+    """Part nodes whose differences are far longer than the median node's, each alone."""
+    # so that no node, nor one that lies, rules all signs
+    lengths = {n: float(np.linalg.norm(r.diffs)) / len(r.diffs) ** 0.5 for n, r in group.items()}
+    limit = OUTLIER * float(np.median([*lengths.values()]))
+    alone = {
+        n for n, r in group.items() if lengths[n] > limit * max(1.0, (FEW / len(r.diffs)) ** 0.5)
+    }
+    inliers = {n: r for n, r in group.items() if n not in alone}
+    return [inliers, *({n: group[n]} for n in group if n in alone)]
 
 
 class CDGraB(Wrapper):
     """Serve orders to nodes that train with an :class:`~flwr_hetero.sampler.OrderedSampler`.
 
-    Each instruction says how the node's order goes on; each reply brings the differences of the
-    pairs of units that the node has visited, as sketches or whole. Nodes without such a sampler
-    take part unchanged. Cooper et al., NeurIPS 2023, Algorithms 3 and 4.
+    Each reply brings the differences of the pairs of units that the node has visited, each
+    instruction the signs of its next order. Nodes without such a sampler take part unchanged.
+    Cooper et al., NeurIPS 2023, Algorithms 3 and 4.
 
     Parameters
     ----------
@@ -54,14 +216,12 @@ class CDGraB(Wrapper):
         What aggregates: any Flower strategy, or another wrapper; FedAvg if left out.
     mode : {"sketched", "exact"}
         ``sketched``: any number of local steps a round, one short sketch per pair. ``exact``: one
-        step a round and whole gradients, Algorithms 3 and 4 of the paper to the letter as long
-        as all nodes take part.
+        step a round and whole gradients, the paper's algorithms to the letter if all take part.
     sketch_size : int
         Numbers k in a sketch, two bytes each; 256 has most of the gain of 1024, 16 has none.
     num_units : int, optional
-        Units in every node's order. Only nodes with equally long orders are balanced together:
-        set it where nodes hold unequal amounts of data, and their batches will be unequal
-        instead. None: each node's own choice.
+        Units in every node's order, else each node's own choice. Only equally long orders are
+        balanced together: set it where nodes hold unequal amounts of data.
     seed : int
         Seed of the sketch.
 
@@ -75,14 +235,10 @@ class CDGraB(Wrapper):
     Notes
     -----
     The paper leaves partial participation out. Here the sign balances a mix of the global sum and
-    the node's own sum; the own-sum weight is 0 for a fixed group and 1 for a node balanced alone
-    (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the history). Above 0.8, as
-    with a few nodes drawn at random each round, this has nothing over
-    ``OrderedSampler(method="id-grab")``, which sends nothing. A pair weighs as much as its node's
-    model.
-
-    A resumed run equals an unbroken one if nodes keep their state; a node that lost it gets its
-    order again, and begins where the server's signs end.
+    the node's own sum (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the
+    history). Above 0.8 this has nothing over ``OrderedSampler(method="id-grab")``, which sends
+    nothing. A resumed run equals an unbroken one if nodes keep their state; a node that lost it
+    gets its order again, and begins where the server's signs end.
 
     Examples
     --------
@@ -104,22 +260,18 @@ class CDGraB(Wrapper):
         num_units: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.exact = check_choice("mode", mode, ("sketched", "exact")) == "exact"
-        sketch_size = check_count("sketch_size", sketch_size, 1)
-        if num_units is not None and check_count("num_units", num_units, 2) > MAX_UNITS:
-            raise invalid("num_units", num_units, f"be at most {MAX_UNITS}")
-        if check_count("seed", seed) > MAX_COUNT:
-            raise invalid("seed", seed, f"be at most {MAX_COUNT}")
-        if self.exact:
+        exact = check_choice("mode", mode, ("sketched", "exact")) == "exact"
+        size = 0 if exact else check_count("sketch_size", sketch_size, 1)
+        units = 0 if num_units is None else check_count("num_units", num_units, 2)
+        if exact:
             self.decides = self.decides | {"steps"}
             self.client_support = ORDERS, STEPS
         super().__init__(strategy)
-        self.server = OrderServer(exact=self.exact)
-        self.terms = Terms(0, 0 if self.exact else sketch_size, seed, num_units or 0)
-        self._names: dict[int, str] = {}
-        self._reports: dict[str, Report] = {}  # by message, from when it is judged
-        self._dim = 0
-        self._balance, self._bytes = Balance(), {"bytes_down": 0, "bytes_up": 0}
+        self.server = OrderServer(exact=exact)
+        self.terms = Terms(0, size, check_count("seed", seed), units)
+        # by node, from when its reply is judged
+        self._reports: dict[int, Report] = {}
+        self._balance, self._bytes_up = Balance(), 0
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
@@ -131,18 +283,14 @@ class CDGraB(Wrapper):
     ) -> list[Message]:
         """Tell each node which order it should be at (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=context.round)
-        self._names, self._reports = {}, {}
-        self._bytes = {"bytes_down": 0, "bytes_up": 0}
+        self._reports, self._bytes_up = {}, 0
         for message in messages:
-            node_id = message.metadata.dst_node_id
-            self._names[node_id] = self.identity(node_id)
             # Alg. 4, l. 15
-            answer = self.server.answer(self._names[node_id])
-            record = ConfigRecord(write_instruction(self.terms, answer))  # type: ignore[arg-type]
-            message.content[keys.ORDER] = record
-            self._bytes["bytes_down"] += payload_bytes(RecordDict({keys.ORDER: record}))
+            answer = self.server.answer(self.identity(message.metadata.dst_node_id))
+            record = wire.write_instruction(self.terms, answer)
+            message.content[keys.ORDER] = ConfigRecord(record)  # type: ignore[arg-type]
             # one step a round: the models of a round are all at the same weights
-            if self.exact:
+            if self.server.exact:
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
 
@@ -150,50 +298,23 @@ class CDGraB(Wrapper):
         """Read the pairs in a reply (Alg. 4, l. 5); return why they cannot be balanced."""
         if (record := reply.content.config_records.get(keys.ORDER)) is not None:
             try:
-                self._reports[reply.metadata.reply_to_message_id] = read_report(record, self.terms)
+                self._reports[reply.metadata.src_node_id] = wire.read_report(record, self.terms)
             except ValueError as error:
                 return f"order record: {error}"
         return None
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the pairs out of the replies and balance them (Alg. 4, l. 8-14)."""
-        reports: dict[int, Report] = {}
+        reports = {}
         for reply in replies:
-            node_id = reply.metadata.src_node_id
-            record = reply.content.config_records.get(keys.ORDER)
-            if record is None:
-                continue
-            del reply.content[keys.ORDER]
-            self._bytes["bytes_up"] += payload_bytes(RecordDict({keys.ORDER: record}))
-            name, before = self.identity(node_id), self._names.get(node_id, "")
-            # its identity became known by this reply
-            if name != before:
-                self.server.rename(before, name)
-            reports[node_id] = self._reports.pop(reply.metadata.reply_to_message_id)
-        bad = self._of_other_lengths(reports)
-        good = []
-        for reply in replies:
-            if reason := bad.get(reply.metadata.src_node_id):
-                context.drop(reply, f"order record: {reason}")
-            else:
-                good.append(reply)
+            if (record := reply.content.config_records.get(keys.ORDER)) is not None:
+                del reply.content[keys.ORDER]
+                self._bytes_up += payload_bytes(RecordDict({keys.ORDER: record}))
+                node_id = reply.metadata.src_node_id
+                reports[node_id] = self._reports[node_id]
         # l. 8-14
-        self._balance = self.server.receive(self._weighted(context, good, reports))
-        return good
-
-    def _of_other_lengths(self, reports: dict[int, Report]) -> dict[int, str]:
-        """Find nodes whose vectors are not as long as those of the others."""
-        lengths = {node: r.diffs.shape[1] for node, r in reports.items() if len(r.diffs)}
-        usual = usual_length(lengths.values(), self._dim)
-        if self._dim not in (0, usual):
-            log(WARNING, "CD-GraB: vectors of %d numbers, not %d: restart", usual, self._dim)
-            self.server.states = {}
-        self._dim = usual
-        return {
-            node: f"vectors of {length} numbers instead of {usual}"
-            for node, length in lengths.items()
-            if length != usual
-        }
+        self._balance = self.server.receive(self._weighted(context, replies, reports))
+        return replies
 
     def _weighted(
         self, context: Exchange, replies: list[Message], reports: dict[int, Report]
@@ -205,28 +326,18 @@ class CDGraB(Wrapper):
         result = {}
         for reply, weight in zip(ordered, weights, strict=True):
             report = reports[reply.metadata.src_node_id]
-            if weight != usual:
-                report = report._replace(diffs=weight / usual * report.diffs)
-            result[self.identity(reply.metadata.src_node_id)] = report
+            diffs = report.diffs if weight == usual else weight / usual * report.diffs
+            result[self.identity(reply.metadata.src_node_id)] = report._replace(diffs=diffs)
         return result
 
     def round_info(self) -> dict[str, Any]:
         """Return what was balanced this round, and the bytes that it took."""
-        return self._balance._asdict() | self._bytes
+        return self._balance._asdict() | {"bytes_up": self._bytes_up}
 
     def state_dict(self) -> StateDict:
         """Return all orders and what was seen of them."""
-        return self.server.state_dict() | {"dim": self._dim}
+        return self.server.state_dict()
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"dim": int}, "CDGraB")
         self.server.load_state_dict(state)
-        self._dim = int(state["dim"])
-
-    def summary(self) -> None:
-        """Log the mode and the wrapped strategy's settings."""
-        size = self.terms.sketch_size
-        how = f"sketches of {size} numbers" if size else "one step a round, whole gradients"
-        log(INFO, "\t├──> CD-GraB: %s, units: %s", how, self.terms.num_units or "each node's own")
-        super().summary()

@@ -1,7 +1,6 @@
 """What nodes and order server tell each other, and how it is written into Flower's records."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,10 +8,10 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors, check_order
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import invalid
 
-DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
-"""Types of vectors on the wire."""
+HALF, SINGLE = "<f2", "<f4"
+"""Types of vectors on the wire: of sketches, of whole gradients."""
 MAX_UNITS = 1 << 20
 """Longest order that a node may have."""
 MAX_COUNT = 1 << 53
@@ -59,6 +58,7 @@ def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
         record[keys.WHOLE_ORDER] = np.asarray(answer.order, "<i4").tobytes()
         record[keys.FIRST_PAIR] = answer.first_pair
     if answer.signs is not None:
+        # a bit per pair
         record[keys.SIGNS] = np.packbits(answer.signs > 0).tobytes()
     return record
 
@@ -69,16 +69,12 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
 
 
 def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
-    """Read what the server wants of this node; no answer if it does not fit the node's order."""
+    """Read what the server wants of this node; no answer if its order has another length."""
     version, num_pairs = _count(record, keys.VERSION), num_units // 2
-    try:
-        if keys.WHOLE_ORDER in record:
-            order = check_order(np.frombuffer(record[keys.WHOLE_ORDER], "<i4"))
-            first = min(_count(record, keys.FIRST_PAIR), num_pairs)
-            return Answer(version, None, order, first) if len(order) == num_units else Answer()
-    except ValueError:
-        return Answer()
-    # a bit per pair
+    if keys.WHOLE_ORDER in record:
+        order = check_order(np.frombuffer(record[keys.WHOLE_ORDER], "<i4"))
+        first = _count(record, keys.FIRST_PAIR)
+        return Answer(version, None, order, first) if len(order) == num_units else Answer()
     signs = record.get(keys.SIGNS)
     if signs is None or len(signs) != -(-num_pairs // 8):
         return Answer()
@@ -88,14 +84,12 @@ def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
 
 def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | bytes]:
     """Write what a node saw."""
-    dtype = "float16" if terms.sketch_size else str(report.diffs.dtype)
-    data, scale = pack_vectors(report.diffs, dtype)
+    data, scale = pack_vectors(report.diffs, HALF if terms.sketch_size else SINGLE)
     own = terms._replace(sketch_size=report.diffs.shape[1], num_units=report.num_units)
     return {
         **dict(zip(_TERMS, own, strict=True)),
         keys.VERSION: report.version,
         keys.FIRST_PAIR: report.first_pair,
-        keys.DTYPE: dtype,
         keys.VECTORS: data,
         keys.SCALE: scale,
     }
@@ -107,53 +101,42 @@ def read_report(record: Mapping[str, Any], terms: Terms) -> Report:
     version, first = _count(record, keys.VERSION), _count(record, keys.FIRST_PAIR)
     if theirs.server_round != terms.server_round:
         raise invalid(keys.SERVER_ROUND, theirs.server_round, f"be {terms.server_round}")
-    if theirs.sketch_seed != terms.sketch_seed:
-        raise invalid(keys.SKETCH_SEED, theirs.sketch_seed, f"be {terms.sketch_seed}")
     # fewer numbers than asked for are a model with fewer parameters
     if terms.sketch_size and theirs.sketch_size > terms.sketch_size:
         raise invalid(keys.SKETCH_SIZE, theirs.sketch_size, f"be at most {terms.sketch_size}")
     if not 1 <= theirs.num_units <= MAX_UNITS:
         raise invalid(keys.NUM_UNITS, theirs.num_units, f"lie in 1..{MAX_UNITS}")
-    diffs = read_vectors(record, theirs.sketch_size, record.get(keys.DTYPE))
+    diffs = read_vectors(record, theirs.sketch_size, HALF if terms.sketch_size else SINGLE)
     if first + len(diffs) > theirs.num_units // 2:
         rule = f"leave room for {len(diffs)} pairs of {theirs.num_units} units"
         raise invalid(keys.FIRST_PAIR, first, rule)
     return Report(version, theirs.num_units, first, diffs)
 
 
-def read_vectors(record: Mapping[str, Any], dim: int, dtype: Any = "float16") -> Vectors:
+def read_vectors(record: Mapping[str, Any], dim: int, kind: str = HALF) -> Vectors:
     """Read the vectors of a record: (num_vectors, dim)."""
     data, scale = record.get(keys.VECTORS), record.get(keys.SCALE)
     if not isinstance(data, bytes) or not isinstance(scale, float):
         raise invalid(keys.VECTORS, (type(data), type(scale)), "be bytes, with a scale")
-    kind = np.dtype(DTYPES[check_choice(keys.DTYPE, dtype, DTYPES)])
     if not data:
         return np.zeros((0, dim), "f4")
-    if dim < 1 or len(data) % (dim * kind.itemsize):
-        raise invalid(keys.VECTORS, f"{len(data)} bytes", f"be whole rows of {dim} {dtype}")
-    raw = np.frombuffer(data, kind).reshape(-1, dim)
-    values: Vectors = raw.astype("f8" if dtype == "float64" else "f4")
+    if dim < 1 or len(data) % (dim * np.dtype(kind).itemsize):
+        raise invalid(keys.VECTORS, f"{len(data)} bytes", f"be whole rows of {dim} numbers")
+    values: Vectors = np.frombuffer(data, kind).reshape(-1, dim).astype("f4")
     with np.errstate(over="ignore", invalid="ignore"):
         values *= scale
         largest = float(np.abs(values).max())
+    # not the other way round: NaN is refused
     if not (scale > 0 and largest <= MAX_VALUE):
         rule = f"be finite and at most {MAX_VALUE:g}"
         raise invalid(keys.VECTORS, largest, rule, "the node's training has diverged")
     return values
 
 
-def pack_vectors(vectors: Vectors, dtype: str = "float16") -> tuple[bytes, float]:
+def pack_vectors(vectors: Vectors, kind: str = HALF) -> tuple[bytes, float]:
     """Write vectors; half precision gets a common scale so that small gradients survive it."""
-    largest = float(np.abs(vectors).max(initial=0.0)) if dtype == "float16" else 1.0
-    scale = largest or 1.0
-    return (vectors / vectors.dtype.type(scale)).astype(DTYPES[dtype]).tobytes(), scale
-
-
-def usual_length(lengths: Iterable[int], known: int) -> int:
-    """Return the length of vectors that most nodes have; two that agree overrule a known one."""
-    counts = Counter(lengths)
-    usual, votes = counts.most_common(1)[0] if counts else (known, 0)
-    return usual if not known or votes > max(1, counts[known]) else known
+    scale = float(np.abs(vectors).max(initial=0.0) or 1.0) if kind == HALF else 1.0
+    return (vectors / vectors.dtype.type(scale)).astype(kind).tobytes(), scale
 
 
 def _count(record: Mapping[str, Any], key: str) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +57,9 @@ def _up(options: argparse.Namespace) -> None:
 
     check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
-    fleet.up(
-        named_fleet(options.fleet, options.nodes),
-        cpu=options.cpu,
-        say=lambda text: print(f"... {text}", flush=True),
-    )
+    print("starting a SuperLink and SuperNodes, and waiting until they are online", flush=True)
+    profiles = named_fleet(options.fleet, options.nodes)
+    fleet.up(profiles, cpu=options.cpu)
     _status(options)
     print(f"\nRun an app on it:\n\n  {fleet.run_line()}\n")
 
@@ -72,17 +71,15 @@ def _status(options: argparse.Namespace) -> None:
     print(f"SuperLink  https://{file.address}  {state}  logs in {fleet.folder / 'logs'}")
     if file.needs_throttle:
         throttled = fleet.is_alive(file.throttle_pid)
-        if not throttled:
-            fleet.resume_stopped()
         state = "running" if throttled else "ENDED, there are no limits"
         print(f"throttle   {state}: CPU shares by stopping and continuing, links by a relay")
     for node in file.nodes:
         state = "ended" if not fleet.is_alive(node.pid) else "starting or cut off"
         state = "online" if node.name in online else state
         cpu = "no limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"
-        print(f"{node.name:<10} {state:<8} {cpu}")
-    for line in fleet.expiring():
-        print(f"\n{line}")
+        speeds = {"up": node.uplink_mbps, "down": node.downlink_mbps}
+        links = [f", {name} {mbps:g} Mbit/s" for name, mbps in speeds.items() if not isinf(mbps)]
+        print(f"{node.name:<10} {state:<8} {cpu}{''.join(links)}")
 
 
 def _down(options: argparse.Namespace) -> None:
@@ -95,7 +92,7 @@ def _certificates(options: argparse.Namespace) -> None:
     folder = Path(options.dir).expanduser()
     # A device's key needs no signature, and no authority therefore.
     wants_authority = options.host or not options.node
-    if wants_authority and not certificates.has_authority(folder):
+    if wants_authority and not (folder / certificates.CA_CERTIFICATE).exists():
         certificates.make_authority(folder)
         print(f"authority: {folder / certificates.CA_CERTIFICATE} goes to every device")
         print(f"           {folder / certificates.CA_KEY} stays here, or offline")

@@ -2,34 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import Sampler
 
 from flwr_hetero.client.handler import current_handler
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
-if TYPE_CHECKING:
-    Sampler = object
-else:
-    try:
-        from torch.utils.data import Sampler
-    # a node without torch has no DataLoader either
-    except ImportError:
-        Sampler = object
-
 Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Indices in the local data and, for each, the factor of its loss."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
-class BatchSampler(ABC, Sampler):
+class BatchSampler(ABC, Sampler[list[int]]):
     """Draw mini-batches of indices with a weight for each example's loss.
 
     Iterating yields one epoch of index lists, so an instance is a ``batch_sampler`` for
@@ -38,21 +26,13 @@ class BatchSampler(ABC, Sampler):
 
     Parameters
     ----------
-    num_samples : int
-        Size N of the local data set.
-    batch_size : int
-        Examples per batch.
+    num_samples, batch_size : int
+        Size N of the local data set, and examples per batch; else ValueError.
     seed : int, keyword-only
         Seed of the sampler's own random generator.
 
-    Raises
-    ------
-    ValueError
-        If a size is not a positive integer.
-
     Examples
     --------
-    >>> from flwr_hetero.sampler import UniformSampler
     >>> sampler = UniformSampler(num_samples=10, batch_size=4, seed=0)
     >>> [len(batch) for batch in sampler]
     [4, 4, 2]
@@ -63,33 +43,25 @@ class BatchSampler(ABC, Sampler):
 
     learns_from = "loss"
     """What :meth:`update` expects as scores: ``loss``, ``importance`` or ``priority``."""
+    # whether there is anything to learn; then a training loop must take or update its batches
     learns = False
-    """Whether there is anything to learn; then a training loop must take or update its batches."""
+    # whether watch() looks at gradients of a model's parameters
     needs_model = False
-    """Whether :meth:`watch` looks at gradients of a model's parameters."""
+    # what a training loop lacks from which nothing is learnt
     hint: ClassVar[str] = "take as loss: criterion = WeightedLoss(loader.batch_sampler)"
-    """What a training loop lacks from which nothing is learnt."""
 
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(seed)
-        self.on_pass_end: Callable[[], None] = _nothing
-        """Called after each iteration, also a broken one, and when its last batch is taken."""
+        # whether the next pass only prolongs the one before, whose batches are still in use
         self.continues = False
-        """Whether the next pass only prolongs the one before, whose batches are still in use."""
-        self.unhelped_passes = 0
-        """Passes in a row in which the training loop left out its part."""
         self._drawn: deque[Batch] = deque()
-        self._pass, self._is_helped, self._awaits_takes = 0, False, False
+        self._pass, self._is_helped = 0, False
 
     @abstractmethod
     def next_batch(self) -> Batch:
-        """Draw the next mini-batch: indices and weights, both of shape (batch,).
-
-        The indices are positions in the local data set, the weights factors of the examples'
-        losses: the step is the mean of ``weights * losses``.
-        """
+        """Draw a batch, (batch,) indices and weights: the step is the mean of weights * losses."""
 
     @abstractmethod
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
@@ -106,31 +78,23 @@ class BatchSampler(ABC, Sampler):
         """Yield one epoch of batches as lists of indices, keeping each for ``take``."""
         if (handler := current_handler()) is not None and self not in handler.used:
             handler.used.append(self)
-        # a pass or two may only look at the data; a third is a training loop that learns nothing
-        if self.unhelped_passes >= 2:
-            self.check_help()
         self.begin_pass()
         number = self._pass
         try:
             for _ in range(self.batches_left()):
                 self._drawn.append(self.next_batch())
                 yield self._drawn[-1][0].tolist()
-            self.unhelped_passes = 0 if self._is_helped else self.unhelped_passes + 1
-            self._awaits_takes = bool(self._drawn)
         except GeneratorExit:
             # the loop was left early; garbage collection may close it after the next has begun
             if number == self._pass:
                 self.give_back()
             raise
-        finally:
-            if number == self._pass:
-                self.on_pass_end()
 
     def begin_pass(self) -> None:
         """Prepare for an iteration: what was not taken of an earlier one is dropped."""
         if not self.continues:
             self._drawn.clear()
-        self.continues, self._awaits_takes = False, False
+        self.continues = False
         self._pass += 1
 
     def batches_left(self) -> int:
@@ -144,25 +108,19 @@ class BatchSampler(ABC, Sampler):
         """End an iteration that is still open, as the loop over it has ended."""
         self.give_back()
         self._pass += 1
-        self.on_pass_end()
 
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
         if not self._drawn:
-            raise IndexError("no batch to take: call take() once per batch that iteration gave.")
+            raise IndexError(
+                "no batch to take: once per batch that iteration gave, in training only."
+            )
         self.note_help()
-        batch = self._drawn.popleft()
-        self.batch_done()
-        return batch
-
-    def batch_done(self) -> None:
-        """Report the end of a pass again if its last batch was drawn ahead and is now in use."""
-        if self._awaits_takes and not self._drawn:
-            self.on_pass_end()
+        return self._drawn.popleft()
 
     def note_help(self) -> None:
         """Note that the training loop does its part."""
-        self._is_helped, self.unhelped_passes = True, 0
+        self._is_helped = True
 
     def missing(self) -> str:
         """Say what the training loop left out; empty if nothing."""
@@ -170,11 +128,6 @@ class BatchSampler(ABC, Sampler):
             return ""
         name = type(self).__name__
         return f"{name} learns nothing: no batch was taken or updated; {self.hint}"
-
-    def check_help(self) -> None:
-        """Refuse to go on if the training loop left out what the sampler needs."""
-        if text := self.missing():
-            raise RuntimeError(text)
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Follow the records of a training instruction, where they are of this sampler's."""
@@ -196,10 +149,7 @@ class BatchSampler(ABC, Sampler):
         return sizes | {"rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue where ``state_dict`` was taken.
-
-        ValueError if the state is damaged, or of other data; the sampler is then unchanged.
-        """
+        """Continue where ``state_dict`` was taken; ValueError, unchanged, if it does not fit."""
         owner = type(self).__name__
         check_state(state, {"num_samples": int, "batch_size": int, "rng": str}, owner)
         for name in ("num_samples", "batch_size"):
@@ -230,17 +180,11 @@ class BatchSampler(ABC, Sampler):
 class UniformSampler(BatchSampler):
     """Random reshuffling: each epoch is a new permutation, each weight is 1.
 
-    Parameters
-    ----------
-    num_samples, batch_size, seed : int
-        As of :class:`BatchSampler`; the last batch of an epoch may be smaller.
+    Parameters are those of :class:`BatchSampler`; the last batch of an epoch may be smaller.
 
     Examples
     --------
-    >>> sampler = UniformSampler(6, 3, seed=1)
-    >>> first, _ = sampler.next_batch()
-    >>> second, _ = sampler.next_batch()
-    >>> sorted([*first.tolist(), *second.tolist()])
+    >>> sorted(sum(UniformSampler(6, 3, seed=1), []))
     [0, 1, 2, 3, 4, 5]
     """
 
@@ -266,21 +210,11 @@ class UniformSampler(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        owner = type(self).__name__
-        check_state(state, {"order": ((self.num_samples,), "i"), "position": int}, owner)
-        order, position = np.asarray(state["order"]), int(state["position"])
-        check_permutation(order, owner)
-        if not 0 <= position <= self.num_samples:
-            raise ValueError(f"state of {owner} must hold a position in the data, got {position}.")
+        schema = {"order": ((self.num_samples,), "i"), "position": int}
+        check_state(state, schema, type(self).__name__)
         # the parent checks the rest: nothing has changed until all of the state is found good
         super().load_state_dict(state)
-        self.order, self.position = order.astype(np.int64), position
-
-
-def check_permutation(order: NDArray[np.generic], owner: str) -> None:
-    """Refuse an order in a saved state that is no permutation."""
-    if not np.array_equal(np.sort(order), np.arange(len(order))):
-        raise ValueError(f"state of {owner} must hold order as a permutation.")
+        self.order, self.position = np.array(state["order"], np.int64), int(state["position"])
 
 
 def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str, float]:

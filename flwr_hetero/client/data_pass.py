@@ -1,13 +1,11 @@
 """A node's pass over its data: it goes on from message to message, whatever the loader."""
 
-import json
 import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from itertools import islice
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -26,35 +24,11 @@ class Place(NamedTuple):
     seed: int
     number: int = 0
     position: int = 0
-    order: list[Any] | None = None
-    """The whole pass as its sampler drew it, where no seed makes it draw that again."""
 
     @property
     def pass_seed(self) -> int:
         """Seed of this pass: each has another, and the same one in each message."""
         return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0])
-
-    def to_text(self) -> str:
-        """Return what the node's state keeps; an order that is not of numbers is left out."""
-        with suppress(TypeError, ValueError):
-            text = json.dumps(self, default=int)
-            if json.loads(text) == list(self):
-                return text
-        return json.dumps(self._replace(order=None))
-
-
-def kept_place(text: Any, size: int, batch_size: int) -> Place | None:
-    """Read a place; None if there is none, if it is damaged, or of other data."""
-    try:
-        place = Place(*json.loads(text))
-        parts = (part if isinstance(part, list) else [part] for part in place.order or [])
-        inside = all(0 <= index < (inf if size < 0 else size) for part in parts for index in part)
-        # a huge number would be a pass without an end
-        counts = all(type(number) is int and 0 <= number < 2**62 for number in place[2:5])
-    except (TypeError, ValueError):
-        return None
-    fits = place[:2] == (size, batch_size) and isinstance(place.order, (list, type(None)))
-    return place if fits and inside and counts else None
 
 
 class Stream:
@@ -63,35 +37,29 @@ class Stream:
     def __init__(self, seed: int, generators: Iterable[Any] = ()) -> None:
         torch: Any = sys.modules.get("torch")
         self._own = [*generators, *([torch.default_generator] if torch else [])]
-        self._seed, self._numpy = seed, np.random.MT19937(seed)
-        self._states: tuple[Any, list[Any]] | None = None
+        own = [torch.Generator().manual_seed(seed).get_state() for _ in self._own]
+        self._states, self._numpy = (random.Random(seed).getstate(), own), np.random.MT19937(seed)
 
     @contextmanager
     def used(self) -> Iterator[None]:
         """Draw from this stream within."""
-        before, numpy = self._read(), np.random.get_bit_generator()  # type: ignore[attr-defined]
-        if self._states is None:
-            random.seed(self._seed)
-            for generator in self._own:
-                generator.manual_seed(self._seed)
-        else:
-            self._write(self._states)
+        before = self._swap(self._states)
+        numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
         try:
             yield
         finally:
             # the next use goes on here; what the user seeded is as if nothing had been drawn
-            self._states = self._read()
-            self._write(before)
+            self._states = self._swap(before)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
 
-    def _read(self) -> tuple[Any, list[Any]]:
-        return random.getstate(), [generator.get_state() for generator in self._own]
-
-    def _write(self, states: tuple[Any, list[Any]]) -> None:
+    def _swap(self, states: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        """Put states into the generators; return those that they had."""
+        before = random.getstate(), [generator.get_state() for generator in self._own]
         random.setstate(states[0])
         for generator, state in zip(self._own, states[1], strict=True):
             generator.set_state(state)
+        return before
 
     def iterate(self, source: Iterable[Any]) -> Iterator[Any]:
         """Give what a source gives; what it draws for that comes from this stream."""
@@ -111,36 +79,35 @@ class Passes:
     def __init__(self, loader: Any, data: Any, drawing: Iterable[Any]) -> None:
         self.size, self.batch_size = length_of(data), batch_size_of(loader)
         self._loader, torch = loader, sys.modules.get("torch")
-        # a DataLoader and its samplers may share one
         own = (getattr(each, "generator", None) for each in drawing)
         kind = torch.Generator if torch else ()
-        self._generators = list({id(g): g for g in own if isinstance(g, kind)}.values())
+        self._generators = [generator for generator in own if isinstance(generator, kind)]
 
     def first_place(self) -> Place:
         """Begin a node's first pass, with a seed that is drawn as a DataLoader draws one."""
         if (torch := sys.modules.get("torch")) is None:
             seed = np.random.randint(2**31 - 1)  # noqa: NPY002 (the one that users seed)
         else:
-            own = next((g for g in self._generators[:1] if g.device.type == "cpu"), None)
+            own = self._generators[0] if self._generators else None
             seed = torch.randint(2**31 - 1, (), generator=own)
         return Place(self.size, self.batch_size, int(seed))
 
     def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
         """Give so many batches, of several passes if need be, each with the place after it."""
         while count:
-            place, rest = self._rest(place, count)
-            for batch in islice(rest, count):
+            for batch in islice(self.rest(place, count), count):
                 place, count = place._replace(position=place.position + 1), count - 1
                 yield place, batch
             if count and not place.position:
                 raise empty_pass()
             if count:
-                place = place._replace(number=place.number + 1, position=0, order=None)
+                place = place._replace(number=place.number + 1, position=0)
 
-    def _rest(self, place: Place, count: int) -> tuple[Place, Iterable[Any]]:
+    def rest(self, place: Place, count: int) -> Iterable[Any]:
+        """Return the rest of a pass, of which ``count`` batches are wanted."""
         # what a pass draws at random comes from its seed: its order is the same again
         whole = Stream(place.pass_seed, self._generators).iterate(self._loader)
-        return place, islice(whole, place.position, None)
+        return islice(whole, place.position, None)
 
 
 class IndexPasses(Passes):
@@ -151,7 +118,7 @@ class IndexPasses(Passes):
         self._indices = loader.batch_sampler if by_batch else loader.sampler
         # a batch sampler draws from a sampler, which may draw from another
         self._samplers, inner = list[Any](), self._indices
-        while inner is not None and all(inner is not each for each in self._samplers):
+        while inner is not None:
             self._samplers.append(inner)
             inner = getattr(inner, "sampler", None)
         super().__init__(loader, loader.dataset, [loader, *self._samplers])
@@ -166,20 +133,14 @@ class IndexPasses(Passes):
         for batch, (after, _) in zip(self._loader, plan, strict=False):
             yield after, batch
 
-    def _rest(self, place: Place, count: int) -> tuple[Place, Iterable[Any]]:
-        order, end = place.order, place.position + count
-        if order is None:
-            # the order of torch's own samplers follows from the seed, that of others is kept
-            is_torchs = all(type(s).__module__.startswith("torch.") for s in self._samplers)
-            whole = 0 if is_torchs else length_of(self._indices)
-            # one for several processes gives the same order until it is told the epoch
-            for sampler in self._samplers:
-                if hasattr(sampler, "set_epoch"):
-                    sampler.set_epoch(place.number)
-            with Stream(place.pass_seed, self._generators).used():
-                order = list(islice(self._indices, max(end, whole)))
-            place = place._replace(order=order if whole > 0 else None)
-        return place, order[place.position : end]
+    def rest(self, place: Place, count: int) -> Iterable[Any]:
+        """Return the indices of the batches that are wanted of a pass."""
+        # one for several processes gives the same order until it is told the epoch
+        for sampler in self._samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(place.number)
+        with Stream(place.pass_seed, self._generators).used():
+            return list(islice(self._indices, place.position, place.position + count))
 
 
 def passes_of(loader: Iterable[Any]) -> Passes | None:

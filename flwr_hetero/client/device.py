@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 FORWARD_SHARE = 1 / 3
 """Cost of a forward pass alone, as a share of forward plus backward."""
 READING_SHARE = 0.1
-"""Cost of reading a batch's gradient, as a sketch or along another one, as a share of forward plus
-backward. Measured on the CPU: 0.02 to 0.34, less with larger models."""
+"""Cost of reading a batch's gradient, as such a share; measured on the CPU: 0.02 to 0.34."""
 REAL = "real"
 """The fleet that is not emulated: real devices, real clocks."""
 
@@ -39,11 +37,6 @@ class DeviceProfile:
     name : str
         For reports.
 
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-
     Examples
     --------
     >>> DeviceProfile(compute_factor=4.0, uplink_mbps=10.0).compute_factor
@@ -59,12 +52,12 @@ class DeviceProfile:
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_number("compute_factor", self.compute_factor, "(0, inf)")
-        check_number("seconds_per_example", self.seconds_per_example, "(0, inf)")
+        for name in ("compute_factor", "seconds_per_example"):
+            check_number(name, getattr(self, name), "(0, inf)")
         check_number("jitter", self.jitter, "[0, inf)")
         check_number("availability", self.availability, "[0, 1]")
-        check_link("uplink_mbps", self.uplink_mbps)
-        check_link("downlink_mbps", self.downlink_mbps)
+        for name in ("uplink_mbps", "downlink_mbps"):
+            check_link(name, getattr(self, name))
 
 
 def check_link(argument: str, mbps: float) -> None:
@@ -98,9 +91,15 @@ def transfer_time_s(profile: DeviceProfile, bytes_down: float, bytes_up: float) 
     return 8e-6 * (bytes_down / profile.downlink_mbps + bytes_up / profile.uplink_mbps)
 
 
+# Such that the small CNN for 28x28 images (82 kB) computes and transfers in the ratio of the
+# paper's ResNet-18 (45 MB; on a Jetson TX1 about half a second per batch of 32).
 WIFI_SECONDS_PER_EXAMPLE = 3e-5
-"""Such that the small CNN for 28x28 images (82 kB) computes and transfers in the ratio of the
-paper's ResNet-18 (45 MB; on a Jetson TX1 about half a second per batch of 32)."""
+
+
+def _wifi(mbps: float) -> DeviceProfile:
+    seconds = WIFI_SECONDS_PER_EXAMPLE
+    return DeviceProfile(1.0, mbps, mbps, seconds_per_example=seconds, name=f"{mbps} Mbit/s")
+
 
 NAMED_FLEETS: dict[str, list[tuple[DeviceProfile, float]]] = {
     "uniform": [(DeviceProfile(name="reference"), 1)],
@@ -110,36 +109,22 @@ NAMED_FLEETS: dict[str, list[tuple[DeviceProfile, float]]] = {
     ],
     # Biased local SGD, section 5.1: the widest gap, gamma = 1/32
     "gpu-cpu": [(DeviceProfile(32.0, name="GPU"), 4), (DeviceProfile(name="CPU"), 1)],
+    # Mercury, section 6.2: the bandwidths of its test bed, both ways
+    **{f"wifi-{mbps}": [(_wifi(mbps), 1)] for mbps in (10, 50, 100, 200)},
 }
-# Mercury, section 6.2: the bandwidths of its test bed, both ways
-for _mbps in (10, 50, 100, 200):
-    _wifi = DeviceProfile(
-        1.0, _mbps, _mbps, seconds_per_example=WIFI_SECONDS_PER_EXAMPLE, name=f"{_mbps} Mbit/s"
-    )
-    NAMED_FLEETS[f"wifi-{_mbps}"] = [(_wifi, 1)]
 
 
 def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
-    """Assign a device profile to each node of a fleet.
+    """Assign a device profile to each node of a fleet: groups as large as their kind's share.
 
     Parameters
     ----------
     fleet : str
         A name in ``NAMED_FLEETS``, or the path of a TOML file with ``[[device]]`` tables that
-        hold fields of :class:`DeviceProfile` and a relative ``share`` of the nodes (default 1).
+        hold fields of :class:`DeviceProfile` and a relative ``share`` of the nodes (default 1);
+        else ValueError.
     num_nodes : int
         Number of nodes; node i is the one with ``partition-id`` i.
-
-    Returns
-    -------
-    list of DeviceProfile
-        One per node; each kind is a group as large as its share, rounded, and of one at least if
-        there are enough nodes.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown or the file is not of that form.
 
     Examples
     --------
@@ -159,26 +144,22 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
 
 def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
     """Read the device tables of a TOML file, with the share of nodes of each."""
-    names = ", ".join(sorted(NAMED_FLEETS))
     path = Path(fleet).expanduser()
     if path.suffix != ".toml" or not path.is_file():
+        names = ", ".join(sorted(NAMED_FLEETS))
         hint = f"the names are {names}; in a run-config the path must be absolute"
         raise invalid("fleet", fleet, "be a known name or an existing .toml file", hint)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8")).get("device")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise invalid("fleet", fleet, f"be valid TOML ({error})") from error
     if not isinstance(tables, list) or not tables:
         raise invalid("fleet", fleet, "hold at least one [[device]] table")
-    return [_read_device(table) for table in tables]
-
-
-def _read_device(table: dict[str, Any]) -> tuple[DeviceProfile, float]:
-    known = {"share", *(field.name for field in fields(DeviceProfile))}
-    settings = {key.replace("-", "_"): value for key, value in table.items()}
-    share = check_number("share", settings.pop("share", 1.0), "(0, inf)")
-    for key, value in settings.items():
-        check_choice("[[device]]", key, sorted(known))
-        if isinstance(value, str) != (key == "name"):
-            raise invalid(key, value, "be text" if key == "name" else "be a number")
-    return DeviceProfile(**settings), share
+    known, kinds = ["share", *(field.name for field in fields(DeviceProfile))], []
+    for table in tables:
+        settings = {key.replace("-", "_"): value for key, value in table.items()}
+        for key in settings:
+            check_choice("[[device]]", key, known)
+        share = check_number("share", settings.pop("share", 1.0), "(0, inf)")
+        kinds.append((DeviceProfile(**settings), share))
+    return kinds

@@ -23,10 +23,9 @@ from flwr_hetero.records import payload_bytes, read_number
 def emulated_device(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Report the time that this node's emulated device would have taken; nothing sleeps.
 
-    The device comes from the run-config keys ``fleet`` (see
-    :func:`~flwr_hetero.fleet.named_fleet`) and ``seed`` and from the node's ``partition-id``.
-    A device that is away answers with an error. Outside a simulation, or with
-    ``fleet = "real"``, this is :func:`timing`.
+    The device comes from the run-config keys ``fleet`` (see :func:`~flwr_hetero.fleet.named_fleet`)
+    and ``seed`` and from the node's ``partition-id``; one that is away answers with an error.
+    Outside a simulation, or with ``fleet = "real"``, this is :func:`timing`.
 
     Examples
     --------
@@ -108,9 +107,8 @@ def stamp(
     # a step is by the device's clock too
     if record := reply.content.config_records.get(keys.WORK):
         record[keys.STEP_TIME] = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
-    transfer_s = transfer_time_s(
-        profile, payload_bytes(message.content), payload_bytes(reply.content)
-    )
+    sizes = payload_bytes(message.content), payload_bytes(reply.content)
+    transfer_s = transfer_time_s(profile, *sizes)
     if message.metadata.message_type == MessageType.TRAIN:
         note_pace(context, transfer_s, compute_time_s(profile, 1.0))
         # scoring during the transfer lengthens the round only by what the network does not hide
@@ -125,12 +123,11 @@ def work(reply: Message) -> tuple[float, float, float]:
         metrics.update(record)
     metrics |= older_metrics(reply.content)
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES
-    # an evaluation only goes forward; what a node claims below 0 counts as nothing said
-    defaults = {stated: 1.0, keys.EXAMPLES_SCORED: 0.0, keys.EXAMPLES_HIDDEN: 0.0}
-    processed, scored, hidden = (
-        value if (value := read_number(metrics, key, default)) >= 0 else default
-        for key, default in defaults.items()
-    )
+    # what a node claims below 0 counts as nothing said
+    processed = value if (value := read_number(metrics, stated, 1.0)) >= 0 else 1.0
+    others = (keys.EXAMPLES_SCORED, keys.EXAMPLES_HIDDEN)
+    scored, hidden = (max(0.0, read_number(metrics, key, 0.0)) for key in others)
+    # an evaluation only goes forward
     if reply.metadata.message_type.startswith(MessageType.EVALUATE):
         return 0.0, processed + scored, hidden
     return processed, scored, hidden

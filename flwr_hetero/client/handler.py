@@ -10,8 +10,8 @@ from typing import Any
 class Handler:
     """One call of a ClientApp's function, with a message and the node's context."""
 
-    message: Any = None
-    context: Any = None
+    message: Any
+    context: Any
     used: list[Any] = field(default_factory=list)
     """Samplers that were iterated."""
     kept: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -30,6 +30,8 @@ CURRENT: ContextVar[Handler | None] = ContextVar("handler", default=None)
 current_handler = CURRENT.get
 """Returns the call in which this code runs; None without one of our mods."""
 
+MOD = "add to the ClientApp: from flwr_hetero.mod import hetero; app = ClientApp(mods=[hetero])"
+"""What helps where none is."""
 _said: set[str] = set()
 
 

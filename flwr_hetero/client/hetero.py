@@ -1,36 +1,33 @@
 """The node's half of every method: one mod around the ClientApp, one loader inside it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client.data_pass import Passes, empty_pass, is_ours, length_of, passes_of
-from flwr_hetero.client.handler import say_once
+from flwr_hetero.client.handler import MOD, say_once
 from flwr_hetero.client.samplers import SamplerMaker, attend, with_sampler
 from flwr_hetero.client.timing import timing
 from flwr_hetero.client.work import Work, current_work
 from flwr_hetero.errors import check_count, invalid
 
-MOD = "add to the ClientApp: from flwr_hetero.mod import hetero; app = ClientApp(mods=[hetero])"
+if TYPE_CHECKING:
+    from flwr_hetero.client.batch_sampler import BatchSampler
 
 
 class Hetero:
     """The mod ``hetero`` and what a ClientApp's function asks of it.
 
-    As a mod, ``ClientApp(mods=[hetero])``, it adds to a reply how long the node took, the steps
-    that it did, and what its samplers have to say; it keeps the samplers' state and the place in
-    the pass over the data. Flower's strategies ignore what it adds.
+    As a mod it adds times, steps and what samplers have to say to a reply, which Flower ignores; it
+    keeps the samplers' state and the place in the pass over the data.
 
     Examples
     --------
     >>> from flwr.clientapp import ClientApp
-    >>> from flwr_hetero.mod import Hetero, hetero
-    >>> app = ClientApp(mods=[hetero])
-    >>> isinstance(hetero, Hetero)
-    True
+    >>> app = ClientApp(mods=[Hetero()])  # or hetero, which is one
     """
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -49,22 +46,16 @@ class Hetero:
         Parameters
         ----------
         loader, msg : iterable of batches, Message or mapping
-            As of :class:`StepLoader`, which is returned. A sampler of this package in the loader
-            is kept and follows the server.
+            As of :class:`StepLoader`, whose errors are raised as well. A sampler of this package in
+            the loader is kept and follows the server.
         sampler : class of flwr_hetero.sampler, optional
             Put in place of the loader's own; or a function of the number of samples and the batch
             size that makes one. Train then with ``criterion()`` of the result.
         model : nn.Module, optional
             The model that is trained, for samplers that learn from its gradients.
 
-        Raises
-        ------
-        ValueError
-            If an argument is none of these, or the model is left out where it is needed.
-
         Examples
         --------
-        >>> from flwr_hetero.mod import hetero
         >>> [len(batch) for batch in hetero.batches([[1, 2], [3, 4], [5]], {"num-steps": 4})]
         [2, 2, 1, 2]
         """
@@ -83,12 +74,10 @@ class Hetero:
     ) -> int | None:
         """Return the steps that the server asks for, else ``default``: for code without a loader.
 
-        With this call the node states that it takes them: the mod reports them, and with the
-        examples of a step, ``batch_size``, the examples processed.
+        The mod reports them, and with the examples of a step, ``batch_size``, those processed.
 
         Examples
         --------
-        >>> from flwr_hetero.mod import hetero
         >>> hetero.num_steps({"num-steps": 4}, default=20), hetero.num_steps({}, default=20)
         (4, 20)
         """
@@ -112,10 +101,9 @@ class StepLoader:
     """Give the number of batches that the server asks for: as many optimisation steps.
 
     With :data:`~flwr_hetero.mod.hetero` around the ClientApp the pass over the data goes on from
-    message to message, so that few steps a message miss no example. A loop over epochs stays as it
-    is: as many passes share the steps as the app made for the message before; at first
-    ``local-epochs`` of the run-config, or 1. Without ``num-steps`` the loader's own passes are
-    given. Without a mod each message begins anew, and the first ``for`` takes all steps.
+    message to message. A loop over epochs stays as it is: as many passes share the steps as the app
+    made for the message before; at first ``local-epochs`` of the run-config, or 1. Without
+    ``num-steps`` the loader's own passes are given. Without a mod each message begins anew.
 
     Parameters
     ----------
@@ -124,34 +112,17 @@ class StepLoader:
         that are not here are the loader's.
     msg : Message or mapping
         The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
-        ``fit`` of Flower's older API.
-
-    Attributes
-    ----------
-    num_steps : int or None
-        Batches asked for in the message; ``len()`` is those of one pass.
-    metrics : dict of str to int
-        ``num-steps`` and ``examples-processed`` of the message so far; the latter only if batches
-        hold tensors or arrays. The mod reports them by itself.
-
-    Raises
-    ------
-    ValueError
-        If an argument is none of these, ``num-steps`` is below 1, or a pass gives no batch.
+        ``fit`` of Flower's older API; ``num_steps`` is what it asks for, ``len()`` one pass's part.
+        ValueError if it is none of these or below 1, or a pass gives no batch.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> loader = StepLoader([np.zeros(32), np.zeros(8)], {"num-steps": 5})
-    >>> [len(batch) for epoch in range(3) for batch in loader]
-    [32, 8, 32, 8, 32]
-    >>> loader.metrics
-    {'num-steps': 5, 'examples-processed': 112}
+    >>> loader = StepLoader([[1, 2], [3]], {"num-steps": 5})
+    >>> [len(batch) for epoch in range(3) for batch in loader], loader.metrics
+    ([2, 1, 2, 1, 2], {'num-steps': 5})
     """
 
     def __init__(self, loader: Iterable[Any], msg: Message | Mapping[str, Any]) -> None:
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise invalid("loader", type(loader).__name__, "give batches when it is iterated")
         self._loader, self.num_steps = loader, asked_steps(msg)
         work = current_work()
         if work is None:
@@ -178,31 +149,18 @@ class StepLoader:
 
     def _asked(self, count: int) -> Iterator[Any]:
         """Give so many batches, of several passes of the loader if need be."""
-        own = getattr(self._loader, "batch_sampler", None)
-        is_kept = self._work.context is not None
-        # samplers of this package know by themselves where they are
-        if count and is_kept and not is_ours(own):
-            self._passes = self._passes or passes_of(self._loader)
-        if count and self._passes is not None:
-            for place, batch in self._passes.take(self._work.enter(self._passes), count):
-                self._work.place = place
-                yield batch
+        if not count:
             return
-        given = 0
-        while given < count:
-            if given and is_ours(own):
-                # the last batch may be in use when the next is drawn
-                own.continues = True
-            before = given
-            for given, batch in enumerate(self._loader, before + 1):
-                yield batch
-                if given == count:
-                    # workers have drawn ahead: the next pass begins before they are gone
-                    if is_kept and is_ours(own):
-                        own.settle()
-                    return
-            if given == before:
-                raise empty_pass()
+        own = getattr(self._loader, "batch_sampler", None)
+        # samplers of this package know by themselves where they are
+        if self._work.context is not None and not is_ours(own):
+            self._passes = self._passes or passes_of(self._loader)
+        if self._passes is None:
+            yield from repeated(self._loader, count, own if is_ours(own) else None)
+            return
+        for place, batch in self._passes.take(self._work.enter(self._passes), count):
+            self._work.place = place
+            yield batch
 
     def __getattr__(self, name: str) -> Any:
         # of a copy that is being made
@@ -212,18 +170,34 @@ class StepLoader:
 
     @property
     def metrics(self) -> dict[str, int]:
-        """Steps and examples so far."""
+        """Steps and, of batches with tensors or arrays, examples so far; the mod reports them."""
         return self._work.metrics
 
     def criterion(self, loss_fn: Any = None) -> Any:
-        """Make the loss to train with, of ``loss_fn`` or cross-entropy.
-
-        A :class:`~flwr_hetero.sampler.WeightedLoss` where a sampler of this package draws, which
-        learns from it; else the mean loss.
-        """
-        from flwr_hetero.client.weighted_loss import criterion_for  # needs torch
+        """Make the loss of ``loss_fn`` or cross-entropy, from which a sampler of ours learns."""
+        # needs torch
+        from flwr_hetero.client.weighted_loss import criterion_for
 
         return criterion_for(getattr(self._loader, "batch_sampler", None), loss_fn)
+
+
+def repeated(loader: Iterable[Any], count: int, sampler: "BatchSampler | None") -> Iterator[Any]:
+    """Give so many batches of a loader, pass after pass, led by a sampler of this package."""
+    given = 0
+    while given < count:
+        if given and sampler is not None:
+            # the last batch may be in use when the next is drawn
+            sampler.continues = True
+        before = given
+        for given, batch in enumerate(loader, before + 1):
+            yield batch
+            if given == count:
+                # workers have drawn ahead: the next pass begins before they are gone
+                if sampler is not None:
+                    sampler.settle()
+                return
+        if given == before:
+            raise empty_pass()
 
 
 def asked_steps(msg: object) -> int | None:

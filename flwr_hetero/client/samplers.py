@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakValueDictionary
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from flwr_hetero._flwr import log
 from flwr_hetero.client.data_pass import batch_size_of, drawn_by, draws_indices, is_ours
-from flwr_hetero.client.handler import Handler, current_handler, say_once
+from flwr_hetero.client.handler import MOD, Handler, current_handler, say_once
 from flwr_hetero.errors import invalid
 from flwr_hetero.keys import PREFIX
-from flwr_hetero.records import read_number
 from flwr_hetero.state_dict import StateDict
 
 if TYPE_CHECKING:
@@ -21,23 +19,10 @@ if TYPE_CHECKING:
 
 SamplerMaker = Callable[[int, int], Any]
 """Makes a sampler for a number of samples and a batch size, as the classes do."""
-UNHELPED = "unhelped-passes"
-"""Passes so far in which the training loop left out what a sampler needs."""
-_latest: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()
-"""Without a mod: the sampler that owns a state, by context and name."""
 
 
 def save_state(context: Context, name: str, state: Mapping[str, Any]) -> None:
-    """Keep a flat state dict in the node's context until the next message.
-
-    Parameters
-    ----------
-    context : Context
-        The context passed to the ClientApp.
-    name : str
-        Name of the state, for instance the sampler's.
-    state : mapping of str to ndarray, int, float, str or bool
-        As from ``sampler.state_dict()``.
+    """Keep arrays, numbers and texts in the node's context, under a name, until the next message.
 
     Examples
     --------
@@ -59,24 +44,17 @@ def save_state(context: Context, name: str, state: Mapping[str, Any]) -> None:
 
 
 def load_state(context: Context, name: str) -> StateDict | None:
-    """Read what :func:`save_state` kept; None if there is nothing, or if it is damaged."""
+    """Read what :func:`save_state` kept; None if there is nothing."""
     arrays = context.state.array_records.get(f"{PREFIX}{name}.arrays")
     scalars = context.state.config_records.get(f"{PREFIX}{name}.scalars")
     if arrays is None or scalars is None:
         return None
-    try:
-        state: StateDict = {key: array.numpy() for key, array in arrays.items()}
-    except (ValueError, TypeError, EOFError):
-        return None
+    state: StateDict = {key: array.numpy() for key, array in arrays.items()}
     return state | cast(StateDict, dict(scalars))
 
 
 def restore(sampler: Any, context: Context, name: str) -> bool:
-    """Continue a sampler where an earlier round left it; return whether that was possible.
-
-    Without a saved state it starts from scratch; a state that does not fit the sampler's class
-    and sizes is logged and ignored. Parameters are those of :func:`save_state`.
-    """
+    """Continue a sampler where an earlier round left it; False, logged, if that does not fit."""
     if (state := load_state(context, name)) is None:
         return False
     try:
@@ -88,11 +66,9 @@ def restore(sampler: Any, context: Context, name: str) -> bool:
 
 
 def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
-    """Continue a sampler as :func:`restore` does, and keep its state from now on.
+    """Continue a sampler as :func:`restore` does, and keep its state when the app returns.
 
-    With :data:`~flwr_hetero.mod.hetero` or another mod of this package around the ClientApp its
-    state is kept when the ClientApp's function returns, whatever iterated it. Without a mod that
-    happens whenever a pass over the data ends or stops early.
+    RuntimeError without ``ClientApp(mods=[hetero])``, or another mod of this package.
 
     Parameters
     ----------
@@ -105,108 +81,55 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
 
     Examples
     --------
-    >>> from flwr.app import RecordDict
-    >>> from flwr_hetero.sampler import UniformSampler
-    >>> context = Context(1, 1, {}, RecordDict(), {})
-    >>> sampler = UniformSampler(10, 5)
-    >>> keep(sampler, context), len(list(sampler))
-    (False, 2)
-    >>> keep(UniformSampler(10, 5), context)
-    True
+    >>> def train(msg, context):
+    ...     sampler = MercurySampler(num_samples=100, batch_size=10)
+    ...     keep(sampler, context)
     """
     if not is_ours(sampler):
-        hint = "make the DataLoader with batch_sampler=MercurySampler(...), for instance"
-        if is_ours(getattr(sampler, "batch_sampler", None)):
-            hint = "pass loader.batch_sampler"
-        kind = f"{type(sampler).__module__}.{type(sampler).__name__}"
-        raise invalid("sampler", kind, "be a sampler of flwr_hetero.sampler", hint)
-    if (handler := current_handler()) is not None:
-        before, _ = handler.kept.get(name, (sampler, context))
-        # one made anew for an epoch goes on where that before has ended
-        if before is not sampler:
-            before.settle()
-            _save(before, context, name)
-        others = {n: kept for n, kept in handler.kept.items() if kept[0] is not sampler}
-        handler.kept = others | {name: (sampler, context)}
-    else:
-        if (before := _latest.get((id(context), name))) is not None:
-            # its iteration may be closed after the next round has begun
-            before.on_pass_end = lambda: None
-        _latest[id(context), name] = sampler
-        sampler.on_pass_end = lambda: _save(sampler, context, name)
-    sampler.unhelped_passes = int(read_number(load_state(context, name) or {}, UNHELPED, 0.0))
+        hint = "pass loader.batch_sampler, made for instance by batch_sampler=MercurySampler(...)"
+        raise invalid("sampler", type(sampler), "be a sampler of flwr_hetero.sampler", hint)
+    if (handler := current_handler()) is None:
+        raise RuntimeError(f"nothing keeps a sampler without its mod: {MOD}")
+    before, _ = handler.kept.get(name, (sampler, context))
+    # one made anew for an epoch goes on where that before has ended
+    if before is not sampler:
+        before.settle()
+        save_state(context, name, before.state_dict())
+    handler.kept[name] = sampler, context
     return restore(sampler, context, name)
-
-
-def _save(sampler: "BatchSampler", context: Context, name: str) -> None:
-    save_state(context, name, {**sampler.state_dict(), UNHELPED: sampler.unhelped_passes})
-
-
-class Following:
-    """A sampler that follows the server for the time of a message."""
-
-    def __init__(self, sampler: "BatchSampler") -> None:
-        self._sampler = sampler
-
-    @property
-    def records(self) -> dict[str, ConfigRecord]:
-        """Records for the reply, after training: ``RecordDict({..., **following.records})``."""
-        self._sampler.settle()
-        found = self._sampler.reply_records().items()
-        return {name: ConfigRecord(dict(record)) for name, record in found}
 
 
 def follow(
     sampler: object, msg: Message, context: Context, model: object = None, name: str = "sampler"
-) -> Following:
-    """Let a sampler follow the server's instruction, answer it, and keep its state.
+) -> None:
+    """Let a sampler follow the server's instruction, and keep it; the mod adds its answer.
 
-    For samplers that work with a strategy: ``OrderedSampler`` with ``CDGraB``, and
-    ``TopLossSampler`` with ``BiasedLocalSGD``. Train with
-    :class:`~flwr_hetero.sampler.WeightedLoss`. A mod of this package around the ClientApp adds
-    the answer to the reply, else the returned object has it as ``records``.
+    For ``OrderedSampler`` with ``CDGraB`` and ``TopLossSampler`` with ``BiasedLocalSGD``, trained
+    with ``WeightedLoss``. Parameters and errors are those of :func:`keep`, and:
 
     Parameters
     ----------
-    sampler, context, name : BatchSampler, Context, str
-        As of :func:`keep`.
     msg : Message
         The message passed to the ClientApp.
     model : nn.Module, optional
-        The model that is trained, for ``OrderedSampler``: it learns from the gradients.
-
-    Raises
-    ------
-    ValueError
-        If an argument is none of these, or the model is left out where it is needed.
+        The model that is trained, which ``OrderedSampler`` needs: it learns from the gradients.
 
     Examples
     --------
-    >>> from flwr.app import RecordDict
-    >>> from flwr.clientapp import ClientApp
-    >>> from flwr_hetero.fleet import DeviceProfile, LocalGrid
-    >>> from flwr_hetero.sampler import TopLossSampler
-    >>> grid = LocalGrid(ClientApp(), [DeviceProfile()])  # so that a message can be made
-    >>> content = RecordDict({"config": ConfigRecord({"fast": True, "fast-share": 0.5})})
-    >>> sampler = TopLossSampler(10, 5)
-    >>> follow(sampler, Message(content, 1, "train"), Context(1, 1, {}, RecordDict(), {})).records
-    {}
-    >>> sampler.fast, sampler.share
-    (True, 0.5)
+    >>> def train(msg, context):
+    ...     sampler = TopLossSampler(num_samples=100, batch_size=10)
+    ...     follow(sampler, msg, context)
     """
     if not isinstance(msg, Message):
         raise invalid("msg", type(msg).__name__, "be the message passed to the ClientApp")
     keep(sampler, context, name)
-    led = cast("BatchSampler", sampler)
-    lead(led, msg, model)
-    return Following(led)
+    lead(cast("BatchSampler", sampler), msg, model)
 
 
 def lead(sampler: "BatchSampler", msg: Message, model: object) -> None:
-    """Let a sampler follow an instruction; a mod adds its answer to the reply."""
+    """Let a sampler follow an instruction, and answer it in the reply."""
     if sampler.needs_model and model is None:
-        hint = "hetero.batches(loader, msg, model=model)"
-        raise invalid("model", model, "be the model whose gradients the sampler uses", hint)
+        raise no_model("hetero.batches(loader, msg, model=model)")
     sampler.train_model(model)
     sampler.read_instruction(dict(msg.content.config_records.items()))
     if (handler := current_handler()) is not None and sampler not in handler.led:
@@ -215,17 +138,14 @@ def lead(sampler: "BatchSampler", msg: Message, model: object) -> None:
 
 def attend(sampler: "BatchSampler", msg: Any, model: Any) -> None:
     """Keep a sampler and let it follow the message, unless the app has done so by hand."""
-    handler = current_handler() or Handler()
+    if (handler := current_handler()) is None:
+        return
     # an app that keeps or leads it by hand has its own name for it
-    is_kept = any(sampler is each for each, _ in handler.kept.values())
-    if handler.context is not None and not is_kept:
-        first, _ = handler.kept.get("sampler", (sampler, None))
-        kind = type(sampler)
-        name = "sampler" if type(first) is kind else f"sampler-{kind.__name__}"
-        keep(sampler, handler.context, name)
-    message = msg if isinstance(msg, Message) else handler.message
-    if message is not None and sampler not in handler.led:
-        lead(sampler, message, model)
+    if not any(sampler is each for each, _ in handler.kept.values()):
+        keep(sampler, handler.context)
+    if sampler not in handler.led:
+        # apps of the older API have a config in place of the message
+        lead(sampler, msg if isinstance(msg, Message) else handler.message, model)
 
 
 def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:
@@ -235,7 +155,7 @@ def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:
         hint = "or make the DataLoader with batch_sampler= and leave sampler= out"
         rule = "be a DataLoader with a batch_size, of data with a length, for a sampler"
         raise invalid("loader", type(loader).__name__, rule, hint)
-    made = (current_handler() or Handler()).made
+    made = handler.made if (handler := current_handler()) else {}
     key = (make, num_samples := len(loader.dataset), batch_size, id(model))
     if key not in made:
         sampler = make(num_samples, batch_size) if callable(make) else None
@@ -244,11 +164,15 @@ def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:
             raise invalid("sampler", make, "be a sampler class of flwr_hetero.sampler", hint)
         sampler = sampler if model is None else sampler.fed_by(model)
         if sampler.learns_from == "priority":
-            hint = "hetero.batches(loader, msg, sampler=PGDSampler, model=model)"
-            raise invalid("model", model, "be the model whose gradients the sampler uses", hint)
+            raise no_model("hetero.batches(loader, msg, sampler=PGDSampler, model=model)")
         # several loaders of a message share it, as one for each epoch
         made[key] = sampler
     return drawn_by(loader, made[key])
+
+
+def no_model(hint: str) -> ValueError:
+    """Make the error for a sampler that learns from gradients of no model."""
+    return invalid("model", None, "be the model whose gradients the sampler uses", hint)
 
 
 def finish(handler: Handler, *, trained: bool) -> dict[str, Mapping[str, Any]]:
@@ -256,21 +180,18 @@ def finish(handler: Handler, *, trained: bool) -> dict[str, Mapping[str, Any]]:
     # first: what was drawn ahead and not trained is in no state and no answer
     for sampler in handler.used:
         sampler.settle()
-        if trained:
-            sampler.check_help()
+        if trained and (text := sampler.missing()):
+            raise RuntimeError(text)
     found: dict[str, Mapping[str, Any]] = {}
     for sampler in handler.led:
         found |= sampler.reply_records()
     if trained and handler.work is not None:
         found |= handler.work.finish()
-    is_kept = handler.kept or handler.has_saved
     for name, (sampler, context) in handler.kept.items():
-        _save(sampler, context, name)
+        save_state(context, name, sampler.state_dict())
     for sampler in handler.used:
-        if trained and sampler.learns and not is_kept:
-            say_once(
-                f"{type(sampler).__name__} was used but not kept: what it learns is lost after "
-                "each round; add: loader = hetero.batches(loader, msg), or without it: "
-                "keep(loader.batch_sampler, context)"
-            )
+        if trained and sampler.learns and not handler.has_saved:
+            hint = "loader = hetero.batches(loader, msg), or keep(loader.batch_sampler, context)"
+            name = type(sampler).__name__
+            say_once(f"{name} is not kept: what it learns is lost after each round; add: {hint}")
     return found

@@ -1,7 +1,6 @@
 """Measured time of a ClientApp, and what a node knows of its own round (Mercury, section 4.3)."""
 
 import time
-from contextlib import suppress
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -18,9 +17,7 @@ from flwr_hetero.records import read_number
 def timing(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Report how long the ClientApp worked on a message, by the monotonic clock.
 
-    Use as ``ClientApp(mods=[timing])``. The time goes into a ``ConfigRecord`` of its own,
-    which Flower's strategies ignore. A profiling reply gets what jetson-stats says about the
-    board as well, where it is installed.
+    The time goes into a ``ConfigRecord`` of its own, which Flower's strategies ignore.
 
     Examples
     --------
@@ -35,8 +32,6 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
         _observe_round(context, message, start_s, end_s)
     if reply.has_content():
         reply.content[keys.TIMING] = timing_record(context, end_s - start_s, 0.0, emulated=False)
-        if message.metadata.message_type == keys.PROFILE_MESSAGE and (info := device_info()):
-            reply.content[keys.DEVICE] = ConfigRecord(dict(info.items()))
     return reply
 
 
@@ -80,8 +75,8 @@ class NodePace(NamedTuple):
 
 def read_pace(context: Context) -> NodePace | None:
     """Read a node's pace from its state; None before the first observation."""
-    record = context.state.config_records.get(keys.PACE)
-    if record is None or keys.IDLE_TIME not in record:
+    record: Any = context.state.config_records.get(keys.PACE, {})
+    if keys.IDLE_TIME not in record:
         return None
     example_s = read_number(record, keys.EXAMPLE_TIME, 0.0)
     return NodePace(read_number(record, keys.IDLE_TIME, 0.0), FORWARD_SHARE * example_s)
@@ -106,21 +101,3 @@ def _observe_round(context: Context, message: Message, start_s: float, end_s: fl
         note_pace(context, start_s - replied_s, nan)
     if message.metadata.message_type == MessageType.TRAIN:
         record[keys.REPLIED_AT] = end_s
-
-
-def device_info() -> dict[str, str | float]:
-    """Read from jetson-stats what changes a Jetson's speed; tried with a stand-in only."""
-    info: dict[str, str | float] = {}
-    # whatever fails there, training goes on
-    with suppress(Exception):
-        from jtop import jtop  # type: ignore[import-not-found,unused-ignore]
-
-        with jtop() as board:
-            with suppress(Exception):
-                info["model"] = str(board.board["hardware"]["Model"])
-            with suppress(Exception):
-                info["power-mode"] = str(board.nvpmodel)
-            celsius = [float(sensor["temp"]) for sensor in board.temperature.values()]
-            # a sensor that is off reads -256
-            info["temperature-c"] = max(c for c in celsius if isfinite(c) and c > -100)
-    return info

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from threading import RLock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,8 +21,6 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
 LOSS: Loss = partial(cross_entropy, reduction="none")
-
-_one_at_a_time = RLock()
 
 
 def gradient_norms(
@@ -50,7 +47,8 @@ def example_losses(loss_fn: Loss, outputs: Tensor, targets: Tensor, count: int) 
         return losses
     counted = torch.ones_like(losses)
     if losses.numel() == targets.numel() and not targets.is_floating_point():
-        ignored = int(_setting(loss_fn, "ignore_index", -100))  # torch's own
+        # torch's own default
+        ignored = int(_setting(loss_fn, "ignore_index", -100))
         counted = (targets != ignored).reshape(losses.shape).to(losses)
     total = losses.reshape(count, -1).sum(dim=1)
     return total / counted.reshape(count, -1).sum(dim=1).clamp(min=1)
@@ -70,21 +68,19 @@ def at_least_single(values: Tensor) -> Tensor:
 @contextmanager
 def scoring(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode for a scoring pass and give each module its own mode back."""
-    # In train mode a scoring pass would move BatchNorm's running statistics, make the score of a
-    # sample depend on its neighbours, and draw dropout masks. Of several threads one scores at a
-    # time, or one would give the model back while another still scores.
-    with _one_at_a_time:
-        modes = {module: module.training for module in model.modules()}
-        model.eval()
-        # cuDNN has no backward pass for an RNN in eval mode
-        for module in modes:
-            module.training = isinstance(module, nn.RNNBase) and not module.dropout
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
+    # in train mode a scoring pass would move BatchNorm's running statistics, make the score of a
+    # sample depend on its neighbours, and draw dropout masks
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    # cuDNN has no backward pass for an RNN in eval mode
+    for module in modes:
+        module.training = isinstance(module, nn.RNNBase) and not module.dropout
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def score_batches(
@@ -133,27 +129,18 @@ class WeightedLoss(nn.Module):
 
     .. math:: \frac{1}{b} \sum_i c_i \, l_i
 
-    Each call takes the indices and weights :math:`c_i` of the batch that the DataLoader gave,
-    returns the weighted mean of the losses, and passes the batch's scores to the sampler: the
-    losses or, if the sampler ``learns_from`` importance, the norm of the loss's gradient at the
-    outputs. Call it once per batch, in training only.
+    Each call takes the weights :math:`c_i` of the batch that the DataLoader gave, and passes the
+    batch's scores to the sampler: the losses or, if it ``learns_from`` importance, the norm of the
+    loss's gradient at the outputs. Call it once per batch, in training only, else RuntimeError.
 
     Parameters
     ----------
     sampler : BatchSampler
-        The DataLoader's ``batch_sampler``.
+        The DataLoader's ``batch_sampler``; not one that learns from priorities (``PGDSampler``).
     loss_fn : callable
         ``loss_fn(outputs, targets)`` made with ``reduction="none"``; cross-entropy if left out.
         Losses of several elements per example are averaged over those whose target is not the
-        ``ignore_index``.
-
-    Raises
-    ------
-    ValueError
-        If the sampler is none of this package, or learns from priorities (``PGDSampler``); if
-        ``loss_fn`` reduces its losses to one number.
-    RuntimeError
-        If it is used in evaluation.
+        ``ignore_index``. ValueError if an argument is none of these.
 
     Examples
     --------
@@ -180,14 +167,9 @@ class WeightedLoss(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean loss of a batch; the sampler learns from it."""
-        try:
-            if not torch.is_grad_enabled():
-                raise IndexError("no gradients")
-            indices, weights = self.sampler.take()
-        except IndexError as error:
-            rule = "in training only, once per batch that its DataLoader gives"
-            text = f"use WeightedLoss {rule}: evaluate with loss_fn ({error})"
-            raise RuntimeError(text) from None
+        if not torch.is_grad_enabled():
+            raise RuntimeError("use WeightedLoss in training only: evaluate with loss_fn")
+        indices, weights = self.sampler.take()
         count = len(indices)
         losses = example_losses(self.loss_fn, outputs, targets, count)
         if self.sampler.learns_from == "importance":
@@ -196,7 +178,6 @@ class WeightedLoss(nn.Module):
             scores = losses.detach().cpu().double().numpy()
         self.sampler.update(indices, scores)
         self.sampler.watch(indices, losses)
-        self.sampler.batch_done()
         return (torch.from_numpy(weights).to(losses) * losses).mean()
 
 

@@ -2,49 +2,47 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from functools import cache
+from io import BytesIO
 from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
-from numpy.typing import NDArray
+from flwr.app import ConfigRecord, Context
 
 from flwr_hetero import keys
-from flwr_hetero.client.data_pass import Passes, Place, kept_place
+from flwr_hetero.client.data_pass import Passes, Place
 from flwr_hetero.client.handler import current_handler, say_once
 
 LOCAL_EPOCHS = "local-epochs"
 """Key of the run-config in Flower's own examples; only until the app has passed over its data."""
-MOST_EPOCHS = 10_000
 PLACE = "place"
 """In the node's state: where it is in its pass over the data."""
 MOST_BYTES = 1 << 30
 """Flower gives an app's process its node's state in one message, of 2 GiB at most."""
-_hooked: set[int] = set()
-"""Modules ``torch.optim.optimizer`` that call us; one, but for tests that import torch again."""
 
 
 class Work:
     """Count the steps of a message; all loaders of a message share one."""
 
-    def __init__(self, context: Context | None = None, message: object = None) -> None:
+    def __init__(self, context: Context | None = None, message: Any = None) -> None:
         self.context, self.planned = context, 1
         """Passes that share the message's steps."""
         self.optimizers: KeptOptimizers | None = None
-        self._kept: Mapping[str, Any] = {}
+        self.place: Place | None = None
         # without a mod there is no context, and no state from message to message
         if context is not None:
-            self._kept = context.state.config_records.get(keys.PASS, {})
+            kept: Any = context.state.config_records.get(keys.PASS, {})
             # as many as the app made last time, else as its run-config says
-            told: Any = (self._kept.get(keys.PASSES), context.run_config.get(LOCAL_EPOCHS), 1)
-            self.planned = next(n for n in told if type(n) is int and 1 <= n <= MOST_EPOCHS)
-            self.optimizers = KeptOptimizers(context) if wants_state(message) else None
+            planned = kept.get(keys.PASSES) or context.run_config.get(LOCAL_EPOCHS)
+            self.planned = planned if type(planned) is int and planned > 0 else 1
+            self.place = Place(*kept[PLACE]) if kept.get(PLACE) else None
+            records = message.content.config_records.values()
+            if any(record.get(keys.KEEP_OPTIMIZER) is True for record in records):
+                self.optimizers = KeptOptimizers(context)
         # passes that gave all they had to give, batches given and their examples
         self.passes = self.steps = self.examples = 0
-        self._has_sizes, self._is_used, self._is_asked = True, False, False
+        self._has_sizes, self._is_asked = True, False
         self._begun, self._left, self._full = 0, 0, -1
         self._job_steps: int | None = None
-        self.place: Place | None = None
         self._since_s, self._step_s = time.monotonic(), list[float]()
 
     def allotment(self, asked: int) -> int:
@@ -53,15 +51,14 @@ class Work:
 
     def begin_pass(self, asked: int | None, full: int) -> int:
         """Begin a pass; return the batches that it gives. ``full``: those of the data, or -1."""
-        self._is_used, self._begun, self._full = True, self._begun + 1, full
+        self._begun, self._full, self._left = self._begun + 1, full, full
         self._is_asked, self._since_s = asked is not None, time.monotonic()
-        if asked is None:
-            self._left = full
-            return self._left
-        self._left = self.allotment(asked)
-        if self._begun > self.planned:  # it gives what those before have left, as a look at one
-            self._left = max(0, self._left * self.planned - self.steps)
-        self.passes += self._left == 0
+        if asked is not None:
+            self._left = self.allotment(asked)
+            # one too many gives what those before have left, as a look at one
+            if self._begun > self.planned:
+                self._left = max(0, self._left * self.planned - self.steps)
+            self.passes += self._left == 0
         return self._left
 
     def count(self, size: int | None) -> None:
@@ -85,9 +82,9 @@ class Work:
 
     def state(self, steps: int, batch_size: int | None, job_steps: int | None) -> None:
         """Take down what an app says that it does: steps without a loader."""
-        self._is_used, self.passes, self.steps, self._job_steps = True, 1, steps, job_steps
-        self.examples, self._has_sizes = steps * (batch_size or 0), batch_size is not None
-        self._since_s = time.monotonic()
+        self._begun, self._is_asked, self._job_steps = 1, True, job_steps
+        self.passes, self.steps, self.examples = 1, steps, steps * (batch_size or 0)
+        self._has_sizes, self._since_s = batch_size is not None, time.monotonic()
 
     @property
     def metrics(self) -> dict[str, int]:
@@ -97,53 +94,40 @@ class Work:
 
     def enter(self, passes: Passes) -> Place:
         """Return where the node is in its pass over the data, or begin a pass over other data."""
-        sizes = passes.size, passes.batch_size
-        if self.place is None or self.place[:2] != sizes:
-            self.place = kept_place(self._kept.get(PLACE), *sizes) or passes.first_place()
+        if self.place is None or self.place[:2] != (passes.size, passes.batch_size):
+            self.place = passes.first_place()
         return self.place
 
     def finish(self) -> dict[str, dict[str, int | float]]:
         """Keep the place and the passes; return the record for the reply, if there were any."""
-        if not self._is_used or self.context is None:
+        if not self._begun or self.context is None:
             return {}
         if self.optimizers is not None:
             self.optimizers.save()
         # none if each was broken off
         passes = max(1, self.passes)
-        text = self._kept.get(PLACE, "") if self.place is None else self.place.to_text()
-        self.context.state[keys.PASS] = ConfigRecord({PLACE: text, keys.PASSES: passes})
+        place = list(self.place or ())
+        self.context.state[keys.PASS] = ConfigRecord({PLACE: place, keys.PASSES: passes})
         found: dict[str, int | float] = {**self.metrics, keys.PASSES: passes}
-        if (job_steps := self._steps_unasked(passes)) is not None:
+        # what the app would have done by itself
+        job_steps = self._job_steps if self._full < 0 else passes * self._full
+        if (job_steps := job_steps if self._is_asked else self.steps) is not None:
             found[keys.JOB_STEPS] = job_steps
-        if self._step_s:
-            # the first step, which warms up, counts only if it is alone
-            warm = self._step_s[1:] or self._step_s
+        # the first step, which warms up, counts only if it is alone
+        if warm := self._step_s[1:] or self._step_s:
             found[keys.STEP_TIME] = sum(warm) / len(warm)
         elif self.steps:
             # told, or cut short: what there is, is the time since the beginning
             found[keys.STEP_TIME] = (time.monotonic() - self._since_s) / self.steps
         return {keys.WORK: found}
 
-    def _steps_unasked(self, passes: int) -> int | None:
-        """Return the steps that the app would have taken by itself; None if that is unknown."""
-        if self._begun and not self._is_asked:
-            return self.steps
-        return self._job_steps if self._full < 0 else passes * self._full
-
 
 def current_work() -> Work | None:
     """Return the work of the message that is being answered; None without one of our mods."""
-    handler = current_handler()
-    if handler is None or handler.context is None:
+    if (handler := current_handler()) is None:
         return None
     handler.work = work = handler.work or Work(handler.context, handler.message)
     return work
-
-
-def wants_state(message: object) -> bool:
-    """Return whether the server asks the node to go on with its optimizers."""
-    records = message.content.config_records.values() if isinstance(message, Message) else ()
-    return any(record.get(keys.KEEP_OPTIMIZER) is True for record in records)
 
 
 class KeptOptimizers:
@@ -151,44 +135,36 @@ class KeptOptimizers:
 
     def __init__(self, context: Context) -> None:
         self._context, self._seen = context, list[Any]()
-        optim: Any = sys.modules.get("torch.optim.optimizer")
-        if optim is not None and id(optim) not in _hooked:
-            optim.register_optimizer_step_pre_hook(_before_step)
-            _hooked.add(id(optim))
+        if optim := sys.modules.get("torch.optim.optimizer"):
+            _be_told_by(optim)
 
     def see(self, optimizer: Any) -> None:
         """Note an optimizer that is about to step; give it its state before its first step."""
         if optimizer in self._seen:
             return
+        kept: Any = self._context.state.config_records.get(keys.OPTIMIZER, {})
+        state = kept.get(str(len(self._seen)))
         self._seen.append(optimizer)
-        kept = self._context.state.array_records.get(keys.OPTIMIZER)
         # A new one begins with the state that its predecessor of the last message had. One that the
         # app itself carries on has its own; some make a state before their first step.
-        has_own = any(state and state.get("step") != 0 for state in optimizer.state.values())
-        if kept is not None and not has_own:
-            _load(optimizer, kept, len(self._seen) - 1)
+        has_own = any(own and own.get("step") != 0 for own in optimizer.state.values())
+        if state and not has_own:
+            _load(optimizer, state)
 
     def save(self) -> None:
         """Keep the states of all optimizers seen in the node's state."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for number, optimizer in enumerate(self._seen):
-            try:
-                flat = _flat(optimizer)
-            except (TypeError, RuntimeError) as error:
-                kind = type(optimizer).__name__
-                say_once(f"{kind} begins anew with each message, its state cannot be kept: {error}")
-                continue
-            # with a NaN in its state the node would never recover
-            if all(np.isfinite(array).all() for array in flat.values()):
-                arrays |= {f"{number}/{name}": array for name, array in flat.items()}
-        size = sum(array.nbytes for array in arrays.values())
-        if size > MOST_BYTES:
-            what = f"their {size / 1e9:.1f} GB are too much"
-            say_once(f"optimizers begin anew with each message: {what}")
-            arrays = {}
+        kept: dict[str, Any] = {str(i): _saved(each) for i, each in enumerate(self._seen)}
+        if (size := sum(map(len, kept.values()))) > MOST_BYTES:
+            say_once(f"optimizers begin anew with each message: {size / 1e9:.1f} GB are too much")
+            kept = {}
         if self._seen:
-            kept = {name: Array(array) for name, array in arrays.items()}
-            self._context.state[keys.OPTIMIZER] = ArrayRecord(kept)
+            self._context.state[keys.OPTIMIZER] = ConfigRecord(kept)
+
+
+@cache
+def _be_told_by(optim: Any) -> None:
+    """Let torch call us before each step of an optimizer; once in a process."""
+    optim.register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
@@ -198,45 +174,31 @@ def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
         work.optimizers.see(optimizer)
 
 
-def _load(optimizer: Any, kept: ArrayRecord, number: int) -> None:
+def _saved(optimizer: Any) -> bytes:
+    """Return an optimizer's state with the shapes of its parameters; empty if it has a NaN."""
+    import torch
+
+    state, buffer = optimizer.state_dict()["state"], BytesIO()
+    values = (value for entries in state.values() for value in entries.values())
+    # with a NaN in its state the node would never recover
+    if not all(bool(value.isfinite().all()) for value in values if torch.is_tensor(value)):
+        return b""
+    torch.save((_shapes(optimizer), state), buffer)
+    return buffer.getvalue()
+
+
+def _load(optimizer: Any, kept: bytes) -> None:
     """Give an optimizer the state of one before, if that is of the same parameters."""
     import torch
 
-    shapes, state = _shapes(optimizer), dict[int, dict[str, Any]]()
-    for name, array in kept.items():
-        of, index, shape, key = name.split("/", 3)
-        if int(of) != number:
-            continue
-        if shapes[int(index) : int(index) + 1] != [shape]:
-            say_once("an optimizer is of another model than in the last message: it begins anew")
-            return
-        state.setdefault(int(index), {})[key] = torch.from_numpy(array.numpy().copy())
-    if state:
-        # rates and the like stay those of the new one
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    shapes, state = torch.load(BytesIO(kept), map_location="cpu", weights_only=True)
+    if shapes != _shapes(optimizer):
+        say_once("an optimizer is of another model than in the last message: it begins anew")
+        return
+    # rates and the like stay those of the new one
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _flat(optimizer: Any) -> dict[str, NDArray[Any]]:
-    """Return an optimizer's state, by parameter, its shape and name; TypeError if not of arrays."""
-    shapes, arrays = _shapes(optimizer), dict[str, NDArray[Any]]()
-    for index, entries in optimizer.state_dict()["state"].items():
-        for key, value in entries.items():
-            if value is not None:
-                arrays[f"{index}/{shapes[index]}/{key}"] = _as_array(value)
-    return arrays
-
-
-def _shapes(optimizer: Any) -> list[str]:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return ["x".join(map(str, param.shape)) for param in params]
-
-
-def _as_array(value: Any) -> NDArray[Any]:
-    if isinstance(value, (bool, int, float)):
-        return np.asarray(value)
-    if not hasattr(value, "detach"):
-        raise TypeError(f"it has a {type(value).__name__}")
-    tensor = value.detach().cpu()
-    is_brain = str(tensor.dtype) == "torch.bfloat16"  # NumPy has none
-    return np.asarray((tensor.float() if is_brain else tensor).numpy())
+def _shapes(optimizer: Any) -> list[list[int]]:
+    return [list(param.shape) for group in optimizer.param_groups for param in group["params"]]

@@ -17,14 +17,8 @@ from flwr_hetero.errors import check_count, check_number, invalid
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "superlink.crt", "superlink.key"
 CA_DAYS, SERVER_DAYS = 3650, 397
+# certificates are valid from a day ago, for devices whose clock is behind
 CLOCK_SKEW = timedelta(days=1)
-"""Certificates are valid from a day ago, for devices whose clock is behind."""
-WARN_DAYS = 30
-HINTS = {
-    SERVER_CERTIFICATE: "make the next one with `flwr-hetero fleet certificates --host`, install "
-    "it and restart the SuperLink",
-    CA_CERTIFICATE: "make a new authority in another folder, and give it to all machines",
-}
 
 
 def make_authority(folder: Path) -> None:
@@ -36,17 +30,10 @@ def make_authority(folder: Path) -> None:
     _write_pair(folder / CA_KEY, private, folder / CA_CERTIFICATE, certificate)
 
 
-def has_authority(folder: Path) -> bool:
-    """Return whether a folder has an authority, also if its key is kept elsewhere."""
-    return any((folder / name).exists() for name in (CA_CERTIFICATE, CA_KEY))
-
-
 def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERVER_DAYS) -> None:
     """Make the SuperLink's key and certificate, signed by the authority in the same folder."""
     check_number("days", check_count("days", days, 1), f"[1, {CA_DAYS}]")
-    names = list(dict.fromkeys(hosts))
-    if not names:
-        raise invalid("hosts", names, "name the SuperLink", "pass the names that devices dial")
+    names = list(hosts)
     issuer_key, issuer = _load_authority(folder)
     extensions = (
         x509.SubjectAlternativeName([_host(name) for name in names]),
@@ -55,22 +42,10 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
     )
     key, name = _new_key(), _name(names[0][:64])
     certificate = _certificate(key, name, days, (issuer_key, issuer.subject), *extensions)
-    for path in (files := (folder / SERVER_KEY, folder / SERVER_CERTIFICATE)):
+    files = folder / SERVER_KEY, folder / SERVER_CERTIFICATE
+    for path in files:
         path.unlink(missing_ok=True)
     _write_pair(files[0], _private(key, pem.PrivateFormat.PKCS8), files[1], certificate)
-
-
-def expiring(folder: Path, now: datetime | None = None) -> list[str]:
-    """Say which certificates in a folder have expired, or will within :data:`WARN_DAYS`."""
-    now, lines = now or datetime.now(UTC), []
-    for path in (folder / SERVER_CERTIFICATE, folder / CA_CERTIFICATE):
-        if not path.is_file():
-            continue
-        end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-        if (end - now).days < WARN_DAYS:
-            when = f"expires in {(end - now).days} days" if end > now else "HAS EXPIRED"
-            lines.append(f"{path} {when}, on {end:%Y-%m-%d}: {HINTS[path.name]}")
-    return lines
 
 
 def make_node_key(folder: Path, node: str) -> None:
@@ -121,11 +96,9 @@ def _load_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cert
     except (OSError, ValueError) as error:
         hint = f"put {CA_CERTIFICATE} and {CA_KEY} there"
         raise invalid("folder", str(folder), f"hold an authority ({error})", hint) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise invalid("folder", str(folder), "hold an elliptic authority key")
-    if key.public_key() != certificate.public_key():
-        rule = f"hold a {CA_KEY} that belongs to {CA_CERTIFICATE}"
-        raise invalid("folder", str(folder), rule)
+    own = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != own:
+        raise invalid("folder", str(folder), f"hold a {CA_KEY} that belongs to {CA_CERTIFICATE}")
     return key, certificate
 
 
@@ -147,8 +120,6 @@ def _host(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:
-        if name.replace(".", "").isdigit():
-            raise invalid("hosts", name, "hold names or addresses that exist") from None
         return x509.DNSName(name)
 
 

@@ -13,7 +13,11 @@ CORRUPTIONS = (
     *("nan", "shape", "bytes", "missing-array", "extra-array", "no-arrays"),
     *("no-metrics", "extra-metric", "nan-weight", "negative-weight"),
 )
-"""What :func:`corrupt` can do to a reply."""
+LIES = {
+    "extra-metric": {"unknown": 1.0},
+    "nan-weight": {"num-examples": float("nan")},
+    "negative-weight": {"num-examples": -1.0},
+}
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,10 @@ class Fault:
     partition_id : int
         The node.
     kind : {"dies", "errs", "late", "garbage"}
-        Never answers; answers with an error; answers ``delay_s`` later; answers with a reply
-        corrupted as ``corrupt`` says.
+        Never answers; answers with an error; answers ``delay_s`` seconds later; answers with a
+        reply corrupted as ``corrupt``, one of ``CORRUPTIONS``, says.
     first_round, last_round : int
         Range of ``server-round`` in which it happens, both ends included.
-    delay_s : float
-        For "late", in seconds.
-    corrupt : str
-        For "garbage": one of ``CORRUPTIONS``.
     message_type : str
         Only messages whose type starts with this.
 
@@ -66,14 +66,6 @@ class Fault:
             and self.first_round <= server_round <= self.last_round
             and message_type.startswith(self.message_type)
         )
-
-
-LIES = {
-    "extra-metric": {"unknown": 1.0},
-    "nan-weight": {"num-examples": float("nan")},
-    "negative-weight": {"num-examples": -1.0},
-}
-"""Metrics of a corrupted reply."""
 
 
 def corrupt(content: RecordDict, how: str) -> None:

@@ -5,29 +5,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from math import inf
-from typing import Any, Self
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from flwr_hetero import keys
-from flwr_hetero._flwr import (
-    NODE_UNAVAILABLE,
-    Run,
-    be_server_task,
-    new_run,
-    set_message_id,
-    unavailable,
-)
+from flwr_hetero import _flwr, keys
 from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.fleet.local_node import Answer, LocalNode, WorkerPool, answer_all
+from flwr_hetero.fleet.local_node import Answer, LocalNode
 
 FIRST_NODE_ID = 1_000
+# virtual seconds that an unsuccessful poll takes
 POLL_S = 0.1
-"""Virtual seconds that an unsuccessful poll takes."""
 
 
 @dataclass
@@ -35,18 +27,11 @@ class Traffic:
     """Messages of an emulated fleet: how many were sent, and replies not collected yet."""
 
     asked: int = 0
+    # when a reply arrives, and the reply
     pending: dict[str, tuple[float, Message]] = field(default_factory=dict)
-    """When a reply arrives, and the reply."""
+    # heaps of arrivals, of which some may have been collected, and of when messages end
     in_order: list[tuple[float, str]] = field(default_factory=list)
-    """Arrivals as a heap; some may have been collected."""
     kept_until: list[tuple[float, str]] = field(default_factory=list)
-    """When messages end, as a heap."""
-
-    def add(self, message_id: str, arrival_s: float, reply: Message, until_s: float) -> None:
-        """Keep a reply until it is collected, or until its message ends."""
-        self.pending[message_id] = arrival_s, reply
-        heappush(self.in_order, (arrival_s, message_id))
-        heappush(self.kept_until, (until_s, message_id))
 
     def forget(self, now_s: float) -> None:
         """Drop replies that nobody has collected in time, and what is known of collected ones."""
@@ -60,8 +45,8 @@ class LocalGrid(Grid):
     """An emulated fleet: one node per device profile, driven by a virtual clock.
 
     Each instruction runs the ClientApp at once; its reply *arrives* after the latency that the
-    node's profile gives it. Waiting advances ``virtual_time_s`` and nothing else. A node does
-    one job at a time, as a SuperNode does. Global generators are seeded for each message.
+    node's profile gives it. Waiting advances ``virtual_time_s``, in seconds, and nothing else. A
+    node does one job at a time, as a SuperNode does. Global generators are seeded for each message.
 
     Parameters
     ----------
@@ -76,22 +61,11 @@ class LocalGrid(Grid):
         What the ClientApp sees as ``context.run_config``.
     faults : sequence of Fault
         What goes wrong.
-    workers : int
-        Processes, forked from this one, that run the ClientApp for messages pushed together; 0 or
-        1: this one. Results are the same, if torch has one thread here, as it has there. They end
-        with :meth:`close` or a ``with`` block, the grid, and this process.
-
-    Attributes
-    ----------
-    virtual_time_s : float
-        Seconds of virtual time since the grid was made.
-    arrived_s : dict of str to float
-        When the replies collected last arrived, by the id of the instruction.
 
     Raises
     ------
     ValueError
-        If there is no profile, or no workers: off Linux, or once this process uses the GPU.
+        If there is no profile.
 
     Examples
     --------
@@ -115,41 +89,27 @@ class LocalGrid(Grid):
         *,
         run_config: dict[str, Any] | None = None,
         faults: Sequence[Fault] = (),
-        workers: int = 0,
     ) -> None:
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
-        check_count("workers", workers)
         self.client_app, self.seed, self.faults = client_app, seed, list(faults)
         self.virtual_time_s = 0.0
+        # when the replies collected last arrived, by the id of the instruction
         self.arrived_s: dict[str, float] = {}
         self.traffic = Traffic()
-        self._run = new_run(be_server_task(run_id=1, task_id=1, node_id=1))
+        self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
-        self._num_partitions = len(profiles)
+        self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
         self._nodes: dict[int, LocalNode] = {}
         self._online: dict[int, None] = {}
         for profile in profiles:
             self.join(profile)
-        self._pool = WorkerPool(client_app, workers) if workers > 1 else None
-
-    def close(self) -> None:
-        """End the workers, if there are any."""
-        if self._pool is not None:
-            self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def join(self, profile: DeviceProfile) -> int:
         """Add a node to the fleet, with the next ``partition-id``; return its id."""
         partition = len(self._nodes)
         node_id = FIRST_NODE_ID + partition
-        config: dict[str, Any] = {keys.PARTITION_ID: partition, keys.EMULATED: True}
-        config["num-partitions"] = self._num_partitions
+        config: dict[str, Any] = {**self._node_config, keys.PARTITION_ID: partition}
         context = Context(self._run.run_id, node_id, config, RecordDict(), dict(self._run_config))
         self._nodes[node_id] = LocalNode(profile, context, self.seed)
         self._online[node_id] = None
@@ -161,28 +121,24 @@ class LocalGrid(Grid):
 
     def come_back(self, node_id: int) -> None:
         """Bring a node online that was there before."""
-        if node_id not in self._nodes:
-            raise invalid("node_id", node_id, "be a node that was there before", "use join")
         self._online[node_id] = None
 
     def set_profile(self, node_id: int, profile: DeviceProfile) -> None:
-        """Replace a node's device from now on: throttling, or another link."""
+        """Replace a node's device from now on."""
         self._nodes[node_id].profile = profile
 
     def context(self, node_id: int) -> Context:
         """Return a node's live context, for tests to read or damage its state."""
         return self._nodes[node_id].context
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: _flwr.Run) -> None:
         """Set the run."""
-        if not isinstance(run, Run):
-            raise TypeError(f"run must be a Run, got {type(run).__name__}")
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> _flwr.Run:
         """A copy of the run's information."""
-        return Run(**vars(self._run))
+        return _flwr.Run(**vars(self._run))
 
     def create_message(
         self,
@@ -201,36 +157,23 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send instructions to the nodes; return the message ids of those that there are."""
-        # here and not in a clock of its own: time goes on when somebody waits or asks
         self.traffic.forget(self.virtual_time_s)
         distinct = list({id(message): message for message in messages}.values())
         for metadata in (message.metadata for message in distinct):
             if metadata.reply_to_message_id or metadata.delivered_at or metadata.ttl <= 0:
                 raise ValueError(f"Invalid message, a reply or sent before: {metadata}")
         known = [m for m in distinct if m.metadata.dst_node_id in self._nodes]
-        for message in known:
-            self.traffic.asked += 1
-            set_message_id(message, f"{self.traffic.asked:08d}")
-        return [self._keep(*pair) for pair in zip(known, self._answers(known), strict=True)]
+        return [self._keep(message, self._answer(message)) for message in known]
 
-    def _answers(self, messages: list[Message]) -> list[Answer]:
-        """Let the nodes answer: each its own messages in order, different ones in any order."""
-        by_node: dict[int, list[Message]] = {}
-        for message in messages:
-            by_node.setdefault(message.metadata.dst_node_id, []).append(message)
-        now_s, online = self.virtual_time_s, [i for i in by_node if i in self._online]
-        jobs = [(self._nodes[i], by_node[i]) for i in online]
-        if self._pool is not None:
-            found = self._pool.answer(jobs, self.faults, now_s)
-        else:
-            found = [answer_all(job, self.client_app, self.faults, now_s) for job in jobs]
-        answers = dict(zip(online, found, strict=True))
-        offline = Error(NODE_UNAVAILABLE, "the node is offline")
-        nodes = [message.metadata.dst_node_id for message in messages]
-        return [
-            answers[i].pop(0) if i in answers else (now_s, Message(offline, reply_to=message))
-            for i, message in zip(nodes, messages, strict=True)
-        ]
+    def _answer(self, message: Message) -> Answer:
+        """Let a node answer; return when its reply arrives, and the reply."""
+        self.traffic.asked += 1
+        _flwr.set_message_id(message, f"{self.traffic.asked:08d}")
+        now_s, node_id = self.virtual_time_s, message.metadata.dst_node_id
+        if node_id not in self._online:
+            offline = Error(_flwr.NODE_UNAVAILABLE, "the node is offline")
+            return now_s, Message(offline, reply_to=message)
+        return self._nodes[node_id].answer(message, self.client_app, self.faults, now_s)
 
     def _keep(self, message: Message, answer: Answer) -> str:
         """Keep a reply until it arrives; return the message's id."""
@@ -239,10 +182,12 @@ class LocalGrid(Grid):
         until_s = self.virtual_time_s + message.metadata.ttl
         # as by Flower: what is not answered within its time to live is answered with an error
         if reply is None or arrival_s > until_s:
-            arrival_s, reply = until_s, unavailable(message_id)
+            arrival_s, reply = until_s, _flwr.unavailable(message_id)
         else:
-            set_message_id(reply, f"{message_id}-reply")
-        self.traffic.add(message_id, arrival_s, reply, until_s)
+            _flwr.set_message_id(reply, f"{message_id}-reply")
+        self.traffic.pending[message_id] = arrival_s, reply
+        heappush(self.traffic.in_order, (arrival_s, message_id))
+        heappush(self.traffic.kept_until, (until_s, message_id))
         return message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -307,4 +252,4 @@ class LocalGrid(Grid):
 
     def _unknown(self, ids: set[str]) -> list[Message]:
         """Return errors for messages that were collected, have ended or were never sent."""
-        return [unavailable(i) for i in sorted(ids - self.traffic.pending.keys())]
+        return [_flwr.unavailable(i) for i in sorted(ids - self.traffic.pending.keys())]

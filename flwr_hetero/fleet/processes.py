@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,16 @@ from flwr_hetero.fleet import certificates
 from flwr_hetero.fleet.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 
 FILE = "fleet.json"
-DRAFT = f"{FILE}.draft"
 HOST = "127.0.0.1"
+# below those that Linux gives to outgoing connections, which could take one before it is used
 PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to outgoing connections, which could take one before it is used."""
 BIN = Path(sys.executable).parent
+# name of the SuperLink connection in the fleet's own Flower configuration
 CONNECTION = "fleet"
-"""Name of the SuperLink connection in the fleet's own Flower configuration."""
+# environment variable, which children inherit: the folder of the fleet of a process
 TAG = "FLWR_HETERO_FLEET"
-"""Environment variable, which children inherit: the folder of the fleet of a process."""
+# seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5
 GRACE_S = 6.0
-"""Seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5."""
-EXEC_S = 0.2
-"""Seconds for which a process without an environment may be one that still loads its program."""
-PROC = Path("/proc")
 
 _started: list["subprocess.Popen[bytes]"] = []
 
@@ -73,33 +70,21 @@ class FleetFile:
 
     def node(self, name: str) -> SuperNodeSpec:
         """Find a node."""
-        by_name = {node.name: node for node in self.nodes}
-        if name not in by_name:
-            raise invalid("node", name, f"be one of {[*by_name]}")
-        return by_name[name]
-
-    def with_node(self, node: SuperNodeSpec) -> "FleetFile":
-        """Return a copy in which the node of the same name is replaced."""
-        return replace(self, nodes=[node if n.name == node.name else n for n in self.nodes])
+        return {node.name: node for node in self.nodes}[name]
 
     def save(self, folder: Path) -> None:
         """Replace the file in one step."""
-        draft = folder / DRAFT
+        draft = folder / f"{FILE}.draft"
         draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         draft.replace(folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> "FleetFile":
         """Read the file."""
-        path = folder / FILE
-        if not path.is_file():
+        if not (folder / FILE).is_file():
             raise invalid("dir", str(folder), "hold a fleet", "start one with `up`")
-        try:
-            stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**stored | {"nodes": [SuperNodeSpec(**node) for node in stored["nodes"]]})
-        except (ValueError, TypeError, KeyError) as error:
-            hint = "end it with `down` and start a new one"
-            raise invalid("dir", str(folder), f"hold a readable {FILE} ({error})", hint) from error
+        stored: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return cls(**stored | {"nodes": [SuperNodeSpec(**node) for node in stored["nodes"]]})
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
@@ -154,31 +139,21 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        **no_proxy(),
+        **dict.fromkeys(("no_proxy", "NO_PROXY"), no_proxy()),
         "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
     }
 
 
-def no_proxy() -> dict[str, str]:
+def no_proxy() -> str:
     """Name this machine among the hosts that are reached without a proxy."""
-    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    hosts = ",".join(filter(None, [own, HOST, "localhost"]))
-    return {"NO_PROXY": hosts, "no_proxy": hosts}
+    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    return ",".join(filter(None, [own, HOST, "localhost"]))
 
 
 def free_ports(count: int) -> list[int]:
     """Find unused ports of the loopback interface."""
-    found: list[int] = []
-    # held until all are found, or one would be found twice
-    with ExitStack() as held:
-        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-            if len(found) == count:
-                break
-            probe = held.enter_context(socket.socket())
-            with suppress(OSError):
-                probe.bind((HOST, port))
-                found.append(port)
-    return found
+    ports = random.SystemRandom().sample(PORTS, len(PORTS))
+    return list(islice((port for port in ports if not listens(port)), count))
 
 
 def listens(port: int) -> bool:
@@ -200,27 +175,23 @@ def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[
             start_new_session=True,
         )
     _started.append(process)
+    # for some milliseconds it may have no environment yet, and seem to be none of the fleet
+    while process.poll() is None and not has_tag(process.pid, folder):
+        time.sleep(0.001)
     return process.pid
 
 
 def find(folder: Path) -> list[int]:
     """Find the processes that carry a fleet's tag."""
-    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and has_tag(pid, folder)]
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if has_tag(pid, folder)]
 
 
 def has_tag(pid: int, folder: Path) -> bool:
     """Return whether a process is alive and belongs to a fleet."""
-    process, deadline_s = PROC / str(pid), time.monotonic() + EXEC_S
     with suppress(OSError):
-        # For some microseconds or, on a busy machine, milliseconds a process has a program but no
-        # environment, also after Popen has returned. Zombies and kernel threads have no program.
-        while not (found := (process / "environ").read_bytes()):
-            (process / "exe").readlink()
-            if time.monotonic() > deadline_s:
-                break
-            time.sleep(0.001)
-        return f"{TAG}={folder}".encode() in found.split(b"\0")
+        found = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{TAG}={folder}".encode() in found
     return False
 
 
@@ -241,18 +212,11 @@ def end(folder: Path, grace_s: float = GRACE_S) -> int:
 
 def signal_one(pid: int, folder: Path, signal_number: int) -> None:
     """Send a signal to one process of a fleet, and continue it if it was stopped."""
-    # never started; the kernel would refuse the number itself
-    if pid < 1:
-        return
-    with suppress(ProcessLookupError):
-        # a handle taken before the tag is read is of no other process that got the same id since
-        handle = os.pidfd_open(pid)
-        try:
-            if has_tag(pid, folder):
-                signal.pidfd_send_signal(handle, signal_number)
-                signal.pidfd_send_signal(handle, signal.SIGCONT)
-        finally:
-            os.close(handle)
+    # another process may have the id of one that has ended
+    if has_tag(pid, folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal_number)
+            os.kill(pid, signal.SIGCONT)
 
 
 def collect() -> None:

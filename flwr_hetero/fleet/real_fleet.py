@@ -6,38 +6,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isinf
 from pathlib import Path
 from shlex import quote
-from urllib.request import getproxies, proxy_bypass
 
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_number, invalid
-from flwr_hetero.fleet import certificates, processes
-from flwr_hetero.fleet.processes import DRAFT, FILE, HOST, FleetFile, SuperNodeSpec
+from flwr_hetero.fleet import processes
+from flwr_hetero.fleet.processes import FILE, FleetFile, SuperNodeSpec, no_proxy
 
+# seconds that a process may take to come up, to end, and to list the nodes online
 START_S, END_S, ANSWER_S = 120.0, 30.0, 60.0
-"""Seconds that a process may take to come up, to end, and to list the nodes online."""
+# in the fleet's FLWR_HOME: the names of registered node ids, which the SuperLink does not list
 NODES = "nodes.json"
-"""In the fleet's ``FLWR_HOME``: the names of registered node ids."""
 # the database leaves the last two behind after a hard end
-OWN = ("keys", "home", "homes", "logs", FILE, DRAFT, "state.db", "state.db-wal", "state.db-shm")
+OWN = ("keys", "home", "homes", "logs", FILE, "state.db", "state.db-wal", "state.db-shm")
 
 
 class RealFleet:
     """Start, inspect and end a fleet of real Flower processes.
 
-    Everything lies in one folder: keys, logs, and a ``FLWR_HOME`` for each process, so that
-    neither ``~/.flwr`` nor another fleet is touched. Ports are free ones of the loopback
-    interface.
-
     Parameters
     ----------
     folder : Path
-        The fleet's folder.
+        Of the fleet alone: keys, logs, and a ``FLWR_HOME`` for each process, so that neither
+        ``~/.flwr`` nor another fleet is touched.
     settings : mapping of str to str, optional
         Environment variables for all its processes.
 
@@ -64,31 +59,29 @@ class RealFleet:
         *,
         cpu: float = 1.0,
         database: bool = False,
-        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Make keys, start everything, register the SuperNodes, wait until all are online.
 
         Each profile is a SuperNode: speeds become shares of one CPU, of which the fastest gets
         ``cpu`` in (0, 1], link speeds are kept. With ``database`` the SuperLink's state survives a
-        restart. ``say`` is called with a line per step. ValueError for bad arguments or a folder
-        that is not empty; RuntimeError with its log if something does not start.
+        restart. ValueError for bad arguments or a folder that is not empty; RuntimeError with its
+        log if something does not start.
         """
-        if not profiles:
-            raise invalid("profiles", profiles, "hold at least one device")
         check_number("cpu", cpu, "(0, 1]")
-        self._claim()
+        if self.folder.exists() and any(self.folder.iterdir()):
+            hint = "end the fleet in it with `down`, or choose another"
+            raise invalid("dir", str(self.folder), "be empty or new", hint)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         port, *ports = processes.free_ports(1 + 2 * len(profiles))
         nodes = specs_of(profiles, cpu, ports)
-        fleet = FleetFile(port=port, database=database, nodes=nodes)
+        fleet = FleetFile(port, database, nodes=nodes)
         # first, so that `down` can end all that comes after
         fleet.save(self.folder)
         try:
             processes.prepare(self.folder, fleet)
-            say("starting the SuperLink")
             self.start_superlink()
-            say(f"registering {len(nodes)} SuperNodes")
             self._register(nodes)
-            say("starting them and waiting until they are online")
             if fleet.needs_throttle:
                 command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
                 pid = self._start("throttle", command)
@@ -100,30 +93,17 @@ class RealFleet:
             processes.end(self.folder)
             raise
 
-    def _claim(self) -> None:
-        """Take the folder; of two that want it at once one is refused."""
-        # its file is made, not written over: both may have seen that the folder is empty
-        with suppress(FileExistsError):
-            if not self.folder.exists() or not any(self.folder.iterdir()):
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self.folder.chmod(0o700)
-                (self.folder / FILE).touch(exist_ok=False)
-                return
-        hint = "end the fleet in it with `down`, or choose another"
-        raise invalid("dir", str(self.folder), "be empty or new", hint)
-
     def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
         """Register the public keys of SuperNodes, and keep the ids that the SuperLink gives."""
-        ids, said = {}, ""
+        ids = {}
         for node in nodes:
             key = str(self.folder / "keys" / f"{node.name}.pub")
             register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
+            done = self.flwr(*register, "--format", "json", timeout_s=START_S)
             try:
-                done = self.flwr(*register, "--format", "json", timeout_s=START_S)
-                said = f"\n{done.stdout}{done.stderr}"
                 ids[str(json.loads(done.stdout)["node-id"])] = node.name
-            except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
-                text = f"{node.name} cannot be registered: {error}{said}"
+            except (ValueError, KeyError) as error:
+                text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
                 raise RuntimeError(text) from error
         (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
 
@@ -139,12 +119,12 @@ class RealFleet:
             time.sleep(0.1)
 
     def start_node(self, name: str) -> None:
-        """Start a SuperNode, also again after it was ended."""
-        # its key makes it the same node for the SuperLink
+        """Start a SuperNode, also again after it was ended: its key makes it the same node."""
         fleet = self.file
         node = fleet.node(name)
         pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
-        fleet.with_node(replace(node, pid=pid)).save(self.folder)
+        nodes = [replace(node, pid=pid) if each == node else each for each in fleet.nodes]
+        replace(fleet, nodes=nodes).save(self.folder)
 
     def _start(self, name: str, command: list[str]) -> int:
         environment = processes.environment(self.folder / "homes" / name) | self.settings
@@ -170,22 +150,14 @@ class RealFleet:
 
     def flwr(self, *arguments: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
         """Run Flower's command line against this fleet."""
-        return subprocess.run(
-            [str(processes.BIN / "flwr"), *arguments],
-            env=processes.environment(self.folder / "home"),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        command = [str(processes.BIN / "flwr"), *arguments]
+        home = processes.environment(self.folder / "home")
+        return subprocess.run(command, env=home, capture_output=True, text=True, timeout=timeout_s)
 
     def run_line(self) -> str:
         """Return a shell line that runs TiFL on this fleet, with settings for its size."""
         # behind a proxy Flower would look for this machine's own address there
-        settings = {"FLWR_HOME": str(self.folder / "home")}
-        if getproxies().keys() - {"no"} and not proxy_bypass(HOST):
-            settings["no_proxy"] = processes.no_proxy()["no_proxy"]
-        words = " ".join(f"{name}={quote(value)}" for name, value in settings.items())
+        words = f"FLWR_HOME={quote(str(self.folder / 'home'))} no_proxy={quote(no_proxy())}"
         count = len(self.file.nodes)
         num_tiers = min(5, count if count < 6 else count // 2)
         keys = f"fleet='real' num-tiers={num_tiers} clients-per-round={min(3, count // num_tiers)}"
@@ -203,10 +175,6 @@ class RealFleet:
         here = [node["node-id"] for node in listed if node["status"] == "online"]
         return {ids[node_id] for node_id in here if node_id in ids}
 
-    def expiring(self) -> list[str]:
-        """Say which certificates have expired or will soon."""
-        return certificates.expiring(self.folder / "keys")
-
     def is_alive(self, pid: int) -> bool:
         """Return whether a process is alive and one of this fleet."""
         return processes.has_tag(pid, self.folder)
@@ -219,17 +187,9 @@ class RealFleet:
             time.sleep(0.05)
         processes.collect()
 
-    def resume_stopped(self) -> None:
-        """Continue processes that a throttle had stopped before it was killed."""
-        for pid in processes.find(self.folder):
-            processes.signal_one(pid, self.folder, signal.SIGCONT)
-
     def down(self, *, keep: bool = False) -> int:
-        """End every process of the fleet; remove its files, unless they are to be kept.
-
-        Returns how many have ended; nothing else is touched.
-        """
-        if not any((self.folder / name).is_file() for name in (FILE, DRAFT)):
+        """End every process of the fleet, and remove its files; return how many have ended."""
+        if not (self.folder / FILE).is_file():
             raise invalid("dir", str(self.folder), "hold a fleet")
         ended = processes.end(self.folder)
         if not keep:
@@ -245,12 +205,9 @@ def specs_of(
 ) -> list[SuperNodeSpec]:
     """Turn device profiles into limits for SuperNodes on this machine; two ports for each."""
     fastest, specs = max(profile.compute_factor for profile in profiles), []
-    for number, profile in enumerate(profiles):
-        port, relay_port = ports[2 * number : 2 * number + 2]
-        share, links = (
-            profile.compute_factor / fastest,
-            (profile.uplink_mbps, profile.downlink_mbps),
-        )
-        relay_port = 0 if isinf(min(links)) else relay_port
-        specs.append(SuperNodeSpec(f"node-{number}", cpu * share, *links, port, relay_port))
+    for i, profile in enumerate(profiles):
+        share = cpu * (profile.compute_factor / fastest)
+        links = profile.uplink_mbps, profile.downlink_mbps
+        relay_port = 0 if isinf(min(links)) else ports[2 * i + 1]
+        specs.append(SuperNodeSpec(f"node-{i}", share, *links, ports[2 * i], relay_port))
     return specs

@@ -9,26 +9,20 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from flwr_hetero.client.device import check_link
-from flwr_hetero.errors import check_number
-from flwr_hetero.fleet.processes import FILE, HOST, FleetFile, has_tag
+from flwr_hetero.fleet.processes import HOST, FleetFile, has_tag
 
+# seconds for which a device that was idle may run at full speed
 BURST_S = 0.1
-"""Seconds for which a device that was idle may run at full speed."""
 CHUNK_BYTES = 16 * 1024
+# seconds between two polls of the devices' processes
 POLL_S = 0.02
-"""Seconds between two polls of the devices' processes."""
-
-# This works for any user on any Linux: cgroups need root, nice only matters when CPUs are short,
-# affinity cannot give less than one core.
 
 
 class Throttle:
     """Keep the ClientApp processes below a device's SuperNode at their CPU share."""
 
     def __init__(self, share: float) -> None:
-        self.share = check_number("share", share, "(0, 1]")
-        self.credit_s, self._polled_s = self.share * BURST_S, time.monotonic()
+        self.share, self.credit_s, self._polled_s = share, share * BURST_S, time.monotonic()
         self._used_s: dict[int, float] = {}
         self._stopped = False
 
@@ -89,7 +83,6 @@ class LinkBucket:
     """A token bucket without burst for one direction of a link: data waits for its turn."""
 
     def __init__(self, mbps: float) -> None:
-        check_link("mbps", mbps)
         self.mbps, self.free_at_s = mbps, -inf
 
     def delay_s(self, num_bytes: int, now_s: float) -> float:
@@ -98,42 +91,24 @@ class LinkBucket:
         return self.free_at_s - now_s
 
 
-class Relay:
-    """Relay connections to a SuperLink at a device's link speed; TLS passes through unchanged."""
+async def relay(port: int, superlink: int, up_mbps: float, down_mbps: float) -> asyncio.Server:
+    """Relay a device's connections at the speed of its link; TLS passes through unchanged."""
+    up, down = LinkBucket(up_mbps), LinkBucket(down_mbps)
 
-    def __init__(self, target: tuple[str, int], uplink_mbps: float, downlink_mbps: float) -> None:
-        self.target = target
-        self.up, self.down = LinkBucket(uplink_mbps), LinkBucket(downlink_mbps)
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
-
-    async def listen(self, port: int) -> None:
-        """Begin to accept connections of the device on a port of the loopback interface."""
-        self._server = await asyncio.start_server(self._serve, HOST, port)
-
-    async def close(self) -> None:
-        """Cut all connections and accept no more."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
-
-    async def _serve(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
-        task, outs = asyncio.current_task(), [near_out]
-        assert task is not None
-        self._open.add(task)
+    async def serve(near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        outs = [near_out]
         try:
-            far, far_out = await asyncio.open_connection(*self.target)
+            far, far_out = await asyncio.open_connection(HOST, superlink)
             outs.append(far_out)
-            await asyncio.gather(_pump(near, far_out, self.up), _pump(far, near_out, self.down))
+            await asyncio.gather(_pump(near, far_out, up), _pump(far, near_out, down))
         # the device sees a cut connection, as on any network
-        except (OSError, asyncio.CancelledError):
+        except OSError:
             pass
         finally:
-            self._open.discard(task)
             for out in outs:
                 out.close()
+
+    return await asyncio.start_server(serve, HOST, port)
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, link: LinkBucket) -> None:
@@ -146,37 +121,26 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, link: 
 
 async def enforce(folder: Path) -> None:
     """Enforce the limits of a fleet until cancelled; then let everything run freely."""
-    fleet, changed_ns = FleetFile.load(folder), 0
+    fleet = FleetFile.load(folder)
     throttles = {node.name: Throttle(node.cpu) for node in fleet.nodes if node.cpu < 1}
-    relays = []
     for node in fleet.nodes:
         if node.relay_port:
-            relays.append(Relay((HOST, fleet.port), node.uplink_mbps, node.downlink_mbps))
-            await relays[-1].listen(node.relay_port)
+            await relay(node.relay_port, fleet.port, node.uplink_mbps, node.downlink_mbps)
     try:
         while True:
-            # a SuperNode that was started again has another process id
-            if (now_ns := (folder / FILE).stat().st_mtime_ns) != changed_ns:
-                fleet, changed_ns = FleetFile.load(folder), now_ns
             for name, throttle in throttles.items():
                 if has_tag(pid := fleet.node(name).pid, folder):
                     throttle.poll(pid)
             await asyncio.sleep(POLL_S)
+            # a SuperNode that was started again has another process id
+            fleet = FleetFile.load(folder)
     finally:
         for name in throttles:
             if has_tag(pid := fleet.node(name).pid, folder):
                 send(descendants(pid), signal.SIGCONT)
-        for relay in relays:
-            await relay.close()
-
-
-async def _until_signalled(folder: Path) -> None:
-    limits = asyncio.ensure_future(enforce(folder))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, limits.cancel)
-    with suppress(asyncio.CancelledError):
-        await limits
 
 
 if __name__ == "__main__":
-    asyncio.run(_until_signalled(Path(sys.argv[1])))
+    # as Ctrl-C does, this lets asyncio.run cancel what is under way
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    asyncio.run(enforce(Path(sys.argv[1])))

@@ -12,8 +12,6 @@ BETA = 1.0
 """Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
 MARGIN = 0.9
 """Part of the idle time that a group fills, so that noise rarely lengthens the round."""
-LARGEST = float(np.finfo(np.float32).max) / 2
-"""Upper bound of importance, which is kept in single precision."""
 
 
 def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -21,8 +19,7 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
     .. math:: I = 1 - p_y = 1 - e^{-\ell}
 
-    losses: (n,), at least 0 -> (n,), in [0, 1]. The gradient's norm at the logits lies between
-    this and sqrt(2) times this.
+    losses: (n,), at least 0 -> (n,): the gradient's norm at the logits, or up to sqrt(2) less.
 
     >>> error_probability(np.array([0.0, np.log(2.0)]))
     array([0. , 0.5])
@@ -32,20 +29,16 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def check_importance(importance: NDArray[np.float64]) -> None:
     """Refuse importance that is negative or not finite in single precision."""
-    bad = importance[~((importance >= 0.0) & (importance < LARGEST))]
+    bad = importance[~((importance >= 0.0) & (importance < 1e38))]
     if bad.size:
         hint = "if the model has diverged, lower the learning rate"
         raise invalid("importance", bad[:3].tolist(), "be finite and not negative", hint)
 
 
-# --- step 1: groups, one of which is scored at a time -------------------------------------
-
-
 class Groups(NamedTuple):
-    """Non-overlapping groups of the local data: group i is ``order[bounds[i]:bounds[i + 1]]``.
+    """Groups of the permuted samples ``order``: group i is ``order[bounds[i]:bounds[i + 1]]``.
 
-    order: (num_samples,), a permutation; bounds: (num_groups + 1,), increasing from 0. The
-    group ``turn`` is scored next; groups are cut to ``size`` when their turn comes.
+    The group ``turn`` is scored next; groups are cut to ``size`` when their turn comes.
     """
 
     order: NDArray[np.int64]
@@ -70,8 +63,6 @@ def make_groups(num_samples: int, num_groups: int, rng: np.random.Generator) -> 
     >>> make_groups(10, 3, np.random.default_rng(0)).sizes
     array([3, 3, 4])
     """
-    if check_count("num_groups", num_groups, 1) > num_samples:
-        raise invalid("num_groups", num_groups, f"be at most the {num_samples} samples")
     # section 4.1, step 1
     bounds = np.arange(num_groups + 1) * num_samples // num_groups
     return Groups(rng.permutation(num_samples), bounds, 0, -(-num_samples // num_groups))
@@ -115,35 +106,15 @@ def _cut(length: int, size: int) -> NDArray[np.int64]:
     return np.arange(pieces + 1) * length // max(pieces, 1)
 
 
-def check_groups(groups: Groups, num_samples: int) -> None:
-    """Refuse restored groups that do not partition the data."""
-    order, bounds, turn, size = groups
-    if not (
-        np.array_equal(np.sort(order), np.arange(num_samples))
-        and len(bounds) >= 2
-        and (bounds[0], bounds[-1]) == (0, num_samples)
-        and np.diff(bounds).min() >= 1
-        and 0 <= turn < len(bounds) - 1
-        and size >= 1
-    ):
-        raise invalid("groups", groups, f"partition {num_samples} samples")
-
-
-# --- step 2: a mini-batch by importance, and the weights that keep it unbiased ------------
-
-
 def mixed_probs(
-    importance: NDArray[np.float64],
-    mixing: float,
-    indices: NDArray[np.int64] | EllipsisType = ...,
+    importance: NDArray[np.float64], mixing: float, indices: NDArray[np.int64] | EllipsisType = ...
 ) -> NDArray[np.float64]:
     r"""Mix a draw by importance with a share of uniform draws (Eq. 7, made safe).
 
     .. math:: q_j = (1 - \lambda) I_j / \sum_k I_k + \lambda / n
 
-    importance: (n,), at least 0 -> (n,), sums to 1; of ``indices`` only: their shape. The paper
-    has no :math:`\lambda`: a sample with cached importance 0 is then never drawn, and weights
-    have no bound.
+    importance: (n,), at least 0 -> (n,), or of ``indices`` only. The paper has no :math:`\lambda`:
+    a sample with cached importance 0 is then never drawn, and weights have no bound.
 
     >>> mixed_probs(np.array([3.0, 1.0, 0.0, 0.0]), 0.5)
     array([0.5  , 0.25 , 0.125, 0.125])
@@ -168,10 +139,7 @@ def inverse_probs(probs: NDArray[np.float64], num_samples: int) -> NDArray[np.fl
 
 
 def draw_flat(
-    importance: NDArray[np.float64],
-    shape: tuple[int, int],
-    mixing: float,
-    rng: np.random.Generator,
+    importance: NDArray[np.float64], shape: tuple[int, int], mixing: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     r"""Draw batches from all samples, with replacement, by :func:`mixed_probs`.
 
@@ -214,9 +182,7 @@ def choose_groups(groups: Groups, num_chosen: int, rng: np.random.Generator) -> 
 
 
 def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    r"""Share the draws of a batch among the chosen groups, at least one each.
-
-    .. math:: n_i \approx |B| M_i / \sum_n M_n
+    """Share the draws of a batch among the chosen groups by their sizes, at least one each.
 
     sizes: (num_chosen,) -> (num_chosen,), sums to ``num_draws >= num_chosen``.
 
@@ -241,8 +207,6 @@ def draw_two_level(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     r"""Draw a batch as the paper does: d groups, then samples of each (section 4.1, step 2).
 
-    .. math:: w_{ij} = p_{ij} / q_{ij} = 1 / (M_i q_{ij})
-
     importance: (n,) -> indices (batch_size,), weights (batch_size,). Biased: the proof of
     section 4.4 treats the chosen groups as equally likely, but Eq. 6 prefers the latest.
 
@@ -265,16 +229,11 @@ def draw_two_level(
     return np.concatenate(indices), np.concatenate(weights)
 
 
-# --- section 4.3: as much importance as the network hides ---------------------------------
-
-
 def group_size(idle_s: float, score_s: float, num_samples: int) -> int:
     """Return how many samples are scored while the node waits for the network, at most all.
 
     >>> group_size(idle_s=2.0, score_s=0.01, num_samples=1000)
     180
-    >>> group_size(idle_s=0.0, score_s=0.01, num_samples=1000)
-    0
     """
     if idle_s <= 0.0:
         return 0

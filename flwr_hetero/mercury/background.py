@@ -1,12 +1,9 @@
 """Score samples in a process of its own while the update travels (Mercury's BACC, for real).
 
-In a Flower deployment every message is handled by a fresh process that ends with its reply.
-What goes on meanwhile must be detached from it, and must end by itself: ::
-
-    python -m flwr_hetero.mercury.background DIR DEADLINE < JOB
-
-works as long as the folder DIR exists and the monotonic clock is before DEADLINE. The collector
-of the scores removes the folder; else the worker does, at its deadline or at SIGTERM.
+A Flower deployment handles every message in a process that ends with its reply. What goes on
+meanwhile is detached from it: ``python -m flwr_hetero.mercury.background DIR DEADLINE < JOB`` works
+as long as the folder DIR exists and the monotonic clock is before DEADLINE. The collector of the
+scores removes the folder; else the worker does, at its deadline or at SIGTERM.
 """
 
 import os
@@ -17,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-from flwr_hetero.errors import check_count, check_number
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,31 +41,22 @@ def start_scoring(
     limit_s: float = 600.0,
 ) -> str:
     """Start a detached process that takes samples' losses by the model now; return its folder."""
-    check_count("batch_size", batch_size, 1)
-    deadline_s = time.monotonic() + check_number("limit_s", limit_s, "(0, inf)")
+    deadline_s = time.monotonic() + limit_s
     job = pickle.dumps((model, inputs.cpu(), targets.cpu(), loss_fn, batch_size))
     folder = tempfile.mkdtemp(prefix=PREFIX)
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    # the worker inherits the mask: no SIGTERM before it can clean up
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        # a file without a name: a pipe would block until the worker reads it
-        with tempfile.TemporaryFile() as source:
-            source.write(job)
-            source.seek(0)
-            worker = subprocess.Popen(
-                [sys.executable, "-m", MODULE, folder, str(deadline_s)],
-                stdin=source,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={"OMP_NUM_THREADS": "1"} | os.environ | path,
-            )
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # a file without a name: a pipe would block until the worker reads it
+    with tempfile.TemporaryFile() as source:
+        source.write(job)
+        source.seek(0)
+        worker = subprocess.Popen(
+            [sys.executable, "-m", MODULE, folder, str(deadline_s)],
+            stdin=source,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={"OMP_NUM_THREADS": "1"} | os.environ | path,
+        )
     # it is not ours to wait for
     worker.returncode = 0
     return folder
@@ -79,42 +66,30 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
     """Take the scores of the first samples and the seconds that they took; end the worker."""
     source, taken = Path(folder), Path(f"{folder}.taken")
     scores = seconds = np.empty(0)
+    # only what a worker has made is removed
     if source.name.startswith(PREFIX):
-        try:
+        with suppress(OSError):
             # in one step: from now on the worker finds nothing to write to
             source.rename(taken)
-            scores, seconds = np.fromfile(taken / SCORES), np.fromfile(taken / SECONDS)
-        except OSError:
-            scores = np.empty(0)
+            # written last
+            seconds = np.fromfile(taken / SECONDS)
+            scores = np.fromfile(taken / SCORES)
         shutil.rmtree(taken, ignore_errors=True)
     return scores, float(seconds.sum())
 
 
 def main() -> None:
-    """Score the job on standard input; then, or without a job, wait until the folder may go."""
+    """Score the job on standard input, then wait until the folder may go."""
     # before the job brings PyTorch
     os.nice(19)
     folder, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        if job := sys.stdin.buffer.read():
-            _score(job, folder, deadline_s)
-            # wait as a small process, without PyTorch, model and samples
-            with open(os.devnull) as nothing:
-                os.dup2(nothing.fileno(), sys.stdin.fileno())
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            os.execv(sys.executable, [sys.executable, "-m", MODULE, *sys.argv[1:]])
+        _score(sys.stdin.buffer.read(), folder, deadline_s)
         while folder.is_dir() and time.monotonic() < deadline_s:
             time.sleep(0.2)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _exit(*_: object) -> None:
-    # a second one must not stop the cleaning up
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit()
 
 
 def _score(job: bytes, folder: Path, deadline_s: float) -> None:

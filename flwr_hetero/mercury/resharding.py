@@ -1,8 +1,7 @@
 """Importance-aware resharding (section 4.2): which samples move, and which node holds what.
 
-**Raw samples leave the devices through this module.** It does nothing unless the server runs
-the ``Resharding`` strategy and the ClientApp calls :meth:`NodeShard.open` and
-:meth:`NodeShard.close`.
+**Raw samples leave the devices through this module**, if the server runs the ``Resharding``
+strategy and the ClientApp calls :meth:`NodeShard.open` and :meth:`NodeShard.close`.
 
     node      choose important samples of every group        offer
               send copies, a part with each reply            NodeShard.offers, close
@@ -13,7 +12,6 @@ the ``Resharding`` strategy and the ClientApp calls :meth:`NodeShard.open` and
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +20,13 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.client.samplers import load_state, save_state
-from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.algorithm import Groups
-from flwr_hetero.state_dict import StateDict, check_state
+from flwr_hetero.state_dict import StateDict
 
 MAX_SLOTS = 2**31
 """Slots are numbers of four bytes."""
+Choose = Callable[[int, bool], NDArray[np.int64] | None]
+"""Chooses so many samples, by importance or any; None: not yet."""
 
 
 def offer(
@@ -35,8 +34,6 @@ def offer(
 ) -> NDArray[np.int64]:
     """Choose the samples that a device gives away: important ones, from every group."""
     total = len(groups.order)
-    if not 0 <= num_offers <= total:
-        raise invalid("num_offers", num_offers, f"lie in 0..{total}")
     # section 4.2: group i gives N_o M_i / sum_j M_j samples, rounded at random
     exact = num_offers * groups.sizes / total
     counts = exact.astype(np.int64)
@@ -74,16 +71,20 @@ class Delivery(NamedTuple):
 
 
 class NodeShard:
-    """The samples that a node holds in a run with resharding, for one message."""
+    """The samples that a node holds in a run with resharding, for one message.
 
-    # ``held`` maps slots to others' samples; slots of ``missing`` must not be trained on; slots
-    # of ``fresh`` hold something new
+    ``held`` maps slots to others' samples; slots of ``missing`` must not be trained on, slots of
+    ``fresh`` hold something new.
+    """
+
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         self.record, self.queue, self.num_samples = record, list[int](), 0
         self._others: dict[int, tuple[int, bytes]] = {}
-        # damaged is as lost: the server sends all of it again
-        with suppress(ValueError):
-            self._load(state or {})
+        if state:
+            slots = state["slots"].tolist()
+            ids, content = state["sample_ids"].tolist(), state["content"].tobytes()
+            self._receive(Delivery(slots, ids, slots, content))
+            self.queue = state["queue"].tolist()
         self._receive(Delivery.from_record(record))
 
     @classmethod
@@ -95,32 +96,24 @@ class NodeShard:
     def _receive(self, delivery: Delivery) -> None:
         """Take over what the server says this node holds."""
         ids = dict(zip(delivery.slots, delivery.sample_ids, strict=True))
-        size, rest = divmod(len(delivery.content), max(len(delivery.sent), 1))
-        if rest or bool(size) != bool(delivery.sent) or set(delivery.sent) - set(ids):
-            raise ValueError("the delivery's slots and content do not fit together.")
-        self.fresh = []
-        for place, slot in enumerate(delivery.sent):
-            new = ids[slot], delivery.content[place * size : (place + 1) * size]
-            if self._others.get(slot) != new:
-                self._others[slot] = new
-                self.fresh.append(slot)
+        size = len(delivery.content) // max(len(delivery.sent), 1)
+        new = {
+            slot: (ids[slot], delivery.content[place * size : (place + 1) * size])
+            for place, slot in enumerate(delivery.sent)
+        }
+        self.fresh = [slot for slot in new if self._others.get(slot) != new[slot]]
         # another sample is assigned to the slot by now: that in it must not be trained on
-        self._others = {s: x for s, x in self._others.items() if x[0] == ids.get(s)}
+        self._others = {s: x for s, x in (self._others | new).items() if x[0] == ids.get(s)}
         self.held = {slot: content for slot, (_, content) in self._others.items()}
         self.missing = [slot for slot in delivery.slots if slot not in self.held]
 
-    def offers(
-        self,
-        num_samples: int,
-        sample_bytes: int,
-        choose: Callable[[int, bool], NDArray[np.int64] | None],
-    ) -> list[int]:
+    def offers(self, num_samples: int, sample_bytes: int, choose: Choose) -> list[int]:
         """Name the slots to offer with this reply, from where the server's receipt stopped."""
         self.num_samples = num_samples
         if not self.queue:
             count = int(np.ceil(self.record[keys.SHARE] * num_samples))
             chosen = choose(min(count, num_samples), self.record[keys.BY_IMPORTANCE])
-            # of all that it will ever offer; None: not yet
+            # of all that it will ever offer
             self.queue = [] if chosen is None else chosen.tolist()
         # what the server has not received yet, as much of it as the link can carry
         first, fits = self.record[keys.RECEIVED], self.record[keys.BUDGET] // sample_bytes
@@ -141,17 +134,6 @@ class NodeShard:
             "content": np.frombuffer(b"".join(self.held.values()), np.uint8),
             "queue": np.array(self.queue, dtype=np.int64),
         }
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        vector = ((-1,), "i")
-        schema = {"slots": vector, "sample_ids": vector, "queue": vector, "content": ((-1,), "u")}
-        check_state(state, schema, "NodeShard")
-        slots, ids = state["slots"].tolist(), state["sample_ids"].tolist()
-        self._receive(Delivery(slots, ids, slots, state["content"].tobytes()))
-        self.queue = state["queue"].tolist()
-
-
-# --- samples and lists on the wire --------------------------------------------------------
 
 
 def ints_to_bytes(values: list[int]) -> bytes:

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
-from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.mercury.algorithm import (
     Groups,
     advance,
-    check_groups,
     check_importance,
     draw_flat,
     draw_two_level,
@@ -30,17 +29,15 @@ LONGEST_STRIDE, EPOCHS_PER_STRIDE = 32, 1 / 8
 """Batches in a stride, at most; and the part of an epoch that they may last."""
 MIXING = 0.5
 """Share of uniform draws: no weight exceeds twice the mean."""
-DECILES = (10, 50, 90)
-IMPORTANCE_PARTS = tuple(f"importance-with-mean-1.{share} % are below" for share in DECILES)
-"""Names of the deciles in a summary; a plot's legend shows what follows the point."""
+DECILES = {share: f"importance-with-mean-1.{share} % are below" for share in (10, 50, 90)}
+"""Names in a summary; a plot's legend shows what follows the point."""
 
 
 class MercurySampler(BatchSampler):
     r"""Importance sampling whose weighted mean gradient stays unbiased.
 
-    Each example's latest score is cached. :meth:`refresh_indices` names the group to score
-    next, round-robin; the scores that training computes anyway count too, at no cost. Zeng et al.,
-    SenSys 2021, sections 4.1 and 4.3.
+    Each example's latest score is cached: those that training computes anyway, and those of the
+    group that :meth:`refresh_indices` names, in turn. Zeng et al., SenSys 2021, sections 4.1, 4.3.
 
     Parameters
     ----------
@@ -48,8 +45,8 @@ class MercurySampler(BatchSampler):
         Size N of the local data set.
     batch_size : int
         Examples per batch.
-    seed : int, keyword-only
-        Seed of the sampler's own random generator.
+    seed : int
+        Of the sampler's own random generator.
     estimator : {"flat", "paper"}
         ``flat`` draws over all samples with :math:`q = I / (2 \sum I) + 1 / (2 N)`
         and weighs by :math:`1 / (N q)`: unbiased at every step, however old the cache.
@@ -65,9 +62,8 @@ class MercurySampler(BatchSampler):
 
     Notes
     -----
-    Batches are drawn in strides of at most 32 and at most 1/8 of an epoch, and their scores
-    take effect at the end of a stride; those of a group take effect at once. Samples never
-    scored count as the average of the others.
+    Batches are drawn in strides of at most 32 and 1/8 of an epoch, at whose end their scores take
+    effect; those of a group do at once. Samples never scored count as the others' average.
 
     Examples
     --------
@@ -112,8 +108,6 @@ class MercurySampler(BatchSampler):
         # batches that are not learnt yet, and samples whose mean the others count as
         self._num_pending = self._num_averaged = 0
 
-    # --- drawing -------------------------------------------------------------------------
-
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; see the class for how."""
         self.steps += 1
@@ -126,14 +120,14 @@ class MercurySampler(BatchSampler):
         if not len(self._ready):
             self._learn_pending()
             shape = (self.stride, self.batch_size)
-            self._ready = draw_flat(self.importance, shape, MIXING, self.rng)
-            self._ready_weights = self._weigh(self._ready)
+            self._hold(draw_flat(self.importance, shape, MIXING, self.rng))
         batch = self._ready[0], self._ready_weights[0]
         self._ready, self._ready_weights = self._ready[1:], self._ready_weights[1:]
         return batch
 
-    def _weigh(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        return inverse_probs(mixed_probs(self.importance, MIXING, indices), self.num_samples)
+    def _hold(self, drawn: NDArray[np.int64]) -> None:
+        probs = mixed_probs(self.importance, MIXING, drawn)
+        self._ready, self._ready_weights = drawn, inverse_probs(probs, self.num_samples)
 
     def refresh_indices(self) -> NDArray[np.int64]:
         """Name the group to score next, as far as time allows, and pass the turn on."""
@@ -146,8 +140,6 @@ class MercurySampler(BatchSampler):
         """Cut the coming groups to ``size`` samples, for instance to what the link hides."""
         self.groups = resize(self.groups, size)
 
-    # --- learning ------------------------------------------------------------------------
-
     def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
         """Cache new scores, at least 0, of a refreshed group or of the batch just trained on."""
         indices, scores = self.check_scores(indices, scores)
@@ -156,28 +148,23 @@ class MercurySampler(BatchSampler):
             return
         if self.learns_from == "loss":
             scores = error_probability(scores)
-        if not self._is_batch(indices):
+        last = self.groups.members(self.groups.turn - 1)[: len(indices)]
+        is_group = self._awaits_group and np.array_equal(indices, last)
+        if is_group or len(indices) > self.batch_size:
             self._learn_pending()
             self._learn(indices, scores)
             self._awaits_group = False
-        else:
-            known, known_scores = self._pending
-            self._pending = np.append(known, indices), np.append(known_scores, scores)
-            self._num_pending += 1
-            if self._num_pending >= self.stride:
-                self._learn_pending()
-
-    def _is_batch(self, indices: NDArray[np.int64]) -> bool:
-        """Return whether these may be a batch, and not a group or a pass over all."""
-        if len(indices) > self.batch_size:
-            return False
-        last = self.groups.members(self.groups.turn - 1)[: len(indices)]
-        return not (self._awaits_group and np.array_equal(indices, last))
+            return
+        known, known_scores = self._pending
+        self._pending = np.append(known, indices), np.append(known_scores, scores)
+        self._num_pending += 1
+        if self._num_pending >= self.stride:
+            self._learn_pending()
 
     def _learn_pending(self) -> None:
-        indices, scores = self._pending
+        (indices, scores), self._num_pending = self._pending, 0
         if len(indices):
-            self._pending, self._num_pending = (indices[:0], scores[:0]), 0
+            self._pending = indices[:0], scores[:0]
             self._learn(indices, scores)
 
     def _learn(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
@@ -203,8 +190,6 @@ class MercurySampler(BatchSampler):
         self._average_unscored()
         self._ready = self._ready[:0]
 
-    # --- reporting and resuming ----------------------------------------------------------
-
     @property
     def coverage(self) -> float:
         """Share of the samples that were ever scored."""
@@ -212,22 +197,18 @@ class MercurySampler(BatchSampler):
 
     def summary(self) -> dict[str, float]:
         """Describe the sampling in a few figures, for the history and its plots."""
-        deciles = np.percentile(self.importance, DECILES) / (self.importance.mean() or 1.0)
-        return {
-            **coverage_and_age(self.scored_at, self.steps),
-            "effective-share": float(1.0 / self._weigh(np.arange(self.num_samples)).mean()),
-            **dict(zip(IMPORTANCE_PARTS, map(float, deciles), strict=True)),
-        }
+        deciles = np.percentile(self.importance, [*DECILES]) / (self.importance.mean() or 1.0)
+        shown = dict(zip(DECILES.values(), deciles.tolist(), strict=True))
+        return coverage_and_age(self.scored_at, self.steps) | shown
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
-        order, bounds, turn, size = self.groups
         return super().state_dict() | {
             "estimator": self.estimator,
-            "group_order": order.astype(np.int32),
-            "group_bounds": bounds,
-            "group_turn": turn,
-            "group_size": size,
+            "group_order": self.groups.order.astype(np.int32),
+            "group_bounds": self.groups.bounds,
+            "group_turn": self.groups.turn,
+            "group_size": self.groups.size,
             "awaits_group": self._awaits_group,
             "steps": self.steps,
             "importance": self.importance.astype(np.float32),
@@ -245,34 +226,22 @@ class MercurySampler(BatchSampler):
         counts = ("group_turn", "group_size", "steps", "num_averaged", "num_pending")
         schema = {
             **{"estimator": str, "awaits_group": bool, **dict.fromkeys(counts, int)},
-            **{"group_order": ((num,), "i"), "group_bounds": vector},
-            **{"importance": ((num,), "f"), "scored_at": ((num,), "i")},
-            **{"drawn": ((-1, self.batch_size), "i"), "pending_indices": vector},
-            "pending_scores": ((-1,), "f"),
+            **dict.fromkeys(("group_order", "scored_at"), ((num,), "i")),
+            **dict.fromkeys(("group_bounds", "pending_indices"), vector),
+            **{"importance": ((num,), "f"), "pending_scores": ((-1,), "f")},
+            "drawn": ((-1, self.batch_size), "i"),
         }
         check_state(state, schema, "MercurySampler")
         old: dict[str, Any] = {name: state[name] for name in schema}
         if old["estimator"] != self.estimator:
             raise invalid("estimator of the state", old["estimator"], f"be {self.estimator}")
-        order, bounds, drawn, pending = (
-            old[k].astype(np.int64)
-            for k in ("group_order", "group_bounds", "drawn", "pending_indices")
-        )
-        groups = Groups(order, bounds, old["group_turn"], old["group_size"])
-        check_groups(groups, num)
-        check_count("steps", old["steps"])
-        for indices in (drawn, pending):
-            if not ((indices >= 0) & (indices < num)).all():
-                raise invalid("indices of the state", indices, f"be below {num}")
-        if pending.shape != old["pending_scores"].shape:
-            raise invalid("pending_scores", old["pending_scores"].shape, f"fit {pending.shape}")
-        for scores in (old["pending_scores"], old["importance"]):
-            check_importance(scores.astype(np.float64))
         super().load_state_dict(state)
         # all fits: from here on nothing is refused
-        self.groups, self.steps, self._awaits_group = groups, old["steps"], old["awaits_group"]
+        order, bounds = old["group_order"].astype(np.int64), old["group_bounds"]
+        self.groups = Groups(order, bounds, old["group_turn"], old["group_size"])
+        self.steps, self._awaits_group = old["steps"], old["awaits_group"]
         self.importance = old["importance"].astype(np.float64)
-        self.scored_at = old["scored_at"].astype(np.int32)
+        self.scored_at = old["scored_at"].copy()
         self._num_averaged, self._num_pending = old["num_averaged"], old["num_pending"]
-        self._ready, self._ready_weights = drawn, self._weigh(drawn)
-        self._pending = pending, old["pending_scores"].astype(np.float64)
+        self._hold(old["drawn"])
+        self._pending = old["pending_indices"], old["pending_scores"]

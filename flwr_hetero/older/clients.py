@@ -1,24 +1,40 @@
 """A Grid around a Grid whose nodes run a ClientApp of Flower's older API."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from logging import WARNING
-from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
-from flwr.app import Error, Message
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_hetero._flwr import CLIENT_APP_RAISED, log
+from flwr_hetero import keys
+from flwr_hetero._flwr import (
+    CLIENT_APP_RAISED,
+    OLDER_OK,
+    is_older_reply,
+    log,
+    older_content,
+    read_older,
+)
 from flwr_hetero.errors import invalid
-from flwr_hetero.older.records import OlderMessage, from_older, to_older
+from flwr_hetero.server.aggregate import view_array
 from flwr_hetero.server.nodes import GridAround, whole_grid
+
+
+class OlderMessage(NamedTuple):
+    """An instruction in the older form, and how the strategy named the model and its arrays."""
+
+    message: Message
+    category: str = ""
+    arrays_key: str = ""
+    names: tuple[str, ...] = ()
 
 
 class OlderClients(GridAround):
     """Let strategies train clients of Flower's older API: ``NumPyClient`` and ``client_fn``.
 
-    ``strategy.start(grid=OlderClients(grid), ...)`` is all that changes on the server. A client's
-    ``config`` holds what the strategy sends; numbers in its metrics become the reply's.
+    A client's ``config`` holds what the strategy sends; numbers in its metrics become the reply's.
 
     Parameters
     ----------
@@ -34,7 +50,6 @@ class OlderClients(GridAround):
     Examples
     --------
     >>> import numpy as np
-    >>> from flwr.app import ArrayRecord
     >>> from flwr.client import NumPyClient
     >>> from flwr.clientapp import ClientApp
     >>> from flwr_hetero.fleet import DeviceProfile, LocalGrid
@@ -46,9 +61,8 @@ class OlderClients(GridAround):
     ...         return 0.5, 10, {}
     >>> app = ClientApp(client_fn=lambda context: Client().to_client())
     >>> grid = OlderClients(LocalGrid(app, [DeviceProfile()] * 2))
-    >>> strategy = TiFL(clients_per_round=2, num_tiers=1)
-    >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=3)
-    >>> result.arrays.to_numpy_ndarrays()
+    >>> start, strategy = ArrayRecord([np.zeros(2)]), TiFL(clients_per_round=2, num_tiers=1)
+    >>> strategy.start(grid, start, num_rounds=3).arrays.to_numpy_ndarrays()
     [array([3., 3.])]
     """
 
@@ -62,14 +76,17 @@ class OlderClients(GridAround):
         self._told: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        """Show what else a grid has, such as the clock of a LocalGrid."""
+        """Show what else a grid has, such as the clock of a LocalGrid and its ways to wait."""
         if name == "grid" or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.grid, name)
+        found = getattr(self.grid, name)
+        if name in ("wait_for", "wait_for_next"):
+            return lambda *args, **options: self._from_older(found(*args, **options))
+        return found
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages in the older form."""
-        sent = [to_older(message) for message in {id(each): each for each in messages}.values()]
+        sent = _in_older_form(messages)
         ids = list(self.grid.push_messages([each.message for each in sent]))
         self._remember(sent)
         return ids
@@ -78,30 +95,18 @@ class OlderClients(GridAround):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and wait for the replies."""
-        sent = [to_older(message) for message in {id(each): each for each in messages}.values()]
+        sent = _in_older_form(messages)
         replies = self.grid.send_and_receive([each.message for each in sent], timeout=timeout)
         self._remember(sent)
         return self._from_older(replies)
 
     def _remember(self, sent: list[OlderMessage]) -> None:
-        """Remember how the strategy named the model, for the reply; a message sent has an id."""
+        # how the strategy named the model, for the reply: a message has its id once it is sent
         self._sent |= {own.message.metadata.message_id: own for own in sent if own.category}
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies, in today's form."""
         return self._from_older(self.grid.pull_messages(message_ids))
-
-    def wait_for(
-        self, message_ids: Iterable[str], timeout: float | None = None, enough: int | None = None
-    ) -> list[Message]:
-        """Wait for replies of a :class:`~flwr_hetero.fleet.LocalGrid`."""
-        fleet: Any = self.grid
-        return self._from_older(fleet.wait_for(message_ids, timeout, enough))
-
-    def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
-        """Wait for the next reply of a :class:`~flwr_hetero.fleet.LocalGrid`."""
-        fleet: Any = self.grid
-        return self._from_older(fleet.wait_for_next(message_ids, until_s))
 
     def _from_older(self, replies: Iterable[Message]) -> list[Message]:
         return [self._read(reply) for reply in replies]
@@ -113,11 +118,80 @@ class OlderClients(GridAround):
             return reply
         body: Any
         try:
-            body, others = from_older(reply.content, sent)
-        except Exception as error:  # whatever a node may send
+            body, others = _in_todays_form(reply.content, sent)
+        # whatever a node may send
+        except Exception as error:
             body, others = Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), {}
         if new := {name: kind for name, kind in others.items() if name not in self._told}:
             self._told |= new.keys()
             names = ", ".join(f"{name} ({kind})" for name, kind in new.items())
             log(WARNING, "OlderClients: metrics that are no numbers are left out: %s", names)
         return Message(body, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
+
+
+def _to_older(message: Message) -> OlderMessage:
+    """Write an instruction in the form of the older API; records of this package stay beside it."""
+    content, category = message.content, message.metadata.message_type.partition(".")[0]
+    if category not in ("train", "evaluate"):
+        return OlderMessage(message)
+    found = list(content.array_records.items())
+    if len(found) != 1:
+        rule = "send one ArrayRecord, as the older API has one list of arrays"
+        raise invalid("the strategy", [name for name, _ in found], rule)
+    config: dict[str, Any] = {}
+    for name, record in content.config_records.items():
+        config |= {} if name.startswith(keys.PREFIX) else record
+    for key, value in config.items():
+        if isinstance(value, list):
+            hint = "give a list as several keys, or as text"
+            raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
+    ((name, arrays),) = found
+    older = older_content(category, arrays, config)
+    older.update(_own_records(content))
+    # a twin shares the metadata, so that both get the id when it is sent
+    twin = Message(older, metadata=message.metadata)  # type: ignore[call-overload]
+    return OlderMessage(twin, category, name, tuple(arrays))
+
+
+def _in_todays_form(content: RecordDict, sent: OlderMessage) -> tuple[RecordDict, dict[str, str]]:
+    """Read a reply; return it in today's form, and the kinds of metrics that are no numbers."""
+    if not is_older_reply(content, sent.category):
+        return content, {}
+    reply = read_older(content, sent.category)
+    if reply.status != OLDER_OK:
+        raise ValueError(reply.message)
+    numbers: dict[str, Any] = {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in reply.metrics.items()
+        if isinstance(value, int | float)
+    }
+    others = sorted(reply.metrics.keys() - numbers.keys())
+    numbers |= {} if sent.category == "train" else {"loss": float(reply.loss)}
+    numbers[keys.NUM_EXAMPLES] = int(reply.num_examples)
+    records: dict[str, Any] = {"metrics": MetricRecord(numbers)}
+    if sent.category == "train":
+        records[sent.arrays_key] = _named(reply.tensors, reply.tensor_type, sent.names)
+    kinds = {name: type(reply.metrics[name]).__name__ for name in others}
+    return RecordDict(records | _own_records(content)), kinds
+
+
+def _named(tensors: Sequence[bytes], stype: str, names: tuple[str, ...]) -> ArrayRecord:
+    """Give a list of arrays the names of the model, and each what its own header says."""
+    if len(tensors) != len(names):
+        raise ValueError(f"fit() returned {len(tensors)} arrays, the model has {len(names)}")
+    arrays = [Array("", (), stype, data) for data in tensors]
+    for array in arrays:
+        # the parser of a header raises what it likes: a bad one is left to the check of replies
+        with suppress(Exception):
+            values = view_array(array)
+            array.dtype, array.shape = str(values.dtype), values.shape
+    return ArrayRecord(dict(zip(names, arrays, strict=True)))
+
+
+def _own_records(content: RecordDict) -> dict[str, Any]:
+    return {name: record for name, record in content.items() if name.startswith(keys.PREFIX)}
+
+
+def _in_older_form(messages: Iterable[Message]) -> list[OlderMessage]:
+    # a message that is there twice is sent once, as other grids do
+    return [_to_older(message) for message in {id(each): each for each in messages}.values()]

@@ -14,20 +14,17 @@ SMOOTHING = 0.8
 
 MAX_EXPONENT = 20.0
 """Bound of an extrapolation's exponent: an old trend must not overflow."""
-LARGEST = 1e76
-"""Bound of a priority's size in the unbiased draw."""
 
 
 class Trend(NamedTuple):
-    """The paper's U: per example :math:`u = (p_j, a_j, j)`, all of shape (num_samples,).
-
-    ``priority`` is signed and NaN where unknown; ``slope`` is the change of ``log|priority|`` per
-    iteration; ``computed_at`` is the iteration j, -1 where unknown.
-    """
+    """The paper's U: per example :math:`u = (p_j, a_j, j)`, all of shape (num_samples,)."""
 
     priority: NDArray[np.float64]
+    """Signed, NaN where unknown."""
     slope: NDArray[np.float64]
+    """Change of ``log|priority|`` per iteration."""
     computed_at: NDArray[np.int64]
+    """The iteration j, -1 where unknown."""
 
 
 def start_trend(num_samples: int) -> Trend:
@@ -52,7 +49,7 @@ def choose_batch(
     """Choose the examples whose gradients this iteration computes (Algorithm 1, lines 4 to 15).
 
     order: (num_samples,), the round-robin; turn: examples taken from it so far
-    -> (num_renewed + num_top,), those of S first; S and T do not overlap.
+    -> (num_renewed + num_top,), those of S first.
 
     >>> trend = Trend(np.array([9.0, 5.0, 7.0, 1.0]), np.zeros(4), np.zeros(4, dtype=np.int64))
     >>> choose_batch(trend, np.array([3, 0, 1, 2]), 1, 1, num_renewed=1, num_top=2).tolist()
@@ -83,7 +80,7 @@ def pick_top(
     candidates = np.flatnonzero(left)
     if num_top >= len(candidates):
         return candidates
-    known = np.nan_to_num(priority[candidates], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    known = np.where(np.isnan(priority), -np.inf, priority)[candidates]
     chosen = np.argpartition(known, -num_top)[-num_top:] if num_top else np.empty(0, np.int64)
     return np.sort(candidates[chosen])
 
@@ -97,9 +94,9 @@ def learn(
 
     indices, priorities: (batch,), signed -> the trend of all examples.
 
-    The paper's logarithm is undefined for priorities at or below 0, which are common. That of the
-    ratio exists where both values have one sign; elsewhere, and at the first value, the trend
-    starts flat. A second value in one iteration replaces the first and keeps the slope.
+    Priorities at or below 0 are common and have no logarithm. That of the ratio exists where both
+    values have one sign; elsewhere, and at the first value, the trend starts flat. A second value
+    in one iteration replaces the first and keeps the slope.
 
     >>> trend = Trend(np.array([8.0, 1.0]), np.zeros(2), np.array([0, 0]))
     >>> learn(trend, np.array([0, 1]), np.array([2.0, -1.0]), iteration=2).slope.round(3)
@@ -167,8 +164,8 @@ def expected_counts(priority: NDArray[np.float64], mixing: float) -> NDArray[np.
     >>> expected_counts(np.array([9.0, -1.0, np.nan]), mixing=0.5)
     array([1.25, 0.75, 1.  ])
     """
-    # in single precision, where a priority that has all but diverged must stay finite
-    importance = np.sqrt(np.minimum(np.abs(priority), LARGEST)).astype(np.float32)
+    # in single precision, where priorities that have all but diverged must stay finite
+    importance = np.sqrt(np.minimum(np.abs(priority), 1e76)).astype(np.float32)
     known = ~np.isnan(importance)
     mean = float(np.nansum(importance, dtype=np.float64)) / max(1, int(known.sum()))
     if mean == 0.0:
@@ -190,10 +187,10 @@ def weighted_shuffle(counts: NDArray[np.float64], rng: np.random.Generator) -> N
     >>> sorted(weighted_shuffle(np.array([2.0, 1.5, 0.5, 0.0]), rng).tolist())
     [0, 0, 1, 2]
     """
-    # counts end to end, and a tick at every whole number after a random start
     num_samples = len(counts)
     order = rng.permutation(num_samples)
     edges = np.cumsum(counts[order])
+    # of mean 1 up to rounding
     edges *= num_samples / edges[-1]
     edges[-1] = num_samples
     ticks = np.arange(num_samples) + rng.random()

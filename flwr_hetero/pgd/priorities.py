@@ -6,12 +6,11 @@ its parameters moves by ``layer(input; gbar)``; with :math:`\delta_i` the gradie
 .. math:: p_i = \sum_{layers} \langle \delta_i, \mathrm{layer}(a_i; \bar g) \rangle
 """
 
-import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, reduce
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -28,16 +27,12 @@ from flwr_hetero.errors import check_choice, invalid
 
 Parameters: TypeAlias = Mapping[str, Tensor]
 
-NO_FORWARD_MODE = ("implemented", "not support", "view size is not compatible")
-"""What torch says of layers without a forward mode; the last of GroupNorm on channels last."""
 LINEAR_IN_PARAMETERS = (
     nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
 )  # fmt: skip
 LAYERS = ("last", "all")
-NUM_PROBES, TOLERANCE = 8, 0.05
-"""Random sums of losses that check the layers' priorities, and the relative error allowed."""
-
-_log = logging.getLogger(__name__)
+TOLERANCE = 0.01
+"""Part by which the sum of the first priorities may be off."""
 
 
 def sample_priorities(
@@ -80,25 +75,35 @@ def sample_priorities(
     >>> sample_priorities(model, loss, inputs, targets, gradient)
     tensor([1., 4.])
     """
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    own = dict(model.named_parameters())
     if not direction:
         raise invalid("direction", direction, "name at least one parameter")
     for name, part in direction.items():
-        if name not in shapes:
-            raise invalid("direction", name, f"use the model's parameter names {list(shapes)}")
-        if tuple(part.shape) != shapes[name]:
-            rule = f"have the shape {shapes[name]} of the parameter"
-            raise invalid(f"direction[{name!r}]", tuple(part.shape), rule)
-
-    def losses_at(tensors: Parameters) -> Tensor:
-        losses = loss_fn(functional_call(model, dict(tensors), (inputs,)), targets)
+        if name not in own or part.shape != own[name].shape:
+            rule = f"be one of {[(n, tuple(p.shape)) for n, p in own.items()]}"
+            raise invalid("direction", (name, tuple(part.shape)), rule)
+    with undisturbed(model, inputs.device), torch.no_grad(), forward_ad.dual_level():
+        tensors = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        for name, part in direction.items():
+            # no forward mode of GroupNorm is for channels last, which kernels may bring along
+            at = own[name].clone(memory_format=torch.contiguous_format)
+            tensors[name] = forward_ad.make_dual(at, part.to(at))  # type: ignore[no-untyped-call]
+        try:
+            losses = loss_fn(functional_call(model, tensors, (inputs,)), targets)
+        except NotImplementedError as error:
+            rule = "be of layers that torch differentiates in forward mode"
+            hint = "leave the parameters up to this layer out of the direction"
+            raise invalid("model", str(error).split(" because")[0], rule, hint) from error
         if losses.shape != inputs.shape[:1]:
             rule = f"return one loss per example, shape ({len(inputs)},)"
             raise invalid("loss_fn", tuple(losses.shape), rule, 'build it with reduction="none"')
-        return finite("loss_fn", losses, "return finite losses")
-
-    priorities = derivative(model, losses_at, direction, inputs.device)
-    return finite("direction", priorities, "give finite priorities")
+        values, tangent = forward_ad.unpack_dual(losses)  # type: ignore[no-untyped-call]
+    found = torch.zeros_like(values) if tangent is None else tangent
+    for argument, numbers in (("loss_fn", values), ("direction", found)):
+        if len(bad := numbers[~numbers.isfinite()]):
+            hint = "the model has diverged, lower the learning rate"
+            raise invalid(argument, bad[:3].tolist(), "give finite numbers", hint)
+    return found
 
 
 def all_priorities(
@@ -107,12 +112,11 @@ def all_priorities(
     inputs: Tensor,
     targets: Tensor,
     *,
-    names: Iterable[str] | None = None,
+    names: Collection[str] | None = None,
     batch_size: int = 512,
 ) -> tuple[NDArray[np.float64], dict[str, Tensor]]:
     """Compute every example's priority along the gradient of all of them (Eq. 7 and 8)."""
-    own = dict(model.named_parameters())
-    counted = own if names is None else {name: own[name] for name in own if name in set(names)}
+    counted = {n: p for n, p in model.named_parameters() if names is None or n in names}
     moving = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}
     total = {name: at_least_single(torch.zeros_like(p)) for name, p in counted.items()}
     starts = range(0, len(inputs), batch_size)
@@ -125,44 +129,8 @@ def all_priorities(
             gradients = torch.autograd.grad(loss, list(moving.values()))
             for name, part in zip(moving, gradients, strict=True):
                 total[name] += part
-        direction = {name: part.to(own[name]) for name, part in total.items()}
-        found = [sample_priorities(model, loss_fn, *batch, direction) for batch in batches]
+        found = [sample_priorities(model, loss_fn, *batch, total) for batch in batches]
     return torch.cat(found).cpu().double().numpy(), total
-
-
-def derivative(
-    model: nn.Module,
-    values_at: Callable[[Parameters], Tensor],
-    direction: Parameters,
-    device: torch.device,
-) -> Tensor:
-    """Carry dual numbers (parameter, direction) through the network: exact, one pass."""
-    point = {name: p.detach() for name, p in model.named_parameters() if name in direction}
-    # convolutions take channels last from their kernels: once more with contiguous ones
-    plain = {n: p.clone(memory_format=torch.contiguous_format) for n, p in point.items()}
-    reason = ""
-    for parameters in (point, plain):
-        with undisturbed(model, device), torch.no_grad(), forward_ad.dual_level():
-            pairs = {n: (p, direction[n].to(p)) for n, p in parameters.items()}
-            dual = {name: forward_ad.make_dual(*pair) for name, pair in pairs.items()}  # type: ignore[no-untyped-call]
-            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-            try:
-                values, tangent = forward_ad.unpack_dual(values_at({**dual, **buffers}))  # type: ignore[no-untyped-call]
-                return torch.zeros_like(values) if tangent is None else cast(Tensor, tangent)
-            except RuntimeError as error:
-                reason = str(error).split(" because")[0]
-                if not any(sign in reason for sign in NO_FORWARD_MODE):
-                    raise
-    hint = "leave the parameters up to this layer out of the direction"
-    raise invalid("model", reason, "be of layers that torch differentiates in forward mode", hint)
-
-
-def finite(argument: str, values: Tensor, rule: str) -> Tensor:
-    """Return values that are finite."""
-    if len(bad := values[~values.isfinite()]):
-        hint = "the model has diverged, lower the learning rate"
-        raise invalid(argument, bad[:3].tolist(), rule, hint)
-    return values
 
 
 @contextmanager
@@ -188,61 +156,42 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
             module.training = mode
 
 
-class Call(NamedTuple):
-    """A call of a model, and the gradient at its output."""
-
-    model: nn.Module
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    gradient: Tensor
-
-    def losses(self, tensors: Parameters | None = None) -> Tensor:
-        """Call the model again: per example a number that moves as its loss does."""
-        found = functional_call(self.model, dict(tensors or {}), self.arguments, self.options)
-        output = cast(Tensor, main_output(found))
-        return (output * self.gradient.to(output)).flatten(1).sum(1)
-
-
-def main_output(output: object) -> Tensor | None:
-    """Find the outputs, one per example: what the model returns, or the first tensor in it."""
-    found = output.values() if isinstance(output, Mapping) else output
-    parts = found if isinstance(found, Iterable) and not isinstance(found, Tensor) else [found]
-    tensors = (part for part in parts if isinstance(part, Tensor))
-    return next((t for t in tensors if t.ndim and t.is_floating_point()), None)
-
-
 class LayerPriorities:
     """Sum up each example's priority during ``backward``, by hooks on layers."""
 
     def __init__(self, model: nn.Module, layers: str = "last") -> None:
-        own = [(n, m) for n, m in model.named_modules() if list(m.parameters(recurse=False))]
+        own = {m: dict(m.named_parameters(recurse=False)) for m in model.modules()}
+        own = {layer: parameters for layer, parameters in own.items() if parameters}
         if not own:
             raise invalid("model", type(model).__name__, "have parameters")
-        hooked = own if check_choice("layers", layers, LAYERS) == "all" else own[-1:]
-        for name, layer in hooked:
+        if check_choice("layers", layers, LAYERS) == "last":
+            last = set(list(own.values())[-1].values())
+            own = {layer: parts for layer, parts in own.items() if last & set(parts.values())}
+        for layer in own:
             if not isinstance(layer, LINEAR_IN_PARAMETERS):
-                rule = "be linear in its parameters (Linear, Conv, Embedding, normalisation)"
+                rule = "be linear in their parameters (Linear, Conv, Embedding, normalisation)"
                 hint = "take layers='last', or call sample_priorities"
-                raise invalid(f"layer {name!r}", type(layer).__name__, rule, hint)
+                raise invalid("layers that priorities count", type(layer).__name__, rule, hint)
         # a parameter that layers share has one name, and one direction
-        names = {id(p): name for name, p in model.named_parameters()}
-        self._names = {
-            layer: {leaf: names[id(p)] for leaf, p in layer.named_parameters(recurse=False)}
-            for _, layer in hooked
-        }
+        names = {p: name for name, p in model.named_parameters()}
+        self._names = {layer: {k: names[p] for k, p in own[layer].items()} for layer in own}
         used = {name for parts in self._names.values() for name in parts.values()}
         self.parameters = {n: p for n, p in model.named_parameters() if n in used}
-        self.layers, self.direction = layers, cast(Parameters, {})
-        self.is_checked = self.by_forward_mode = self._is_over = False
-        self._sums, self._call = list[Tensor](), cast("Call | None", None)
+        self.direction = cast(Parameters, {})
+        self._sums, self._whole = list[Tensor](), 0.0
+        self._is_over = self._is_checked = False
         self._handles = [layer.register_forward_hook(self._on_forward) for layer in self._names]
-        self._handles.append(model.register_forward_hook(self._on_output, with_kwargs=True))
+        self._handles += [
+            p.register_hook(partial(self._on_gradient, name))  # type: ignore[no-untyped-call]
+            for name, p in self.parameters.items()
+            if p.requires_grad
+        ]
 
     def _on_forward(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad and self.direction and not self.by_forward_mode:
+        if output.requires_grad and self.direction:
             # what is there was another sampler's batch, or dropped
             if self._is_over:
-                self._sums, self._is_over = [], False
+                self._sums, self._whole, self._is_over = [], 0.0, False
             hook = partial(self._on_backward, layer, arguments[0].detach())
             output.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -262,85 +211,29 @@ class LayerPriorities:
             moved = functional_call(layer, moving | buffers, (inputs,))
         self._sums.append((gradient.flatten(1).to(kind) * moved.flatten(1)).sum(1))
 
-    def _on_output(
-        self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: object
-    ) -> None:
-        # the check and forward mode need the call, and the gradient at its output
-        found = main_output(output)
-        needed = self.direction and (self.by_forward_mode or not self.is_checked)
-        if needed and found is not None and found.requires_grad:
-
-            def keep(gradient: Tensor) -> None:
-                self._call = Call(model, arguments, options, gradient.detach())
-
-            found.register_hook(keep)  # type: ignore[no-untyped-call]
+    def _on_gradient(self, name: str, gradient: Tensor) -> None:
+        # gbar . G, which the first priorities must add up to
+        if self._sums and not self._is_checked:
+            self._whole += float((gradient.to_dense() * self.direction[name]).sum())
 
     def collect(self, size: int) -> Tensor | None:
         """Return the priorities of a batch, each times its loss's factor in ``backward``."""
-        sums, call, direction = self._sums, self._call, self.direction
-        self._sums, self._call, self.direction = [], None, {}
-        if not direction:
+        sums, whole = self._sums, self._whole
+        self._sums, self._whole = [], 0.0
+        if not sums or not self.direction:
             return None
-        fits = all(len(part) == size for part in sums)
-        if call is not None and not self.by_forward_mode:
-            self._check(call, direction, fits)
-        elif sums and self.layers == "all" and not self.is_checked:
-            self.is_checked = True
-            _log.warning("layers='all' cannot be checked: the model is not called as a whole.")
-        found = reduce(torch.add, sums) if sums and fits else None
-        if call is not None and self.by_forward_mode:
-            found = derivative(call.model, call.losses, direction, call.gradient.device)
-            found, fits = at_least_single(found), len(found) == size
-        self.direction = direction
-        if not fits:
-            rule = f"have the {size} examples in its first dimension, and be called as a whole"
-            raise invalid("model", [len(part) for part in sums], rule, "call sample_priorities")
+        hint = "call sample_priorities"
+        if lengths := {len(part) for part in sums} - {size}:
+            rule = f"have the {size} examples in the first dimension of each layer that counts"
+            raise invalid("model", lengths, rule, hint)
+        found = reduce(torch.add, sums)
+        if not self._is_checked:
+            self._is_checked = True
+            error = abs(float(found.sum()) - whole) / max(float(found.abs().sum()), 1e-30)
+            if error > TOLERANCE:
+                rule = "use parameters that priorities count in their layers only"
+                raise invalid("model", f"a sum that is {error:.0%} off", rule, hint)
         return found
-
-    def _check(self, call: Call, direction: Parameters, fits: bool) -> None:
-        """Let forward mode take over, with a warning, if the layers' sums are wrong."""
-        if fits and not call.gradient.isfinite().all():
-            return
-        error = self._error(call, direction) if fits else float("inf")
-        self.is_checked, self.by_forward_mode = True, not error <= TOLERANCE
-        if self.by_forward_mode:
-            wrong = f"an error of {error:.0%}" if fits else "other lengths than the batch"
-            _log.warning(
-                "layers=%r does not measure this model's priorities (%s): in some layer the "
-                "examples are not in the first dimension, or its parameters are used outside it. "
-                "Forward mode takes over, at the price of a forward pass per batch measured.",
-                self.layers, wrong,
-            )  # fmt: skip
-
-    def _error(self, call: Call, direction: Parameters) -> float:
-        """Return the relative error of the layers' sums, in passes of their own."""
-        own, device = dict(call.model.named_parameters()), call.gradient.device
-        moving = {name: own[name] for name in direction if own[name].requires_grad}
-        if not moving:
-            return 0.0
-        options: Any = {"retain_graph": True, "materialize_grads": True}
-        pull: Any = partial(torch.autograd.grad, inputs=[*moving.values()], **options)
-        # in evaluation mode examples are independent, and nothing is random
-        plain = torch.autocast(device.type, enabled=False)
-        with scoring(call.model), undisturbed(call.model, device), plain, torch.enable_grad():
-            try:
-                self.direction = direction
-                losses = call.losses()
-                pull(losses.sum())
-                found, self.direction = torch.stack(self._sums).sum(0).float(), {}
-                # with an example's gradient in each row of J, <v, J d> = <J^T v, d> for every v
-                probes, expected = torch.randn(NUM_PROBES, len(losses), device=device), []
-                for v in probes:
-                    pulled = pull((v.to(losses) * losses).sum())
-                    pairs = zip(pulled, (direction[name] for name in moving), strict=True)
-                    expected.append(sum(float((g.to_dense().float() * d).sum()) for g, d in pairs))
-                right = torch.tensor(expected, device=device)
-                return float((probes @ found - right).norm() / right.norm().clamp_min(1e-30))
-            # sums of other shapes, or a pass that allows no second one
-            except RuntimeError:
-                return float("inf")
-            finally:
-                self._sums, self._call, self.direction = [], None, {}
 
     def close(self) -> None:
         """Take the hooks off the model."""

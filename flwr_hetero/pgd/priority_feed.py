@@ -12,17 +12,16 @@ from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.device import reading_cost
-from flwr_hetero.client.weighted_loss import Loss, on_backward
+from flwr_hetero.client.weighted_loss import Loss, at_least_single, on_backward
 from flwr_hetero.errors import invalid
 from flwr_hetero.pgd.priorities import LayerPriorities, all_priorities
 from flwr_hetero.pgd.sampler import PGDSampler
 from flwr_hetero.state_dict import StateDict, check_state
 
+Indices = NDArray[np.int64]
 Gradients = Mapping[str, Tensor | None]
 EVERY = {"topk": 1, "stochastic": 4}
 """Of so many batches of a rule one is measured."""
-MOST_AHEAD = 4096
-"""Batches drawn and not trained that are remembered."""
 
 
 class AggregatedGradient:
@@ -30,10 +29,7 @@ class AggregatedGradient:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], num_samples: int) -> None:
         self.parameters, self.num_samples = dict(parameters), num_samples
-        self.total = {
-            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-            for name, p in self.parameters.items()
-        }
+        self.total = {n: at_least_single(torch.zeros_like(p)) for n, p in parameters.items()}
         # examples that the total covers; it follows Eq. 9 too, as Adam corrects its moments
         self.covered = 0.0
 
@@ -44,7 +40,7 @@ class AggregatedGradient:
 
     @property
     def direction(self) -> dict[str, Tensor]:
-        """The aggregated gradient, a sum over N examples; zeros while nothing is known."""
+        """The sum over N examples; zeros while nothing is known."""
         return {name: part * self.scale for name, part in self.total.items()}
 
     def to_device(self) -> None:
@@ -69,17 +65,16 @@ class PriorityFeed(BatchSampler):
     """Draw PGD's batches and learn from the gradients that training computes anyway.
 
     Used in place of the sampler. As a DataLoader's ``batch_sampler`` it learns from the loss:
-    ``WeightedLoss(feed)``. In a loop that draws by :meth:`next_batch`, :meth:`on_batch` is called
-    between ``backward`` and the optimizer's step. Either is one iteration of Algorithm 1 per
-    batch *trained*; batches may be drawn ahead.
+    ``WeightedLoss(feed)``. A loop that draws by :meth:`next_batch` calls :meth:`on_batch` between
+    ``backward`` and the optimizer's step. Each batch *trained* is an iteration of Algorithm 1.
 
     Parameters
     ----------
     sampler : PGDSampler
         Draws the batches.
     model : nn.Module
-        The model trained, whose outputs have the examples in their first dimension. Has hooks
-        until :meth:`close` or the end of a ``with`` block.
+        The model trained, with the examples in the first dimension of its layers. Has hooks until
+        :meth:`close` or the end of a ``with`` block.
     layers : {"last", "all"}
         Which parameters the priorities count: the last layer's cost little and rank almost
         alike; all cost about one more forward pass.
@@ -87,18 +82,15 @@ class PriorityFeed(BatchSampler):
     Raises
     ------
     ValueError
-        If the model has no parameters, or a layer is not linear in its parameters. In training,
-        if neither the layers nor forward mode have its priorities.
+        If the model has no parameters, or a layer is not linear in its parameters. With the first
+        batch measured, if examples are not in the first dimension of a layer, or its parameters
+        are used outside it: then take :func:`~flwr_hetero.sampler.sample_priorities`.
 
     Notes
     -----
     Priorities count along the gradient before this batch (Alg. 1, l. 20); the very first batch
     has none to follow. ``topk`` measures every batch. ``stochastic`` measures one in 4, which
     stands for those since the one before, so that the aggregate remembers an epoch.
-
-    The layers' priorities are checked once: they are wrong where examples are not in the first
-    dimension of a layer, or its parameters are used outside it. Then the forward mode of
-    :func:`~flwr_hetero.sampler.sample_priorities` takes over, with a warning.
 
     Examples
     --------
@@ -120,7 +112,8 @@ class PriorityFeed(BatchSampler):
         self.listener = LayerPriorities(model, layers)
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
         self._trained, self._every = 0, EVERY[sampler.rule]
-        self._ahead: deque[Batch] = deque(maxlen=MOST_AHEAD)
+        # drawn and not trained; a loop may drop any number of batches
+        self._ahead: deque[Batch] = deque(maxlen=4096)
         self._watch: RemovableHandle | None = None
 
     def next_batch(self) -> Batch:
@@ -129,17 +122,22 @@ class PriorityFeed(BatchSampler):
         self._aim()
         return self._ahead[-1]
 
+    @property
+    def _measures(self) -> bool:
+        """Whether the batch to be trained next is measured."""
+        return self._trained % self._every == 0
+
     def _aim(self) -> None:
-        """Point along the present gradient if the batch to be trained next is to be measured."""
+        """Point along the present gradient if the next batch is measured."""
         self.listener.direction = {}
-        if self._trained % self._every == 0 and self._ahead and self.gradient.covered:
+        if self._measures and self._ahead and self.gradient.covered:
             self.gradient.to_device()
             self.listener.direction = self.gradient.total
 
     def note_help(self) -> None:
         """Do nothing: of a batch that was taken nothing is learnt."""
 
-    def _find(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _find(self, indices: Indices) -> NDArray[np.float64]:
         """Return the weights of a batch that was drawn; those before it will not be trained."""
         for _ in range(len(self._ahead)):
             drawn, weights = self._ahead.popleft()
@@ -148,14 +146,10 @@ class PriorityFeed(BatchSampler):
                 return weights
         raise invalid("indices", list(indices), "be of a batch drawn and not yet trained")
 
-    def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
-        """Learn from the backward pass of these losses, when it has been run.
-
-        The losses' own gradients are the factors with which they count in it, whatever scales
-        them: weights, gradient accumulation or a ``GradScaler``.
-        """
-        # of a loss without a backward pass
+    def watch(self, indices: Indices, losses: Tensor) -> None:
+        """Learn from the backward pass of these losses, when it has been run."""
         if self._watch is not None:
+            # of a loss without a backward pass
             self._watch.remove()
         if not losses.requires_grad:
             return
@@ -169,30 +163,23 @@ class PriorityFeed(BatchSampler):
                 found |= dict(zip(parameters, gradients, strict=True))
                 self._learn(indices, weights, scale, found)
 
-        if self._trained % self._every == 0 and parameters:
+        if self._measures and parameters:
             self._watch = on_backward(losses, weights, list(parameters.values()), end)
         else:
             losses.register_hook(lambda _: self._count())  # type: ignore[no-untyped-call]
 
-    def on_batch(self, model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> int:
-        """Pass the batch's priorities to the sampler and add its gradient to the aggregate.
+    def on_batch(self, model: nn.Module, indices: Indices, losses: Tensor) -> int:
+        """Learn from a model that has the gradient of ``(weights * losses).mean()``.
 
-        ``model`` holds the gradient of ``(weights * losses).mean()``; ``losses`` are not used.
-        Returns how many forward passes of an example that cost: the batch's if priorities were
-        measured in one, less if by the last layer alone.
+        Returns what that cost in forward passes of an example.
         """
         gradients = {name: p.grad for name, p in self.gradient.parameters.items()}
         if not self._learn(indices, self._find(indices), 1.0, gradients):
             return 0
-        passes = self.layers == "all" or self.listener.by_forward_mode
-        return len(indices) if passes else reading_cost(len(indices))
+        return len(indices) if self.layers == "all" else reading_cost(len(indices))
 
     def _learn(
-        self,
-        indices: NDArray[np.int64],
-        weights: NDArray[np.float64],
-        scale: float,
-        gradients: Gradients,
+        self, indices: Indices, weights: NDArray[np.float64], scale: float, gradients: Gradients
     ) -> bool:
         """Learn from the gradients of the mean of ``weights * losses``; say if it was measured."""
         # Alg. 1, l. 9: the loss of example i had the factor scale * weight_i / batch
@@ -203,7 +190,7 @@ class PriorityFeed(BatchSampler):
             factors = weights * scale / (self.gradient.scale * len(indices))
             # l. 10: those of S and T are one batch
             self.sampler.update(indices, measured.cpu().numpy() / factors)
-        if self._trained % self._every == 0:
+        if self._measures:
             # l. 11 and 22: a batch stands for those since the one measured before
             self.gradient.absorb(len(indices) * self._every, gradients)
         self._count()
@@ -212,21 +199,14 @@ class PriorityFeed(BatchSampler):
     def _count(self) -> None:
         self._trained += 1
         self._aim()
-        self.batch_done()
 
     def full_pass(
-        self,
-        model: nn.Module,
-        loss_fn: Loss,
-        inputs: Tensor,
-        targets: Tensor,
-        *,
+        self, model: nn.Module, loss_fn: Loss, inputs: Tensor, targets: Tensor, *,
         batch_size: int = 512,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Compute the gradient and the priority of all examples: the paper's first step.
 
-        Costs about two epochs, in evaluation mode, ``batch_size`` examples at a time; the model
-        is left as it was. Without it the first epoch is taken in turn instead.
+        Costs about two epochs; without it the first epoch is taken in turn instead.
         """
         self.listener.direction = {}
         priorities, total = all_priorities(
@@ -235,39 +215,32 @@ class PriorityFeed(BatchSampler):
         self.gradient.total, self.gradient.covered = total, float(self.num_samples)
         self.sampler.update(np.arange(self.num_samples), priorities)
 
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Do nothing: a training loop passes losses, not priorities."""
+    def update(self, indices: Indices, scores: NDArray[np.float64]) -> None:
+        """Do nothing: training loops pass losses, not priorities."""
 
     def summary(self) -> dict[str, float]:
         """Describe the sampler's state for the history."""
         return self.sampler.summary()
 
     def state_dict(self) -> StateDict:
-        """Return the state of the sampler, the aggregated gradient, and what the check found."""
+        """Return the state of the sampler and the aggregated gradient."""
         total = self.gradient.total.items()
         return self.sampler.state_dict() | {
             **{f"gradient.{name}": part.cpu().numpy().copy() for name, part in total},
             "gradient_covered": self.gradient.covered,
             "batches": self._trained,
-            "is_checked": self.listener.is_checked,
-            "by_forward_mode": self.listener.by_forward_mode,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        sums = {f"gradient.{n}": (tuple(p.shape), "f") for n, p in self.gradient.total.items()}
-        own = {"gradient_covered": float, "batches": int, "is_checked": bool}
-        check_state(state, {**sums, **own, "by_forward_mode": bool}, "PriorityFeed")
-        arrays, covered = [np.asarray(state[key]) for key in sums], float(state["gradient_covered"])
-        bounded = 0.0 <= covered <= self.num_samples * (1 + 1e-9)
-        if not (bounded and all(np.isfinite(array).all() for array in arrays)):
-            raise ValueError("state of PriorityFeed must hold finite sums over the samples.")
+        total = {f"gradient.{name}": part for name, part in self.gradient.total.items()}
+        sums = {key: (tuple(part.shape), "f") for key, part in total.items()}
+        check_state(state, {**sums, "gradient_covered": float, "batches": int}, "PriorityFeed")
         self.sampler.load_state_dict(state)
-        for part, array in zip(self.gradient.total.values(), arrays, strict=True):
-            part.copy_(torch.from_numpy(array))
-        self.gradient.covered, self._trained = covered, int(state["batches"])
-        self.listener.is_checked = bool(state["is_checked"])
-        self.listener.by_forward_mode = bool(state["by_forward_mode"])
+        for key, part in total.items():
+            part.copy_(torch.from_numpy(np.asarray(state[key])))
+        self.gradient.covered = float(state["gradient_covered"])
+        self._trained = int(state["batches"])
 
     def close(self) -> None:
         """Take the hooks off the model."""
@@ -278,6 +251,3 @@ class PriorityFeed(BatchSampler):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-PGDSampler.feed = PriorityFeed

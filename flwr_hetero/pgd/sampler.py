@@ -1,17 +1,11 @@
 """PGD's sampler: the paper's batches of Algorithm 1, or a shuffle by priority."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import (
-    Batch,
-    BatchSampler,
-    check_permutation,
-    coverage_and_age,
-)
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
 from flwr_hetero.errors import check_choice, check_number
 from flwr_hetero.pgd.algorithm import (
     Trend,
@@ -30,9 +24,10 @@ class PGDSampler(BatchSampler):
     r"""Prioritised gradient descent: prefer examples whose gradient agrees with that of all.
 
     ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, from
-    :func:`~flwr_hetero.sampler.sample_priorities` or from the training step itself by
-    :class:`~flwr_hetero.sampler.PriorityFeed`. Zhou and Gao, "Distributed Framework for
-    Accelerating Training of Deep Learning Models through Prioritization", sections III and IV.
+    :func:`~flwr_hetero.sampler.sample_priorities` or, by
+    :class:`~flwr_hetero.sampler.PriorityFeed`, from the training step itself. Zhou and Gao,
+    "Distributed Framework for Accelerating Training of Deep Learning Models through
+    Prioritization", sections III and IV.
 
     Parameters
     ----------
@@ -40,8 +35,8 @@ class PGDSampler(BatchSampler):
         Size N of the local data set.
     batch_size : int
         Examples per batch, :math:`(k + r) N` in the paper.
-    seed : int, keyword-only
-        Seed of the sampler's own random generator.
+    seed : int
+        Of the sampler's own random generator.
     rule : {"stochastic", "topk"}
         ``stochastic``: each epoch is a shuffle in which example i occurs about :math:`N q_i`
         times, with :math:`q_i = (1 - \lambda) \sqrt{|p_i|} / \sum \sqrt{|p|} + \lambda / N` and
@@ -72,8 +67,6 @@ class PGDSampler(BatchSampler):
         "give the DataLoader batch_sampler=PriorityFeed(sampler, model), "
         "and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
-    feed: ClassVar[Callable[["PGDSampler", Any], BatchSampler] | None] = None
-    """Makes a sampler that learns from a model's gradients: PriorityFeed, which needs torch."""
 
     def __init__(
         self,
@@ -95,29 +88,22 @@ class PGDSampler(BatchSampler):
 
     @property
     def num_renewed(self) -> int:
-        """Examples of a batch of ``topk`` that are taken in turn.
-
-        All of them until every example had its turn or a priority: the paper's initial pass over
-        the data, spread over the first epoch.
-        """
+        """Examples of a batch of ``topk`` that are taken in turn."""
         size = min(self.batch_size, self.num_samples)
+        # the paper's initial pass over the data, spread over the first epoch
         if self.position < self.num_samples and (self.trend.computed_at < 0).any():
             return size
         return max(1, round(self.renewal_share * size))
 
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; at most N examples, each once with ``topk``."""
-        return self._round_robin_and_top() if self.rule == "topk" else self._next_of_epoch()
-
-    def _round_robin_and_top(self) -> Batch:
-        # Alg. 1, l. 4 to 15: S, then T
-        size, num_renewed = min(self.batch_size, self.num_samples), self.num_renewed
-        share = {"num_renewed": num_renewed, "num_top": size - num_renewed}
-        indices = choose_batch(self.trend, self.order, self.position, self.iteration, **share)
-        self.position += num_renewed
-        return indices, np.ones(size)
-
-    def _next_of_epoch(self) -> Batch:
+        if self.rule == "topk":
+            # Alg. 1, l. 4 to 15: S, then T
+            size, num_renewed = min(self.batch_size, self.num_samples), self.num_renewed
+            share = {"num_renewed": num_renewed, "num_top": size - num_renewed}
+            indices = choose_batch(self.trend, self.order, self.position, self.iteration, **share)
+            self.position += num_renewed
+            return indices, np.ones(size)
         self.iteration += 1
         if self.position >= self.num_samples:
             counts = expected_counts(self.trend.priority, self.renewal_share)
@@ -140,17 +126,13 @@ class PGDSampler(BatchSampler):
 
     def fed_by(self, model: Any) -> BatchSampler:
         """Return a PriorityFeed, which learns from the gradients of this model."""
-        make = type(self).feed
-        return self if make is None else make(self, model)
+        from flwr_hetero.pgd.priority_feed import PriorityFeed  # PyTorch
+
+        return PriorityFeed(self, model)
 
     def summary(self) -> dict[str, float]:
-        """Describe the state for the history: coverage, mean age in batches, and what is drawn."""
-        own = coverage_and_age(self.trend.computed_at, self.iteration)
-        if self.rule == "topk":
-            known = self.trend.priority[self.trend.computed_at >= 0]
-            return own | {"negative-share": float((known < 0).mean()) if known.size else 0.0}
-        counts = expected_counts(self.trend.priority, self.renewal_share)
-        return own | {"effective-share": float(1.0 / (1.0 / counts).mean())}
+        """Describe the state for the history: coverage, and mean age in batches."""
+        return coverage_and_age(self.trend.computed_at, self.iteration)
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue: 32 bytes a sample."""
@@ -173,18 +155,9 @@ class PGDSampler(BatchSampler):
         check_state(state, vectors | {"rule": str, "position": int, "iteration": int}, owner)
         if state["rule"] != self.rule:
             raise ValueError(f"state of {owner} must hold rule={self.rule}, got {state['rule']}.")
-        order, weights, priority, slope, computed_at = (np.asarray(state[n]) for n in vectors)
-        position, iteration = int(state["position"]), int(state["iteration"])
-        if self.rule == "topk":
-            check_permutation(order, owner)
-        inside = order.min() >= 0 and order.max() < num and min(position, iteration) >= 0
-        light = weights.min() > 0.0 and weights.max() <= 1.0 / self.renewal_share * (1 + 1e-6)
-        finite = np.isfinite(slope).all() and not np.isinf(priority).any()
-        if not (inside and light and finite) or (self.rule != "topk" and position > num):
-            raise ValueError(f"state of {owner} must hold entries within their bounds.")
+        order, weights, *trend = (np.asarray(state[n]).astype(f"{kinds[n]}8") for n in vectors)
+        if order.min() < 0 or order.max() >= num:
+            raise ValueError(f"state of {owner} must hold order below {num}.")
         super().load_state_dict(state)
-        self.order, self.weights = order.astype(np.int64), weights.astype(np.float64)
-        self.trend = Trend(
-            priority.astype(np.float64), slope.astype(np.float64), computed_at.astype(np.int64)
-        )
-        self.position, self.iteration = position, iteration
+        self.order, self.weights, self.trend = order, weights, Trend(*trend)
+        self.position, self.iteration = int(state["position"]), int(state["iteration"])

@@ -41,17 +41,13 @@ def aggregate(
     replies: list[Message],
     weights: list[float],
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let a strategy aggregate models by these weights, and metrics by its own.
-
-    Where only the mean matters it is made in place and goes in as a single reply. Any other
-    strategy gets all replies and, where the weights are not its own, another weight key: Krum
-    needs each reply, and its mean of the chosen ones is then by these weights.
-    """
+    """Let a strategy aggregate models by these weights, and metrics by its own."""
     drop_partial_metrics(replies)
     number, like = context.round, context.arrays
     if not like or not replies or not isinstance(leaf, FedAvg):
         return inner.aggregate_train(number, replies)
     weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
+    # where only the mean matters it is made in place and goes in as a single reply
     if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:
         contents = [reply.content for reply in replies]
         mean = mean_reply(replies, weights, like, own_key)
@@ -66,6 +62,7 @@ def aggregate(
                 metrics.pop(WEIGHT, None)
         return weigh(chosen, own_key)
 
+    # Krum needs each reply, and its mean of the chosen ones is then by these weights
     for reply, weight in zip(replies, weights, strict=True):
         for metrics in reply.content.metric_records.values():
             metrics[WEIGHT] = weight
@@ -106,14 +103,12 @@ def with_update(
     scale: float,
     buffers: tuple[str, ...] = BUFFERS,
 ) -> Message:
-    r"""Return a reply whose model is :math:`x_{base} + s \, (x_i - x_{start})`.
-
-    Integers and buffers are left as they are: they are averaged, not optimised.
-    """
+    r"""Return a reply whose model is :math:`x_{base} + s \, (x_i - x_{start})`."""
     ((name, arrays),) = reply.content.array_records.items()
     moved = ArrayRecord(dict(arrays.items()))
     for key, end in arrays.items():
         before, after = view_array(start[key]), view_array(end)
+        # integers and buffers are averaged, not optimised
         if after.dtype.kind == before.dtype.kind == "f" and not key.endswith(buffers):
             onto = before if base is start else view_array(base[key])
             moved[key] = Array(np.asarray(onto + scale * (after - before), after.dtype))
@@ -162,25 +157,24 @@ def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike) -> bytes:
         with stream.getbuffer() as memory:
             out = np.frombuffer(memory, dtype, offset=start).reshape(shape)
             weighted_mean(views, weights, out=out)
-            del out  # or the buffer could not be closed, and getvalue would copy it
+            # or the buffer could not be closed, and getvalue would copy it
+            del out
     return stream.getvalue()
 
 
 def weighted_mean(
     arrays: Sequence[NDArray[Any]], weights: ArrayLike, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """Average arrays of one shape and type, into ``out`` (contiguous) if it is given.
-
-    All nodes are added up chunk by chunk: every input is read once, and two buffers of ``CHUNK``
-    elements are needed. Half precision is added up in single, integers in double.
-    """
+    """Average arrays of one shape and type, into ``out`` (contiguous) if it is given."""
     dtype = arrays[0].dtype.newbyteorder("=")
     mean = np.empty(arrays[0].shape, dtype) if out is None else out
+    # half precision is added up in single, integers in double
     wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.float64
     factors = normalised(weights).astype(wide)
     flat, flat_mean = [array.reshape(-1) for array in arrays], mean.reshape(-1)
     total = np.empty(min(CHUNK, mean.size), factors.dtype)
     term = np.empty_like(total)
+    # all nodes chunk by chunk: every input is read once, and two buffers are needed
     for start in range(0, mean.size, CHUNK):
         part = slice(start, min(start + CHUNK, mean.size))
         chunk, term_chunk = total[: part.stop - start], term[: part.stop - start]
@@ -188,7 +182,8 @@ def weighted_mean(
         for array, factor in zip(flat[1:], factors[1:], strict=True):
             np.multiply(array[part], factor, out=term_chunk)
             np.add(chunk, term_chunk, out=chunk)
-        if dtype.kind == "b":  # the majority
+        # of masks the majority
+        if dtype.kind == "b":
             flat_mean[part] = chunk >= 0.5
         else:
             flat_mean[part] = np.rint(chunk) if dtype.kind in "iu" else chunk
@@ -204,13 +199,11 @@ def normalised(weights: ArrayLike) -> NDArray[np.float64]:
 
 
 def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
-    """Bring a new model back to the dtypes of the last one; averaging makes floats of integers.
-
-    One with values that no node could train from is logged and replaced by the last one.
-    """
+    """Bring a new model back to the dtypes of the last one; one of no use is replaced by it."""
     if reason := why_no_model(arrays):
         log(ERROR, "the model stays as it was: that of this round holds %s", reason)
         return like
+    # averaging makes floats of integers
     for name, array in arrays.items():
         if name in like and array.dtype != like[name].dtype:
             dtype, values = np.dtype(like[name].dtype), array.numpy()
@@ -224,7 +217,8 @@ def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
 
 def view_array(array: Array) -> NDArray[Any]:
     """View an array of a reply without copying its payload and without pickle."""
-    if array.data[6:7] != b"\1":  # others are for structured types only
+    # others are for structured types only
+    if array.data[6:7] != b"\1":
         raise ValueError("not an npy file of version 1")
     start = 10 + int.from_bytes(array.data[8:10], "little")
     shape, fortran, dtype = _parse_header(array.data[:start])
@@ -236,7 +230,8 @@ def view_array(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-@lru_cache(maxsize=1024)  # the same few headers come again and again
+# the same few headers come again and again
+@lru_cache(maxsize=1024)
 def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     stream = io.BytesIO(header)
     np.lib.format.read_magic(stream)
@@ -258,12 +253,14 @@ def _why_bad_array(array: Array, sent: Array) -> str | None:
         return f"is written as {array.stype!r}, not as {NUMPY!r}"
     try:
         values = view_array(array)
-    except Exception as error:  # the parser of its header raises what it likes
+    # the parser of its header raises what it likes
+    except Exception as error:
         return f"cannot be read ({last_line(str(error))})"
     model = np.dtype(sent.dtype)
     if values.shape != tuple(sent.shape):
         return f"has shape {values.shape} instead of {sent.shape}"
-    if values.dtype.kind not in "fiub":  # averaging may have made floats of integers
+    # averaging may have made floats of integers
+    if values.dtype.kind not in "fiub":
         return f"has type {values.dtype}, which cannot be averaged"
     if reason := _why_bad_values(values):
         return f"holds {reason}"
@@ -289,8 +286,9 @@ def _why_bad_values(values: NDArray[Any]) -> str | None:
         far = values.dtype.kind in "iu" and _largest(flat) > MAX_VALUE
         return f"values above {MAX_VALUE:g}" if far else None
     with np.errstate(all="ignore"):
+        # nothing bad can hide in a small sum of squares
         if flat.dtype != np.float16 and np.dot(flat, flat) <= MAX_VALUE**2:
-            return None  # nothing bad can hide in a small sum of squares
+            return None
     if not np.isfinite(flat).all():
         return "NaN or infinity"
     return f"values above {MAX_VALUE:g}" if _largest(flat) > MAX_VALUE else None
@@ -314,7 +312,8 @@ def holds_trees(arrays: ArrayRecord, form: str) -> bool:
         new, whole = int(numbers["num_parallel_tree"]), int(numbers["num_trees"])
         good = 1 <= new <= len(trees) == whole and all(isinstance(tree, dict) for tree in trees)
         return good and isinstance(booster["iteration_indptr"][-1] + booster["tree_info"][-1], int)
-    except Exception:  # whatever a node may send
+    # whatever a node may send
+    except Exception:
         return False
 
 

@@ -63,7 +63,8 @@ def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> 
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        draft.unlink(missing_ok=True)  # it may be what fills the disk
+        # it may be what fills the disk
+        draft.unlink(missing_ok=True)
         why = f"no checkpoint of round {run.round} ({error.strerror or error})"
         raise OSError(error.errno, f"{why}: make room, then resume the run", str(path)) from error
     with suppress(FileNotFoundError):
@@ -98,7 +99,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
                 arrays = {name: entries[name] for name in entries.files}
             return Checkpoint(path, dict(json.loads(str(arrays.pop("meta")))), arrays)
-        except Exception as error:  # a damaged file may raise anything
+        # a damaged file may raise anything
+        except Exception as error:
             reasons.append(f"{path.name}: {error}")
             log(WARNING, "Checkpoint %s cannot be read: %s", path, error)
     hint = "put back a copy of it, or leave resume out to start a run in another folder"
@@ -113,7 +115,8 @@ def _check_fit(found: Checkpoint, run: Run) -> None:
     if saved != now:
         raise ValueError(f"it is of {' > '.join(saved)}, this run is {' > '.join(now)}")
     model = entries_below("model/", found.arrays)
-    if not trains_trees(chain[-1]):  # which grow
+    # trees grow
+    if not trains_trees(chain[-1]):
         mine = {key: (tuple(array.shape), array.dtype) for key, array in run.arrays.items()}
         theirs = {key: (array.shape, str(array.dtype)) for key, array in model.items()}
         for key in [key for key in mine | theirs if mine.get(key) != theirs.get(key)][:1]:
@@ -304,5 +307,6 @@ def _catch_sigterm() -> None:
 
 
 def _end(number: int, frame: object) -> None:
-    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    # a second one ends the process at once
+    signal.signal(number, signal.SIG_DFL)
     raise SystemExit(128 + number)

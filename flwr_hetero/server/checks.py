@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE
 from flwr_hetero.errors import cure_for, last_line, with_cure
-from flwr_hetero.records import read_number
+from flwr_hetero.records import Latency, read_number, reported_latency
 from flwr_hetero.server.aggregate import Norms, holds_trees, norms_of, weight_of, why_bad_arrays
-from flwr_hetero.server.context import Exchange, Latency, is_enough, reported_latency
+from flwr_hetero.server.context import Exchange, is_enough
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -41,7 +41,8 @@ class Expected(NamedTuple):
     arrays: ArrayRecord | None = None
     weight_key: str | None = None
     metrics: bool = True
-    trees: str | None = None  # boosted trees instead of arrays: as "json", or in "any" format
+    trees: str | None = None
+    """Boosted trees instead of arrays: as "json", or in "any" format."""
 
 
 def accept(
@@ -51,6 +52,21 @@ def accept(
     wrappers: Iterable[Any] = (),
 ) -> list[Message]:
     """Return the good replies, sorted by node identity; record the others as failures."""
+    good = _answers(context, replies, expected)
+    sort_key = context.fleet.nodes.sort_key
+    good.sort(key=lambda reply: sort_key(reply.metadata.src_node_id))
+    if expected.metrics and good:
+        good = _same_metrics(context, good)
+        _limit_examples(context, good, expected.weight_key)
+    if expected.arrays is not None and good:
+        good = _same_size(context, good, expected.arrays)
+    for wrapper in wrappers:
+        good = kept(context, good, [wrapper.why_bad(context, reply) for reply in good])
+    return good
+
+
+def _answers(context: Exchange, replies: Sequence[Message], expected: Expected) -> list[Message]:
+    """Return what answers an instruction and is good by itself; nodes without are silent."""
     good, book = [], context.fleet.nodes
     waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in context.messages}
     for reply in replies:
@@ -62,22 +78,14 @@ def accept(
             book.mark_alive(node_id)
         if is_good(context, reply, node_id, expected):
             good.append(reply)
-    if context.enough is not None and is_enough(replies, context.enough):
+    if is_enough(replies, context.enough):
         context.surplus = [m for m in context.messages if m.metadata.message_id in waiting]
-        waiting = {}
+        return good
     for node_id in waiting.values():
         context.fail(node_id, f"no reply within {context.timeout_s:g} s")
         # a node that is away when it is to be timed is not asked again
         if expected.metrics and not context.overlaps:
             book.keep_silent(node_id, context.fleet.clock.virtual_s, context.timeout_s)
-    good.sort(key=lambda reply: book.sort_key(reply.metadata.src_node_id))
-    if expected.metrics and good:
-        good = _same_metrics(context, good)
-        _limit_examples(context, good, expected.weight_key)
-    if expected.arrays is not None and good:
-        good = _same_size(context, good, expected.arrays)
-    for wrapper in wrappers:
-        good = kept(context, good, [wrapper.why_bad(context, reply) for reply in good])
     return good
 
 
@@ -98,8 +106,8 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
     if not reason and reply.metadata.src_node_id != node_id:
         reason = "it names another node as its source"
     if reason := reason or _why_late(context, reply, node_id):
-        known = expected.arrays is not None and cure_for(reason)
-        told = reply.has_content() or known  # else it may work the next time
+        # an error whose cause is not known may not come the next time
+        told = reply.has_content() or (expected.arrays is not None and cure_for(reason))
         context.fail(node_id, reason, message_id if told else None)
         return False
     context.checked.add(message_id)
@@ -132,9 +140,9 @@ def why_bad(reply: Message, expected: Expected) -> str | None:
 def count(context: Exchange, replies: list[Message], weight_key: str | None) -> list[Message]:
     """Note whose replies go to the innermost strategy; none if their weights sum to 0."""
     if weight_key and not any(weight_of(reply, weight_key) for reply in replies):
-        for reply in replies:  # Flower would divide by the sum
-            context.drop(reply, f"{weight_key} is 0 in all replies")
-        replies = []
+        # Flower would divide by the sum
+        reason = f"{weight_key} is 0 in all replies"
+        replies = kept(context, replies, [reason] * len(replies))
     context.counted = [context.identity(reply.metadata.src_node_id) for reply in replies]
     return replies
 
@@ -148,9 +156,7 @@ def _why_late(context: Exchange, reply: Message, node_id: int) -> str | None:
     if (partition := reported_partition(reply)) is not None:
         book.set_partition_id(node_id, partition)
     how = context.round_trip_s.get(message_id), context.simulated, context.same_clock
-    latency, complaint = judge_latency(reply, *how)
-    if complaint:
-        book.warn(node_id, f"latency not believed: {complaint}")
+    latency = judge_latency(reply, *how)
     _settle_metrics(reply)
     if latency is None:
         return None
@@ -170,24 +176,20 @@ def reported_partition(reply: Message) -> int | None:
 
 def judge_latency(
     reply: Message, round_trip_s: float | None, simulated: bool, same_clock: bool = False
-) -> tuple[Latency | None, str | None]:
-    """Decide what a node's latency was; return it and what is wrong with the node's claim.
+) -> Latency | None:
+    """Return what a node says of its latency if it can be, else what the server saw, if it did.
 
     ``same_clock``: round trips are by the emulated devices' clock too.
     """
     reported = reported_latency(reply)
     observed = None if round_trip_s is None else Latency(round_trip_s, False, "observed")
-    if reported is None:
-        return observed, None
-    if reported.emulated and not simulated:
-        return observed, "claims an emulated device outside a simulation"
+    # only a simulated device is emulated
+    if reported is None or (reported.emulated and not simulated):
+        return observed
     if round_trip_s is None or (reported.emulated and not same_clock):
-        return reported, None
+        return reported
     # no node can have worked longer than its reply was away
-    if reported.seconds > round_trip_s * (1 + 1e-6):
-        complaint = f"claims {reported.seconds:.3g} s, its reply was here in {round_trip_s:.3g} s"
-        return observed, complaint
-    return reported, None
+    return observed if reported.seconds > round_trip_s * (1 + 1e-6) else reported
 
 
 def _settle_metrics(reply: Message) -> None:
@@ -250,8 +252,9 @@ def why_too_large(
     for part, (name, most) in enumerate(zip(Norms._fields, MAX_GROWTH, strict=True)):
         norms = sorted(each[part] for each in everybody)
         usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
+        # one reply has no other to compare with
         if len(norms) == 1 and sent[part]:
-            usual = 0.0  # there is no other to compare with
+            usual = 0.0
         for i, each in enumerate(found):
             # whichever is larger, so that models that are still zero may grow
             if each[part] > most * max(sent[part], usual, SMALL):
@@ -271,9 +274,11 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str | No
         claim = weight_of(reply, weight_key)
         known[name] = known.get(name, (claim, claim))[0], claim
     claims = sorted(last for _, last in known.values() if last)
-    usual = claims[(len(claims) - 1) // 2] if len(claims) > 1 else math.inf  # none to compare with
+    # one claim has none to compare with
+    usual = claims[(len(claims) - 1) // 2] if len(claims) > 1 else math.inf
     for reply, name in zip(good, names, strict=True):
-        said, claim = known[name][0], weight_of(reply, weight_key)  # a merge may hold several
+        # a server update may hold several replies of a node
+        said, claim = known[name][0], weight_of(reply, weight_key)
         # what a node said first may grow, but by no more than this, and to ten medians at most
         if claim <= (most := min(MAX_SHARE * usual, max(MAX_INCREASE * said, usual))):
             continue
@@ -290,37 +295,28 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str | No
 
 
 def check_progress(context: Exchange, of: str = "training") -> None:
-    """Stop a run whose replies are dropped for the same reason, so that none counts."""
-    fleet, before = context.fleet, context.fleet.refused.get(of, {})
-    if of == "training":
-        _check_fruitless(context)
+    """Stop a run in which no reply has counted for a while, of enough nodes."""
+    fleet, begun = context.fleet, of in context.fleet.counting
+    rounds = fleet.in_vain.setdefault(of, [])
     if context.counted:
         fleet.counting.add(of)
-        fleet.refused[of] = {}
-    if context.counted or not context.refused:
+        rounds.clear()
+    if context.counted or all(why.startswith(AWAY) for why in context.failed.values()):
         return
-    fleet.refused[of] = refused = before | context.refused
-    ((reason, count),) = Counter(refused.values()).most_common(1)
-    enough = count >= max(context.quorum, len(refused) / 2)
-    # in the first round at once; once replies have counted in the second such round
-    if enough and (before or of not in fleet.counting):
-        nodes = [context.identity(n) for n, why in refused.items() if why == reason]
+    rounds.append((context.failed, context.refused))
+    failed = {node: why for each, _ in rounds for node, why in each.items()}
+    refused = {node: why for _, each in rounds for node, why in each.items()}
+    reason, count = Counter(refused.values()).most_common(1)[0] if context.refused else ("", 0)
+    # the same reason in the first round ends it at once, once replies have counted in the second
+    again = sum(bool(each) for _, each in rounds) > 1
+    if count >= max(context.quorum, len(refused) / 2) and (again or not begun):
+        nodes = sorted(context.identity(n) for n, why in refused.items() if why == reason)
         share = "all" if count == len(refused) else f"{count} of {len(refused)}"
         text = f"no reply to {of} counts, {share} for the same reason: {reason} "
-        raise RuntimeError(with_cure(f"{text}({', '.join(sorted(nodes)[:5])})."))
-
-
-def _check_fruitless(context: Exchange) -> None:
-    """Stop a run in which no reply has counted for a while, of enough nodes."""
-    fleet = context.fleet
-    if context.counted:
-        fleet.in_vain.clear()
-    elif any(not why.startswith(AWAY) for why in context.failed.values()):
-        fleet.in_vain.append(context.failed)
-    reasons = {node: why for failed in fleet.in_vain for node, why in failed.items()}
-    rounds, replies = len(fleet.in_vain), sum(map(len, fleet.in_vain))
-    enough = len(reasons) >= context.quorum and (replies >= FRUITLESS_REPLIES or not fleet.begun)
-    if rounds >= FRUITLESS_ROUNDS and enough:
-        told = "; ".join(f"{context.identity(n)}: {reasons[n]}" for n in sorted(reasons)[:5])
-        text = f"no reply to training has counted in {rounds} rounds in a row"
+        raise RuntimeError(with_cure(f"{text}({', '.join(nodes[:5])})."))
+    lost = sum(len(each) for each, _ in rounds)
+    enough = len(failed) >= context.quorum and (lost >= FRUITLESS_REPLIES or not begun)
+    if of == "training" and len(rounds) >= FRUITLESS_ROUNDS and enough:
+        told = "; ".join(f"{context.identity(n)}: {failed[n]}" for n in sorted(failed)[:5])
+        text = f"no reply to training has counted in {len(rounds)} rounds in a row"
         raise RuntimeError(with_cure(f"{text}: {told}."))

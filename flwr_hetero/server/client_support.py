@@ -1,7 +1,6 @@
 """What nodes must do for a method, found out in the first round, and the lines that do it."""
 
 import sys
-import warnings
 from collections.abc import Sequence
 from logging import WARNING
 from typing import Any, NamedTuple
@@ -76,21 +75,20 @@ def holds(reply: Message, key: str) -> bool:
 
 
 def check_client_support(wrapper: Any, context: Exchange, replies: Sequence[Message]) -> None:
-    """Raise if no node does its part, warn of some that do not; once that is clear, never again.
-
-    One node that does shows that the app can. That none does is believed of as many nodes as
-    are enough to be no fault of theirs, in one round or over several.
-    """
+    """Raise if no node does its part, warn of some that do not; once that is clear, never again."""
     for support in wrapper.client_support:
-        lacking: dict[int, str] | None = wrapper.lacking.setdefault(support.key, {})
-        if lacking is None:  # it was clear before
+        if support.key in wrapper.clear:
             continue
         found = {r.metadata.src_node_id: wrapper.has_support(context, r, support) for r in replies}
+        lacking: dict[int, str] = wrapper.lacking.setdefault(support.key, {})
         lacking |= {n: context.identity(n) for n, has in found.items() if has is False}
         num_with = sum(map(bool, found.values()))
-        if num_with or len(lacking) >= context.quorum:
-            wrapper.lacking[support.key] = None
-            if lacking:
+        # one node that does shows that the app can; replies that do not tell never will
+        never = bool(found) and all(has is None for has in found.values())
+        # that none does is believed of as many as are enough to be no fault of theirs
+        if num_with or never or len(lacking) >= context.quorum:
+            wrapper.clear.add(support.key)
+            if lacking and not never:
                 tell_missing(name_of(wrapper), support, [*lacking.values()], num_with, replies)
 
 
@@ -104,16 +102,15 @@ def tell_missing(
     """Warn that some nodes lack what others have; raise if none has it."""
     key, meaning, lines, without, way_out = support
     lines = lines or step_lines(has_mod=any(map(_has_mod, replies)))
-    if num_with:
-        shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-        text = "%s: no %r (%s) from %d of %d nodes, %s: %s. Lines for the node:\n%s"
-        counts = len(names), len(names) + num_with
-        log(WARNING, text, owner, key, meaning, *counts, without, shown, lines)
-        return
-    raise MissingClientSupportError(
-        f"{owner}: no node reports {key!r} ({meaning}), so {owner} has no effect. "
-        f"Add to the ClientApp:\n{lines}\nor {way_out} {owner}."
-    )
+    if not num_with:
+        raise MissingClientSupportError(
+            f"{owner}: no node reports {key!r} ({meaning}), so {owner} has no effect. "
+            f"Add to the ClientApp:\n{lines}\nor {way_out} {owner}."
+        )
+    shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    text = "%s: no %r (%s) from %d of %d nodes, %s: %s. Lines for the node:\n%s"
+    counts = len(names), len(names) + num_with
+    log(WARNING, text, owner, key, meaning, *counts, without, shown, lines)
 
 
 def _has_mod(reply: Message) -> bool:
@@ -133,12 +130,3 @@ def step_lines(*, has_mod: bool) -> str:
     """Return the lines for steps; without those for the mod if nodes have it."""
     start = "    # mods=[hetero] is there, this is not" if has_mod else MOD_LINES
     return f"{start}\n{STEP_LINES[framework()]}"
-
-
-def __getattr__(name: str) -> Any:
-    """Find the error under its old name, for one release."""
-    if name != "MissingHelpError":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = "MissingHelpError is MissingClientSupportError now"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return MissingClientSupportError

@@ -1,17 +1,12 @@
 """What goes with what: strategies with each other, and a strategy with how it is started."""
 
+from itertools import pairwise
 from logging import WARNING
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import (
-    chooses_one_node,
-    clips_on_nodes,
-    log,
-    trains_trees,
-    updates_needed,
-)
+from flwr_hetero._flwr import chooses_one_node, clips_on_nodes, log, trains_trees, updates_needed
 from flwr_hetero.errors import invalid
 
 GRADIENT_ONLY = frozenset({"steps", "orders", "herding sketches"})
@@ -41,16 +36,15 @@ def check_composition(wrapper: Any) -> None:
             if "loop" in one.decides and other.only_rounds:
                 rule = f"work without rounds in one composition with {name_of(one)}"
                 raise invalid("strategy", name_of(other), rule, other.only_rounds)
-        if inner.outer is None and inner is not wrapper.inner and _has_loop(inner):
-            rule = f"not be {name} inside a strategy of Flower's, which works in rounds"
-            raise invalid("strategy", name, rule, "write it the other way round")
     if trains_trees(leaf) and wrapper.decides & GRADIENT_ONLY:
         rule = f"train by gradient steps inside {me}"
         raise invalid("strategy", type(leaf).__name__, rule)
     if chooses_one_node(leaf) and "waiting" in wrapper.decides:
         raise invalid("strategy", type(leaf).__name__, f"ask several nodes at once inside {me}")
-    for strategy in wrapper.chain():
-        if not hasattr(strategy, "wrappers") and type(strategy).start is not Strategy.start:
+    for outside, strategy in pairwise(wrapper.chain()):
+        if hasattr(strategy, "wrappers"):
+            _check_outside(outside, strategy)
+        elif type(strategy).start is not Strategy.start:
             hint = (
                 "give it another name and call the wrapper's start in it; "
                 "what it does each round fits into evaluate_fn or aggregate_train"
@@ -59,8 +53,11 @@ def check_composition(wrapper: Any) -> None:
             raise invalid("strategy", name, "leave start to the wrapper", hint)
 
 
-def _has_loop(wrapper: Any) -> bool:
-    return any("loop" in each.decides for each in wrapper.wrappers())
+def _check_outside(outside: Strategy, wrapper: Strategy) -> None:
+    """Refuse a strategy of Flower's around a wrapper: it would not pass on the hooks' context."""
+    if not hasattr(outside, "wrappers"):
+        me, other = name_of(wrapper), type(outside).__name__
+        raise invalid("strategy", me, f"not be inside {other}", f"write {me}({other}(...))")
 
 
 def check_enough_updates(leaf: Strategy, count: int | None, argument: str) -> None:
@@ -85,12 +82,8 @@ def check_start(wrapper: Any) -> None:
     if wrapper.fleet.started:
         return
     wrapper.fleet.started, name = True, type(wrapper).__name__
-    if _has_loop(wrapper):
+    if any("loop" in each.decides for each in wrapper.wrappers()):
         text = "works without rounds, but a strategy of Flower's around it has started rounds"
         raise RuntimeError(f"{name} {text}: put that strategy into {name}.")
-    text = (
-        "%s: a strategy of Flower's around it has started the run, so that nothing is recorded, "
-        "averaged or ended early, and only the mod `timing` tells how long nodes take; "
-        "put a Wrapper around it: strategy = Wrapper(strategy)"
-    )
-    log(WARNING, text, name)
+    text = "%s: nothing is recorded or ended early, for a strategy of Flower's around it has "
+    log(WARNING, text + "started the run: put that one inside", name)

@@ -1,17 +1,21 @@
-"""The context of hooks: an exchange with the nodes, and what lasts for the run."""
+"""The context of hooks: an exchange with nodes, and below it what lasts for the run.
 
-import math
+``Run.exchange`` begins one for each training and each evaluation, ``ask`` is told its instructions,
+``send`` waits for the replies, ``server.checks`` judges them, and hooks see the good ones.
+"""
+
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_hetero import keys
-from flwr_hetero.records import payload_bytes, read_number
+from flwr_hetero.records import Latency, payload_bytes, reported_latency
 from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
 
 QUORUM = 3
@@ -26,29 +30,153 @@ TRUSTED = 0.5
 """Least part of a round trip that a node may call its own time."""
 
 
+@dataclass
+class Exchange:
+    """Instructions to nodes and what came back: the ``context`` of every hook."""
+
+    # --- what is asked
+    fleet: Fleet
+    round: int = 0
+    arrays: ArrayRecord = field(default_factory=ArrayRecord)
+    """The global model."""
+    config: ConfigRecord = field(default_factory=ConfigRecord)
+    timeout_s: float = inf
+    enough: int | None = None
+    """Number of replies to wait for; None: all."""
+    messages: list[Message] = field(default_factory=list)
+    simulated: bool = False
+    overlaps: bool = False
+    """Whether other exchanges are in flight, so that its silences are no news when it is over."""
+    quorum: int = QUORUM
+    """Nodes that must agree in a fault: fewer where there are no more."""
+
+    # --- how long it took, by the fleet's clock; of single messages by their id
+    virtual_s: float = 0.0
+    round_trip_s: dict[str, float] = field(default_factory=dict)
+    """As the server saw it."""
+    same_clock: bool = False
+    """Whether round trips are by the clock of the nodes' reports: not in Flower's simulation."""
+    latency: dict[str, Latency] = field(default_factory=dict)
+
+    # --- what came back
+    checked: set[str] = field(default_factory=set)
+    """Ids of messages whose replies were found good on arrival."""
+    surplus: list[Message] = field(default_factory=list)
+    """Instructions whose replies were not waited for."""
+    counted: list[str] = field(default_factory=list)
+    """Nodes whose replies went to the innermost strategy."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """By what the models of these nodes were weighted."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Why nodes, by id, have no reply that counts."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Those of them that did answer."""
+
+    _by_id: dict[str, Message] = field(default_factory=dict)
+
+    def ask(self, messages: Sequence[Message], grid: Grid) -> None:
+        """Begin: only replies to these instructions are accepted."""
+        self.messages, self.simulated = list(messages), is_simulated(grid)
+        self.fleet.nodes.learn_new(grid, [message.metadata.dst_node_id for message in messages])
+        if len(messages) < QUORUM:
+            self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
+
+    def send(self, grid: Grid) -> list[Message]:
+        """Send the instructions, wait for all or enough replies, and advance the clock."""
+        if not self.messages:
+            return []
+        whole, clock, emulated_s = whole_grid(grid), self.fleet.clock, None
+        if hasattr(whole, "virtual_time_s"):
+            arrived = replies = self._send_locally(whole)
+        else:
+            # in Flower's simulation the first replies are those first on the devices' clock
+            start_s, enough = time.monotonic(), None if self.simulated else self.enough
+            arrived, self.round_trip_s = wait(whole, self.messages, self.timeout_s, enough)
+            replies, self.same_clock = arrived, not self.simulated
+            if self.simulated:
+                replies = first(arrived, self.enough)
+                emulated_s = self._emulated_s(arrived, replies)
+            self.virtual_s = time.monotonic() - start_s if emulated_s is None else emulated_s
+        self.fleet.costs.sent(self.messages, clock.virtual_s, self.timeout_s)
+        clock.virtual_s += self.virtual_s
+        trips_s = self.round_trip_s if emulated_s is None else {}
+        self.fleet.costs.answered(arrived, inf, trips_s)
+        return replies
+
+    def _send_locally(self, grid: Any) -> list[Message]:
+        """Send on a LocalGrid, which has the clock."""
+        began_s, ids = grid.virtual_time_s, grid.push_messages(self.messages)
+        replies: list[Message] = grid.wait_for(ids, self.timeout_s, self.enough)
+        # to the nanosecond, so that a resumed run, whose clock began later, counts the same
+        self.virtual_s = round(float(grid.virtual_time_s) - began_s, 9)
+        self.round_trip_s = {i: round(at_s - began_s, 9) for i, at_s in grid.arrived_s.items()}
+        self.same_clock = True
+        return replies
+
+    def _emulated_s(self, arrived: list[Message], replies: list[Message]) -> float | None:
+        """Return how long it took on the devices' own clock; None if they have none."""
+        latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
+        # TiFL, Eq. 1: a round is as long as its slowest node takes
+        seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
+        if not (seconds or self.fleet.clock.emulated):
+            return None
+        if len(arrived) < len(self.messages) and not is_enough(arrived, self.enough):
+            seconds.append(self.timeout_s)
+        return min(max(seconds, default=0.0), self.timeout_s)
+
+    def beside(self, timeout_s: float) -> Exchange:
+        """Begin another exchange in the same round."""
+        return Exchange(self.fleet, self.round, self.arrays, self.config, timeout_s)
+
+    # --- what hooks ask ----------------------------------------------------------------
+
+    def identity(self, node_id: int) -> str:
+        """Return a node's stable identity: name, key, partition or id, in that order."""
+        return self.fleet.nodes.identity(node_id)
+
+    def instruction_of(self, reply: Message) -> Message:
+        """Return the instruction that a reply answers: what the node was sent, model included."""
+        # they have an id once they are sent
+        if len(self._by_id) != len(self.messages):
+            self._by_id = {message.metadata.message_id: message for message in self.messages}
+        return self._by_id[reply.metadata.reply_to_message_id]
+
+    def latency_of(self, reply: Message) -> Latency | None:
+        """Return how long a node took for a good reply; None if that is unknown."""
+        return self.latency.get(reply.metadata.reply_to_message_id)
+
+    def comparable_s(self, reply: Message) -> float:
+        """Return how long a node took, so that nodes can be compared by it."""
+        latency, sees = self.latency_of(reply), self.same_clock
+        # a simulation's round trip holds the wait for a free worker: all are equally fast
+        if latency is None or (latency.source == "observed" and self.simulated and not sees):
+            return EQUAL_S
+        seen_s = self.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if sees else 0.0
+        return max(latency.seconds, TRUSTED * seen_s)
+
+    # --- what does not count -----------------------------------------------------------
+
+    def drop(self, reply: Message, reason: str) -> None:
+        """Record that a good reply does not count."""
+        self.fail(reply.metadata.src_node_id, reason, reply.metadata.reply_to_message_id)
+
+    def fail(self, node_id: int, reason: str, message_id: str | None = None) -> None:
+        """Record that a node has no reply that counts; ``message_id``: of what it did answer."""
+        reason = reason[:MOST_TEXT]
+        self.note(node_id, f"reply dropped: {reason}", recorded=reason)
+        if message_id is not None:
+            self.latency.pop(message_id, None)
+            self.refused[node_id] = reason
+        self.failed[node_id] = reason
+
+    def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
+        """Record a failure that costs no reply of a node that was asked."""
+        self.fleet.nodes.warn(node_id, reason)
+        failure = {"node": self.identity(node_id), "reason": recorded or reason}
+        self.fleet.failures.append(failure)
+
+
 # --- time and costs ----------------------------------------------------------------------
-
-
-class Latency(NamedTuple):
-    """How long a node took for a message; ``source``: emulated, reported or observed."""
-
-    seconds: float
-    emulated: bool
-    source: str
-
-
-def reported_latency(reply: Message) -> Latency | None:
-    """Read what a reply says of its latency: a timing record, else a metric."""
-    record = reply.content.config_records.get(keys.TIMING)
-    if record is not None:
-        parts = [read_number(record, key) for key in (keys.TRAIN_TIME, keys.TRANSFER_TIME)]
-    else:
-        metrics = [m for m in reply.content.metric_records.values() if keys.TRAIN_TIME in m]
-        parts = [read_number(metrics[0], keys.TRAIN_TIME)] if metrics else [math.nan]
-    if not (all(seconds >= 0 for seconds in parts) and math.isfinite(sum(parts))):
-        return None
-    emulated = record is not None and record.get(keys.EMULATED) is True
-    return Latency(sum(parts), emulated, "emulated" if emulated else "reported")
 
 
 @dataclass
@@ -121,24 +249,30 @@ class Fleet:
     nodes: NodeBook = field(default_factory=NodeBook)
     clock: Clock = field(default_factory=Clock)
     costs: Costs = field(default_factory=Costs)
-    failures: list[dict[str, str]] = field(default_factory=list)
-    """Of this round: replies that were dropped or corrected, or that never came."""
-    by_node: dict[str, Any] = field(default_factory=dict)
-    """Of this round: how good the model is on each node."""
     started: bool = False
     """Whether a run has begun, ours or one of a strategy of Flower's around the wrappers."""
     stop_reason: str | None = None
     """Why the run ends after this round."""
+
+    # --- of this round
+    failures: list[dict[str, str]] = field(default_factory=list)
+    """Replies that were dropped or corrected, or that never came."""
+    by_node: dict[str, Any] = field(default_factory=dict)
+    """How good the model is on each node."""
+
+    # --- of all replies so far, by which later ones are judged
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
     """By message type: how often each set of metric names was accepted."""
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     """By message type and node: of how many examples it spoke first, and how many counted last."""
-    refused: dict[str, dict[int, str]] = field(default_factory=dict)
-    """By "training" or "evaluation": why replies have not counted since one last did."""
-    counting: set[str] = field(default_factory=set)  # of which of the two a reply has counted
-    in_vain: list[dict[int, str]] = field(default_factory=list)  # failures since a reply counted
-    cut: set[str] = field(default_factory=set)  # nodes whose claims of examples were cut
-    norms: dict[int, Any] = field(default_factory=dict)  # of the nodes' last models
+    cut: set[str] = field(default_factory=set)
+    """Nodes whose claims of examples were cut."""
+    norms: dict[int, Any] = field(default_factory=dict)
+    """Of the nodes' last models."""
+    counting: set[str] = field(default_factory=set)
+    """Of which, "training" or "evaluation", a reply has counted."""
+    in_vain: dict[str, list[tuple[dict[int, str], ...]]] = field(default_factory=dict)
+    """By either: ``failed`` and ``refused`` of the exchanges since a reply counted."""
 
     def begin_round(self) -> None:
         """Forget what the history gets of the round before."""
@@ -150,161 +284,19 @@ class Fleet:
         return "training" in self.counting
 
 
-# --- an exchange -------------------------------------------------------------------------
-
-
-@dataclass
-class Exchange:
-    """Instructions to nodes and what came back: the ``context`` of every hook."""
-
-    fleet: Fleet
-    round: int = 0
-    arrays: ArrayRecord = field(default_factory=ArrayRecord)
-    """The global model."""
-    config: ConfigRecord = field(default_factory=ConfigRecord)
-    timeout_s: float = inf
-    enough: int | None = None
-    """Number of replies to wait for; None: all."""
-    messages: list[Message] = field(default_factory=list)
-    simulated: bool = False
-    overlaps: bool = False
-    """Whether other exchanges are in flight, so that its silences are no news when it is over."""
-    virtual_s: float = 0.0
-    """How long it took by the fleet's clock."""
-    round_trip_s: dict[str, float] = field(default_factory=dict)
-    """By message id, as the server saw it."""
-    same_clock: bool = False
-    """Whether round trips are by the clock of the nodes' reports: not in Flower's simulation."""
-    latency: dict[str, Latency] = field(default_factory=dict)
-    """By message id."""
-    checked: set[str] = field(default_factory=set)
-    """Message ids whose replies were found good on arrival."""
-    surplus: list[Message] = field(default_factory=list)
-    """Instructions whose replies were not waited for."""
-    counted: list[str] = field(default_factory=list)
-    """Nodes whose replies went to the innermost strategy."""
-    weights: dict[str, float] = field(default_factory=dict)
-    """By what the models of these nodes were weighted."""
-    failed: dict[int, str] = field(default_factory=dict)
-    """Why nodes, by id, have no reply that counts."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """Why the reply of a node, by id, does not count."""
-    quorum: int = QUORUM
-    """Nodes that must agree in a fault: fewer where there are no more."""
-
-    _by_id: dict[str, Message] = field(default_factory=dict)
-
-    def ask(self, messages: Sequence[Message], grid: Grid) -> None:
-        """Begin: only replies to these instructions are accepted."""
-        self.messages, self.simulated = list(messages), is_simulated(grid)
-        self.fleet.nodes.learn_new(grid, [message.metadata.dst_node_id for message in messages])
-        if len(messages) < QUORUM:
-            self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
-
-    def send(self, grid: Grid) -> list[Message]:
-        """Send the instructions, wait for all or enough replies, and advance the clock."""
-        whole: Any = whole_grid(grid)
-        messages, timeout_s, enough = self.messages, self.timeout_s, self.enough
-        clock, costs, by_devices = self.fleet.clock, self.fleet.costs, False
-        if not messages:
-            return []
-        start_s = time.monotonic()
-        if hasattr(whole, "virtual_time_s"):
-            began_s = whole.virtual_time_s
-            arrived: list[Message] = whole.wait_for(
-                whole.push_messages(messages), timeout_s, enough
-            )
-            replies = arrived
-            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
-            self.virtual_s = round(float(whole.virtual_time_s) - began_s, 9)
-            self.round_trip_s = {i: round(at - began_s, 9) for i, at in whole.arrived_s.items()}
-            self.same_clock = True
-        elif is_simulated(whole):  # the first replies are those first on the devices' clock
-            arrived, self.round_trip_s = wait(whole, messages, timeout_s, None)
-            num_missing = 0 if is_enough(arrived, enough) else len(messages) - len(arrived)
-            replies = first(arrived, enough)
-            took_s = emulated_s(replies, num_missing, timeout_s, known=clock.emulated)
-            by_devices = took_s is not None
-            self.virtual_s = time.monotonic() - start_s if took_s is None else took_s
-        else:
-            arrived, self.round_trip_s = wait(whole, messages, timeout_s, enough)
-            replies, self.same_clock = arrived, True
-            self.virtual_s = time.monotonic() - start_s
-        costs.sent(messages, clock.virtual_s, timeout_s)
-        clock.virtual_s += self.virtual_s
-        costs.answered(arrived, inf, {} if by_devices else self.round_trip_s)
-        return replies
-
-    def beside(self, timeout_s: float) -> "Exchange":
-        """Begin another exchange in the same round."""
-        return Exchange(self.fleet, self.round, self.arrays, self.config, timeout_s)
-
-    # --- what hooks ask ----------------------------------------------------------------
-
-    def identity(self, node_id: int) -> str:
-        """Return a node's stable identity: name, key, partition or id, in that order."""
-        return self.fleet.nodes.identity(node_id)
-
-    def instruction_of(self, reply: Message) -> Message:
-        """Return the instruction that a reply answers: what the node was sent, model included."""
-        if len(self._by_id) != len(self.messages):  # they have an id once they are sent
-            self._by_id = {message.metadata.message_id: message for message in self.messages}
-        return self._by_id[reply.metadata.reply_to_message_id]
-
-    def latency_of(self, reply: Message) -> Latency | None:
-        """Return how long a node took for a good reply; None if that is unknown."""
-        return self.latency.get(reply.metadata.reply_to_message_id)
-
-    def comparable_s(self, reply: Message) -> float:
-        """Return how long a node took, so that nodes can be compared by it.
-
-        It is at least half of the round trip, where the server sees one. Else all nodes that do
-        not report their time are equally fast: a simulation's holds the wait for a free worker.
-        """
-        latency, sees = self.latency_of(reply), self.same_clock
-        if latency is None or (latency.source == "observed" and self.simulated and not sees):
-            return EQUAL_S
-        seen_s = self.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if sees else 0.0
-        return max(latency.seconds, TRUSTED * seen_s)
-
-    # --- what does not count -----------------------------------------------------------
-
-    def drop(self, reply: Message, reason: str) -> None:
-        """Record that a good reply does not count."""
-        self.fail(reply.metadata.src_node_id, reason, reply.metadata.reply_to_message_id)
-
-    def fail(self, node_id: int, reason: str, message_id: str | None = None) -> None:
-        """Record that a node has no reply that counts; ``message_id``: of what it did answer."""
-        reason = reason[:MOST_TEXT]
-        self.note(node_id, f"reply dropped: {reason}", recorded=reason)
-        if message_id is not None:
-            self.latency.pop(message_id, None)
-            self.refused[node_id] = reason
-        self.failed[node_id] = reason
-
-    def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
-        """Record a failure that costs no reply of a node that was asked."""
-        self.fleet.nodes.warn(node_id, reason)
-        failure = {"node": self.identity(node_id), "reason": recorded or reason}
-        self.fleet.failures.append(failure)
-
-
 # --- waiting for replies -------------------------------------------------------------------
 
 
 def wait(
     grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None
 ) -> tuple[list[Message], dict[str, float]]:
-    """Poll for replies; return them and the round trip of each.
-
-    A node that goes while it sends its reply holds a poll up, for 180 s at most. What others have
-    sent meanwhile is fetched all the same: the last poll begins after the time-out.
-    """
-    start_s = time.monotonic()
+    """Poll for replies; return them and the round trip of each."""
+    start_s, in_time = time.monotonic(), True
     waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
     replies: list[Message] = []
     round_trip_s: dict[str, float] = {}
-    in_time = True
+    # a node that goes while it sends holds a poll up, for 180 s at most: what others have sent
+    # meanwhile is fetched all the same, for the last poll begins after the time-out
     while waiting and in_time and not is_enough(replies, enough):
         in_time = time.monotonic() - start_s < timeout_s
         arrived = list(grid.pull_messages(waiting))
@@ -330,16 +322,3 @@ def first(replies: list[Message], enough: int | None) -> list[Message]:
     timed.sort(key=lambda pair: pair[0].seconds if pair[0] else inf)
     kept = {id(reply) for _, reply in timed[:enough]}
     return [reply for reply in replies if reply.has_error() or id(reply) in kept]
-
-
-def emulated_s(
-    replies: Sequence[Message], num_missing: int, timeout_s: float, *, known: bool
-) -> float | None:
-    """Length of an exchange on the devices' own clock (TiFL, Eq. 1); None if they have none."""
-    latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
-    seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
-    if not seconds and not known:
-        return None
-    if num_missing:
-        seconds.append(timeout_s)
-    return min(max(seconds, default=0.0), timeout_s)

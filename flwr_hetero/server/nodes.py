@@ -93,41 +93,26 @@ def online_nodes(grid: Grid) -> Set[int]:
 
 def wait_for_nodes(grid: Grid, at_least: int, wait_s: float = WAIT_S) -> Set[int]:
     """Wait until enough nodes are online, or until time is up; a LocalGrid has all at once."""
-    online, waited_s = online_nodes(grid), 0.0
-    if len(online) < at_least and is_simulation_grid(whole_grid(grid)):
-        online, waited_s = _wait_for_registration(grid, at_least, wait_s)
-    elif not is_simulated(grid):
-        online, waited_s = _wait_for_fleet(grid, at_least, wait_s)
+    online, waited_s, same_s, told = online_nodes(grid), 0.0, 0.0, -1
+    registers = len(online) < at_least and is_simulation_grid(whole_grid(grid))
+    is_there = is_simulated(grid) and not registers
+    while waited_s < wait_s and not is_there:
+        is_over = len(online) >= at_least
+        # a simulation registers its nodes in a row and has no others; a fleet's come one by one
+        if registers:
+            is_over = bool(online) and same_s >= (REGISTER_POLL_S if is_over else REGISTER_S)
+        if is_over:
+            break
+        if not registers and told != (told := len(online)):
+            text = "%d nodes are online: waiting up to %.0f s for another one (see the nodes' logs)"
+            log(INFO if told else WARNING, text, told, wait_s - waited_s)
+        time.sleep(poll_s := REGISTER_POLL_S if registers else 1.0)
+        before, online = len(online), online_nodes(grid)
+        waited_s, same_s = waited_s + poll_s, same_s + poll_s if len(online) == before else 0.0
     if not online:
         why = "start the SuperNodes, or see in their logs why the SuperLink has none of them"
         raise RuntimeError(f"no node is online after {waited_s:.0f} s: {why}.")
     return online
-
-
-def _wait_for_fleet(grid: Grid, at_least: int, wait_s: float) -> tuple[Set[int], float]:
-    """Wait for nodes that come one by one; return them and how long that took."""
-    online, waited_s, told = online_nodes(grid), 0.0, -1
-    while len(online) < at_least and waited_s < wait_s:
-        if told != (told := len(online)):
-            text = "%d nodes are online: waiting up to %.0f s for another one (see the nodes' logs)"
-            log(INFO if told else WARNING, text, told, wait_s - waited_s)
-        time.sleep(1)
-        online, waited_s = online_nodes(grid), waited_s + 1
-    return online, waited_s
-
-
-def _wait_for_registration(grid: Grid, at_least: int, wait_s: float) -> tuple[Set[int], float]:
-    """Wait for a simulation that registers its nodes, all in a row, after the ServerApp began."""
-    online, waited_s, same_s = online_nodes(grid), 0.0, 0.0
-    while waited_s < wait_s:
-        # it has no others: enough or not, the wait ends when no further one comes
-        if online and same_s >= (REGISTER_POLL_S if len(online) >= at_least else REGISTER_S):
-            break
-        time.sleep(REGISTER_POLL_S)
-        before, online = len(online), online_nodes(grid)
-        waited_s += REGISTER_POLL_S
-        same_s = same_s + REGISTER_POLL_S if len(online) == before else 0.0
-    return online, waited_s
 
 
 def settled_nodes(
@@ -154,22 +139,20 @@ class NodeBook:
     """Who the nodes are, which are in flight or backed off, and how often they have failed.
 
     An identity is, in this order: the name given at registration, a hash of the node's public
-    key, the ``partition-id`` that the node reports, the node id. Of two nodes that claim the same
-    one the second keeps its node id.
+    key, the ``partition-id`` that it reports, its id. Who claims one second keeps its id.
     """
 
     def __init__(self) -> None:
         self._identity: dict[int, str] = {}
         self._node_id: dict[str, int] = {}
-        self.devices: dict[str, dict[str, str | float]] = {}
         self.in_flight: dict[int, float] = {}
         """Nodes with an instruction whose reply no round waits for, and since when."""
         self.failures: dict[str, Counter[str]] = defaultdict(Counter)
         """Failures in a row, by kind and identity: "silence" in rounds, "train", "evaluate"."""
         self.profile_kind: str | None = None
         """Type of the message that times a node, once it is known what the ClientApp handles."""
-        self._asked: set[int] = set()
-        self._until_s: dict[int, float] = {}  # nodes that are backed off, until when
+        # nodes that are backed off, until when
+        self._until_s: dict[int, float] = {}
         self._warned: Counter[str] = Counter()
 
     def identity(self, node_id: int) -> str:
@@ -199,9 +182,8 @@ class NodeBook:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
 
     def learn_new(self, grid: Grid, node_ids: Iterable[int]) -> None:
-        """Read names and public keys if some of these nodes are asked for the first time."""
-        if new := set(node_ids) - self._asked:
-            self._asked |= new
+        """Read names and public keys if some of these nodes have no identity yet."""
+        if not all(map(self.knows, node_ids)):
             self.learn(grid)
 
     def set_partition_id(self, node_id: int, partition_id: int) -> None:
@@ -249,7 +231,8 @@ class NodeBook:
 
     def back_off(self, node_id: int, until_s: float) -> None:
         """Do not ask a node before a time of the fleet's clock."""
-        self._until_s[node_id] = round(until_s, 9)  # as the clock shows it, or it might be missed
+        # as the clock shows it, or it might be missed
+        self._until_s[node_id] = round(until_s, 9)
 
     def backed_off(self, now_s: float) -> set[int]:
         """Return the nodes that are not asked now."""
@@ -268,7 +251,5 @@ class NodeBook:
         """Log what a node did wrong, of each kind a few times: thousands may do the same."""
         kind = re.sub(r"\d+(\.\d+)?", "#", reason)
         self._warned[kind] += 1
-        count = self._warned[kind]
-        more = " (more of this kind are in the history only)" if count == MOST_WARNINGS else ""
-        level = WARNING if count <= MOST_WARNINGS else DEBUG
-        log(level, "%s: %s%s", self.identity(node_id), reason, more)
+        level = WARNING if self._warned[kind] <= MOST_WARNINGS else DEBUG
+        log(level, "%s: %s", self.identity(node_id), reason)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from itertools import islice
-from logging import DEBUG, INFO
+from logging import INFO
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.wrapper import Wrapper
 
-MAX_ENTRIES, MAX_TEXT = 8, 80
+MAX_TEXT = 80
 """Entries of a device's metadata that are kept, and characters of each."""
 MAX_METRICS = 100
 """Statistics of a node's samplers that are read."""
@@ -39,10 +39,9 @@ def profile_nodes(
 ) -> tuple[list[int], NDArray[np.float64]]:
     """Measure the latency of nodes in some rounds of their own (TiFL, section 4.2).
 
-    Returns the nodes, and seconds by round and node, NaN where a node did not answer.
-    The instruction has the message type ``train.profile``, which the ClientApp answers with
-    the time its training takes and no arrays. A ClientApp without a handler for it is sent an
-    ordinary training message instead, the result of which is dropped: one node is asked first.
+    Returns the nodes, and seconds by round and node, NaN where a node did not answer. A ClientApp
+    answers ``train.profile`` with the time that its training takes and no arrays. One without a
+    handler for it is sent an ordinary training message, the result of which is dropped.
     """
     nodes = list(node_ids)
     column = {node_id: i for i, node_id in enumerate(nodes)}
@@ -51,7 +50,7 @@ def profile_nodes(
     log(INFO, "Profiling %d nodes: %d + %d rounds", len(nodes), warmup_rounds, sync_rounds)
     for number in range(warmup_rounds + sync_rounds):
         now = context.beside(t_max)
-        good = _ask(strategy, now, grid, nodes, kind, number)
+        good = _ask(strategy, now, grid, kind, number)
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(now, good)
@@ -62,21 +61,17 @@ def profile_nodes(
 
 
 def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: float) -> None:
-    """Find out the identities of unknown nodes after a resume.
-
-    It takes no time of the fleet's clock and costs nothing: the run goes on as it would have.
-    """
+    """Find out the identities of unknown nodes after a resume."""
     fleet = context.fleet
     fleet.nodes.learn(grid)
+    # it takes no time of the fleet's clock and costs nothing: the run goes on as it would have
     virtual_s, costs = fleet.clock.virtual_s, deepcopy(fleet.costs)
     if unknown := _unknown(fleet.nodes, grid):
         log(INFO, "Asking %d nodes for their identity", len(unknown))
         usual = profile_kind(strategy, context, grid, unknown, t_max)
-        unknown = _unknown(fleet.nodes, grid)  # without the one asked first
-        kind = dict.fromkeys(unknown, usual)
-        _ask(strategy, context.beside(t_max), grid, unknown, kind)
-        if again := [node for node in unknown if kind[node] != usual]:
-            _ask(strategy, context.beside(t_max), grid, again, kind)
+        # the one asked first has been named
+        kind = dict.fromkeys(_unknown(fleet.nodes, grid), usual)
+        _ask(strategy, context.beside(t_max), grid, kind)
     fleet.clock.virtual_s, fleet.costs = virtual_s, costs
 
 
@@ -88,30 +83,21 @@ def _unknown(nodes: NodeBook, grid: Grid) -> list[int]:
 def profile_kind(
     strategy: Wrapper, context: Exchange, grid: Grid, node_ids: Sequence[int], t_max: float
 ) -> str:
-    """Find out once, by asking one node, which message it takes to time a node.
-
-    If it is away, the next is asked, three at most.
-    """
-    nodes = context.fleet.nodes
-    for node_id in [] if nodes.profile_kind else node_ids[:3]:
+    """Find out once, by asking one node, which message it takes to time a node."""
+    nodes, now = context.fleet.nodes, context.beside(t_max)
+    for node_id in [] if nodes.profile_kind else node_ids[:1]:
         message = profile_message(strategy, context, node_id, keys.PROFILE_MESSAGE, 0)
-        now = context.beside(t_max)
         now.ask([message], grid)
-        own = message.metadata
-        mine = [r for r in now.send(grid) if r.metadata.reply_to_message_id == own.message_id]
-        if not mine:
-            break  # no second time-out for this
-        reply = mine[0]
-        if not (reply.has_content() or has_raised(reply)):
-            continue
-        nodes.profile_kind = keys.PROFILE_MESSAGE
-        if reply.has_content() and (partition := reported_partition(reply)) is not None:
-            nodes.set_partition_id(node_id, partition)
-        if has_raised(reply):
-            nodes.profile_kind = MessageType.TRAIN
-            text = "The ClientApp has no handler for %s: ordinary training is timed instead"
-            log(INFO, text, keys.PROFILE_MESSAGE)
-        break
+        replies, own = now.send(grid), message.metadata
+        for reply in (r for r in replies if r.metadata.reply_to_message_id == own.message_id):
+            if has_raised(reply):
+                nodes.profile_kind = MessageType.TRAIN
+                text = "The ClientApp has no handler for %s: ordinary training is timed instead"
+                log(INFO, text, keys.PROFILE_MESSAGE)
+            elif reply.has_content():
+                nodes.profile_kind = keys.PROFILE_MESSAGE
+                if (partition := reported_partition(reply)) is not None:
+                    nodes.set_partition_id(node_id, partition)
     return nodes.profile_kind or keys.PROFILE_MESSAGE
 
 
@@ -121,7 +107,8 @@ def profile_message(
     """Make the instruction that asks a node for its latency."""
     leaf = strategy.leaf
     config = ConfigRecord(dict(context.config))
-    config[keys.SERVER_ROUND] = max(context.round, 1)  # the round that is about to begin
+    # the round that is about to begin
+    config[keys.SERVER_ROUND] = max(context.round, 1)
     config[keys.PROFILE_ROUND] = number
     content = RecordDict()
     content[getattr(leaf, "arrayrecord_key", "arrays")] = context.arrays
@@ -135,41 +122,17 @@ def has_raised(reply: Message) -> bool:
 
 
 def _ask(
-    strategy: Wrapper,
-    context: Exchange,
-    grid: Grid,
-    nodes: list[int],
-    kind: dict[int, str],
-    number: int = 0,
+    strategy: Wrapper, context: Exchange, grid: Grid, kind: dict[int, str], number: int = 0
 ) -> list[Message]:
     """Return the good replies; a node whose ClientApp raised gets another kind next time."""
-    messages = [profile_message(strategy, context, n, kind[n], number) for n in nodes]
+    messages = [profile_message(strategy, context, n, kind[n], number) for n in kind]
     context.ask(messages, grid)
     replies = context.send(grid)
     raised = {reply.metadata.reply_to_message_id for reply in replies if has_raised(reply)}
     for message in messages:
         if message.metadata.message_id in raised:
             kind[message.metadata.dst_node_id] = MessageType.TRAIN
-    good = accept(context, replies, Expected(metrics=False))
-    for reply in good:
-        _note_device(strategy, reply)
-    return good
-
-
-def _note_device(strategy: Wrapper, reply: Message) -> None:
-    """Keep a device's metadata for the log and the history."""
-    record = reply.content.config_records.get(keys.DEVICE)
-    if record is None:
-        return
-    device: dict[str, str | float] = {}
-    for name, value in list(record.items())[:MAX_ENTRIES]:
-        if isinstance(value, str):
-            device[str(name)[:MAX_TEXT]] = value[:MAX_TEXT]
-        elif isfinite(number := read_number(record, name)):
-            device[str(name)[:MAX_TEXT]] = number
-    identity = strategy.identity(reply.metadata.src_node_id)
-    strategy.fleet.nodes.devices[identity] = device
-    log(DEBUG, "%s: %s", identity, ", ".join(f"{name} {value}" for name, value in device.items()))
+    return accept(context, replies, Expected(metrics=False))
 
 
 class SamplerMetrics(Wrapper):

@@ -1,11 +1,11 @@
 """A run of synchronous rounds, and the pieces of which another loop can be made."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import DEBUG, INFO, WARNING
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,16 @@ from flwr.serverapp.strategy import Result
 
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.errors import check_count, check_number, invalid
-from flwr_hetero.progress import Progress, bar
 from flwr_hetero.records import read_number
 from flwr_hetero.server.aggregate import replaced
-from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange, Fleet
-from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes
+from flwr_hetero.server.composition import check_enough_updates, name_of
+from flwr_hetero.server.context import POLL_S, Exchange, Fleet
+from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes, whole_grid
 
 MAX_NODES = 100
 """Nodes in the table of an evaluation: those on which the model is worst."""
+MOST_NAMES = 2
+"""Nodes that failed whose names are in a round's line of the log."""
 
 Record = dict[str, Any]
 """A round's line of the history."""
@@ -31,7 +32,7 @@ Record = dict[str, Any]
 
 @dataclass
 class Run:
-    """A run in progress; a resumed run begins with another model, round and result."""
+    """A run in progress, and the arguments of ``start``."""
 
     strategy: Any
     """The outermost wrapper."""
@@ -48,30 +49,21 @@ class Run:
     """Whether it takes up what an earlier run on this grid has left in flight."""
     wall_offset_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
-    progress: Progress = field(init=False)
-    advance: Callable[[int], None] = field(init=False)
+    unit: str = "round"
+    logged_s: float = 0.0
+    """When the round ended whose line was last written, by the fleet's clock."""
 
     def __post_init__(self) -> None:
-        """Refuse arguments of ``start`` of another type, as other libraries have."""
+        """Refuse what is easily mistaken, before any training."""
         check_count("num_rounds", self.num_rounds)
         if self.timeout_s != inf:
             check_number("timeout", self.timeout_s, "(0, inf)", "or None, for no limit")
-        if not hasattr(self.grid, "push_messages"):
-            rule = "be the Grid that the ServerApp is given"
-            raise invalid("grid", type(self.grid).__name__, rule)
         arrays: Any = self.arrays
         if not isinstance(arrays, ArrayRecord):
             hint = "ArrayRecord(model.state_dict()), or ArrayRecord([...]) of NumPy arrays"
             raise invalid("initial_arrays", type(arrays).__name__, "be an ArrayRecord", hint)
         if not arrays:
             raise invalid("initial_arrays", arrays, "hold an array")
-        for name in ("train_config", "evaluate_config"):
-            if not isinstance(config := getattr(self, name), ConfigRecord):
-                hint = "ConfigRecord({...}), the same for all rounds"
-                raise invalid(name, type(config).__name__, "be a ConfigRecord", hint)
-        evaluate: Any = self.evaluate_fn
-        if evaluate is not None and not callable(evaluate):
-            raise invalid("evaluate_fn", evaluate, "be a function of the round and the arrays")
 
     @property
     def wall_s(self) -> float:
@@ -86,15 +78,6 @@ class Run:
     def exchange(self, number: int) -> Exchange:
         """Begin an exchange with nodes in a round."""
         return Exchange(self.fleet, number, self.arrays, self.train_config, self.timeout_s)
-
-    def send(self, context: Exchange) -> list[Message]:
-        """Send instructions and wait for the replies; wrappers inside Flower's learn the times."""
-        replies = context.send(self.grid)
-        for inside in (wrapper.remembered for wrapper in self.strategy.wrappers()):
-            if inside is not None:
-                inside.timeout_s, inside.virtual_s = context.timeout_s, context.virtual_s
-                inside.round_trip_s, inside.same_clock = context.round_trip_s, context.same_clock
-        return replies
 
 
 Loop = Callable[[Run], Result]
@@ -128,16 +111,14 @@ def record_start(run: Run) -> None:
 def opened(run: Run, unit: str = "round") -> Iterator[None]:
     """Call the hooks at the start and, also after an error, at the end of a run."""
     strategy, fleet = run.strategy, run.fleet
-    names = [getattr(s, "called", "") or type(s).__name__ for s in strategy.chain()]
+    names = map(name_of, strategy.chain())
     log(INFO, "Starting %s", " > ".join(dict.fromkeys(names)))
     fleet.begin_round()
-    run.progress = Progress(run.num_rounds, unit)
-    with quiet_strategies(), bar(run.num_rounds) as run.advance:
+    run.unit = unit
+    with quiet_strategies():
         strategy.summary()
         try:
-            for wrapper in strategy.wrappers():
-                inside = wrapper.fleet  # of its own if in one of Flower's wrappers
-                inside.clock, inside.started = fleet.clock, True
+            fleet.started = True
             for wrapper in strategy.wrappers():
                 wrapper.on_start(run)
             yield
@@ -172,7 +153,7 @@ def train(run: Run, number: int) -> Record:
     with answering(run) as grid:
         how = number, run.arrays, run.train_config, grid
         messages = run.strategy.configure_train(*how, context)
-    return aggregate(run, context, messages, run.send(context))
+    return aggregate(run, context, messages, context.send(run.grid))
 
 
 def aggregate(
@@ -193,12 +174,32 @@ def aggregate(
     return new_record(run, context, messages) | {"train": dict(metrics or {})}
 
 
+def late_replies(
+    grid: Grid, fleet: Fleet, message_ids: Set[str], wait_s: float = 0.0
+) -> Sequence[Message]:
+    """Return replies that rounds have gone on without; let time pass, if wanted, for the next."""
+    whole: Any = whole_grid(grid)
+    clock = fleet.clock
+    if hasattr(whole, "virtual_time_s"):
+        # a poll would take time of the fleet's
+        began_s = whole.virtual_time_s
+        replies: Sequence[Message] = whole.wait_for_next(message_ids, began_s + wait_s)
+        clock.virtual_s += whole.virtual_time_s - began_s
+    else:
+        if wait_s > 0:
+            time.sleep(POLL_S)
+            clock.virtual_s += POLL_S
+        replies = list(grid.pull_messages(message_ids))
+    fleet.costs.answered(replies, clock.virtual_s)
+    return replies
+
+
 def evaluate(run: Run, record: Record) -> None:
     """Evaluate the global model on nodes and on the server, and complete the record."""
     strategy, number, context = run.strategy, record["round"], run.exchange(record["round"])
     with answering(run) as grid:
         strategy.configure_evaluate(number, run.arrays, run.evaluate_config, grid, context)
-    metrics = strategy.aggregate_evaluate(number, run.send(context), context)
+    metrics = strategy.aggregate_evaluate(number, context.send(run.grid), context)
     if metrics is not None:
         run.result.evaluate_metrics_clientapp[number] = metrics
     record["evaluate"] = dict(metrics or {})
@@ -248,31 +249,32 @@ def _seconds_by_node(context: Exchange) -> dict[str, float]:
     return {identity: sum(own) / len(own) for identity, own in seconds.items()}
 
 
-def by_node(context: Exchange, replies: Sequence[Message]) -> Record:
-    """Sum up how good a model is on each node: mean, mean of the worst tenth, and a table.
+def metric_of(names: Sequence[str]) -> str:
+    """Return the first name with "acc" in it, else with "loss"; empty if there is none."""
+    return next((n for part in ("acc", "loss") for n in names if part in n.lower()), "")
 
-    By the first metric with "acc" in its name, else the first with "loss"; empty without one.
-    """
+
+def by_node(context: Exchange, replies: Sequence[Message]) -> Record:
+    """Sum up how good a model is on each node: mean, mean of the worst tenth, and a table."""
     values = {
         context.identity(reply.metadata.src_node_id): metrics
         for reply in replies
         for metrics in reply.content.metric_records.values()
     }
-    names = [name for metrics in values.values() for name in metrics]
-    metric = next((n for part in ("acc", "loss") for n in names if part in n.lower()), "")
+    metric = metric_of([name for metrics in values.values() for name in metrics])
     read = {node: read_number(metrics, metric) for node, metrics in values.items()}
-    known = {node: value for node, value in read.items() if not np.isnan(value)}
+    known = {node: value for node, value in read.items() if isfinite(value)}
     if not known:
         return {}
-    worst_first = sorted(known, key=lambda node: known[node], reverse="acc" not in metric.lower())
-    ordered = [known[node] for node in worst_first]
-    means = [float(np.mean(part)) for part in (ordered, ordered[: -(-len(ordered) // 10)])]
+    is_loss = "acc" not in metric.lower()
+    worst_first = sorted(known, key=lambda node: known[node], reverse=is_loss)
+    tenth = worst_first[: -(-len(known) // 10)]
     return {
         "metric": metric,
         "nodes": len(known),
-        "mean": means[0],
-        "worst-tenth": means[1],
-        "by-node": {node: known[node] for node in worst_first[:MAX_NODES]},
+        "mean": float(np.mean([known[node] for node in worst_first])),
+        "worst_tenth": float(np.mean([known[node] for node in tenth])),
+        "by_node": {node: known[node] for node in worst_first[:MAX_NODES]},
     }
 
 
@@ -291,10 +293,31 @@ def finish_round(run: Run, record: Record) -> None:
     for wrapper in reversed(run.strategy.wrappers()):
         wrapper.on_round_end(run, record)
     if run.round:
-        log(INFO, "%s", run.progress.line(record))
-        run.advance(run.round)
-    else:
-        run.progress.see(record)
+        log(INFO, "%s", log_line(run, record))
+    run.logged_s = record["virtual_s"]
+
+
+def log_line(run: Run, record: Record) -> str:
+    """Write a round's line of the log: who trained for how long, how well, and who failed."""
+    clock_s, width = record["virtual_s"], len(str(run.num_rounds))
+    tiers = [part["tier"] for part in record.values() if isinstance(part, dict) and "tier" in part]
+    # one node may train several times
+    nodes = f"{len(set(record['selected'])):>2} nodes"
+    parts = [
+        f"{run.unit} {record['round']:>{width}}/{run.num_rounds}",
+        *(f"tier {'-' if tier is None else tier}" for tier in tiers),
+        f"{nodes}  {clock_s - run.logged_s:7.2f} s  at {clock_s:6.1f} s",
+    ]
+    # the server's figures go before those of nodes
+    figures = record["train"] | record["evaluate"] | record["global"]
+    numbers = {name: v for name, v in figures.items() if isinstance(v, int | float)}
+    if name := metric_of([*reversed(numbers)]):
+        parts.append(f"{name} {numbers[name]:.4g}")
+    failed = list(dict.fromkeys(failure["node"] for failure in record["failures"]))
+    if failed:
+        more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
+        parts.append(f"failed: {', '.join(failed[:MOST_NAMES])}{more}")
+    return "  ".join(parts)
 
 
 def joined(before: Any, after: Any) -> Any:

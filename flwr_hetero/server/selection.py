@@ -3,14 +3,13 @@
 import json
 import random
 from collections.abc import Mapping, Set
-from logging import INFO
 from typing import Any, ClassVar, NamedTuple
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from flwr_hetero._flwr import chooses_one_node, log
+from flwr_hetero._flwr import chooses_one_node
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange
@@ -114,15 +113,15 @@ class Selection(Wrapper):
             rule, hint = f"be 1.0 inside {me}", f"set {self.count_argument} of {me} instead"
             raise invalid(f"{kind}.fraction_train", leaf.fraction_train, rule, hint)
         # Flower's sample_nodes waits indefinitely for nodes that a view hides
-        for minimum in MINIMA:
-            most = max(count or 0, FLOWERS_DEFAULT)
-            if getattr(leaf, minimum) > most:
-                rule = f"be at most {most} inside {me}, whose nodes it is shown"
-                hint = f"leave it out: {self.count_argument} says how many nodes train"
-                raise invalid(f"{kind}.{minimum}", getattr(leaf, minimum), rule, hint)
+        most = max(count or 0, FLOWERS_DEFAULT)
+        for minimum in (name for name in MINIMA if getattr(leaf, name) > most):
+            rule = f"be at most {most} inside {me}, whose nodes it is shown"
+            hint = f"leave it out: {self.count_argument} says how many nodes train"
+            raise invalid(f"{kind}.{minimum}", getattr(leaf, minimum), rule, hint)
         check_enough_updates(leaf, count, self.count_argument)
-        for strategy in (s for s in self.chain() if not isinstance(s, Wrapper)):
-            if getattr(strategy, "accountant", None):  # which asks for rounds of one size
+        # an accountant asks for rounds of one size
+        for strategy in self.chain()[len(self.wrappers()) :]:
+            if getattr(strategy, "accountant", None):
                 rule = f"be without a privacy accountant inside {me}, whose rounds vary in size"
                 raise invalid("strategy", type(strategy).__name__, rule)
         self._inner_evaluates = bool(leaf.fraction_evaluate > 0)
@@ -135,7 +134,6 @@ class Selection(Wrapper):
 class RandomSelection(Selection):
     """Train nodes drawn uniformly without replacement each round; they evaluate too.
 
-    Nodes with many examples count less than by these, most of all if ``clients_per_round`` is 1.
     Fewer nodes train if fewer are online: none is waited for.
 
     Parameters
@@ -167,7 +165,8 @@ class RandomSelection(Selection):
         *,
         seed: int = 0,
     ) -> None:
-        self.rng = random.Random(check_count("seed", seed))  # as Flower draws
+        # as Flower draws
+        self.rng = random.Random(check_count("seed", seed))
         super().__init__(strategy, clients_per_round)
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
@@ -184,8 +183,3 @@ class RandomSelection(Selection):
         check_state(state, {"rng": str}, type(self).__name__)
         version, words, gauss = json.loads(str(state["rng"]))
         self.rng.setstate((version, tuple(words), gauss))
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        log(INFO, "\t├──> %s: %s nodes a round", type(self).__name__, self.clients_per_round)
-        super().summary()

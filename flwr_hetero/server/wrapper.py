@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, format_of_trees, older_call_hint
+from flwr_hetero._flwr import check_strategy, format_of_trees
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
@@ -26,9 +26,9 @@ TIMEOUT_S = 600.0
 class Wrapper(Strategy):
     """Wrap a strategy: same ``start``, any of the hooks below overridden.
 
-    The wrapped strategy aggregates (and, unless a wrapper selects nodes, samples them); a
-    wrapper changes which nodes it sees, what the instructions say and what is learnt from the
-    replies. Bad replies are dropped with a reason; an error in a hook ends the run.
+    The wrapped strategy samples nodes and aggregates; a wrapper changes which nodes it sees, what
+    the instructions say and what is learnt from the replies. Bad replies are dropped with a reason;
+    an error in a hook ends the run.
 
     Parameters
     ----------
@@ -42,8 +42,8 @@ class Wrapper(Strategy):
 
     Notes
     -----
-    No two wrappers decide the same thing (``decides``), and some have their place outside others
-    (``outside_of``). All else goes, with a wrapper outermost: Flower's start has no hooks.
+    No two wrappers decide the same thing (``decides``), some have their place outside others
+    (``outside_of``), and Flower's strategies go inside: their start has no hooks.
 
     Examples
     --------
@@ -76,14 +76,17 @@ class Wrapper(Strategy):
         self.outer: Wrapper | None = None
         self.leaf = self.chain()[-1]
         self._trees = format_of_trees(self.leaf)
-        self.lacking: dict[str, dict[int, str] | None] = {}  # by support: which nodes; None: known
+        # client support: which nodes lack it, by its key, and what is clear
+        self.lacking: dict[str, dict[int, str]] = {}
+        self.clear: set[str] = set()
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
             raise invalid("strategy", strategy, "be wrapped only once", "make a new instance")
         check_composition(self)
         self.fleet = Fleet()
-        self.remembered: Exchange | None = None  # where a strategy of Flower's calls this one
         if isinstance(self.inner, Wrapper):
             self.inner.outer, self.fleet = self, self.inner.fleet
+        # the exchange of who calls without one: a strategy of Flower's around this wrapper
+        self.remembered = Exchange(self.fleet)
 
     # --- hooks: override these -------------------------------------------------------
     # The context of a hook is an exchange: its round, the global model, messages and replies.
@@ -161,7 +164,8 @@ class Wrapper(Strategy):
         chain: list[Strategy] = []
         strategy: Strategy | None = self
         while strategy is not None:
-            chain.append(strategy)  # Flower's own wrappers call the next one ``strategy``
+            chain.append(strategy)
+            # Flower's own wrappers call the next one ``strategy``
             own = vars(strategy)
             following = own.get("inner", own.get("strategy"))
             strategy = following if isinstance(following, Strategy) else None
@@ -203,10 +207,10 @@ class Wrapper(Strategy):
         if context is None:
             check_start(self)
             self.fleet.begin_round()
-            context = self._begin(server_round, arrays, config)
+            context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
         view = self.before_train(context, grid)
-        ask, given = self.inner.configure_train, (server_round, arrays, config, view)
-        messages = self._ask(ask, given, context) if _has_nodes(view, grid) else []
+        given = server_round, arrays, config, view
+        messages = self._ask(self.inner.configure_train, given, context, grid)
         own = self.on_instructions(context, messages, grid)
         if self.outer is None:
             context.ask(own, grid)
@@ -220,8 +224,8 @@ class Wrapper(Strategy):
         if self.outer is None:
             sent = None if self._trees else context.arrays
             wanted = Expected(sent, self._weight_key, trees=self._trees)
-            good = accept(context, good, wanted, self._of_this_fleet())
-        if any(self.lacking.get(each.key, {}) is not None for each in self.client_support):
+            good = accept(context, good, wanted, self.wrappers())
+        if any(each.key not in self.clear for each in self.client_support):
             check_client_support(self, context, good)
         good = self.on_replies(context, good)
         if isinstance(self.inner, Wrapper):
@@ -233,11 +237,12 @@ class Wrapper(Strategy):
                 context.weights[identity] = weight + context.weights.get(identity, 0.0)
             arrays, metrics = aggregate(self.inner, self.leaf, context, good, weights)
         if self.outer is None:
+            # Flower's FedAdam gives float64
             if arrays is not None and context.arrays:
-                arrays = keep_dtypes(arrays, context.arrays)  # Flower's FedAdam gives float64
-            names = context.counted, list(map(context.identity, context.failed))
-            for wrapper in self._of_this_fleet():
-                wrapper.on_train_end(context, *names)
+                arrays = keep_dtypes(arrays, context.arrays)
+            failed = [context.identity(node_id) for node_id in context.failed]
+            for wrapper in self.wrappers():
+                wrapper.on_train_end(context, context.counted, failed)
             check_progress(context)
         return arrays, metrics
 
@@ -251,10 +256,10 @@ class Wrapper(Strategy):
     ) -> list[Message]:
         """Configure a round of evaluation; see the hooks."""
         if context is None:
-            context = self._begin(server_round, arrays, config)
+            context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
         view = self.before_evaluate(context, grid)
-        ask, given = self.inner.configure_evaluate, (server_round, arrays, config, view)
-        own = self._ask(ask, given, context) if _has_nodes(view, grid) else []
+        given = server_round, arrays, config, view
+        own = self._ask(self.inner.configure_evaluate, given, context, grid)
         if self.outer is None:
             context.ask(own, grid)
         return own
@@ -274,30 +279,31 @@ class Wrapper(Strategy):
             drop_partial_metrics(good := count(context, good, self._weight_key))
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
-            names = context.counted, list(map(context.identity, context.failed))
-            for wrapper in self._of_this_fleet():
-                wrapper.on_evaluate_end(context, *names)
+            failed = [context.identity(node_id) for node_id in context.failed]
+            for wrapper in self.wrappers():
+                wrapper.on_evaluate_end(context, context.counted, failed)
             check_progress(context, "evaluation")
         return metrics
 
-    def _ask(self, ask: Callable[..., Any], given: Any, context: Exchange) -> list[Message]:
-        """Let the wrapped strategy write instructions; each has records of its own."""
+    def _ask(
+        self, ask: Callable[..., Any], given: tuple[Any, ...], context: Exchange, grid: Grid
+    ) -> list[Message]:
+        """Let the wrapped strategy write instructions for the nodes that it is shown."""
+        view = given[-1]
+        # Flower's sampling waits indefinitely for one
+        if view is not grid and not any(True for _ in view.get_node_ids()):
+            return []
         if isinstance(self.inner, Wrapper):
             return list(ask(*given, context))
         messages: list[Message] = list(ask(*given))
+        # Flower's strategies share one among all messages
         for message in messages:
             message.content = own_records(message.content)
         return messages
 
-    def _begin(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> Exchange:
-        """Begin an exchange for a strategy of Flower's around this wrapper."""
-        timeout_s = self.remembered.timeout_s if self.remembered else inf
-        self.remembered = Exchange(self.fleet, server_round, arrays, config, timeout_s)
-        return self.remembered
-
     def current(self, context: Exchange | None) -> Exchange:
         """Return the exchange: else that which a strategy of Flower's around has begun."""
-        return context or self.remembered or Exchange(self.fleet)
+        return context or self.remembered
 
     def summary(self) -> None:
         """Log the wrapped strategy's settings; wrappers with settings add their own."""
@@ -331,14 +337,4 @@ class Wrapper(Strategy):
             if hasattr(type(strategy), name) or name in vars(strategy):
                 return getattr(strategy, name)
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
-        text = f"{name!r} is no attribute of any strategy in {names}"
-        raise AttributeError(text + older_call_hint(name))
-
-    def _of_this_fleet(self) -> list["Wrapper"]:
-        """Return the wrappers down to Flower's first strategy, which may wrap others."""
-        return [wrapper for wrapper in self.wrappers() if wrapper.fleet is self.fleet]
-
-
-def _has_nodes(view: Grid, grid: Grid) -> bool:
-    """Return whether there is a node to ask; Flower's sampling waits indefinitely for one."""
-    return view is grid or any(True for _ in view.get_node_ids())
+        raise AttributeError(f"{name!r} is no attribute of any strategy in {names}")

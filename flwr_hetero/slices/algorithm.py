@@ -26,21 +26,19 @@ RECENT = 15.0
 def slice_steps(
     quick_s: float, step_times_s: ArrayLike, fixed_times_s: ArrayLike, most: ArrayLike
 ) -> NDArray[np.int64]:
-    r"""Set the steps of each node's slice (l. 1).
+    r"""Set the steps of each node's slice.
 
     .. math:: \tau_i = \min\left(\left\lfloor \frac{\max(S, c_i (1 - \rho) / \rho)}{t_i}
               \right\rfloor, m_i\right)
 
-    A slice lasts as long as that of a quick node, S, or longer where a message's fixed cost
-    :math:`c_i` is more than a fifth of it.
-
-    quick_s: seconds of steps; step_times_s, fixed_times_s: (num_nodes,), NaN where unknown;
-    most: (num_nodes,), steps of FedAvg's job, infinite where unknown
+    quick_s: S, seconds of a quick node's steps; step_times_s, fixed_times_s: (num_nodes,), NaN
+    where unknown; most: (num_nodes,), steps of FedAvg's job, infinite where unknown
     -> (num_nodes,), at least 1, and 2 where the step time is unknown.
 
     >>> slice_steps(10.0, [0.5, 0.5, 20.0, np.nan], [0.0, 5.0, 0.0, np.nan], most=99)
     array([20, 40,  1,  2])
     """
+    # l. 1: a slice is longer where a message's fixed cost is more than a fifth of it
     fixed_s = np.nan_to_num(np.asarray(fixed_times_s, np.float64))
     slice_s = np.maximum(quick_s, fixed_s * (1 - FIXED_SHARE) / FIXED_SHARE)
     steps = slice_s / np.asarray(step_times_s, np.float64)
@@ -49,21 +47,19 @@ def slice_steps(
 
 
 def buffer_size(in_flight: int) -> int:
-    """Return the updates of a server update: a quarter of the nodes, at least 2 (l. 3).
+    """Return the updates of a server update: a quarter of the nodes, at least 2.
 
     >>> [buffer_size(n) for n in (1, 3, 5, 20)]
     [1, 2, 2, 5]
     """
+    # l. 3: K = max(2, n // 4), and no more than there are nodes
     return min(max(2, in_flight // 4), max(1, in_flight))
 
 
 def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
-    r"""Return the largest factor of a server update's mean (l. 4).
+    r"""Return the largest factor of a server update's mean.
 
     .. math:: \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
-
-    With it n / K server updates, which all nodes in flight make together, move the model no
-    further than a slice of a quick node would: the sum of equal updates would overshoot.
 
     steps: (num_nodes,), of the nodes' slices.
 
@@ -73,18 +69,18 @@ def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
     1.123
     """
     known = np.asarray(steps, np.float64)
+    # l. 4: all n nodes move the model no further than a quick one would; their sum overshoots
     spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
     return num_updates / in_flight * spread
 
 
 def new_part(count: int, window: int) -> float:
-    r"""Return the newest model's part in the average of ``count`` models (l. 5).
+    r"""Return the newest model's part in the average of ``count`` models.
 
     .. math:: p_t = \max\left(\frac{\eta + 1}{t + \eta}, \frac{1}{R}\right)
-
-    The first models weigh little, so that an early stop is no worse than the newest model.
 
     >>> [round(new_part(count, 32), 3) for count in (1, 2, 17, 500)]
     [1.0, 0.941, 0.5, 0.031]
     """
+    # l. 5: the first models weigh little, so that an early stop is no worse than the newest
     return max((RECENT + 1) / (count + RECENT), 1 / window)

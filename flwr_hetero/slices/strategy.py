@@ -1,44 +1,41 @@
-"""FedSlice: the composition that is recommended, and what a round of it is."""
+"""FedSlice, the composition that is recommended, and the average of models."""
 
-from collections.abc import Sequence
-from logging import INFO, WARNING
+from collections.abc import Iterable, Sequence
+from logging import INFO
 from math import inf, nan
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log
+from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
-from flwr_hetero.biased_local_sgd.strategy import MAX_RATIO
 from flwr_hetero.errors import check_choice, check_count, invalid
-from flwr_hetero.records import config_of, payload_bytes, read_number
+from flwr_hetero.records import config_of, read_number
+from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import is_simulated, online_nodes
+from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
-from flwr_hetero.slices.model_average import ModelAverage
-from flwr_hetero.state_dict import StateDict
+from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
-MUCH = 4e9
-"""Bytes of optimizers' states above which a simulation is warned."""
+ARRAYS = "arrays/"
 
 
 class FedSlice(Wrapper):
     r"""Train in slices of time instead of rounds, and return the average of recent models.
 
     Each node takes the steps that fit a slice, in which a quick node takes ``slice_steps``. The
-    server updates the model whenever a quarter of the nodes in flight have replied. A round is
-    equal work: it ends when the nodes have trained on as many examples as a round of FedAvg with
-    the nodes in flight would, and has one line of history and one evaluation.
+    server updates the model whenever a quarter of the nodes in flight have replied. A round ends
+    when they have trained on as many examples as in a round of FedAvg, and has one evaluation.
 
     Parameters
     ----------
@@ -59,7 +56,7 @@ class FedSlice(Wrapper):
         fewer than sixteen times as many, it is of about the last sixteenth.
     keep_optimizer : bool
         Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node keeps a
-        state as large as the model, or twice that for Adam.
+        state as large as the model, or twice that for Adam; a simulation keeps those of all.
     seed : int
         Of the draw of nodes.
 
@@ -72,10 +69,10 @@ class FedSlice(Wrapper):
 
     Notes
     -----
-    All updates in flight move the model no further than a slice of a quick node would: FedAvg's
-    learning rate suits equal nodes, too. A node that has evaluated for a tenth of the time is
-    left out of evaluations, but for the last one. ``start`` on the same grid with the arrays that
-    the last ``start`` returned takes up what was in flight.
+    All updates in flight move the model no further than a slice of a quick node would, so that
+    FedAvg's learning rate fits. A node that has evaluated for a tenth of the time is left out but
+    for the last time. ``start`` with the arrays that the last one returned, on the same grid, goes
+    on with what is in flight.
 
     References
     ----------
@@ -104,11 +101,13 @@ class FedSlice(Wrapper):
     ) -> None:
         check_count("slice_steps", slice_steps, 1)
         check_choice("keep_optimizer", keep_optimizer, (True, False))
+        # said before its parts say how they may go
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
-            if both := inner.decides & DECIDED:  # said before its parts say how they may go
+            if both := inner.decides & DECIDED:
                 rule = f"leave {' and '.join(sorted(both))} to FedSlice"
                 raise invalid("strategy", name_of(inner), rule, "use one of the two")
-        self.steps = SliceSteps(strategy, slice_steps, step_correction, keep_optimizer)
+        self.steps = SliceSteps(strategy, step_correction)
+        self.steps.slice_steps, self.steps.keep_optimizer = slice_steps, keep_optimizer
         self.rule = SliceRule(self.steps, concurrency, rate_correction, seed)
         average = RecentAverage(self.rule, window=window)
         self.parts, self.decides = (average, self.rule, self.steps), DECIDED
@@ -122,15 +121,9 @@ class FedSlice(Wrapper):
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
-        count, steps = self.rule.concurrency, self.steps.slice_steps
-        nodes = "all nodes" if count is None else f"{count} nodes"
-        text = "\t├──> FedSlice: %s in flight, %d steps of a quick node in a slice"
-        log(INFO, text, nodes, steps)
-        log(INFO, "\t├──> A round is over after as many examples as one of FedAvg with them has")
+        text = "\t├──> FedSlice: %s nodes in flight, %d steps of a quick node in a slice"
+        log(INFO, text, self.rule.concurrency or "all", self.steps.slice_steps)
         self.steps.inner.summary()
-
-
-# --- its parts -----------------------------------------------------------------------------
 
 
 class SliceSteps(MeasuredSteps):
@@ -138,22 +131,14 @@ class SliceSteps(MeasuredSteps):
 
     name: ClassVar[str] = "local_steps"
     called = "FedSlice"
-
-    def __init__(
-        self,
-        strategy: Strategy | None,
-        slice_steps: int,
-        step_correction: float,
-        keep_optimizer: bool,
-    ) -> None:
-        super().__init__(strategy, step_correction)
-        self.slice_steps, self.keep_optimizer = slice_steps, keep_optimizer
-        self._weighed, self._told = not keep_optimizer, False
+    slice_steps: int
+    keep_optimizer: bool
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node's next slice; shape (len(nodes),)."""
         speeds = self.speeds
-        return slice_steps(  # l. 1
+        # l. 1
+        return slice_steps(
             speeds.quick_round_s(self.slice_steps, with_link=False),
             [speeds.step_s.get(node, nan) for node in nodes],
             [speeds.link_s.get(node, nan) for node in nodes],
@@ -164,73 +149,43 @@ class SliceSteps(MeasuredSteps):
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Ask nodes for the steps of a slice, and to go on with their optimizers."""
-        self._weigh_optimizers(context, grid)
         for message in super().on_instructions(context, messages, grid):
             config_of(message)[keys.KEEP_OPTIMIZER] = self.keep_optimizer
         return messages
-
-    def _weigh_optimizers(self, context: Exchange, grid: Grid) -> None:
-        """Warn once where a simulation holds large states of all nodes in this memory."""
-        if self._weighed:
-            return
-        self._weighed = True
-        kept = payload_bytes(RecordDict({"arrays": context.arrays})) * len(online_nodes(grid))
-        if is_simulated(grid) and kept > MUCH:
-            text = (
-                "FedSlice: the optimizers' states of all nodes may take %.0f GB of memory in this "
-                "simulation, twice that for Adam; keep_optimizer=False begins anew in each message"
-            )
-            log(WARNING, text, kept / 1e9)
-
-    def tell_whose_data_count(self) -> None:
-        """Log once whose data count more, where steps differ much; the first are of warm-ups."""
-        if self._told or not self.speeds.step_s:
-            return
-        steps = self.num_steps(list(self.speeds.step_s))
-        least, most = int(steps.min()), int(steps.max())
-        if most > MAX_RATIO * least:
-            self._told = True
-            text = (
-                "FedSlice: nodes take %d to %d steps in a slice, and quick nodes' data count more"
-            )
-            log(INFO, f"{text}; step_correction=1 and rate_correction=1 undo that", least, most)
 
 
 class SliceRule(FedBuff):
     """FedBuff with a buffer of its own size, a bound on the step, and rounds of equal work."""
 
     called = "FedSlice"
-    unit = "round"
-    evaluates_each_round = True
+    unit, evaluates_each_round = "round", True
 
     def __init__(
         self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int
     ) -> None:
         how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
         super().__init__(strategy, concurrency=concurrency, max_weight=None, seed=seed, **how)
-        self.steps, self._training, self._told = strategy, 1, False
-        self.examples, self.count = 0.0, 0  # and server updates, of this round
+        self.steps, self._training, self._has_warned = strategy, 1, False
+        # examples trained on and server updates, of this round
+        self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
         self._training = in_flight
-        return buffer_size(in_flight)  # l. 3
+        # l. 3
+        return buffer_size(in_flight)
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
-        if shares.clipped_share > 0 and not self._told:
-            self._told = True
-            text = (
-                "FedSlice: a node of this server update (%s) replies so much more rarely than the "
-                "others that its weight is cut: its data count less than rate_correction says"
-            )
-            names = [self.identity(update.pending.node_id) for update in updates]
-            log(INFO, text, ", ".join(names))
+        if shares.clipped_share > 0 and not self._has_warned:
+            self._has_warned = True
+            log(INFO, "FedSlice: a node replies so rarely that its weight is cut")
         in_flight = max(len(updates), self._training)
         limit = largest_step(self.steps.num_steps(list(speeds.step_s)), len(updates), in_flight)
-        bound = min(1.0, limit / self.rates.mean_discount())  # l. 4
+        # l. 4: b, so that all updates in flight move the model by one slice
+        bound = min(1.0, limit / self.rates.mean_discount())
         return shares._replace(scales=shares.scales * bound)
 
     def ends_round(self) -> bool:
@@ -240,12 +195,12 @@ class SliceRule(FedBuff):
         wanted = self._training * (sum(known) / len(known) if known else 0.0)
         self.count += 1
         self.examples += sum(map(self._examples_of, self.updates.values()))
-        if not jobs or self.examples < wanted:  # l. 6; or it might end before help is missed
+        # l. 6: a round is over; not before a job is known, or it might end before help is missed
+        if not jobs or self.examples < wanted:
             return False
-        found = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
-        self.round_facts = found
+        facts = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
+        self.round_facts = facts
         self.examples, self.count = max(0.0, self.examples - wanted), 0
-        self.steps.tell_whose_data_count()
         return True
 
     def _examples_of(self, update: Update) -> float:
@@ -260,13 +215,124 @@ class SliceRule(FedBuff):
         return examples * job.passes * min(1.0, steps / job.steps)
 
     def state_dict(self) -> StateDict:
-        """Return FedBuff's state, and what is trained of a round."""
+        """Return FedBuff's state, and what was trained on in this round."""
         return super().state_dict() | {"trained": self.examples}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.examples = float(str(state["trained"]))
+
+
+class ModelAverage(Wrapper):
+    r"""Evaluate and return the running average of the global models; training is unchanged.
+
+    .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
+
+    With few nodes in a round or server update, the global model leans towards the data of those
+    that came last; the average does not. Of integer arrays it has the newest.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What trains; FedAvg if left out.
+    window : int
+        R, rounds or server updates over which models are averaged.
+
+    Raises
+    ------
+    ValueError
+        If ``window`` is no positive integer, or the strategy trains trees.
+
+    References
+    ----------
+    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", SICON 1992.
+
+    Examples
+    --------
+    >>> from flwr_hetero.strategy import FedBuff, LocalSteps
+    >>> strategy = ModelAverage(FedBuff(LocalSteps(budget="slice"), concurrency=3))
+    """
+
+    name: ClassVar[str] = "model_average"
+    decides = frozenset({"the evaluated model"})
+    outside_of = frozenset({"the global model"})
+
+    def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
+        self.window = check_count("window", window, 1)
+        super().__init__(strategy)
+        if trains_trees(self.leaf):
+            rule = "average models: those of trees have no mean"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
+        self.average: dict[str, NDArray[Any]] = {}
+        self.count = 0
+
+    def part(self) -> float:
+        """Return the newest model's part in the average of ``count`` models."""
+        return max(1 / self.count, 1 / self.window)
+
+    def add(self, model: ArrayRecord) -> None:
+        """Add a model to the average."""
+        self.count += 1
+        part = self.part()
+        for name, array in model.items():
+            new = array.numpy()
+            if new.dtype.kind != "f":
+                self.average[name] = new.copy()
+                continue
+            # half precision would drift, and new - old might be too large for the type
+            wide = new.astype(np.promote_types(new.dtype, np.float32))
+            old = self.average.get(name, wide)
+            self.average[name] = np.asarray((1 - part) * old + part * wide)
+
+    def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the average, or these arrays before the first one."""
+        if not self.average:
+            return arrays
+        like = arrays.items()
+        return ArrayRecord({n: Array(self.average[n].astype(each.dtype)) for n, each in like})
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the new global model to the average."""
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
+        if arrays is not None:
+            self.add(keep_dtypes(arrays, self.current(context).arrays))
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any
+    ) -> list[Message]:
+        """Send the average to the nodes that evaluate."""
+        return super().configure_evaluate(server_round, self.averaged(arrays), *more, **named)
+
+    def on_start(self, run: Run) -> None:
+        """Let the server evaluate the average; a run that begins has none yet."""
+        if run.round < 0 and not run.continues:
+            self.average, self.count = {}, 0
+        if (evaluate := run.evaluate_fn) is not None:
+            run.evaluate_fn = lambda number, arrays: evaluate(number, self.averaged(arrays))
+
+    def on_finish(self, run: Run) -> None:
+        """Return the average."""
+        run.arrays = self.averaged(run.arrays)
+
+    def round_info(self) -> dict[str, Any]:
+        """Return how many models the average is of."""
+        return {"models": min(self.count, self.window)}
+
+    def state_dict(self) -> StateDict:
+        """Return the average and the number of models in it."""
+        arrays: StateDict = {ARRAYS + name: array for name, array in self.average.items()}
+        return {"count": self.count, **arrays}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        check_state(state, {"count": int}, "ModelAverage")
+        self.count = int(state["count"])
+        arrays = entries_below(ARRAYS, state)
+        self.average = {name: np.asarray(array) for name, array in arrays.items()}
 
 
 class RecentAverage(ModelAverage):
@@ -276,7 +342,8 @@ class RecentAverage(ModelAverage):
 
     def part(self) -> float:
         """Return the newest model's part in the average."""
-        return new_part(self.count, self.window)  # l. 5
+        # l. 5: p_t
+        return new_part(self.count, self.window)
 
 
 DECIDED = SliceSteps.decides | SliceRule.decides | RecentAverage.decides

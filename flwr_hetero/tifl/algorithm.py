@@ -5,9 +5,9 @@ r"""TiFL (Chai et al., HPDC 2020) on NumPy arrays: policies, and Algorithm 2 as 
              l. 3-16    the tier of a round, its nodes     select, change_probs
              l. 15      |C| random nodes of the tier       draw_nodes
     4.6      sampling rates q_j                            sampling_rates
+    (ours)   policies by latency, and by error             paced_credits, weigh_tiers
 
-Section 4.2, tiers by latency, is in ``tiers``; policies of our own in ``pacing``. Tier 0 is the
-fastest.
+Section 4.2, tiers by latency, is in ``tiers``. Tier 0 is the fastest.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.errors import check_choice, invalid
 
 Floats: TypeAlias = NDArray[np.float64]
 Available: TypeAlias = Callable[[str], int | None]
@@ -24,14 +24,10 @@ Available: TypeAlias = Callable[[str], int | None]
 
 # --- Section 4.3: static policies --------------------------------------------------------------
 
-VANILLA = "vanilla"
-"""No tiers: one tier with every node."""
-ALGORITHM_2 = "algorithm-2"
-"""Algorithm 2 with the ranks of ``change_probs``, which begins with equal probabilities."""
-PACED = "paced"
-"""As many rounds for each tier as its speed earns, in every period: ``paced_credits``."""
-ADAPTIVE = "adaptive"
-"""Probabilities by error and latency: ``weigh_tiers``."""
+VANILLA, ALGORITHM_2 = "vanilla", "algorithm-2"
+"""One tier with every node; Algorithm 2 with the ranks of ``change_probs``, equal at first."""
+PACED, ADAPTIVE = "paced", "adaptive"
+"""Our own: ``paced_credits`` in every period; probabilities by error and latency."""
 STATIC_POLICIES: dict[str, tuple[float, ...]] = {
     "slow": (0.0, 0.0, 0.0, 0.0, 1.0),
     "uniform": (0.2, 0.2, 0.2, 0.2, 0.2),
@@ -42,6 +38,18 @@ STATIC_POLICIES: dict[str, tuple[float, ...]] = {
     "fast3": (0.25, 0.25, 0.25, 0.25, 0.0),
 }
 """Table 1: probability of each of five tiers, fastest first."""
+
+
+def check_policy(policy: str | Sequence[float], num_tiers: int) -> None:
+    """Refuse a policy that is not known, or probabilities that are none."""
+    if isinstance(policy, str):
+        check_choice("policy", policy, (ADAPTIVE, ALGORITHM_2, PACED, VANILLA, *STATIC_POLICIES))
+        return
+    probs = np.array(policy, np.float64)
+    if probs.shape != (num_tiers,):
+        raise invalid("policy", policy, f"have num_tiers={num_tiers} entries")
+    if not (np.isfinite(probs) & (probs >= 0)).all() or abs(probs.sum() - 1) > 1e-6:
+        raise invalid("policy", policy, "hold probabilities that sum to 1")
 
 
 def policy_probs(policy: str | Sequence[float], num_tiers: int) -> Floats:
@@ -55,19 +63,10 @@ def policy_probs(policy: str | Sequence[float], num_tiers: int) -> Floats:
     >>> policy_probs("fast1", 3)
     array([0.45, 0.45, 0.1 ])
     """
-    check_count("num_tiers", num_tiers, 1)
     if not isinstance(policy, str):
-        probs = np.array(policy, np.float64)
-        if probs.shape != (num_tiers,):
-            raise invalid("policy", policy, f"have num_tiers={num_tiers} entries")
-        if not (np.isfinite(probs) & (probs >= 0)).all() or abs(probs.sum() - 1) > 1e-6:
-            raise invalid("policy", policy, "hold probabilities that sum to 1")
-        return np.asarray(probs / probs.sum())
-    check_choice("policy", policy, (ADAPTIVE, ALGORITHM_2, PACED, VANILLA, *STATIC_POLICIES))
+        return np.asarray(np.array(policy, np.float64) / np.sum(policy))
     if num_tiers == 1:
         return np.ones(1)
-    if policy == VANILLA:
-        raise invalid("num_tiers", num_tiers, "be 1 for policy 'vanilla'")
     row = STATIC_POLICIES.get(policy, STATIC_POLICIES["uniform"])
     if policy == "random" or num_tiers == len(row):
         return resample(np.array(row), num_tiers)
@@ -125,8 +124,8 @@ def first_state(
 ) -> TierState:
     """Begin with a policy's probabilities, all credits and no accuracy (Alg. 2, l. 1).
 
-    credits: (num_tiers,), rounds that each tier may train, None for no limit; count: tiers there
-    are, maybe fewer than wanted. Probabilities and credits given are resampled then.
+    credits: (num_tiers,), rounds that each tier may train, None for no limit; count: tiers that
+    there are, for which what is given is resampled.
 
     >>> state = first_state([0.5, 0.3, 0.2], num_tiers=3, credits=[8, 4, 1], count=2)
     >>> state.probs, state.credits
@@ -140,18 +139,10 @@ def first_state(
 
 
 def carry_over(before: TierState, new: TierState, policy: str, *, with_credits: bool) -> TierState:
-    """Go on with accuracies, and credits if wanted, with new tiers, as many as before.
-
-    >>> old, new = first_state("uniform", 2, [3, 3], 2), first_state("fast", 2, [9, 9], 2)
-    >>> carry_over(old._replace(tier=1), new, "fast", with_credits=True).credits
-    array([3., 3.])
-    """
-    return new._replace(
-        accuracy=before.accuracy,
-        tier=before.tier,
-        credits=before.credits if with_credits else new.credits,
-        probs=before.probs if policy == ALGORITHM_2 else new.probs,
-    )
+    """Go on with accuracies, and credits if wanted, with new tiers, as many as before."""
+    probs = before.probs if policy == ALGORITHM_2 else new.probs
+    credits = before.credits if with_credits else new.credits
+    return new._replace(accuracy=before.accuracy, tier=before.tier, credits=credits, probs=probs)
 
 
 def select(
@@ -167,11 +158,8 @@ def select(
 
     accuracy: (num_tiers,) after the round before, NaN where unknown, None but every I rounds;
     members: identities of each tier's nodes; weights: (num_tiers,) by which the tier is drawn
-    in place of ``state.probs``; count: nodes |C| of a round.
-
-    The paper draws until it meets a tier with credits, which never ends once none has any: here
-    all are refilled then. One draw over the tiers with credits has the same distribution. Tiers
-    without available nodes are passed and pay nothing.
+    in place of ``state.probs``; count: nodes |C| of a round. Tiers without available nodes are
+    passed and pay nothing.
 
     >>> probs, credits = np.array([0.9, 0.1]), np.array([1.0, 0.0])
     >>> state = TierState(probs, np.full(2, np.nan), credits, np.ones(2))
@@ -191,7 +179,8 @@ def select(
     # n_j > |C| is assumed in the paper; here a tier may have no node
     possible = np.array([len(names) > 0 for names in members])
     while possible.any():
-        # l. 8-14, without the loop: a tier that has credits
+        # l. 8-14: one draw over the tiers with credits has the distribution of the loop, which
+        # never ends once none has any: here all are refilled then
         credits, eligible = state.credits, possible & (state.credits > 0)
         if not eligible.any():
             credits, eligible = credits + state.full_credits, possible
@@ -219,21 +208,17 @@ def _first_that_any(eligible: NDArray[np.bool_], *rows: Floats | None) -> Floats
 def draw_nodes(
     members: Sequence[str], count: int, available: Available, rng: np.random.Generator
 ) -> list[int]:
-    """Draw available nodes of a tier uniformly, at most ``count`` (Alg. 2, l. 15).
-
-    Candidates are drawn without replacement in growing batches until enough of them are
-    available, so that a large tier is not searched while most of it is online.
-    """
+    """Draw available nodes of a tier uniformly, at most ``count`` (Alg. 2, l. 15)."""
     chosen: list[int] = []
     seen: set[int] = set()
     batch = count
+    # in growing batches, so that a large tier is not searched while most of it is online
     while len(chosen) < count and len(seen) < len(members):
         batch = min(2 * batch, len(members))
         drawn = rng.choice(len(members), size=batch, replace=False).tolist()
         for position in (p for p in drawn if p not in seen):
             seen.add(position)
-            node_id = available(members[position])
-            if node_id is not None:
+            if (node_id := available(members[position])) is not None:
                 chosen.append(node_id)
     return chosen[:count]
 
@@ -243,10 +228,8 @@ def change_probs(accuracy: Floats) -> Floats:
 
     .. math:: p_j \propto (m + 1 + higher_j - lower_j) / 2
 
-    accuracy: (num_tiers,), NaN where unknown (ties with all) -> (num_tiers,), sums to 1.
-
-    The paper leaves the rule open. Ranks are free of scale, ties share theirs, and no tier falls
-    below 2 / (m (m + 1)).
+    accuracy: (num_tiers,), NaN where unknown (ties with all) -> (num_tiers,), sums to 1. The
+    paper leaves the rule open: ranks, of which ties share theirs, are free of scale.
 
     >>> change_probs(np.array([0.9, 0.5]))
     array([0.33333333, 0.66666667])
@@ -258,11 +241,7 @@ def change_probs(accuracy: Floats) -> Floats:
 
 
 def refund(state: TierState) -> TierState:
-    """Give its credit back to the current tier, of which no reply counts.
-
-    >>> refund(first_state("uniform", 2, [3, 3], 2)._replace(tier=1)).credits
-    array([3., 4.])
-    """
+    """Give its credit back to the current tier, of which no reply counts."""
     return state._replace(credits=state.credits + (np.arange(len(state.credits)) == state.tier))
 
 
@@ -282,3 +261,68 @@ def sampling_rates(
     array([0.35, 0.1 , 0.05])
     """
     return tier_probs * np.minimum(clients_per_round / tier_sizes, 1.0)
+
+
+# --- Policies of our own -----------------------------------------------------------------------
+
+PACE = 0.75
+"""Power of the latency: with 1 tiers would share the run's time equally, with 0 its rounds."""
+ERROR_POWER = 2.0
+"""Power of a tier's error in "adaptive" chances: with 0 accuracy would not matter."""
+LEAST_ERROR = 0.1
+"""A tier's error counts as at least so much of the largest, so that none is left out for good."""
+MOST_DUE = 2.0
+"""Rounds that a tier may be due, or ahead: one whose nodes were away does not make up for them."""
+
+
+def paced_credits(latency: Floats) -> Floats:
+    r"""Return the rounds of each tier in a period of the policy "paced".
+
+    .. math:: c_j = \min(2^{T-1-j}, (\max_k L_k / L_j)^{0.75}) \text{, rounded}
+
+    latency: (num_tiers,) -> (num_tiers,).
+
+    >>> paced_credits(np.array([0.25, 0.5, 1.0, 2.0, 10.0]))
+    array([16.,  8.,  4.,  2.,  1.])
+    """
+    most = 2.0 ** np.arange(len(latency))[::-1]
+    return np.asarray(np.minimum(most, np.round(_times_faster(latency) ** PACE)))
+
+
+def weigh_tiers(accuracy: Floats, latency: Floats) -> Floats:
+    r"""Weigh what a tier has still to learn against the time that its rounds take: "adaptive".
+
+    .. math:: p_j \propto E_j^2 / L_j^{0.75}, \quad E_j = \max(e_j, 0.1 \max_k e_k)
+
+    The error e is 1 less an accuracy (100 less one in percent), or the loss, which comes as a
+    negative accuracy. A tier without one has the mean error of the others.
+
+    accuracy: (num_tiers,), NaN where unknown, latency: (num_tiers,) -> (num_tiers,), sums to 1.
+
+    >>> weigh_tiers(np.array([0.8, 0.6]), latency=np.array([1.0, 1.0]))
+    array([0.2, 0.8])
+    """
+    known = accuracy[~np.isnan(accuracy)]
+    weights = _times_faster(latency) ** PACE
+    if len(known):
+        best = 0.0 if known.max() <= 0 > known.min() else 1.0 if known.max() <= 1 else 100.0
+        error = best - np.where(np.isnan(accuracy), known.mean(), accuracy)
+        if error.max() > 0:
+            weights = weights * np.maximum(error / error.max(), LEAST_ERROR) ** ERROR_POWER
+    return np.asarray(weights / weights.sum())
+
+
+def steer(state: TierState, accuracy: Floats | None, latency: Floats) -> TierState:
+    """Average the accuracies with those so far, and set the probabilities by them: "adaptive"."""
+    if accuracy is None:
+        accuracy = state.accuracy
+    before = np.where(np.isnan(state.accuracy), accuracy, state.accuracy)
+    # the last tier to train has a higher accuracy than it will keep
+    accuracy = np.where(np.isnan(accuracy), before, (before + accuracy) / 2)
+    return state._replace(accuracy=accuracy, probs=weigh_tiers(accuracy, latency))
+
+
+def _times_faster(latency: Floats) -> Floats:
+    # a clock may be too coarse to see any time
+    seconds = np.maximum(latency, 1e-9)
+    return np.asarray(seconds.max() / seconds)

@@ -1,7 +1,7 @@
 """TiFL as a wrapper: time nodes, draw a tier and nodes of it, learn from who answered."""
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from logging import DEBUG, INFO, WARNING
 from typing import Any, ClassVar
 
@@ -14,42 +14,35 @@ from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.server.client_support import TIMES, ClientSupport
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import WAIT_S, wait_for_nodes, whole_grid
+from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
-from flwr_hetero.server.selection import Outcome
+from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+from flwr_hetero.tifl import algorithm
 from flwr_hetero.tifl.algorithm import (
     ADAPTIVE,
     ALGORITHM_2,
     PACED,
     VANILLA,
     Draw,
+    Floats,
     TierState,
-    carry_over,
-    first_state,
-    policy_probs,
-    refund,
-    select,
 )
-from flwr_hetero.tifl.evaluation import TierEvaluation
 from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
 from flwr_hetero.tifl.latencies import Latencies
-from flwr_hetero.tifl.pacing import MOST_DUE, Forecast, TimeEstimate, paced_credits, steer
-from flwr_hetero.tifl.tiers import T_MAX, Tiers
+from flwr_hetero.tifl.tiers import T_MAX, Tiers, TimeEstimate
 
-TIERS = ("latency", "tier", "boundaries", "seconds", "slowest_s", "slowest_s2")
+TIERS = ("latency", "tier", "boundaries", "seconds", "slowest_s")
 HELD = ("tiers", "state", "estimate", "due", "evaluated")
 STATE = {**dict.fromkeys((*HELD, "rng"), str), **TIMES_STATE}
-"""Entries of a saved TiFL."""
 
 
-class TiFL(TierEvaluation):
+class TiFL(Selection):
     """Group nodes into tiers by latency and let one tier train each round.
 
-    The tier is drawn from fixed probabilities (static) or from ones that favour low accuracy and
-    short rounds (adaptive). Nodes are timed while they train: round 1 asks all,
-    goes on with the first ``clients_per_round`` replies and leaves the others to finish.
+    The tier is drawn from fixed probabilities or ones that favour low accuracy and speed. Nodes
+    are timed while they train: round 1 asks all and goes on with the first replies.
 
     Parameters
     ----------
@@ -83,8 +76,8 @@ class TiFL(TierEvaluation):
     Notes
     -----
     "adaptive" and "paced" are not in the paper, which leaves credits and ChangeProbs open. A round
-    takes one credit (as printed two), and none if no reply counts; a tier is drawn once among those
-    with credits and nodes (as printed it may never end); the same 10 nodes of each tier evaluate.
+    takes one credit (as printed two), and none if no reply counts. A tier's accuracy is that of its
+    nodes that evaluate, of the same 10 if the wrapped strategy asks none.
 
     References
     ----------
@@ -94,10 +87,6 @@ class TiFL(TierEvaluation):
     --------
     >>> from flwr.serverapp.strategy import FedAdam
     >>> strategy = TiFL(FedAdam(), clients_per_round=5, policy="fast1")
-    >>> TiFL(policy="warp")
-    Traceback (most recent call last):
-    ...
-    ValueError: policy must be one of adaptive, algorithm-2, ..., got 'warp'.
     """
 
     name: ClassVar[str] = "tifl"
@@ -121,7 +110,7 @@ class TiFL(TierEvaluation):
         self.named = policy if isinstance(policy, str) else ""
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = check_count("num_tiers", 1 if self.named == VANILLA else num_tiers, 1)
-        policy_probs(policy, self.num_tiers)
+        algorithm.check_policy(policy, self.num_tiers)
         self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
@@ -133,38 +122,26 @@ class TiFL(TierEvaluation):
             raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
         self.credits = None if credits is None else [check_count("credits", c, 1) for c in each]
         self.rng = np.random.default_rng(check_count("seed", seed))
-        in_training = check_choice("profiling", profiling, ("training", "phase")) == "training"
+        check_choice("profiling", profiling, ("training", "phase"))
         check_count("sync_rounds", sync_rounds, 1)
         check_count("warmup_rounds", warmup_rounds)
-        if in_training and (sync_rounds, warmup_rounds) != (3, 1):
-            name = "sync_rounds" if sync_rounds != 3 else "warmup_rounds"
-            rule = "be left out, for nodes are timed in training"
-            raise invalid(name, (sync_rounds, warmup_rounds), rule, "or give profiling='phase' too")
+        phase = (sync_rounds, warmup_rounds) if profiling == "phase" else None
         self.evaluates = self.named in (ADAPTIVE, ALGORITHM_2)
         super().__init__(strategy, clients_per_round)
-        phase = None if in_training else (sync_rounds, warmup_rounds)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
-        self.tiers = Tiers({}, {})
-        self.state = first_state("uniform", 1, None, 1)
+        self.tiers, self.state = Tiers({}, {}), algorithm.first_state("uniform", 1, None, 1)
         self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(0))
+        # accuracies that the next round's draw goes by
+        self.evaluated: Floats | None = None
         self.estimate = TimeEstimate()
-        self._enough: int | None
-        self._new_tiers = self._is_predicted = False
-        self._num_rounds, self._enough = 0, None
-        self._online: Set[int] = frozenset()
-
-    # --- tiers -------------------------------------------------------------------------
+        self._new_tiers = False
+        self._enough: int | None = None
 
     def on_start(self, run: Run) -> None:
         """Profile the fleet if asked for, or find the nodes of a checkpoint again."""
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
-        self._num_rounds = run.num_rounds
         if run.round > 0 or self.tiers.latency:
             identify_nodes(self, run.exchange(run.round + 1), run.grid, T_MAX)
-            find = self.fleet.nodes.find
-            if self.tiers.tier and not any(find(name) in online for name in self.tiers.tier):
-                text = "TiFL: none of the %d nodes with a tier was found again among %d online"
-                log(WARNING, text, len(self.tiers.tier), len(online))
             return
         if len(online) < self.num_tiers:
             rule = f"be at most the number of nodes, {len(online)}"
@@ -172,57 +149,51 @@ class TiFL(TierEvaluation):
         if self.credits and sum(self.credits) < run.num_rounds:
             rule = f"add up to the rounds of the run, {run.num_rounds}, at least"
             raise invalid("credits", self.credits, rule)
-        if self.num_tiers > 1 and len(online) // self.num_tiers < self.num_selected:
-            text = "TiFL: tiers of about %d nodes are smaller than clients_per_round=%d: give %s=%d"
-            fewer = "num_tiers", max(1, len(online) // self.num_selected)
-            log(WARNING, text, len(online) // self.num_tiers, self.num_selected, *fewer)
+        if self.num_tiers > 1 and (size := len(online) // self.num_tiers) < self.num_selected:
+            text = "TiFL: tiers of about %d nodes are below clients_per_round=%d: give num_tiers=%d"
+            log(WARNING, text, size, self.num_selected, max(1, len(online) // self.num_selected))
         if self.timing.phase:
             self._set_tiers(self.timing.update(run.exchange(0), run.grid, online, self.tiers))
 
     def _set_tiers(self, tiers: Tiers | None) -> None:
-        """Take new tiers; as many as before go on with their accuracies and credits.
-
-        Credits begin again while nodes get their first tier: tiers without a node saved theirs.
-        """
+        """Take new tiers; as many as before go on with their accuracies and credits."""
         if tiers is None:
             return
         count = len(tiers.seconds)
         # l. 1, for the tiers that there are
-        credits = paced_credits(tiers.seconds) if self.named == PACED else self.credits
-        state = first_state(self.policy, self.num_tiers, credits, count)
+        credits = algorithm.paced_credits(tiers.seconds) if self.named == PACED else self.credits
+        state = algorithm.first_state(self.policy, self.num_tiers, credits, count)
         if self.tiers.latency and count == len(self.state.probs):
+            # while nodes get their first tier, tiers without a node save their credits
             goes_on = not self.timing.first
-            state = carry_over(self.state, state, self.named, with_credits=goes_on)
+            state = algorithm.carry_over(self.state, state, self.named, with_credits=goes_on)
         else:
             self.due, self.evaluated = np.zeros(count), None
-        self._new_tiers |= tiers is not self.tiers
+        if tiers is not self.tiers:
+            self._new_tiers, sizes = True, [len(names) for names in tiers.members]
+            why = f": {tiers.why_so_few}" if tiers.why_so_few else ""
+            level = WARNING if why else DEBUG if self.timing.late else INFO
+            log(level, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
         self.tiers = tiers
-        self.state = steer(state, None, tiers.seconds) if self.named == ADAPTIVE else state
-
-    # --- selection ---------------------------------------------------------------------
+        self.state = (
+            algorithm.steer(state, None, tiers.seconds) if self.named == ADAPTIVE else state
+        )
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
         self._online, timing = online, self.timing
         # 4.2: profiling and tiering can be conducted periodically
         self._set_tiers(timing.update(context, grid, online, self.tiers))
-        if not (self._is_predicted or timing.forming):
-            self._is_predicted, count = True, self._num_rounds - context.round + 1
-            if len(self.tiers.slowest_s):
-                text = "TiFL: %d rounds take about %s with the tiers' present probabilities"
-                log(INFO, text, count, self.forecast(count))
         newcomers = timing.newcomers(context, grid, online, self.rng)
         self._draw()
         while not self.draw.nodes + newcomers and timing.wait(context, grid, online):
             self._set_tiers(timing.update(context, grid, online, self.tiers))
             self._draw()
-        count = len(self.draw.nodes)
-        self._enough = (count or min(self.num_selected, len(newcomers))) if newcomers else None
+        few = len(self.draw.nodes) or min(self.num_selected, len(newcomers))
+        self._enough = few if newcomers else None
         if self.draw.tier is not None:
-            self.estimate.expect(1, self.tiers, self.state, self.named, self.draw.probs)
-        if newcomers:
-            text = "TiFL: %d nodes are timed in this round, which takes the first %d replies"
-            log(DEBUG, text, len(newcomers), self._enough)
+            probs = self.state.probs if self.named == ADAPTIVE else self.draw.probs
+            self.estimate.expect(1, self.tiers, self.state, self.named, probs)
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
@@ -235,24 +206,32 @@ class TiFL(TierEvaluation):
         if self.named == ADAPTIVE:
             # in turn, by what each tier is due: as often as its probability says, within a round
             if evaluated is not None:
-                state, evaluated = steer(state, evaluated, self.tiers.seconds), None
-            self.due = np.minimum(self.due + state.probs, MOST_DUE)
+                state, evaluated = algorithm.steer(state, evaluated, self.tiers.seconds), None
+            self.due = np.minimum(self.due + state.probs, algorithm.MOST_DUE)
             weights = np.maximum(self.due, 0.0)
         how = (self.tiers.members, self._available(self._online), self.num_selected, self.rng)
-        self.draw, self.state = select(state, evaluated, *how, weights)
+        self.draw, self.state = algorithm.select(state, evaluated, *how, weights)
         if self.draw.tier is not None:
             trained = np.arange(len(self.due)) == self.draw.tier
-            self.due = np.maximum(self.due - trained, -MOST_DUE)
+            self.due = np.maximum(self.due - trained, -algorithm.MOST_DUE)
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Set how many replies are enough; Flower's simulation can only wait for all."""
-        if not is_simulation_grid(whole_grid(grid)):
+        if self._enough is not None and not is_simulation_grid(whole_grid(grid)):
             context.enough = self._enough
         return messages
 
-    # --- replies -----------------------------------------------------------------------
+    def _free(self, online: Set[int]) -> Callable[[int | None], bool]:
+        """Return a function that says whether a node may be asked."""
+        nodes = self.fleet.nodes
+        busy = nodes.in_flight.keys() | {nodes.find(name) for name in self.timing.blocked}
+        return lambda node_id: node_id in online and node_id not in busy
+
+    def _available(self, online: Set[int]) -> algorithm.Available:
+        find, free = self.fleet.nodes.find, self._free(online)
+        return lambda identity: node_id if free(node_id := find(identity)) else None
 
     def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a node of a simulation says how long it took; elsewhere it need not."""
@@ -265,7 +244,6 @@ class TiFL(TierEvaluation):
         """Learn the latencies; go on with the first replies where that is enough."""
         # l. 17-18 are over for these nodes; l. 19-20 are the wrapped strategy's
         counted = self.timing.take(context, replies, self._enough, self._online)
-        self._enough = None
         return super().on_replies(context, counted)
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
@@ -273,35 +251,47 @@ class TiFL(TierEvaluation):
         if self.draw.tier is not None:
             self.estimate.actual_s += context.virtual_s
             # the paper is silent on rounds without a reply
-            self.state = self.state if good else refund(self.state)
-        self.timing.count("train", list(good), failed)
-        self.timing.retry(failed)
-        self._trained = good.keys() | set(failed)
+            self.state = self.state if good else algorithm.refund(self.state)
+        self.timing.count(list(good), failed)
 
-    # --- history and state -------------------------------------------------------------
+    def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
+        """Return all free nodes; where only TiFL needs figures, the same of every tier."""
+        online = online_nodes(grid)
+        if not self._inner_evaluates:
+            return self.tiers.panel(self._available(online)) if self._is_due(context.round) else []
+        free = list(filter(self._free(online), online))
+        # as many as it would ask alone, if so many are free
+        leaf: Any = self.leaf
+        leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(free))
+        return free
+
+    def _is_due(self, server_round: int) -> bool:
+        if not (self.evaluates and self.tiers.latency):
+            return False
+        first = self.named == ALGORITHM_2 and bool(np.isnan(self.state.accuracy).all())
+        # Alg. 2, l. 3
+        return first or server_round % self.interval == 0
+
+    def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+        """Learn the tiers' accuracies when they are due."""
+        if self._is_due(context.round):
+            # Alg. 2, l. 21-22: for each tier
+            metrics = [next(iter(reply.content.metric_records.values())) for reply in replies]
+            names = [self.identity(reply.metadata.src_node_id) for reply in replies]
+            reported = dict(zip(names, metrics, strict=True))
+            weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
+            self.evaluated = self.tiers.accuracy(reported, weight_key)
+        return replies
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Leave out of the nodes that trained those that are only timed."""
         others = {self.identity(node_id) for node_id in self.timing.left_out}
         record["selected"] = [node for node in record["selected"] if node not in others]
 
-    def forecast(self, num_rounds: int) -> Forecast:
-        """Return how long so many rounds to come will take."""
-        ahead = TimeEstimate()
-        ahead.expect(num_rounds, self.tiers, self.state, self.named, None)
-        return ahead.forecast()
-
-    def on_finish(self, run: Run) -> None:
-        """Log the time estimate beside the actual time."""
-        found = self.estimate
-        if found.actual_s > 0 and found.exact_s > 0:
-            text = "TiFL: expected %s, took %.4g s; by the paper's Eq. 6 %.4g s"
-            log(DEBUG, text, found.forecast(), found.actual_s, found.paper_s)
-
     def round_info(self) -> dict[str, Any]:
         """Return tier, the chances of its draw, the rule's, credits; new tiers in full."""
-        accuracy = self.state.accuracy if self.evaluated is None else self.evaluated
-        rows = {"credits": self.state.credits, "tier_accuracy": accuracy}
+        known = self.state.accuracy if self.evaluated is None else self.evaluated
+        rows = {"credits": self.state.credits, "tier_accuracy": known}
         info = {
             "tier": self.draw.tier,
             "tier_probs": self.state.probs.tolist(),
@@ -313,15 +303,15 @@ class TiFL(TierEvaluation):
             "actual_s": self.estimate.actual_s,
         }
         if self._new_tiers:
-            self._new_tiers, devices = False, self.fleet.nodes.devices
-            info |= self.tiers.info() | ({"devices": devices} if devices else {})
+            self._new_tiers, tiers = False, self.tiers
+            dropouts = sorted(set(tiers.latency) - set(tiers.tier))
+            info |= {"tiers": tiers.tier, "latency": tiers.latency, "dropouts": dropouts}
         return info
 
     def summary(self) -> None:
         """Log the settings, then those of the wrapped strategy."""
-        credits = "" if self.credits is None else f", {self.credits} credits a tier"
-        text = "\t├──> TiFL: %d nodes a round, policy %s, tiers: %d%s"
-        log(INFO, text, self.num_selected, self.policy, self.num_tiers, credits)
+        text = "\t├──> TiFL: %d nodes a round, policy %s, tiers: %d"
+        log(INFO, text, self.num_selected, self.policy, self.num_tiers)
         super().summary()
 
     def state_dict(self) -> StateDict:
@@ -334,13 +324,11 @@ class TiFL(TierEvaluation):
             "evaluated": self.evaluated,
         }
         rows = {name: json.dumps(value, default=np.ndarray.tolist) for name, value in held.items()}
-        times = super().state_dict() | self.timing.state_dict()
-        return {**rows, **times, "rng": rng_to_str(self.rng)}
+        return rows | self.timing.state_dict() | {"rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes are found again by their identity."""
         check_state(state, STATE, "TiFL")
-        super().load_state_dict(state)
         held = {name: json.loads(str(state[name])) for name in HELD}
         self.tiers, self.estimate = Tiers(**held["tiers"]), TimeEstimate(**held["estimate"])
         rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}

@@ -1,22 +1,27 @@
-r"""Tiers of similar latency (section 4.2), on NumPy arrays, and which node is in which.
+r"""Tiers of similar latency (section 4.2), which node is in which, and what their rounds cost.
 
     clients with L_i >= sync_rounds T_max are dropouts     form_tiers
     the histogram of latencies is split into m groups      quantile_tiers: of equal size
     the average response latency of each group             Tiers.seconds: the median
+    L_all = sum_i L_tier_i P_i R                           paper_estimate (section 4.5)
 
 Latencies are in seconds. ``speeds_differ`` and nodes that have not answered yet are our own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nsmallest
+from logging import WARNING
 from zlib import crc32
 
 import numpy as np
+from flwr.app import MetricRecord
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero._flwr import log
+from flwr_hetero.records import read_number
 from flwr_hetero.server.context import EQUAL_S
-from flwr_hetero.tifl.algorithm import Available, Floats
+from flwr_hetero.tifl.algorithm import PACED, Available, Floats, TierState
 
 T_MAX = 600.0
 """Seconds after which a node that has not answered is given up, the paper's T_max."""
@@ -26,7 +31,7 @@ times as long as the fastest."""
 MIN_REPEATS = 5
 """Repeated measurements that it takes to know how a node's latencies spread."""
 PANEL = 10
-"""Nodes of each tier whose accuracy is that of the tier."""
+"""Nodes of each tier that evaluate where the wrapped strategy does not."""
 
 
 def quantile_tiers(latency: Floats, num_tiers: int) -> tuple[Floats, Floats]:
@@ -38,10 +43,7 @@ def quantile_tiers(latency: Floats, num_tiers: int) -> tuple[Floats, Floats]:
     >>> quantile_tiers(np.array([0.5, 8.0, 1.0, 7.0, np.nan]), num_tiers=2)
     (array([4.]), array([0.75, 7.5 ]))
     """
-    check_count("num_tiers", num_tiers, 1)
     ordered = np.sort(latency[~np.isnan(latency)])
-    if not len(ordered) or ordered[0] < 0 or np.isinf(ordered[-1]):
-        raise invalid("latency", latency, "hold finite seconds, or NaN for a dropout")
     # positions that separate no equal latencies
     changes = np.flatnonzero(np.diff(ordered)) + 1
     cuts: list[int] = []
@@ -49,7 +51,8 @@ def quantile_tiers(latency: Floats, num_tiers: int) -> tuple[Floats, Floats]:
     first, begin = 0, 0
     for remaining in range(min(num_tiers - 1, len(changes)), 0, -1):
         ideal = begin + (len(ordered) - begin) / (remaining + 1)
-        free = changes[first : len(changes) - remaining + 1]  # leaves one for each later cut
+        # leaves one for each later cut
+        free = changes[first : len(changes) - remaining + 1]
         nearest = int(np.abs(free - ideal).argmin())
         first, begin = first + nearest + 1, int(free[nearest])
         cuts.append(begin)
@@ -107,12 +110,15 @@ def expected_slowest(latency: Floats, num_selected: int) -> float:
 
     .. math:: E[\max] = \sum_{k=c}^{n} l_{(k)} \binom{k-1}{c-1} / \binom{n}{c}
 
+    >>> round(expected_slowest(np.array([1.0, 2.0, 6.0]), num_selected=2), 9)
+    4.666666667
     """
     # F(k), that only the k fastest are drawn: F(n) = 1, F(k-1) = F(k) (1 - c/k); l_(k) weighs
     # F(k) c / k, and sums of log1p neither overflow nor cancel
     ordered = np.sort(latency)
     c = min(num_selected, len(ordered))
-    k = np.arange(len(ordered), c, -1)  # slowest first
+    # slowest first
+    k = np.arange(len(ordered), c, -1)
     log_f = np.concatenate([[0.0], np.cumsum(np.log1p(-c / k))])
     weights = np.exp(log_f) * c / np.append(k, c)
     return float(weights @ ordered[c - 1 :][::-1])
@@ -128,12 +134,25 @@ def expected_round_times(rounds: Floats, tier: NDArray[np.int64], count: int) ->
     return np.array([np.mean([expected_slowest(row, count) for row in m]) for m in members])
 
 
+def paper_estimate(tier_latency: Floats, tier_probs: Floats, num_rounds: int) -> float:
+    r"""Estimate the training time from one latency per tier (Eq. 6).
+
+    .. math:: L_{all} = \sum_i L_{tier_i} P_i R
+
+    A round lasts as long as its slowest node, so that this is too low where latencies within a
+    tier differ.
+    """
+    return float(np.dot(tier_latency, tier_probs)) * num_rounds
+
+
 class Tiers:
     """Which node is in which tier, by stable identity; ``latency`` has the dropouts, too.
 
-    Of each tier ``seconds`` is the median; of its rounds with |C| nodes ``slowest_s`` and
-    ``slowest_s2`` are mean and mean square, empty where no node reports its time.
+    Of each tier ``seconds`` is the median, ``slowest_s`` the mean length of its rounds with |C|
+    nodes, empty where no node reports its time.
     """
+
+    why_so_few = ""
 
     def __init__(
         self,
@@ -142,22 +161,19 @@ class Tiers:
         boundaries: ArrayLike = (),
         seconds: ArrayLike = (),
         slowest_s: ArrayLike = (),
-        slowest_s2: ArrayLike = (),
     ) -> None:
         self.latency, self.tier = latency, tier
         self.boundaries, self.seconds = np.array(boundaries), np.array(seconds)
-        self.slowest_s, self.slowest_s2 = np.array(slowest_s), np.array(slowest_s2)
+        self.slowest_s = np.array(slowest_s)
         self.members: list[list[str]] = [[] for _ in range(len(self.boundaries) + 1)]
         for identity, number in tier.items():
             self.members[number].append(identity)
-        self._panel: list[list[str]] | None = None
 
     def add(self, identity: str, latency_s: float) -> int:
         """Place a late joiner by the boundaries between the tiers."""
         tier = int(place(np.array([latency_s]), self.boundaries)[0])
         self.latency[identity], self.tier[identity] = latency_s, tier
         self.members[tier].append(identity)
-        self._panel = None
         return tier
 
     def moved(self, before: "Tiers") -> bool:
@@ -169,24 +185,38 @@ class Tiers:
 
     def panel(self, available: Available) -> list[int]:
         """Return up to ``PANEL`` available nodes of every tier, the same each time if they are."""
-        if self._panel is None:
-            order = {name: crc32(name.encode()) for name in self.tier}
-            self._panel = [nsmallest(2 * PANEL, names, order.__getitem__) for names in self.members]
-        found = [
-            [node for name in names if (node := available(name)) is not None]
-            for names in self._panel
-        ]
-        return [node for nodes in found for node in nodes[:PANEL]]
+        chosen: list[int] = []
+        for names in self.members:
+            first = nsmallest(2 * PANEL, names, lambda name: crc32(name.encode()))
+            nodes = [node for name in first if (node := available(name)) is not None]
+            chosen += nodes[:PANEL]
+        return chosen
 
-    def info(self) -> dict[str, object]:
-        """Return all, JSON-able, for the history."""
-        return {
-            "tiers": self.tier,
-            "latency": self.latency,
-            "boundaries": self.boundaries.tolist(),
-            "dropouts": sorted(set(self.latency) - set(self.tier)),
-            "num_tiers": len(self.members),
-        }
+    def accuracy(self, reported: Mapping[str, MetricRecord], weight_key: str) -> Floats:
+        """Average the reported accuracy of each tier (Alg. 2, l. 22), weighted by examples.
+
+        reported: by identity -> (num_tiers,), NaN where unknown.
+        """
+        total, weight = np.zeros((2, len(self.members)))
+        for name, metrics in reported.items():
+            accuracy, examples = accuracy_of(metrics), read_number(metrics, weight_key, 1)
+            if name in self.tier and not np.isnan(accuracy):
+                total[self.tier[name]] += accuracy * examples
+                weight[self.tier[name]] += examples
+        if reported and not weight.any():
+            text = "TiFL: none of the evaluation's metrics %s has 'acc' or 'loss' in its name"
+            log(WARNING, text, sorted(next(iter(reported.values()))))
+        with np.errstate(invalid="ignore"):
+            return np.asarray(total / weight)
+
+
+def accuracy_of(metrics: MetricRecord) -> float:
+    """Read the metric that says how good the model is, more is better; NaN if it says nothing."""
+    for part, sign in (("acc", 1.0), ("loss", -1.0)):
+        for name in metrics:
+            if part in name.lower():
+                return sign * read_number(metrics, name)
+    return np.nan
 
 
 def form_tiers(
@@ -195,30 +225,26 @@ def form_tiers(
     num_tiers: int,
     count: int,
     in_flight: Sequence[float] = (),
-) -> tuple[Tiers, str] | None:
+) -> Tiers | None:
     """Group nodes by latency (section 4.2); None if none has answered in time.
 
     rounds: (num_measurements, num_nodes), NaN for none; count: nodes |C| of a round; in_flight: for
     how long other nodes have not answered yet: they are slower than all that have, no two equally
-    fast -> the tiers, and why there are so few.
+    fast.
 
-    >>> tiers, _ = form_tiers(["a", "b"], np.array([[1.0, 4.0]]), 3, count=1, in_flight=[2.0])
+    >>> tiers = form_tiers(["a", "b"], np.array([[1.0, 4.0]]), 3, count=1, in_flight=[2.0])
     >>> tiers.tier, tiers.boundaries.round(3)
     ({'a': 0, 'b': 1}, array([2.5, 4. ]))
     """
-    latency, why = np.nanmedian(np.minimum(rounds, T_MAX), axis=0), ""
+    latency = np.nanmedian(np.minimum(rounds, T_MAX), axis=0)
     rounds = np.where(rounds < T_MAX, rounds, np.nan)
     # 4.2: dropouts have timed out in every round
     dropout = np.isnan(rounds).all(axis=0)
     if dropout.all():
         return None
-    known = np.where(dropout, np.nan, latency)
+    known, why = np.where(dropout, np.nan, latency), ""
     if not in_flight and num_tiers > 1 and not speeds_differ(rounds[:, ~dropout]):
-        num_tiers = 1
-        fastest, slowest = np.nanmin(known), np.nanmax(known)
-        why = f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by noise only"
-        if fastest == slowest == EQUAL_S:
-            why = "one tier: in a simulation nodes must report their time, add the mod hetero"
+        num_tiers, why = 1, _why_one_tier(np.nanmin(known), np.nanmax(known))
     if in_flight:
         least = np.maximum(in_flight, latency.max())
         others = least * (1 + 1e-6 * np.arange(1, len(least) + 1))
@@ -231,10 +257,34 @@ def form_tiers(
     own = zip(names, tier.tolist(), strict=False)
     latencies = dict(zip(names, latency.tolist(), strict=True))
     tiers = Tiers(latencies, {name: j for name, j in own if j >= 0}, boundaries, seconds)
+    tiers.why_so_few = why
     if (rounds[~np.isnan(rounds)] != EQUAL_S).any():
         typical = np.nanmedian(np.where(tier >= 0, rounds, 0.0), axis=0)
         filled = np.where(np.isnan(rounds), typical, rounds)
-        tiers.slowest_s, tiers.slowest_s2 = (
-            expected_round_times(filled**power, tier, count) for power in (1, 2)
-        )
-    return tiers, why
+        tiers.slowest_s = expected_round_times(filled, tier, count)
+    return tiers
+
+
+def _why_one_tier(fastest: float, slowest: float) -> str:
+    if fastest == slowest == EQUAL_S:
+        return "one tier: in a simulation nodes must report their time, add the mod hetero"
+    return f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by noise only"
+
+
+@dataclass
+class TimeEstimate:
+    """Seconds by Eq. 6, by the expected slowest node, and as they were, added up by rounds."""
+
+    paper_s: float = 0.0
+    exact_s: float = 0.0
+    actual_s: float = 0.0
+
+    def expect(
+        self, count: int, tiers: Tiers, state: TierState, policy: str, probs: Floats
+    ) -> None:
+        """Add rounds with these probabilities of the tiers; "paced" has its period's."""
+        if len(tiers.slowest_s):
+            if policy == PACED:
+                probs = np.asarray(state.full_credits / state.full_credits.sum())
+            self.paper_s += paper_estimate(tiers.seconds, probs, count)
+            self.exact_s += count * float(probs @ tiers.slowest_s)

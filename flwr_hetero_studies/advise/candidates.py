@@ -106,7 +106,6 @@ SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
 
 
 def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
-    """List the settings for a fleet, FedAvg first."""
     some = {"clients-per-round": clients_per_round}
     # half as many again, if there are so many
     spare = min(max(1, clients_per_round // 2), num_nodes - clients_per_round)

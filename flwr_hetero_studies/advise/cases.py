@@ -22,7 +22,6 @@ FAST_CASES = ["two-kinds*"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield the advice, FedAvg's runs, and then those of the other settings."""
     shared = {"data": options.data, **options.settings}
     for fleet in FLEETS:
         yield Trial({"experiment": fleet, "name": "advice", **options.settings})
@@ -37,12 +36,10 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def looks(line: Line) -> list[Point]:
-    """Read the looks at a run's model."""
     return [Point(*values) for values in zip(*line["curve"].values(), strict=True)]
 
 
 def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[str, Any]:
-    """Ask for advice, or train one setting until FedAvg's end less a point."""
     fleet = str(Path(__file__).with_name(f"{case['experiment']}.toml"))
     # fleet and sizes are given to the advice as a user would give them
     rows, examples = case["rows"], case["rows"] // NODES

@@ -32,7 +32,6 @@ def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[De
 
 
 def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
-    """Return how long a device takes for an epoch and for the model both ways."""
     link_s = 8 * model_mb * (1 / device.uplink_mbps + 1 / device.downlink_mbps)
     return examples * device.seconds_per_example / device.compute_factor + link_s
 
@@ -76,7 +75,6 @@ def for_task(
     devices: list[DeviceProfile], examples: int, model_mb: float, own: int, own_mb: float
 ) -> tuple[DeviceProfile, ...]:
     """Scale devices, so that epochs and transfers of the small task take what the user's do."""
-    # an epoch and a transfer take what they took
     scale, ratio = examples / own, own_mb / model_mb
     return tuple(
         replace(

@@ -18,8 +18,6 @@ HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nod
 
 
 def found_rows(lines: list[Line]) -> list[Row]:
-    """Judge the runs of a fleet and a way that data lie, as the advice judges its own."""
-    # judged as the advice judges its own runs
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
     judged = {
@@ -30,7 +28,6 @@ def found_rows(lines: list[Line]) -> list[Row]:
 
 
 def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
-    """Write a fleet's tables; return rows of the summary as well, the last of both together."""
     (advice,) = record.of(lines, name="advice")
     text, sums = f"### {fleet}\n", list[list[Any]]()
     both = [dict[str, float](), dict[str, float]()]
@@ -70,7 +67,6 @@ def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> 
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page."""
     texts, sums = [], list[list[Any]]()
     for fleet, own in record.by(lines, "experiment").items():
         text, rows = section(fleet, own)

@@ -101,7 +101,6 @@ class Judgement(NamedTuple):
 
 
 def smooth(points: Sequence[Point], name: str = "accuracy") -> Vector:
-    """Average each figure with those just before it."""
     return curves.smooth([getattr(point, name) for point in points], SMOOTHED)
 
 
@@ -112,12 +111,10 @@ def reach(points: Sequence[Point], target: float) -> Point | None:
 
 
 def target_of(base: Sequence[Point]) -> float:
-    """Return what FedAvg comes to, less a point."""
     return float(smooth(base)[-1]) - MARGIN
 
 
 def judge(points: Sequence[Point], base: Sequence[Point]) -> Judgement:
-    """Hold a run against FedAvg's."""
     target = target_of(base)
     # FedAvg reaches its own end less a point in any case
     usual, own = reach(base, target), reach(points, target)
@@ -150,7 +147,6 @@ class Row(NamedTuple):
 
 
 def row(candidate: Candidate, found: Sequence[Judgement]) -> Row:
-    """Sum up a setting's runs."""
     speeds = [each.speedup for each in found]
     good = [(each.bytes, each.device_s) for each in found if each.reached]
     num_bytes, device_s = np.mean(good, axis=0).tolist() if good else (inf, inf)

@@ -66,7 +66,6 @@ class SmallTask:
 
 @lru_cache(maxsize=16)
 def generated(task: SmallTask, split: int) -> Labelled:
-    """Draw the examples to train on (split 1) or to test by (split 0)."""
     centres = np.random.default_rng([task.seed, 2]).standard_normal((CLASSES, GROUPS, DIM))
     rng = np.random.default_rng([task.seed, 3, split])
     # all classes equally often, so that only the partition makes nodes differ
@@ -77,13 +76,11 @@ def generated(task: SmallTask, split: int) -> Labelled:
 
 @lru_cache(maxsize=8)
 def deal_out(task: SmallTask) -> list[Rows]:
-    """Divide the examples among the nodes."""
     labels = generated(task, 1).labels
     return partition_rows(labels, task.num_nodes, task.partition, seed=task.seed)
 
 
 def client_app(task: SmallTask) -> ClientApp:
-    """Make the ClientApp: train, or say how much work that would be."""
     app = ClientApp()
 
     def opened(message: Message, context: Context) -> tuple[Labelled, int, UniformSampler]:

@@ -1,4 +1,4 @@
-"""Time, bytes and device-seconds to FedAvg's accuracy, and accuracy at times."""
+"""Time, bytes and device-seconds to FedAvg's accuracy."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,6 @@ from flwr_hetero_studies.core.record import Line
 BASE, AVERAGED = "FedAvg", ", averaged"
 MARGIN, LAST, WINDOW = 0.01, 10, 5
 COSTS = {"bytes": "bytes", "device_s": "device-seconds"}
-TIMES_S = (10, 20, 30, 40, 60, 90, 200, 400, 800)
 HEAD = ["setting", "sooner than FedAvg", "than FedAvg, averaged", "s to the target",
         *COSTS.values(), "there: all", "there: last two", "end: all", "end: last two"]  # fmt: skip
 DRAWN = ("FedAvg", *(name + AVERAGED for name in ("FedAvg", "all, fair", "3, fair")))
@@ -80,26 +79,6 @@ def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) ->
     return [name, *speeds, seconds, *shares, *there, *ends]
 
 
-def at_times(lines: Sequence[Line]) -> list[str]:
-    """Return accuracy on all and on the slow nodes' classes at each time, mean over seeds."""
-    cells = []
-    for time_s in TIMES_S:
-        found = [at_time(line, time_s) for line in lines]
-        known = [pair for pair in found if pair is not None]
-        texts = [f"{100 * mean(values):.0f}" for values in zip(*known, strict=True)]
-        cells.append(" / ".join(texts) if len(known) == len(lines) else "")
-    return cells
-
-
-def at_time(line: Line, time_s: float) -> tuple[float, float] | None:
-    """Return both accuracies at a time; None before the first mean and after the end."""
-    clock = column(line, "virtual_s")
-    if not len(clock) or not clock[0] <= time_s <= clock[-1]:
-        return None
-    place = int(np.searchsorted(clock, time_s, side="right")) - 1
-    return float(smooth(line, "accuracy")[place]), float(smooth(line, "slow")[place])
-
-
 def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
     """Return smoothed accuracy in % against virtual time, mean over seeds."""
     clocks = [column(line, "virtual_s") for line in lines]
@@ -111,12 +90,9 @@ def section(name: str, lines: list[Line]) -> str:
     runs = views(lines)
     counts = {each: len(own) for each, own in record.by(lines, "name").items()}
     seeds = ", ".join(f"{each}: {count}" for each, count in counts.items())
-    times = [[each, *at_times(own)] for each, own in runs.items()]
     return (
         f"## {name}\n\nSeeds: {seeds}; {record.software(lines)}.\n\n"
         f"{tables.table(HEAD, [row(each, own, runs) for each, own in runs.items()])}\n"
-        "Accuracy in % on all classes / on the last two after so many seconds:\n\n"
-        f"{tables.table(['setting', *(f'{s} s' for s in TIMES_S)], times)}\n"
     )
 
 

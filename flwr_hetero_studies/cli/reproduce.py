@@ -4,13 +4,11 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr_hetero_studies.core.experiment import Experiment
     from flwr_hetero_studies.core.plan import Options
-    from flwr_hetero_studies.core.record import Line
 
 WIDTH = 120
 """Columns of tables that go to a file."""
@@ -29,38 +27,20 @@ def add(commands: Any) -> None:
     add("--data", default="", help="Parquet folder; by default data that need no download")
     add("--seed", type=int, default=0)
     add("--list", action="store_true", help="print a line per experiment and end")
-    add("--html", type=Path, metavar="PAGE", help="draw curves and tables on a page")
-    add("--results", type=Path, metavar="JSONL", help="keep what was found in this file")
-    page = "write such a file's page of verdicts, in Markdown, and end"
-    add("--page", type=Path, metavar="JSONL", help=page)
     parser.set_defaults(run=_reproduce)
 
 
 def _reproduce(given: argparse.Namespace) -> None:
-    from flwr_hetero.errors import invalid
-    from flwr_hetero_studies.core import page, record
-    from flwr_hetero_studies.core.bench import page_of
     from flwr_hetero_studies.core.plan import Options
     from flwr_hetero_studies.papers.cases import find
 
-    if given.page:
-        # an empty record would be a page of experiments that were not run
-        if not any(path.exists() for path in record.files_of(given.page)):
-            raise invalid("results", str(given.page), "hold the lines that --results writes")
-        return print(page_of("papers", record.read(given.page), given.page.parent), end="")
     chosen = find(given.paper, given.figure)
     if given.list:
-        return _list(chosen)
-    options, done = Options({}, given.data, [given.seed], given.fast), []
+        _list(chosen)
+        return
+    options = Options({}, given.data, [given.seed], given.fast)
     for each in chosen:
-        if (line := _run(each, options)) is None:
-            continue
-        done.append((each, line))
-        if given.results:
-            _keep(given.results, line)
-        if given.html:
-            page.write(done, given.html)
-    return None
+        _run(each, options)
 
 
 def _list(chosen: "Sequence[Experiment]") -> None:
@@ -70,29 +50,17 @@ def _list(chosen: "Sequence[Experiment]") -> None:
         print(f"{name}  {each.title}{'' if each.run else ' (not run)'}")
 
 
-def _keep(path: Path, line: "Line") -> None:
-    """Write a line in the place of an older one of the same experiment."""
-    from flwr_hetero_studies.core import record
-
-    names = {key: line["case"][key] for key in ("experiment", "name")}
-    lines = record.read(path)
-    # the fast form and the full one are the same experiment
-    older = record.of(lines, **names)
-    record.pack(path, [*(each for each in lines if each not in older), line])
-
-
-def _run(experiment: "Experiment", options: "Options") -> "Line | None":
-    """Run one, and print it; None if it cannot be run."""
+def _run(experiment: "Experiment", options: "Options") -> None:
+    """Run one, and print it."""
     from flwr_hetero_studies.core.bench import execute
     from flwr_hetero_studies.core.experiment import NOT_RUN
-    from flwr_hetero_studies.core.page import notes_of
     from flwr_hetero_studies.core.plan import Data
     from flwr_hetero_studies.papers.cases import trial_of
 
     print(f"{experiment.paper} {experiment.name}: {experiment.title}")
     if experiment.run is None:
         print(f"{NOT_RUN}: {experiment.why}\n")
-        return None
+        return
     with tempfile.TemporaryDirectory() as scratch:
         data = Data(options.data, scratch)
         # with torch's own threads: nothing else goes on beside it
@@ -100,11 +68,11 @@ def _run(experiment: "Experiment", options: "Options") -> "Line | None":
     found = line["metrics"]
     if "not_here" in found:
         print(f"{NOT_RUN}: {found['not_here']}\n")
-        return None
+        return
     _print(found)
     print(f"{found['verdict']}, {found['took_s']:.0f} s")
-    print("\n".join(notes_of(experiment, line)), end="\n\n")
-    return line
+    notes = experiment.notes(found["verdict"], fast=options.fast)
+    print("\n".join(f"{kind}: {note}" for kind, note in notes.items()), end="\n\n")
 
 
 def _print(found: "dict[str, Any]") -> None:

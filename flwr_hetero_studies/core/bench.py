@@ -21,7 +21,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.progress import minutes
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options, Trial
 from flwr_hetero_studies.core.record import Line, append, key_of, pack, read
 from flwr_hetero_studies.core.tables import fill
@@ -98,8 +97,8 @@ def run_claim(
                 gone.append(line)
             else:
                 lines.append(append(out, line))
-            left = minutes((time.perf_counter() - began_s) / done * (len(todo) - done))
-            print(f"{done:>4}/{len(todo)}  ETA {left:>7}  {shown(line)}", flush=True)
+            left_s = (time.perf_counter() - began_s) / done * (len(todo) - done)
+            print(f"{done:>4}/{len(todo)}  {left_s:6.0f} s left  {shown(line)}", flush=True)
     if lines:
         pack(out)
     print(f"nothing left to do: {len(lines)} lines in {out}")

@@ -1,7 +1,7 @@
-"""Faults done to real processes, soaks, what lies gain, and predicted run times.
+"""Faults done to real processes, what lies gain, and predicted run times.
 
-``scenarios.py``, ``outages.py`` and ``storage.py`` have the faults, ``soak.py`` the soaks,
-``influence.py`` the lies. ``engines.py`` holds the emulated fleet against a real one.
+``scenarios.py``, ``outages.py`` and ``storage.py`` have the faults, ``influence.py`` the lies.
+``engines.py`` holds the emulated fleet against a real one.
 """
 
 import os
@@ -12,20 +12,17 @@ from typing import Any
 
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.faults import engines, influence, soak
+from flwr_hetero_studies.faults import engines, influence
 from flwr_hetero_studies.faults.outages import OWN_FLEET
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, Found, own_fleet
 from flwr_hetero_studies.faults.storage import ON_A_DISK
 
-SETTINGS = {"rounds": 2000, "merges": 2000, "nodes": 1000, "work": 1.0, "lies": 25,
-            "checks": "on", "updates": 4}  # fmt: skip
-"""Of the soaks; CPU seconds a message of a real fleet; rounds among liars, and whether this is the
-code with the checks of claims, or ("off") commit 05fb446, or ("before") the last one without;
-updates of a node on a real fleet."""
-FAST = {"rounds": 30, "merges": 30, "nodes": 120, "lies": 3}
-FAST_CASES = ["soak/*", "influence/FedAvg: *"]
-LIARS = {"no time": (1, 6)}
-"""How many nodes lie, of 20; 1 where nothing is said."""
+SETTINGS = {"work": 1.0, "lies": 25, "checks": "on", "updates": 4}
+"""CPU seconds a message of a real fleet; rounds among liars, and whether this is the code with the
+checks of claims, or ("off") commit 05fb446, or ("before") the last one without; updates of a node
+on a real fleet."""
+FAST = {"lies": 3}
+FAST_CASES = ["influence/FedAvg: *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -33,15 +30,13 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     sizes = options.settings
     for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK):
         yield Trial({"experiment": "process", "name": name}, alone=True)
-    for name in soak.STRATEGIES:
-        soaked = {"rounds": sizes[name], "nodes": sizes["nodes"]}
-        yield Trial({"experiment": "soak", "name": name, **soaked}, alone=True)
     for wrapper in influence.WRAPPERS:
         for lie in influence.LIES:
-            if lie == influence.LARGE_LOSS and wrapper not in influence.BY_LOSS:
+            if lie == "a loss of 1e9" and wrapper not in influence.BY_LOSS:
                 continue
             for seed in options.seeds_or(range(5 if lie == "honest" else 3)):
-                for liars in LIARS.get(lie, (1,)):
+                # of 20 nodes
+                for liars in (1, 6) if lie == "no time" else (1,):
                     case = {"experiment": "influence", "name": f"{wrapper}: {lie}", "liars": liars}
                     yield Trial(case | {"rounds": sizes["lies"], "checks": sizes["checks"]}, seed)
     case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
@@ -50,17 +45,14 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Run a case of any kind."""
-    if case["experiment"] == "soak":
-        return soak.run(case["name"], case["rounds"], case["nodes"])
     if case["experiment"] == "influence":
         wrapper, _, lie = case["name"].partition(": ")
         return influence.run(wrapper, lie, case["liars"], case["rounds"], seed)
     load = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as folder:
         if case["experiment"] == "process":
-            return {"metrics": {"faults": inject(case["name"], folder), **load}}
-        return {"metrics": engines.run(folder, case["work"], case["rounds"]) | load}
+            return {"metrics": {"faults": inject(case["name"], Path(folder)), **load}}
+        return {"metrics": engines.run(Path(folder), case["work"], case["rounds"]) | load}
 
 
 def inject(name: str, folder: Path) -> list[Found]:

@@ -35,39 +35,29 @@ class FleetRun:
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
-        settings = " ".join(
-            f"{key.replace('_', '-')}={json.dumps(value)}"
-            for key, value in (self.config | changes).items()
-        )
+        config = {key.replace("_", "-"): value for key, value in (self.config | changes).items()}
+        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        command = [BIN / "flwr", "run", self.app, CONNECTION, "--stream", "--run-config", settings]
+        home = environment(self.fleet.folder / "home")
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [BIN / "flwr", "run", self.app, CONNECTION, "--stream", "--run-config", settings],
-                env=environment(self.fleet.folder / "home"),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+            self.process = subprocess.Popen(command, env=home, stdout=out, stderr=out)
         return self
 
     def history(self) -> History:
         """Return the lines of history.jsonl so far."""
-        path = self.folder / "history.jsonl"
-        if not path.exists():
-            return []
-        # the last line may be half written
-        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return read_history(self.folder)
 
     def round(self) -> int:
         """Return the last complete round, -1 before profiling is over."""
         return max((record["round"] for record in self.history()), default=-1)
 
-    def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 300.0) -> float:
-        """Wait until ``ready()``; returns the seconds it took."""
-        start_s = time.monotonic()
+    def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 300.0) -> None:
+        """Wait until ``ready()``."""
+        deadline_s = time.monotonic() + timeout_s
         while not ready():
-            if time.monotonic() - start_s > timeout_s:
+            if time.monotonic() > deadline_s:
                 raise TimeoutError(f"waited {timeout_s:g} s for {what}:\n{self.tail()}")
             time.sleep(0.1)
-        return time.monotonic() - start_s
 
     def wait_round(self, number: int) -> None:
         """Wait until a round is complete, or the run is over."""
@@ -105,11 +95,16 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def read_history(folder: Path) -> History:
+    """Return the lines of a run's history; the last one may be half written, and is left out."""
+    path = folder / "history.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
 def durations(history: History) -> dict[int, float]:
     """Return the wall seconds of each round, profiling (round 0) left out."""
-    return {
-        record["round"]: record["wall_s"] - before["wall_s"] for before, record in pairwise(history)
-    }
+    return {now["round"]: now["wall_s"] - last["wall_s"] for last, now in pairwise(history)}
 
 
 def losses(history: History, rounds: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ then changes its reply.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -17,77 +18,57 @@ from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 from sklearn.datasets import load_digits
 
 from flwr_hetero import keys
+from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import Fault, LocalGrid, named_fleet
 from flwr_hetero.fleet.local_node import Answer
-from flwr_hetero.strategy import (
-    BiasedLocalSGD,
-    CDGraB,
-    FedBuff,
-    FedNova,
-    LocalSteps,
-    OverSelect,
-    RandomSelection,
-    TiFL,
-    Wrapper,
-)
+from flwr_hetero_studies import rivals
 from flwr_hetero_studies.core.emulate import drive
-from flwr_hetero_studies.rivals import (
-    AdaComm,
-    DeadlineSelection,
-    FedAsync,
-    FedAT,
-    FedCompass,
-    Oort,
-    PowerOfChoice,
-)
 
 NODES, BATCH, RATE, TIMEOUT_S = 20, 16, 0.5, 30.0
 SIGMA, ALPHA = 1.0, 0.5
 Lie = Callable[[RecordDict], None]
 
 
-def leaf() -> Strategy:
-    return FedAvg(fraction_evaluate=0.0)
+def leaf(strategy: type[FedAvg] = FedAvg) -> Strategy:
+    return strategy(fraction_evaluate=0.0)
 
 
-WRAPPERS: dict[str, Callable[[int], Wrapper]] = {
-    "FedAvg": lambda seed: RandomSelection(leaf(), 10, seed=seed),
-    "FedMedian": lambda seed: RandomSelection(FedMedian(fraction_evaluate=0.0), 10, seed=seed),
-    "TiFL, adaptive": lambda seed: TiFL(leaf(), 4, seed=seed),
-    "TiFL, fast": lambda seed: TiFL(leaf(), 4, policy="fast", seed=seed),
-    "BiasedLocalSGD": lambda seed: BiasedLocalSGD(leaf(), 16),
-    "BiasedLocalSGD, steps": lambda seed: BiasedLocalSGD(leaf(), 16, weigh_by_steps=True),
-    "LocalSteps, deadline": lambda seed: LocalSteps(
+def slices() -> ours.Wrapper:
+    return ours.LocalSteps(leaf(), 16, budget="slice")
+
+
+WRAPPERS: dict[str, Callable[[int], ours.Wrapper]] = {
+    "FedAvg": lambda seed: ours.RandomSelection(leaf(), 10, seed=seed),
+    "FedMedian": lambda seed: ours.RandomSelection(leaf(FedMedian), 10, seed=seed),
+    "TiFL, adaptive": lambda seed: ours.TiFL(leaf(), 4, seed=seed),
+    "TiFL, fast": lambda seed: ours.TiFL(leaf(), 4, policy="fast", seed=seed),
+    "BiasedLocalSGD": lambda seed: ours.BiasedLocalSGD(leaf(), 16),
+    "BiasedLocalSGD, steps": lambda seed: ours.BiasedLocalSGD(leaf(), 16, weigh_by_steps=True),
+    "LocalSteps, deadline": lambda seed: ours.LocalSteps(
         leaf(), 16, budget="deadline", weigh_by_steps=True
     ),
-    "FedNova": lambda seed: FedNova(leaf(), 16),
-    "AdaComm": lambda seed: AdaComm(leaf(), 16, interval_s=1.0),
-    "CDGraB": lambda seed: CDGraB(leaf(), sketch_size=4),
-    "OverSelect": lambda seed: OverSelect(RandomSelection(leaf(), 10, seed=seed), take=7),
-    "FedBuff": lambda seed: FedBuff(leaf(), seed=seed),
-    "FedBuff, slices": lambda seed: FedBuff(LocalSteps(leaf(), 16, budget="slice"), seed=seed),
-    "FedAsync": lambda seed: FedAsync(leaf(), seed=seed),
-    "FedAT": lambda seed: FedAT(leaf(), 4, seed=seed),
-    "FedCompass": lambda seed: FedCompass(leaf(), 4, 16, seed=seed),
-    "Oort": lambda seed: Oort(leaf(), 4, profiling=True, seed=seed),
-    "PowerOfChoice": lambda seed: PowerOfChoice(leaf(), 4, seed=seed),
-    "DeadlineSelection": lambda seed: DeadlineSelection(leaf(), 4, seed=seed),
+    "FedNova": lambda seed: ours.FedNova(leaf(), 16),
+    "AdaComm": lambda seed: rivals.AdaComm(leaf(), 16, interval_s=1.0),
+    "CDGraB": lambda seed: ours.CDGraB(leaf(), sketch_size=4),
+    "OverSelect": lambda seed: ours.OverSelect(ours.RandomSelection(leaf(), 10, seed=seed), take=7),
+    "FedBuff": lambda seed: ours.FedBuff(leaf(), seed=seed),
+    "FedBuff, slices": lambda seed: ours.FedBuff(slices(), seed=seed),
+    "FedAsync": lambda seed: rivals.FedAsync(leaf(), seed=seed),
+    "FedAT": lambda seed: rivals.FedAT(leaf(), 4, seed=seed),
+    "FedCompass": lambda seed: rivals.FedCompass(leaf(), 4, 16, seed=seed),
+    "Oort": lambda seed: rivals.Oort(leaf(), 4, profiling=True, seed=seed),
+    "PowerOfChoice": lambda seed: rivals.PowerOfChoice(leaf(), 4, seed=seed),
+    "DeadlineSelection": lambda seed: rivals.DeadlineSelection(leaf(), 4, seed=seed),
 }
 WITHOUT_ROUNDS = ("FedBuff", "FedAsync", "FedAT", "FedCompass")
 BY_LOSS = ("Oort", "PowerOfChoice", "AdaComm")
 
 
-def examples(content: RecordDict) -> None:
-    content.metric_records["metrics"]["num-examples"] = 2**53
+def claimed(record: str, **claims: float) -> Lie:
+    def lie(content: RecordDict) -> None:
+        content[record].update({name.replace("_", "-"): value for name, value in claims.items()})
 
-
-def no_time(content: RecordDict) -> None:
-    timing = content.config_records[keys.TIMING]
-    timing[keys.TRAIN_TIME] = timing[keys.TRANSFER_TIME] = 0.0
-
-
-def large_loss(content: RecordDict) -> None:
-    content.metric_records["metrics"]["train-loss"] = 1e9
+    return lie
 
 
 def filled(value: float, dtype: type) -> Lie:
@@ -104,12 +85,11 @@ def renamed(content: RecordDict) -> None:
     content["x"] = content.pop("arrays")
 
 
-LARGE_LOSS = "a loss of 1e9"
 LIES: dict[str, Lie | None] = {
     "honest": None,
-    "2**53 examples": examples,
-    "no time": no_time,
-    LARGE_LOSS: large_loss,
+    "2**53 examples": claimed("metrics", num_examples=2**53),
+    "no time": claimed(keys.TIMING, train_time=0.0, transfer_time=0.0),
+    "a loss of 1e9": claimed("metrics", train_loss=1e9),
     "values of 9e14": filled(9e14, np.float32),
     "int64 of 2**62": filled(2**62, np.int64),
     "model under another name": renamed,
@@ -123,12 +103,8 @@ class LyingGrid(LocalGrid):
     liars: frozenset[int] = frozenset()
     lie: Lie | None = None
 
-    def _answers(self, messages: list[Message]) -> list[Answer]:
-        answers = zip(messages, super()._answers(messages), strict=True)
-        return [self.rewritten(message, *answer) for message, answer in answers]
-
-    def rewritten(self, message: Message, arrival_s: float, reply: Message | None) -> Answer:
-        """Return when a reply arrives, and what has become of it."""
+    def _answer(self, message: Message) -> Answer:
+        arrival_s, reply = super()._answer(message)
         mine = message.metadata.dst_node_id - 1000 in self.liars
         trained = message.metadata.message_type == "train" and reply is not None
         # after the grid has timed it: a lie takes no time
@@ -153,8 +129,9 @@ def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
     parts = [part or [int(train[0])] for part in parts]
     app = ClientApp()
 
-    def logits(x: Any, w: Any, b: Any) -> Any:
-        return x @ w + b
+    def right(rows: Any, arrays: ArrayRecord) -> float:
+        found = (images[rows] @ arrays["w"].numpy() + arrays["b"].numpy()).argmax(1)
+        return float((found == labels[rows]).mean())
 
     @app.train()
     def fit(message: Message, context: Context) -> Message:
@@ -165,7 +142,8 @@ def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
         steps = int(config.get(keys.NUM_STEPS, -(-len(parts[node]) // BATCH)))
         for _ in range(steps):
             x = images[chosen := own.choice(parts[node], BATCH)]
-            p = np.exp(logits(x, w, b) - logits(x, w, b).max(1, keepdims=True))
+            logits = x @ w + b
+            p = np.exp(logits - logits.max(1, keepdims=True))
             p /= p.sum(1, keepdims=True)
             p[np.arange(BATCH), labels[chosen]] -= 1
             w -= (RATE / BATCH * x.T @ p).astype(np.float32)
@@ -177,17 +155,11 @@ def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
 
     @app.evaluate()
     def measure(message: Message, context: Context) -> Message:
-        node, arrays = int(context.node_config[keys.PARTITION_ID]), message.content["arrays"]
-        found = logits(images[parts[node]], arrays["w"].numpy(), arrays["b"].numpy()).argmax(1)
-        right = float((found == labels[parts[node]]).mean())
-        metrics = MetricRecord({"num-examples": len(parts[node]), "eval-acc": right})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        rows = parts[int(context.node_config[keys.PARTITION_ID])]
+        own = {"num-examples": len(rows), "eval-acc": right(rows, message.content["arrays"])}
+        return Message(RecordDict({"metrics": MetricRecord(own)}), reply_to=message)
 
-    def accuracy(arrays: ArrayRecord) -> float:
-        found = logits(images[test], arrays["w"].numpy(), arrays["b"].numpy()).argmax(1)
-        return float((found == labels[test]).mean())
-
-    return app, accuracy
+    return app, partial(right, test)
 
 
 def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, Any]:
@@ -224,13 +196,7 @@ def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str,
         if node not in names
     ]
     with np.errstate(all="ignore"):
-        found = accuracy(models[-1])
-    metrics = {
-        "ended": ended,
-        "share": mean(shares) if shares else 0.0,
-        "steps": mean(steps) if steps else None,
-        "accuracy": found,
-        "counted": sum(map(bool, weights)) / rounds,
-        "virtual_s": lines[-1]["virtual_s"] if lines else 0.0,
-    }
-    return {"metrics": metrics}
+        found = {"ended": ended, "accuracy": accuracy(models[-1])}
+    found["share"] = mean(shares) if shares else 0.0
+    found["steps"] = mean(steps) if steps else None
+    return {"metrics": found | {"virtual_s": lines[-1]["virtual_s"] if lines else 0.0}}

@@ -1,18 +1,13 @@
-"""What faults cost, how the soaks went, what lies gain, and predicted against real seconds."""
+"""What faults cost, what lies gain, and predicted against real seconds."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
-
-from flwr_hetero_studies.core import plots, record, tables
+from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
 
-SETTLED = 0.2
-"""Part of the soak after which memory is compared: before it, nodes are still met for the first
-time."""
 FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
          "lost later", "what the history says"]  # fmt: skip
 GAIN = ["lie", "strategy", "seeds", "share, off", "steps, off", "accuracy, off", "share, on",
@@ -40,48 +35,6 @@ def process(lines: Sequence[Line]) -> dict[str, Any]:
         "high": max(loads),
         "cores": lines[0]["metrics"]["cores"],
         "usual": f"{usual[0]:g} to {usual[-1]:g} s" if usual else "none",
-    }
-
-
-def soak(lines: Sequence[Line], path: Path) -> dict[str, Any]:
-    """Tabulate and draw the soaks."""
-    panels: dict[str, dict[str, Any]] = {"memory": {}, "failures": {}}
-    for line in lines:
-        name, curve = line["case"]["name"], {k: np.array(v) for k, v in line["curve"].items()}
-        done = curve["round"] / line["case"]["rounds"]
-        failures = np.diff(curve["failures"]) / np.diff(curve["round"])
-        panels["memory"][name] = (done, curve["resident_mb"])
-        panels["failures"][name] = (done[1:], failures)
-    labels = ("part of the run", ("resident MB", "failures a round"))
-    plots.draw(panels, path, *labels, columns=1, size=(7, 2), ylim=(0, None))
-    columns = [endured(line) for line in lines]
-    rows = [[what, *(column[what] for column in columns)] for what in columns[0]]
-    return {"soak": tables.table(["what", *(line["case"]["name"] for line in lines)], rows)}
-
-
-def endured(line: Line) -> dict[str, str]:
-    """Say what came of a soak."""
-    last, curve = line["metrics"], {k: np.array(v) for k, v in line["curve"].items()}
-    late = curve["round"] >= SETTLED * last["round"]
-    memory, settled = curve["resident_mb"][late], int(curve["round"][late][0])
-    struck = {k.removeprefix("struck: "): n for k, n in last.items() if k.startswith("struck")}
-    errors = [error for error in line["curve"]["error"] if error is not None]
-    growth = 100 * (memory.max() / memory[0] - 1)
-    return {
-        "completed": f"{last['round']:,} of {line['case']['rounds']:,}",
-        "hours on the fleet's clock": f"{last['virtual_h']:.1f}",
-        "times a node was asked to train": f"{last['nodes asked']:,}",
-        "struck among them": ", ".join(f"{number:,} {kind}" for kind, number in struck.items()),
-        "failures in the history": f"{last['failures']:,}",
-        "without a result": str(last["rounds without result"]),
-        "mean error of the model, first to last": f"{errors[0]:.3f} to {errors[-1]:.3f}",
-        "replies that nobody had fetched, in the middle and at the end": (
-            f"{curve['pending'][len(curve['pending']) // 2]:,}, {last['pending']:,}"
-        ),
-        "resident memory after a fifth, the most after it, at the end": (
-            f"{memory[0]:.1f} MB ({settled:,}), {memory.max():.1f} MB ({growth:+.1f} %), "
-            f"{memory[-1]:.1f} MB"
-        ),
     }
 
 
@@ -138,14 +91,11 @@ def engines(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figure."""
+    """Return the parts of the page."""
     parts: dict[str, Any] = {}
+    tabulate = {"process": process, "influence": influence, "engines": engines}
     for name, own in record.by(lines, "experiment").items():
         parts[f"{name}_versions"] = record.software(own, "flwr", "python")
         parts[f"{name}_case"] = own[0]["case"]
-        if name == "soak":
-            parts |= soak(own, folder / "soak.png")
-        else:
-            tabulate = {"process": process, "influence": influence, "engines": engines}
-            parts |= tabulate[name](own)
+        parts |= tabulate[name](own)
     return parts

@@ -4,7 +4,6 @@ The tests of real fleets assert on what is returned, ``cases.py`` writes its ``f
 of the table per fault.
 """
 
-import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet
-from flwr_hetero.fleet.throttle import descendants
+from flwr_hetero.fleet.throttle import descendants, send
 from flwr_hetero_studies.faults.fleet_run import FleetRun, durations, losses
 
 Found = dict[str, Any]
 
-NUM_NODES = 4
-EQUAL = (DeviceProfile(),) * NUM_NODES
+EQUAL = (DeviceProfile(),) * 4
 BAD_REPLIES = (
     "0:1:nan 1:1:raises 2:1:memory "
     "1:2:shape 2:2:missing 3:2:extra "
@@ -45,21 +43,13 @@ QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Flower's executors look for work four times a second, so that a round takes 3 s and not 5."""
 
 
-def start_fleet(
-    folder: Path, profiles: Sequence[DeviceProfile] = EQUAL, **settings: str
-) -> RealFleet:
-    """Start a fleet whose SuperLink survives a restart; ``settings`` are of the environment."""
-    fleet = RealFleet(folder, QUICK | settings)
-    fleet.up(profiles, database=True)
-    return fleet
-
-
 @contextmanager
 def own_fleet(
-    folder: Path, *profiles: Sequence[DeviceProfile], **settings: str
+    folder: Path, profiles: Sequence[DeviceProfile] = EQUAL, **settings: str
 ) -> Iterator[RealFleet]:
-    """Start a fleet for one scenario, and end it."""
-    fleet = start_fleet(folder / "fleet", *profiles, **settings)
+    """Start a fleet whose SuperLink survives a restart, and end it; ``settings``: environment."""
+    fleet = RealFleet(folder / "fleet", QUICK | settings)
+    fleet.up(profiles, database=True)
     try:
         yield fleet
     finally:
@@ -74,26 +64,23 @@ def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
     """
     history = run.finish()
     lost, times = losses(history, rounds), durations(history)
+    failed = [(r["round"], f["node"], f["reason"]) for r in history for f in r["failures"]]
     # a fault that comes later is no loss of this one
     struck = {(row["round"], node) for row in rows for node in row["nodes"]}
     faults = []
     for row in rows:
         number, nodes = row["round"], row["nodes"]
-        record = history[number]
-        failed = {failure["node"]: failure["reason"] for failure in record["failures"]}
-        later = [(r["round"], f["node"]) for r in history for f in r["failures"]]
+        reasons = [why for when, node, why in failed if when == number and node in nodes]
+        after = {(when, node) for when, node, _ in failed if when > number + 1 and node in nodes}
         counted = {
             "injected": len(nodes),
             "survived": lost["survived"],
-            "replies_lost": sum(node in failed for node in nodes),
-            "rounds_lost": int(not record["train"]),
+            "replies_lost": len(reasons),
+            "rounds_lost": int(not history[number]["train"]),
             "seconds_lost": round(max(0.0, times[number] - lost["usual_round_s"]), 1),
             "usual_round_s": lost["usual_round_s"],
-            "lost_later": sum(
-                when > number + 1 and node in nodes and (when, node) not in struck
-                for when, node in later
-            ),
-            "reason": next((failed[node][:80] for node in nodes if node in failed), ""),
+            "lost_later": len(after - struck),
+            "reason": reasons[0][:80] if reasons else "",
         }
         faults.append(counted | {key: value for key, value in row.items() if key != "nodes"})
     return {"history": history, "faults": faults, **lost, **more}
@@ -110,8 +97,7 @@ def bad_replies(fleet: RealFleet, folder: Path) -> Found:
     run = FleetRun(fleet, folder, faults=BAD_REPLIES, **config).start()
     words = [word.split(":") for word in BAD_REPLIES.split()]
     rows = [fault(KINDS[kind], int(number), f"node-{node}") for node, number, kind in words]
-    found = told(run, 5, *rows)
-    return found | {"log": run.tail(20_000)}
+    return told(run, 5, *rows) | {"log": run.tail(20_000)}
 
 
 def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
@@ -123,41 +109,33 @@ def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
     run.start().wait_round(1)
     # in the middle of its training, not between two rounds
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
-    frozen = [fleet.file.node("node-1").pid, *descendants(fleet.file.node("node-1").pid)]
-    send(frozen, signal.SIGSTOP)
+    pids = [fleet.file.node("node-1").pid, *descendants(fleet.file.node("node-1").pid)]
+    send(pids, signal.SIGSTOP)
     fleet.end_process(fleet.file.node("node-2").pid, signal.SIGTERM)
     fleet.start_node("node-2")
     run.wait_round(2)
-    send(frozen, signal.SIGCONT)
-    return told(
-        run,
-        14,
-        fault("SuperNode frozen past the time-out of 30 s, then thawed", 2, "node-1"),
-        fault("SuperNode stopped politely and started again", 2, "node-2"),
-    )
+    send(pids, signal.SIGCONT)
+    frozen = fault("SuperNode frozen past the time-out of 30 s, then thawed", 2, "node-1")
+    stopped = fault("SuperNode stopped politely and started again", 2, "node-2")
+    return told(run, 14, frozen, stopped)
 
 
 def killed_and_joined(fleet: RealFleet, folder: Path) -> Found:
     """Kill node-1, which comes back; let node-2's ClientApp be killed and node-3 join late."""
     fleet.end_process(fleet.file.node("node-3").pid, signal.SIGTERM)
-    run = FleetRun(
-        fleet, folder, clients_per_round=4, num_server_rounds=8, work=0.5, faults="2:2:dies"
-    )
-    run.start().wait_round(1)
+    sizes = {"clients_per_round": 4, "num_server_rounds": 8}
+    run = FleetRun(fleet, folder, **sizes, work=0.5, faults="2:2:dies").start()
+    run.wait_round(1)
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
     fleet.end_process(fleet.file.node("node-1").pid)
     fleet.start_node("node-3")
     note = come_back(run, "node-1", after_round=2)
     history = run.finish()
     joined = next(r["round"] for r in history[1:] if "node-3" in r["selected"])
-    return told(
-        run,
-        8,
-        fault("SuperNode killed, started again under its key", 2, "node-1", note=note),
-        fault("ClientApp killed", 2, "node-2"),
-        fault("a node joins during the run", joined, injected=1,
-              note=f"trains from round {joined} on"),
-    )  # fmt: skip
+    killed = fault("SuperNode killed, started again under its key", 2, "node-1", note=note)
+    late = {"injected": 1, "note": f"trains from round {joined} on"}
+    newcomer = fault("a node joins during the run", joined, **late)
+    return told(run, 8, killed, fault("ClientApp killed", 2, "node-2"), newcomer)
 
 
 def come_back(run: FleetRun, node: str, after_round: int = 0) -> str:
@@ -207,16 +185,8 @@ def superlink_restarted(fleet: RealFleet, folder: Path) -> Found:
     return resumed(run, "SuperLink killed and started again with its database", reached, start_s)
 
 
-def send(pids: list[int], signal_number: int) -> None:
-    """Send a signal to processes."""
-    for pid in pids:
-        os.kill(pid, signal_number)
-
-
 ON_A_FLEET = {
-    "bad_replies": bad_replies,
-    "frozen_and_stopped": frozen_and_stopped,
-    "killed_and_joined": killed_and_joined,
-    "server_app_killed": server_app_killed,
-    "superlink_restarted": superlink_restarted,
-}
+    scenario.__name__: scenario
+    for scenario in (bad_replies, frozen_and_stopped, killed_and_joined, server_app_killed,
+                     superlink_restarted)
+}  # fmt: skip

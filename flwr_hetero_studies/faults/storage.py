@@ -4,14 +4,9 @@ A process of its own runs FedAvg on a LocalGrid with a model of 32 MB: ``storage
 [resume]``.
 """
 
-import json
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.strategy import Recorded
+from flwr_hetero_studies.faults.fleet_run import read_history
 from flwr_hetero_studies.faults.scenarios import Found
 
 SIZE, ROUNDS = 8_000_000, 5
@@ -33,23 +29,14 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Move the model by one."""
-    w = message.content["arrays"]["w"].numpy() + np.float32(1)
-    metrics = MetricRecord({"num-examples": 1})
-    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
+    arrays = ArrayRecord({"w": Array(message.content["arrays"]["w"].numpy() + np.float32(1))})
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
     return Message(content, reply_to=message)
-
-
-class PagelessRun(RunDirectory):
-    """History, model and checkpoints, but no page in the end."""
-
-    def finish(self) -> Path:
-        """Return what a report would be in."""
-        return self.path
 
 
 def main(folder: str, resume: bool) -> None:
     """Run, or resume, in this process."""
-    run_dir = PagelessRun(folder, {}, resume=resume)
+    run_dir = RunDirectory(folder, {}, resume=resume)
     strategy = Recorded(FedAvg(fraction_evaluate=0.0), run_dir=run_dir, resume=resume)
     start = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
     strategy.start(LocalGrid(app, [DeviceProfile()] * 3), start, ROUNDS)
@@ -61,23 +48,17 @@ def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def rounds(folder: Path) -> list[int]:
-    """Return the rounds in the history."""
-    path = folder / "history.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line)["round"] for line in lines if line.endswith("}")]
-
-
 def resumed(what: str, note: str, folder: Path) -> Found:
     """Resume a run; say whether it became whole, and how many rounds it did again."""
-    before = rounds(folder)
+    before = len(read_history(folder))
     process = start(folder, "resume")
     log = process.communicate()[1]
     with np.load(folder / "checkpoint" / "state.npz") as file:
         model = file["model/w"]
     again = int(log.split("Resumed after round ")[1].split()[0])
-    whole = rounds(folder) == list(range(ROUNDS + 1)) and bool((model == ROUNDS).all())
-    found = {"survived": whole and process.returncode == 0, "rounds_lost": len(before) - 1 - again}
+    rounds = [line["round"] for line in read_history(folder)]
+    whole = rounds == list(range(ROUNDS + 1)) and bool((model == ROUNDS).all())
+    found = {"survived": whole and process.returncode == 0, "rounds_lost": before - 1 - again}
     return {"faults": [{"fault": what, "injected": 1, "replies_lost": 0, "note": note, **found}]}
 
 
@@ -86,41 +67,26 @@ def killed_in_checkpoint(folder: Path) -> Found:
     folder /= "run"
     run, draft = start(folder), folder / "checkpoint" / "state.draft"
     # the draft grows for some milliseconds only
-    while run.poll() is None and not (len(rounds(folder)) == 3 and size_mb(draft) > 1):
+    while run.poll() is None and not (len(read_history(folder)) == 3 and draft.exists()):
         time.sleep(0.0005)
-    os.kill(run.pid, signal.SIGKILL)
+    run.kill()
     run.communicate()
-    note = f"{size_mb(draft):g} MB of a draft were left; `resume=true`"
+    note = f"{draft.stat().st_size / 1e6:.1f} MB of a draft were left; `resume=true`"
     return resumed("ServerApp killed in the middle of a checkpoint", note, folder)
 
 
-def size_mb(path: Path) -> float:
-    """Return how large a file is, 0 if there is none."""
-    try:
-        return round(path.stat().st_size / 1e6, 1)
-    except FileNotFoundError:
-        return 0.0
-
-
 def disk_full(folder: Path) -> Found:
-    """Let the disk be full in the middle of a checkpoint, make room, and resume the run."""
-    with disk(folder / "disk") as root:
-        run = start(root / "run")
+    """Let a small disk be full in the middle of a checkpoint, make room, and resume the run."""
+    # for which one must be root
+    mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder), "-o"]
+    subprocess.run([*mount, f"size={DISK_MB}m"], check=True)
+    try:
+        run = start(folder / "run")
         run.communicate()
         # room again, as when somebody cleans up
-        subprocess.run(["mount", "-o", f"remount,size={4 * DISK_MB}m", str(root)], check=True)
+        subprocess.run([*mount, f"remount,size={4 * DISK_MB}m"], check=True)
         note = f"ends with exit code {run.returncode}; `resume=true` once there is room"
-        return resumed("disk full in the middle of a checkpoint", note, root / "run")
-
-
-@contextmanager
-def disk(folder: Path) -> Iterator[Path]:
-    """Mount a small disk, for which one must be root."""
-    folder.mkdir(parents=True)
-    size = f"size={DISK_MB}m"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
+        return resumed("disk full in the middle of a checkpoint", note, folder / "run")
     finally:
         subprocess.run(["umount", str(folder)], check=True)
 

@@ -56,17 +56,6 @@ def tuned(lines: Sequence[Line]) -> str:
     return tables.table(HEAD_TUNED, rows)
 
 
-def counted(lines: Sequence[Line]) -> str:
-    """Compare what the history says of bytes and device-seconds with what the fleet has counted."""
-    rows = []
-    for name, own in record.by(lines, "name").items():
-        metrics = [line["metrics"] for line in own]
-        ratios = [[m[f"said_{key}"] / m[key] for m in metrics] for key in ("bytes", "device_s")]
-        above = tables.extent([100 * m["above"] for m in metrics], "{:.1f}")
-        rows.append([name, *(tables.extent(each, "{:.3f}") for each in ratios), above])
-    return tables.table(["method", "bytes", "device-seconds", "time above in %"], rows)
-
-
 def contests(lines: Sequence[Line]) -> list[Contest]:
     """Group the race by cell and nodes at work, each with its yardsticks."""
     found, yards = [], {}
@@ -201,7 +190,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     cells = dict.fromkeys(each.cell for each in found)
     sections = [section(cell, [each for each in found if each.cell == cell]) for cell in cells]
     parts |= duels(found) | {"decisions": decisions(found)}
-    parts |= {"cells": "".join(sections), "counted": counted(race), "tuned": tuned(lines)}
+    parts |= {"cells": "".join(sections), "tuned": tuned(lines)}
     if shared := [line for line in race if is_of(line, PARTS)]:
         contest = found[0]._replace(runs=record.by(shared, "name"))
         parts["parts"] = tables.table(HEAD, [contest.row(name) for name in contest.runs])

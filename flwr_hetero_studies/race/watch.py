@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
@@ -17,7 +16,7 @@ from flwr_hetero.fleet import Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.strategy import FedSlice, Wrapper
 from flwr_hetero_studies.core.curves import columns, rounded
-from flwr_hetero_studies.core.emulate import Enough, Moment, Watch, drive
+from flwr_hetero_studies.core.emulate import Enough, Moment, drive
 from flwr_hetero_studies.race.methods import OWN_AVERAGE
 from flwr_hetero_studies.race.network import Values
 from flwr_hetero_studies.race.node import Learning
@@ -36,38 +35,22 @@ class MeteredGrid(LocalGrid):
     """
 
     def __init__(self, client_app: ClientApp, profiles: Sequence[DeviceProfile], **how: Any):
-        self.bytes, self.device_s, self.examples, self.messages = 0, 0.0, 0.0, 0
-        self.jobs: list[tuple[float, float]] = []
-        """When each job of training began and was over."""
+        self.bytes, self.device_s, self.examples = 0, 0.0, 0.0
         super().__init__(client_app, profiles, **how)
 
     def _keep(self, message: Message, answer: tuple[float, Message | None]) -> str:
         """Count an instruction and its reply, then keep the reply until it arrives."""
-        arrival_s, reply = answer
+        _, reply = answer
         # counted when it is sent: work that nobody waits for costs as much
-        self.messages += 1
         self.bytes += payload_bytes(message.content)
         if reply is not None and reply.has_content():
             times = reply.content.config_records[keys.TIMING]
             # no real node sends an emulated device's own times
             self.bytes += payload_bytes(reply.content) - payload_bytes_of(times)
             self.device_s += float(times[keys.TRAIN_TIME]) + float(times[keys.TRANSFER_TIME])  # type: ignore[arg-type]
-            if message.metadata.message_type == MessageType.TRAIN:
-                self.jobs.append((self.virtual_time_s, arrival_s))
             processed, scored, hidden = work(reply)
             self.examples += processed + FORWARD_SHARE * (scored + hidden)
         return super()._keep(message, answer)
-
-    def share_above(self, count: int, end_s: float) -> float:
-        """Return the share of the time in which more nodes were training than that."""
-        # a job that ends as another begins makes room for it: -1 sorts before 1
-        steps = sorted([(a, 1) for a, _ in self.jobs] + [(b, -1) for _, b in self.jobs])
-        above_s = at_work = 0.0
-        for (now_s, change), (next_s, _) in pairwise(steps):
-            at_work += change
-            if at_work > count:
-                above_s += max(0.0, min(next_s, end_s) - now_s)
-        return above_s / end_s if end_s else 0.0
 
 
 def payload_bytes_of(times: ConfigRecord) -> int:
@@ -104,8 +87,6 @@ class RunningAverage:
 class Looks:
     """Measures the newest and averaged models each so many examples, and ends the run."""
 
-    watch: Watch
-
     def __init__(
         self, grid: MeteredGrid, learning: Learning, slow: list[int], split: str, limits: Limits
     ) -> None:
@@ -117,7 +98,7 @@ class Looks:
 
     def note(self, moment: Moment) -> None:
         """Add a point if it is time."""
-        grid, limits, self.watch = self.grid, self.limits, moment.watch
+        grid, limits = self.grid, self.limits
         # round 0 is the initial model, or profiling
         is_new = moment.watch.updates or moment.round > 0
         if is_new:
@@ -162,7 +143,6 @@ def race(
     learning: Learning,
     profiles: Sequence[DeviceProfile],
     strategy: Wrapper,
-    at_work: int,
     *,
     rate: float,
     split: str,
@@ -171,7 +151,7 @@ def race(
     app: ClientApp | None = None,
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train once; return the curve and what was counted."""
+    """Train once; return the curve, and why no reply counted any more."""
     seed = learning.seed
     config = {"learning-rate": rate, "batch-size": BATCH_SIZE, "seed": seed, **(more or {})}
     # what processes that start, or nodes that poll, cost each message
@@ -189,9 +169,4 @@ def race(
     # a model that has diverged: no reply counts any more
     except RuntimeError as error:
         failed = str(error)
-    counted = {"bytes": grid.bytes, "device_s": round(grid.device_s, 3)}
-    counted |= {"examples": round(grid.examples, 1), "messages": grid.messages}
-    counted["above"] = round(grid.share_above(at_work, looks.points[-1]["virtual_s"]), 5)
-    said = {"said_bytes": looks.watch.bytes, "said_device_s": round(looks.watch.device_s, 3)}
-    curve = rounded(columns(looks.points))
-    return {"metrics": counted | said | {"failed": failed}, "curve": curve}
+    return {"metrics": {"failed": failed}, "curve": rounded(columns(looks.points))}

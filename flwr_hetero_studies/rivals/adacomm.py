@@ -11,22 +11,18 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of
-from flwr_hetero.server.client_support import STEPS, ClientSupport
+from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
-from flwr_hetero_studies.rivals.node_memory import loss_support, training_loss
+from flwr_hetero_studies.rivals.node_memory import NeedsLoss, loss_of, loss_support
 
 STATE = {"num_steps": int, "first_loss": float, "loss": float, "adapted_at_s": float}
-"""Attributes that are saved."""
 
 
 def adaptive_steps(loss: float, first_loss: float, previous_steps: int, first_steps: int) -> int:
-    r"""Choose the local steps of the next interval.
+    r"""Choose the local steps of the next interval; half of the previous ones if not fewer.
 
     .. math:: \tau_l = \lceil \tau_0 \sqrt{F(x_l) / F(x_0)} \rceil
-
-    and half of the previous steps where that is not less.
 
     >>> adaptive_steps(0.25, 1.0, 20, 20), adaptive_steps(1.0, 1.0, 20, 20)
     (10, 10)
@@ -35,7 +31,7 @@ def adaptive_steps(loss: float, first_loss: float, previous_steps: int, first_st
     return max(1, by_loss if by_loss < previous_steps else ceil(previous_steps / 2))
 
 
-class AdaComm(Wrapper):
+class AdaComm(NeedsLoss):
     """Let nodes take many local steps at first and fewer as the training loss falls.
 
     Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off
@@ -71,17 +67,11 @@ class AdaComm(Wrapper):
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the median of the nodes' training losses: no single node can steer it."""
-        known = [loss for reply in replies if isfinite(loss := _loss_of(reply))]
+        known = [loss for reply in replies if isfinite(loss := loss_of(reply))]
         if known:
             self.loss = float(np.median(known))
             self.first_loss = self.loss if isnan(self.first_loss) else self.first_loss
         return replies
-
-    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
-        """Return whether a reply holds the steps, or a loss."""
-        if support is STEPS:
-            return super().has_support(context, reply, support)
-        return isfinite(_loss_of(reply))
 
     def round_info(self) -> dict[str, Any]:
         """Return the local steps of this round."""
@@ -96,9 +86,3 @@ class AdaComm(Wrapper):
         check_state(state, STATE, "AdaComm")
         for name, kind in STATE.items():
             setattr(self, name, kind(state[name]))
-
-
-def _loss_of(reply: Message) -> float:
-    """Return a node's training loss; NaN if it reports none."""
-    (metrics,) = reply.content.metric_records.values()
-    return training_loss(metrics)

@@ -1,7 +1,6 @@
 """FedCS: leave out the nodes that cannot make a round's deadline."""
 
 from collections.abc import Set
-from logging import INFO, WARNING
 from math import inf, isfinite
 from typing import Any, ClassVar
 
@@ -9,7 +8,6 @@ import numpy as np
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome, Selection
@@ -56,13 +54,10 @@ class DeadlineSelection(NodeMemory, Selection):
         if self.deadline_s is None and self.latency_s:
             known_s = sorted(self.latency_s.values())
             self.deadline_s = known_s[-(-4 * len(known_s) // 5) - 1]
-            log(INFO, "DeadlineSelection: rounds of %.3g s", self.deadline_s)
         # those that were not timed count as quick until they have trained
         times_s = {node: self.latency_s.get(self.identity(node), 0.0) for node in sorted(online)}
         fit = [node for node, time_s in times_s.items() if time_s <= (self.deadline_s or inf)]
-        if not fit:
-            log(WARNING, "DeadlineSelection: no node online makes %.3g s", self.deadline_s)
-            fit = [min(times_s, key=lambda node: times_s[node])]
+        fit = fit or [min(times_s, key=lambda node: times_s[node])]
         count = min(self.clients_per_round or len(fit), len(fit))
         return [fit[i] for i in sorted(self.rng.choice(len(fit), count, replace=False).tolist())]
 
@@ -78,10 +73,3 @@ class DeadlineSelection(NodeMemory, Selection):
         limit_s = self.deadline_s or inf
         late = [node for node, latency_s in self.latency_s.items() if latency_s > limit_s]
         return {"deadline_s": self.deadline_s, "left_out": late}
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        nodes = "all nodes" if self.clients_per_round is None else f"{self.clients_per_round} nodes"
-        limit = "what four of five make" if self.deadline_s is None else f"{self.deadline_s:g} s"
-        log(INFO, "\t├──> DeadlineSelection: %s that make the deadline, %s", nodes, limit)
-        super().summary()

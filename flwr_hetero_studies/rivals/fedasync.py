@@ -17,10 +17,9 @@ class FedAsync(Rule):
 
     .. math:: w \leftarrow (1 - \alpha_s) w + \alpha_s w_i, \qquad \alpha_s = \alpha (1 + s)^{-a}
 
-    Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", OPT 2020. No
-    ``FedBuff(buffer_size=1)``, which adds the update to the newest model: here the model of a node
-    pulls the newest one back to where the node started. All floats are mixed, running statistics
-    as well. The paper's nodes hold a proximal term: give ``FedProx`` inside.
+    Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", OPT 2020. Unlike
+    ``FedBuff(buffer_size=1)`` it pulls the newest model back to where the node started. All floats
+    are mixed, running statistics as well. Give ``FedProx`` inside for the proximal term.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
 """FedAT: tiers of equally fast nodes, each of which trains at its own pace."""
 
-from logging import INFO
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_hetero._flwr import log
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import Rule
@@ -47,8 +45,7 @@ class FedAT(NodeMemory, Rule):
 
     The paper times the nodes before training. Here all begin at once and fill the tiers in the
     order of their first replies; one that joins later goes to the first tier that has a node as
-    slow. The paper's nodes hold a proximal term: give ``FedProx`` inside. Its compression of
-    models is left out.
+    slow. Give ``FedProx`` inside for its proximal term; its compression is left out.
     """
 
     facts = "tier", "slowest_s", "counts", "num_first"
@@ -72,8 +69,6 @@ class FedAT(NodeMemory, Rule):
         self.models: dict[int, ArrayRecord] = {}
         self.num_first = self._due = 0
         self._in_flight: set[int] = set()
-
-    # --- tiers --------------------------------------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Start nodes that are new, and some of each tier of which none is in flight."""
@@ -130,8 +125,6 @@ class FedAT(NodeMemory, Rule):
             tier = int(np.searchsorted(self.slowest_s[:-1], latency_s))
         self.tier[name] = tier
 
-    # --- models ---------------------------------------------------------------------------
-
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh a tier's models as the wrapped strategy does."""
         return Shares(np.ones(len(updates)), factors=np.ones(len(updates)))
@@ -157,8 +150,6 @@ class FedAT(NodeMemory, Rule):
         models = [self.models[tier] for tier in tiers]
         return mean_arrays(models, weights[tiers], context.arrays), metrics
 
-    # --- history and state ----------------------------------------------------------------
-
     def on_start(self, run: Run) -> None:
         """Begin without models of tiers; after a resume find out which nodes are in which tier."""
         if run.round < 0:
@@ -166,9 +157,8 @@ class FedAT(NodeMemory, Rule):
         super().on_start(run)
 
     def round_info(self) -> dict[str, Any]:
-        """Return the server update with its tier, and how often each tier has made one."""
-        tiers = {"tier_updates": self.counts.copy(), "tiers": self.tier.copy()}
-        return super().round_info() | ({"tier": self._due} if self.updates else {}) | tiers
+        """Return the server update with its tier."""
+        return super().round_info() | ({"tier": self._due} if self.updates else {})
 
     def state_dict(self) -> StateDict:
         """Return tiers and their models, and the generator."""
@@ -185,9 +175,3 @@ class FedAT(NodeMemory, Rule):
         for entry, values in entries_below("model/", state).items():
             tier, _, name = entry.partition("/")
             self.models.setdefault(int(tier), ArrayRecord())[name] = Array(np.asarray(values))
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        text = "\t├──> FedAT: %d nodes of each of %d tiers"
-        log(INFO, text, self.num_selected, self.num_tiers)
-        self.inner.summary()

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.asynchronous.algorithm import Shares, staleness_exponent, staleness_weights
+from flwr_hetero.asynchronous.algorithm import Shares, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.in_flight import on_clock
 from flwr_hetero.asynchronous.strategy import Rule
@@ -67,15 +67,14 @@ class FedCompass(NodeMemory, Rule):
     r"""Let nodes arrive in groups, each with the steps that fit until its group is expected.
 
     .. math:: w \leftarrow w + \sum_{i \in group} \frac{n_i}{\sum_k n_k}
-              \frac{w_i - w_{start}}{(1 + s_i)^{a}}
+              \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
     Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices
     Using a Computing Power-Aware Scheduler", ICLR 2024.
 
     A node takes ``min_steps`` to ``max_steps``, and ``min_steps`` before it was measured. Its time
     per step holds its link. First replies are added one by one, and late ones with the next
-    group. The paper's share n_i is of all nodes, which all are in flight: with a ``concurrency``
-    it is that of so many. Nodes that have not replied yet count as the mean of the others.
+    group. n_i is a share of all in flight; who has not replied yet counts as the mean of others.
     """
 
     facts = "step_s", "weight"
@@ -89,20 +88,16 @@ class FedCompass(NodeMemory, Rule):
         max_steps: int = 40,
         *,
         concurrency: int | None = None,
-        staleness: str | float = "sqrt",
         seed: int = 0,
     ) -> None:
         self.min_steps = check_count("min_steps", min_steps, 1)
         self.max_steps = check_count("max_steps", max_steps, min_steps, "that is min_steps")
-        self.exponent = staleness_exponent(staleness)
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         self.step_s: dict[str, float] = {}
         self.weight: dict[str, float] = {}  # of each node's last update
         self._groups: list[ArrivalGroup] = []
         self._group_of: dict[str, ArrivalGroup | None] = {}  # by message; None: it was late
         self._num_nodes = 0
-
-    # --- groups --------------------------------------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Start nodes whose group does not wait for others."""
@@ -175,10 +170,8 @@ class FedCompass(NodeMemory, Rule):
         in_flight = min(self.concurrency or inf, max(self._num_nodes, len(self.weight)))
         total = in_flight * sum(self.weight.values()) / len(self.weight)
         started = [update.pending.version for update in updates]
-        discounts = staleness_weights(started, self.version, self.exponent)
+        discounts = staleness_weights(started, self.version)
         return Shares(discounts, sum(weights) / total if total else 1.0, np.ones(len(updates)))
-
-    # --- history and state ----------------------------------------------------------------
 
     def round_info(self) -> dict[str, Any]:
         """Return the server update with the steps of each node."""

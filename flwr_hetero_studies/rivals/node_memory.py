@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from typing import Any, ClassVar
 
 import numpy as np
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero import keys
@@ -17,27 +18,36 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
+LOSS = "train-loss"
+
 
 def loss_support(without: str) -> ClientSupport:
     """Say what nodes must do for a method that goes by their loss."""
     line = '    metrics = MetricRecord({"num-examples": ..., "train-loss": loss})'
-    return ClientSupport("train-loss", "training loss", line, without)
+    return ClientSupport(LOSS, "training loss", line, without)
 
 
 def training_loss(metrics: Mapping[str, Any]) -> float:
-    """Return a node's mean training loss; NaN if it reports none.
-
-    It is the first metric with "loss" in its name, those with "train" before others.
-    """
+    """Return a node's mean training loss: the first such metric, those of "train" first; or NaN."""
     names = [name for name in metrics if "loss" in name and name != keys.LOSS_RMS]
     first = min(names, key=lambda name: ("train" not in name, name), default=None)
     return nan if first is None else read_number(metrics, first)
 
 
-def loss_per_sample(metrics: Mapping[str, Any]) -> float:
-    """Return the root mean square of a node's losses per sample, else its mean loss; or NaN."""
-    square = read_number(metrics, keys.LOSS_RMS)
-    return square if isfinite(square) else training_loss(metrics)
+def loss_of(reply: Message) -> float:
+    """Return the training loss that a reply holds; NaN if none."""
+    (metrics,) = reply.content.metric_records.values()
+    return training_loss(metrics)
+
+
+class NeedsLoss(Wrapper):
+    """A method that goes by the nodes' loss."""
+
+    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
+        """Return whether a reply holds a loss, under whatever name."""
+        if support.key != LOSS:
+            return super().has_support(context, reply, support)
+        return not isnan(loss_of(reply))
 
 
 class NodeMemory(Wrapper):

@@ -1,25 +1,26 @@
 """Power-of-Choice: of some nodes drawn, train those of the largest loss."""
 
 from collections.abc import Set
-from logging import INFO
 from math import inf, isnan
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
-from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory, loss_support, training_loss
+from flwr_hetero_studies.rivals.node_memory import (
+    NeedsLoss,
+    NodeMemory,
+    loss_support,
+    training_loss,
+)
 
 
-class PowerOfChoice(NodeMemory, Selection):
+class PowerOfChoice(NeedsLoss, NodeMemory, Selection):
     """Draw candidates by their examples, and train those whose last known loss is largest.
 
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning",
@@ -68,17 +69,7 @@ class PowerOfChoice(NodeMemory, Selection):
             if not isnan(loss := training_loss(metrics)):
                 self.loss[node] = loss
 
-    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
-        """Return whether a reply holds a loss."""
-        (metrics,) = reply.content.metric_records.values()
-        return not isnan(training_loss(metrics))
-
     def round_info(self) -> dict[str, Any]:
         """Return the last known losses of the nodes that trained."""
         names = [self.identity(node) for node in self.selected]
         return {"loss": {name: self.loss[name] for name in names if name in self.loss}}
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        log(INFO, "\t├──> PowerOfChoice: %d of %d nodes drawn", self.count, self.candidates)
-        super().summary()

@@ -51,7 +51,6 @@ def load_partition(
     classes_per_node: int = 2,
     seed: int = 0,
 ) -> Examples:
-    """Load a node's part of the training examples; a second call costs next to nothing."""
     if not 0 <= partition_id < num_partitions:
         raise invalid("partition_id", partition_id, f"lie in 0..{num_partitions - 1}")
     # 1 and 1.0 are one key of the cache
@@ -61,7 +60,6 @@ def load_partition(
 
 @lru_cache(maxsize=4)
 def load_test(dataset: str, task: str = AUTO) -> Examples:
-    """Load the test examples; a second call costs next to nothing."""
     source = open_source(dataset, task)
     return _examples(source, source.test, np.arange(len(source.test.rows)))
 
@@ -73,7 +71,6 @@ def data_shape(dataset: str, task: str = AUTO) -> tuple[tuple[int, ...], Outputs
 
 
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
-    """Divide a node's examples into those to train on and those to evaluate on."""
     # at least one each; views, not copies
     cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
     return (

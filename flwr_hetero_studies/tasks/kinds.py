@@ -133,7 +133,7 @@ class Forecasting(Task):
         return (outputs.float() - targets).square().mean(1)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return 1 - SMAPE / 2; a forecast of 0 for 0 has no error."""
+        """Return 1 - SMAPE / 2."""
         # a forecast of 0 for 0 has no error
         sizes = (outputs.abs() + targets.abs()).clamp(min=1e-12)
         smape = HIGHEST_SMAPE * ((outputs - targets).abs() / sizes).mean(1)
@@ -153,12 +153,10 @@ TASKS: dict[str, Task] = {
 
 
 def is_path(name: str) -> bool:
-    """Tell whether a task or model is given as ``package.module:attribute``."""
     return ":" in name
 
 
 def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
-    """Import a user's own class or function."""
     module, _, name = path.partition(":")
     try:
         # a module that fails to import is the user's own error, with its text
@@ -171,7 +169,6 @@ def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
 
 
 def check_task(name: str) -> None:
-    """Refuse a name that no task has, and an import path that leads to none."""
     # what auto stands for is known once the data are open
     if name != AUTO:
         task_of(name)
@@ -179,7 +176,6 @@ def check_task(name: str) -> None:
 
 @lru_cache
 def task_of(name: str) -> Task:
-    """Return a task by its name or import path."""
     if not is_path(name):
         check_choice("task", name, TASKS, "or auto, or package.module:Class")
         return TASKS[name]

@@ -95,7 +95,6 @@ class NodeTask:
 
 
 def open_node(message: Message, context: Context) -> NodeTask:
-    """Read settings and data for a message."""
     if in_simulation() and torch.get_num_threads() > 1:
         # several nodes share this machine
         torch.set_num_threads(1)

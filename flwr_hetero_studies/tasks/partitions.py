@@ -22,7 +22,6 @@ def partition_rows(
     classes_per_node: int = 2,
     seed: int = 0,
 ) -> list[Rows]:
-    """Divide the rows of a data set among nodes."""
     check_partition(partition, alpha, classes_per_node)
     if not 1 <= num_partitions * MIN_EXAMPLES <= len(labels):
         rule = f"lie in 1..{len(labels) // MIN_EXAMPLES} for {len(labels)} examples"
@@ -54,7 +53,6 @@ def partition_rows(
 
 
 def check_partition(partition: str, alpha: float, classes_per_node: int) -> None:
-    """Refuse settings by which no data set could be partitioned."""
     check_choice("partition", partition, PARTITIONS)
     check_number("alpha", alpha, "(0, inf)")
     check_count("classes_per_node", classes_per_node, 1)
@@ -63,7 +61,6 @@ def check_partition(partition: str, alpha: float, classes_per_node: int) -> None
 def dirichlet_parts(
     labels: NDArray[np.int64], num_partitions: int, alpha: float, rng: np.random.Generator
 ) -> list[Rows]:
-    """Split each class by shares from a symmetric Dirichlet distribution."""
     # as Flower Datasets' DirichletPartitioner, which takes seconds to import in each process
     pieces = []
     for label in np.unique(labels):
@@ -106,8 +103,6 @@ def by_speed_parts(
     if not 1 <= slow_classes < len(classes):
         rule = f"lie in 1..{len(classes) - 1}, so that other nodes have a class"
         raise invalid("classes_per_node", slow_classes, rule)
-    if num_partitions < 2:
-        raise invalid("num_partitions", num_partitions, "be at least 2, of which one is slow")
     # as many nodes as makes all parts about equal: 4 of 20 for 2 of 10 equal classes
     slow = np.isin(labels, classes[-slow_classes:])
     num_slow = min(max(1, round(num_partitions * slow.mean())), num_partitions - 1)

@@ -40,7 +40,6 @@ INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
 
 
 def inner_strategy(name: str, settings: Settings, **more: Any) -> FedAvg:
-    """Make one; it evaluates on nodes only if ``more`` says so."""
     kind, given = INNER[name]
     # Flower leaves mu without a default
     if kind is FedProx and settings.proximal_mu:
@@ -50,13 +49,11 @@ def inner_strategy(name: str, settings: Settings, **more: Any) -> FedAvg:
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:
-    """Draw the initial global model."""
     model = make_model(settings.model, *settings.shape, settings.seed)
     return ArrayRecord(model.state_dict())
 
 
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Make the function that measures the global model on the test examples."""
     test = load_test(settings.dataset, settings.task)
     # a device of the nodes need not be on the server
     device = "auto" if settings.device.startswith("cuda") else settings.device

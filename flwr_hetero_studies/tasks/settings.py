@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
-from itertools import count
 from logging import WARNING
 from math import cos, pi
 from pathlib import Path
@@ -19,14 +18,12 @@ from flwr_hetero_studies.tasks.data import data_shape
 from flwr_hetero_studies.tasks.kinds import AUTO, Outputs, check_task
 from flwr_hetero_studies.tasks.models import check_model
 from flwr_hetero_studies.tasks.partitions import check_partition
-from flwr_hetero_studies.tasks.sources import check_dataset
 from flwr_hetero_studies.tasks.training import check_device, check_optimizer
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def key_of(name: str) -> str:
-    """Return the run-config's spelling of a setting."""
     return name.replace("_", "-")
 
 
@@ -97,7 +94,6 @@ class Settings:
         # made once to be refused here, before any node is asked
         if self.fleet != REAL:
             named_fleet(self.fleet, num_nodes=1)
-        check_dataset(self.dataset)
         if self.output_dir and not Path(self.output_dir).expanduser().is_absolute():
             rule = "be absolute (a ServerApp has a working directory of its own) or empty"
             raise invalid("output-dir", self.output_dir, rule)
@@ -145,7 +141,7 @@ class Settings:
             raise ValueError(text) from error
 
     def check_choice(self, name: str, known: Collection[str]) -> None:
-        """Refuse a setting that is not known."""
+        """Refuse a setting that is not known to an app."""
         check_choice(key_of(name), getattr(self, name), known)
 
     @property
@@ -176,16 +172,10 @@ class Settings:
         """Return the folder of this run's files; without ``output-dir`` a new one."""
         if self.output_dir:
             return Path(self.output_dir).expanduser()
-        name = f"{app}-{datetime.now():%Y-%m-%d-%H%M%S}"
-        path = Path.home() / RUNS / name
-        # two runs may begin in the same second
-        for number in count(2):
-            try:
-                path.mkdir(parents=True)
-                break
-            except FileExistsError:
-                path = path.with_name(f"{name}-{number}")
-            except OSError as error:
-                rule = f"be given: none can be made in the home directory ({error})"
-                raise invalid("output-dir", "", rule) from error
+        path = Path.home() / RUNS / f"{app}-{datetime.now():%Y-%m-%d-%H%M%S}"
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            rule = f"be given: none can be made in the home directory ({error})"
+            raise invalid("output-dir", "", rule) from error
         return path

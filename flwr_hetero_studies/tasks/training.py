@@ -100,7 +100,6 @@ def train(
 
 
 def batch_losses(model: nn.Module, examples: Examples, indices: NDArray[np.int64]) -> Tensor:
-    """Run a batch forward."""
     inputs, targets = examples.take(indices)
     return examples.task.losses(model(inputs), targets)
 
@@ -124,7 +123,6 @@ def evaluate(
 
 
 def pick_device(device: str) -> torch.device:
-    """Return a device by its name; ``auto`` is the GPU, if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = check_device(device)
@@ -135,7 +133,6 @@ def pick_device(device: str) -> torch.device:
 
 
 def check_device(device: str) -> torch.device:
-    """Return the device of a name, whether it is here or not; refuse what is no name."""
     try:
         return torch.device("cpu" if device == "auto" else device)
     except RuntimeError as error:
@@ -143,7 +140,6 @@ def check_device(device: str) -> torch.device:
 
 
 def check_optimizer(optimizer: str, momentum: float) -> None:
-    """Refuse an optimizer that is not known, and momentum where it has another name."""
     check_choice("optimizer", optimizer, OPTIMIZERS)
     check_number("momentum", momentum, "[0, 1)")
     if momentum and optimizer not in ("sgd", "rmsprop"):

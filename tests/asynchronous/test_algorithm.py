@@ -4,16 +4,9 @@ import pytest
 from flwr_hetero.asynchronous.algorithm import (
     RateCorrection,
     ReplyMeans,
-    default_buffer,
     draw_nodes,
-    staleness_weights,
     update_weights,
 )
-
-
-@pytest.mark.parametrize(("exponent", "weights"), [(0.5, [1, 0.5]), (0, [1, 1]), (1, [1, 0.25])])
-def test_staleness_weights(exponent, weights):
-    np.testing.assert_allclose(staleness_weights([5, 2], 5, exponent), weights)
 
 
 def test_nodes_are_drawn_uniformly_where_there_is_no_room_for_all():
@@ -80,10 +73,6 @@ def test_idle_time_of_a_node_is_first_that_of_all():
         for _ in range(times):
             means.add(1.0, 2.0, idle_s, 1.0)
         assert means.interval_s(all_s) == pytest.approx(expected_s, rel=0.03)
-
-
-def test_default_buffer_is_never_more_than_the_nodes():
-    assert [default_buffer(n) for n in (0, 1, 2, 3, 6, 7, 20)] == [1, 1, 2, 3, 3, 4, 10]
 
 
 def test_a_node_counts_the_less_the_more_often_it_replies():

@@ -75,30 +75,13 @@ def test_no_more_nodes_are_in_flight_than_asked_for(concurrency):
     assert all(len(nodes) == 1 for at_s, nodes in began.items() if at_s)
 
 
-def test_idle_nodes_are_drawn_uniformly():
-    grid = Watched([1.0] * 6, [8.0, 4, 2, 1, 0.5, 0.25])
-    models(paper(concurrency=2, buffer_size=2), grid, 400)
-    expected, drawn, free = np.zeros(6), np.zeros(6), set(range(6))
-    events = [(at_s, 1, node) for at_s, node, _, _ in grid.sent]
-    events += [(at_s, 0, node) for at_s, node in grid.received]
-    for _, is_start, node in sorted(events):
-        if is_start:
-            if len(free) == 5:  # one is in flight
-                expected[list(free)] += 1 / 5
-                drawn[node] += 1
-            free.remove(node)
-        else:
-            free.add(node)
-    assert np.abs(drawn - expected).max() < 4 * np.sqrt(expected.max())
-    assert drawn.std() > 1  # and they are drawn, not taken in turn
-
-
-def test_buffer_is_half_of_the_nodes_in_flight():
-    sizes = {(10, None): 5, (10, 4): 3, (10, 99): 5, (2, None): 2, (1, None): 1}
-    for (num_nodes, concurrency), size in sizes.items():
-        strategy = paper(concurrency=concurrency)
-        models(strategy, Watched([1.0] * num_nodes, [1 + i for i in range(num_nodes)]), 4)
-        assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4
+@pytest.mark.parametrize(
+    ("num_nodes", "concurrency", "size"), [(10, None, 5), (10, 4, 3), (10, 99, 5), (1, None, 1)]
+)
+def test_buffer_is_half_of_the_nodes_in_flight(num_nodes, concurrency, size):
+    strategy = paper(concurrency=concurrency)
+    models(strategy, Watched([1.0] * num_nodes, range(1, 1 + num_nodes)), 4)
+    assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4
 
 
 def test_a_node_asked_again_before_the_next_server_update_is_told():
@@ -123,3 +106,10 @@ def test_a_run_on_another_grid_begins_anew():
     first, second = (models(strategy, Watched(GOALS, SPEEDS), 6)[0] for _ in range(2))
     assert second[0] == first[0]
     assert len(second) == 7
+
+
+def test_what_clipping_leaves_out_is_in_the_history():
+    strategy = History(FedBuff(fedavg(), max_weight=1.0))
+    models(strategy, Watched(GOALS, SPEEDS, examples=[50, 150, 100, 150, 50]), 20)
+    shares = [record["fedbuff"]["clipped_share"] for record in strategy.records[5:]]
+    assert 0.05 < np.mean(shares) < 0.5

@@ -14,9 +14,8 @@ SPEEDS = [2.0, 1.3, 0.9, 0.17]
 EXAMPLES = [100, 30, 70, 10]
 
 
-def run(merges, concurrency=None, make=Watched, **settings):
+def run(merges, concurrency=None, make=Watched, timeout=600.0, **settings):
     """Return what is recorded and found, the result, and the grid."""
-    timeout = settings.pop("timeout", 600.0)
     strategy = History(FedBuff(fedavg(fraction_evaluate=1.0), concurrency=concurrency))
     fleet = make(GOALS, SPEEDS, examples=EXAMPLES, **settings)
     return strategy.records, *models(strategy, fleet, merges, timeout=timeout), fleet
@@ -39,7 +38,7 @@ def test_figures_are_those_of_fedavg(concurrency):
     for number, metrics in figures.items():
         assert dict(metrics) == pytest.approx(by_fedavg(found[number]))
     history = [r["evaluate"] for r in records if r["evaluate"]]
-    assert [line["evaluated-round"] for line in history] == sorted(figures)
+    assert [line["evaluated_round"] for line in history] == sorted(figures)
     assert fleet.most == min(concurrency or 4, 4)
     spans = {}
     for at_s, _, kind, number in fleet.sent:
@@ -61,7 +60,6 @@ def test_training_goes_on():
 
 @pytest.mark.parametrize("kind", ["errs", "dies"])
 def test_a_node_that_fails_holds_no_evaluation_up(kind):
-    """Node 2 fails in training and is backed off, node 1 in evaluation only."""
     faults = [Fault(2, kind, 2), Fault(1, kind, 1, message_type="evaluate")]
     records, _, result, _ = run(200, faults=faults, timeout=60.0)
     assert len(result.evaluate_metrics_clientapp) >= 3
@@ -70,22 +68,18 @@ def test_a_node_that_fails_holds_no_evaluation_up(kind):
 
 
 def test_a_silence_in_evaluation_is_no_failure_in_training():
+    class Forgiving(Watched):
+        def push_messages(self, messages):
+            self.at_work = {}  # who does not answer is not at work for ever
+            return super().push_messages(messages)
+
     dies = Fault(1, "dies", 1, 1, message_type="evaluate")
     *_, fleet = run(60, faults=[dies], timeout=60.0, make=Forgiving)
     asked = [at_s for at_s, node, kind, _ in fleet.sent if node == 1 and kind == "train"]
     assert np.diff(asked).max() < 2 * 60.0
 
 
-class Forgiving(Watched):
-    """A node that does not answer is not at work for ever."""
-
-    def push_messages(self, messages):
-        self.at_work = {}
-        return super().push_messages(messages)
-
-
 def test_a_fault_of_all_nodes_in_evaluation_ends_the_run():
-    """Also where there are but two nodes, as in Flower's simulation by default."""
     fault = {"kind": "garbage", "corrupt": "no-metrics", "message_type": "evaluate"}
     fleet = Watched([0.0, 1.0], [2.0, 1.3], faults=[Fault(0, **fault), Fault(1, **fault)])
     with pytest.raises(RuntimeError, match="no reply to evaluation counts, all for the same"):

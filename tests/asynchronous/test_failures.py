@@ -1,11 +1,8 @@
 """Nodes that fail, lie, come and go while others are in flight."""
 
-import logging
-
 import numpy as np
 import pytest
-from flwr.app import Message
-from quadratics import Watched, fedavg, models, start
+from quadratics import Watched, fedavg, models
 from recording import History
 
 from flwr_hetero.fleet import DeviceProfile, Fault
@@ -41,9 +38,7 @@ def asked(grid, node, since=0):
         (Fault(3, "late", 3, 6, delay_s=70), "no reply within 60 s", 60),
         (Fault(3, "errs", 3, 6), "error 2: injected error", 10),
         (Fault(3, "garbage", 3, 6, corrupt="nan"), "array 'x' holds NaN or infinity", 10),
-        (Fault(3, "garbage", 3, 6, corrupt="shape"), "array 'x' has shape", 10),
         (Fault(3, "garbage", 3, 6, corrupt="no-metrics"), "0 MetricRecords instead of 1", 10),
-        (Fault(3, "garbage", 3, 6, corrupt="negative-weight"), "'num-examples' is -1", 10),
     ],
 )
 def test_a_failure_costs_one_reply_and_a_rest(fault, reason, rest_s):
@@ -78,16 +73,8 @@ def test_rests_grow_with_each_failure_in_a_row(speeds, fault, updates, rests_s):
     ("fault", "settings", "reason"),
     [
         ({"kind": "errs"}, {}, "failed 2 times in a row: error 2: injected error"),
-        (
-            {"kind": "garbage", "corrupt": "missing-array"},
-            {},
-            r"for the same reason: arrays .*'x'",
-        ),
-        (
-            {"kind": "dies", "first_round": 3},
-            {"buffer_size": 4},
-            "failed 6 times in a row: no reply within 60 s",
-        ),
+        ({"kind": "garbage", "corrupt": "missing-array"}, {}, "for the same reason: arrays .*'x'"),
+        ({"kind": "dies", "first_round": 3}, {"buffer_size": 4}, "failed 6 times in a row: no rep"),
     ],
 )
 def test_a_run_ends_when_all_nodes_fail(fault, settings, reason):
@@ -131,7 +118,6 @@ def test_nodes_join_and_leave():
 
 
 def test_an_update_of_nothing_names_no_nodes():
-    """Not those of the update before: the reply is refused once it is to be added."""
     strategy = fedbuff(buffer_size=1)
     models(strategy, Watched([0.0, 1.0, 1e9], SPEEDS[:3]), 9)
     lost = [record for record in strategy.records if record["failures"]]
@@ -139,41 +125,8 @@ def test_an_update_of_nothing_names_no_nodes():
     assert not any("fedbuff" in record for record in lost)
 
 
-class Lying(Watched):
-    """Node 0's replies name another source."""
-
-    def _answers(self, messages):
-        answers = zip(messages, super()._answers(messages), strict=True)
-        return [self.rewritten(message, *answer) for message, answer in answers]
-
-    def rewritten(self, message, arrival_s, reply):
-        if message.metadata.dst_node_id == 1000:
-            metadata = reply.metadata
-            metadata.__dict__["_src_node_id"] = 1001
-            reply = Message(reply.content, metadata=metadata)
-        return arrival_s, reply
-
-
-def test_a_reply_that_claims_another_node():
-    _, failures, _ = run(Lying(GOALS, SPEEDS))
-    assert {failure["reason"] for failure in failures} == {"it names another node as its source"}
-    assert {failure["node"] for failure in failures} == {"id-1000"}
-
-
-def test_a_reply_that_comes_twice():
-    class Echo(Watched):
-        def _collect(self, ids, until_s):
-            replies, before = super()._collect(ids, until_s), self.__dict__.get("before", [])
-            self.before = replies
-            return [*replies, *replies, *before]
-
-    expected = run(Watched(GOALS, SPEEDS), 10)[2]
-    assert run(Echo(GOALS, SPEEDS), 10)[2] == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("claim", [0, 1e12])
 def test_a_liar_about_its_time(claim):
-    """It claims no work and is here at once, or more than any time-out allows."""
     goals = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     grid = Watched(goals, SPEEDS, lr=0.002, claims={0: claim})
     records, failures, found = run(grid, 150, x=0.5, timeout=100.0)
@@ -203,7 +156,5 @@ def test_same_seed_same_run():
 def test_no_node_is_online():
     grid = Watched([1.0], [1.0])
     grid.leave(1000)
-    logging.disable(logging.WARNING)
     with pytest.raises(RuntimeError, match="no node is online"):
-        fedbuff().start(grid, start(), 2)
-    logging.disable(logging.NOTSET)
+        models(fedbuff(), grid, 2)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
+from quadratics import fedavg
 from recording import History
 from toy import toy_app, toy_arrays
 
@@ -30,7 +31,7 @@ def lengths(records):
 
 
 def test_round_lasts_until_the_nth_reply():
-    records = run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3), fleet([1, 2, 4, 5, 8]))
+    records = run(OverSelect(fedavg(), take=3), fleet([1, 2, 4, 5, 8]))
     assert lengths(records) == pytest.approx([1 / 4])  # the third of 1/8, 1/5, 1/4, 1/2, 1
     assert records[1]["failures"] == []
     assert records[1]["over_select"] == {
@@ -40,15 +41,9 @@ def test_round_lasts_until_the_nth_reply():
     assert sorted(records[1]["latency"]) == ["node-2", "node-3", "node-4"]
 
 
-def test_average_is_that_of_the_first_replies():
-    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2)
-    result = strategy.start(fleet([1, 2, 4]), toy_arrays(), num_rounds=1)
-    assert result.arrays["w"].numpy() == pytest.approx((1.01 + 2.04) / 2 / 2)
-
-
 def test_nodes_at_work_are_not_asked_again():
     grid = fleet([0.4, 4, 4, 4])
-    records = run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3), grid, 16)
+    records = run(OverSelect(fedavg(), take=3), grid, 16)
     asked = [len(record["selected"]) for record in records[1:]]
     # node-0 needs 2.5 s: it misses rounds of 0.25 s and an unsuccessful poll of 0.1 s until then
     assert asked[0] == 4
@@ -60,14 +55,14 @@ def test_nodes_at_work_are_not_asked_again():
 
 def test_silent_nodes_cost_nothing_if_enough_answer():
     faults = [Fault(0, "dies"), Fault(1, "errs")]
-    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2)
+    strategy = OverSelect(fedavg(), take=2)
     records = run(strategy, fleet([1, 1, 2, 1], faults=faults), timeout=600)
     assert lengths(records) == pytest.approx([1.0])
     assert [failure["node"] for failure in records[1]["failures"]] == ["id-1001"]
 
 
 def test_silent_node_is_asked_again_after_time_out():
-    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2, timeout_s=3.0)
+    strategy = OverSelect(fedavg(), take=2, timeout_s=3.0)
     faults = [Fault(0, "dies", first_round=1, last_round=1)]
     records = run(strategy, fleet([1, 1, 1], faults=faults), 5)
     asked = [len(record["selected"]) for record in records[1:]]
@@ -76,17 +71,8 @@ def test_silent_node_is_asked_again_after_time_out():
     assert not any(record["failures"] for record in records)
 
 
-def test_too_few_answers_wait_for_the_time_out():
-    faults = [Fault(0, "dies"), Fault(1, "dies")]
-    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=3, timeout_s=7.0)
-    records = run(strategy, fleet([1, 1, 1, 1], faults=faults))
-    assert lengths(records) == pytest.approx([7.0])
-    assert [f["reason"] for f in records[1]["failures"]] == ["no reply within 7 s"] * 2
-    assert records[1]["over_select"]["not_waited_for"] == []
-
-
 def test_time_out_comes_before_the_nth_reply():
-    strategy = OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=2, timeout_s=3.0)
+    strategy = OverSelect(fedavg(), take=2, timeout_s=3.0)
     records = run(strategy, fleet([1, 0.1, 0.1]))
     assert lengths(records) == pytest.approx([3.0])
     assert len(records[1]["failures"]) == 2
@@ -109,42 +95,21 @@ def test_evaluation_does_not_wait_for_nodes_at_work(outside):
     assert all(record["evaluate"]["eval-acc"] == pytest.approx(0.515) for record in records[1:])
 
 
-def test_round_without_a_free_node_does_not_wait_for_those_away(monkeypatch):
-    def sleep(seconds):
-        raise AssertionError("waits for nodes that it is not shown")
-
-    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", sleep)
-    grid = fleet([1, 1.1, 8])
-
-    def leave(server_round, arrays):
-        if server_round == 1:
-            grid.leave(1002)  # the only one that is not at work
-
-    inner = flower.FedAvg()
-    before = {**vars(inner)}
-    records = run(OverSelect(inner, take=1), grid, 3, evaluate_fn=leave)
-    assert [bool(record["evaluate"]) for record in records] == [False, True, True, True]
-    assert {**vars(inner)} == before
-
-
 @pytest.mark.parametrize(("take", "lines"), [(2, 0), (3, 1), (20, 1)])
 def test_take_of_all_nodes_is_said_once(take, lines, caplog):
-    run(OverSelect(flower.FedAvg(fraction_evaluate=0.0), take=take), fleet([0.1, 1, 1]), 3)
+    run(OverSelect(fedavg(), take=take), fleet([0.1, 1, 1]), 3)
     text = f"OverSelect: take={take} of 3 nodes asked: every node is waited for"
     assert caplog.text.count(text) == lines
     assert caplog.text.count("is waited for") == lines
 
 
-ALL_SIX = [f"node-{i}" for i in range(6)]
-
-
 def test_left_out_nodes_have_not_failed_in_tifl():
-    settings = {"policy": "vanilla", "profiling": "phase", "seed": 1}
-    tifl = TiFL(clients_per_round=4, num_tiers=1, **settings)
-    strategy = OverSelect(tifl, take=2)
-    records = run(strategy, fleet([1, 2, 3, 4, 5, 6]), 10)
+    tifl = TiFL(fedavg(), 4, 1, policy="vanilla", profiling="phase", seed=1)
+    records = run(OverSelect(tifl, take=2), fleet([1, 2, 3, 4, 5, 6]), 10)
     assert not any(record["failures"] for record in records)
-    assert {node for record in records[6:] for node in record["selected"]} == set(ALL_SIX)
+    assert {node for record in records[6:] for node in record["selected"]} == {
+        f"node-{i}" for i in range(6)
+    }
     assert sum(len(r["over_select"]["not_waited_for"]) for r in records[1:]) > 5
     assert all(record["train"] for record in records[1:])
 
@@ -190,10 +155,7 @@ def test_real_devices_are_not_waited_for_either():
     ("settings", "rule"),
     [
         ({"take": 0}, "take must be a whole number"),
-        ({"take": 2.5}, "take must be a whole number"),
-        ({"take": True}, "take must be a whole number"),
         ({"timeout_s": 0.0}, "timeout_s must be a number in"),
-        ({"timeout_s": float("inf")}, "timeout_s must be a number in"),
     ],
 )
 def test_errors(settings, rule):
@@ -224,7 +186,7 @@ def test_round_without_a_free_node_waits_for_one():
         if server_round == 1:
             grid.leave(1002)  # the only one that is not at work
 
-    inner = flower.FedAvg(fraction_evaluate=0.0)
+    inner = fedavg()
     records = run(OverSelect(inner, take=1), grid, 3, evaluate_fn=leave)
     assert [len(record["selected"]) for record in records] == [0, 3, 1, 2]
     # node-1 answers, an unsuccessful poll of 0.1 s later, and trains again

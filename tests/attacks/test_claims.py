@@ -9,7 +9,6 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile
-from flwr_hetero_studies import rivals
 
 SLOWEST = 5
 ALIKE = [DeviceProfile(speed) for speed in (1.0, 1.02, 1.04, 1.06, 1.08, 1.1)]
@@ -164,12 +163,3 @@ def test_several_replies_of_a_node_are_all_capped():
     records, _ = attack(strategy, {0: lie}, rounds=4)
     assert max(record["fedbuff"]["nodes"].count("node-0") for record in records) > 1
     assert all(record["fedbuff"]["step"] > 1e-3 for record in records)
-
-
-def test_no_time_makes_no_node_quick_for_oort():
-    def latency_s(lies):
-        strategy = rivals.Oort(leaf(), 6)
-        attack(strategy, lies, rounds=2)
-        return strategy.known["node-5"][1]
-
-    assert latency_s({SLOWEST: trained(at_once)}) == pytest.approx(latency_s({}) / 2)

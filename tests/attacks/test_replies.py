@@ -1,13 +1,28 @@
 """Replies made to end a run, or to ruin its model, in every wrapper: each costs itself."""
 
+import json
+import random
+
 import numpy as np
 import pytest
-from attacker import BY_NIGHT, NESTS, attack, leaf, names_of, reasons, trained
+from attacker import BY_NIGHT, FLEET, NESTS, LyingGrid, attack, leaf, names_of, reasons, start
+from attacker import trained as in_training
+from composition_toy import composition_app
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from recording import History
 
 from flwr_hetero import keys
+from flwr_hetero import strategy as ours
 
-LIAR = 4
+LIAR, MUCH = 4, 100_000
+HUGE = "x" * MUCH
+LONGEST_LINE = 20_000
+"""Characters of a round's line with six nodes; an honest one has 3,000 at most."""
+MOST = 20
+"""Bound of an honest model, whose goals are 1 to 8.5."""
+
+
+# --- what a node may do to its reply ---------------------------------------------------------
 
 
 def renamed(message, reply):
@@ -15,82 +30,111 @@ def renamed(message, reply):
     reply.content["x"] = reply.content.pop("arrays")
 
 
-def number_and_group(message, reply):
-    reply.content[keys.SAMPLER] = ConfigRecord({"x": 1.0, "x.y": 1.0, "coverage.z": 2.0})
-
-
 def another_source(message, reply):
-    metadata = reply.metadata
-    metadata.__dict__["_src_node_id"] = 1001
-    return Message(reply.content, metadata=metadata)
+    reply.metadata.__dict__["_src_node_id"] = 1001
+    return Message(reply.content, metadata=reply.metadata)
 
 
-def filled(value, dtype):
+def another_partition(message, reply):
+    """Claim another partition in each round."""
+    number = int(message.content["config"].get("server-round", 0))
+    reply.content[keys.TIMING][keys.PARTITION_ID] = number % 6
+
+
+def one_more(name):
+    def lie(message, reply):
+        reply.content["arrays"][name] = reply.content["arrays"]["w"]
+
+    return lie
+
+
+def written_by(kind):
+    def lie(message, reply):
+        reply.content["arrays"]["w"].stype = kind
+
+    return lie
+
+
+def metric(name, value):
+    def lie(message, reply):
+        for record in reply.content.metric_records.values():
+            record[name] = value
+
+    return lie
+
+
+def more(name, record):
+    def lie(message, reply):
+        reply.content[name] = record
+
+    return lie
+
+
+def model(value, dtype, shape=None):
     """Send a model full of one value."""
 
     def lie(message, reply):
-        values = np.full(message.content["arrays"]["w"].shape, value, dtype)
+        values = np.full(shape or message.content["arrays"]["w"].shape, value, dtype)
         reply.content["arrays"] = ArrayRecord({"w": Array(values)})
 
     return lie
 
 
-def shaped(message, reply):
-    reply.content["arrays"] = ArrayRecord({"w": Array(np.zeros((3, 3), np.float32))})
+def timing(**times):
+    def lie(message, reply):
+        reply.content[keys.TIMING].update(times)
+
+    return lie
 
 
-def written_by_torch(message, reply):
-    reply.content["arrays"]["w"].stype = "torch.tensor"
+def statistics(**entries):
+    return more(keys.SAMPLER, ConfigRecord(entries))
 
 
-def one_more(message, reply):
-    reply.content["arrays"]["v"] = reply.content["arrays"]["w"]
-
-
-def two_of_metrics(message, reply):
-    reply.content["more"] = MetricRecord({"num-examples": 1})
-
-
-def negative(message, reply):
-    reply.content["metrics"]["num-examples"] = -100
-
-
-def more_steps(message, reply):
-    """Claim many times the steps that anybody takes, where they count."""
-    reply.content["metrics"]["num-steps"] = 10**6
-
-
-LARGE = "times"
+BACKWARDS = {keys.TRAIN_TIME: 5.0, keys.TRANSFER_TIME: -4.0}
 ATTACKS = {
     "model under another name": (renamed, "other names"),
-    "a number and a group of one name": (number_and_group, None),
+    "a number and a group of one name": (statistics(**{"x": 1.0, "x.y": 1.0}), None),
     "another source": (another_source, "another node as its source"),
-    "int64 of 2**62": (filled(2**62, np.int64), "holds values above"),
-    "float32 of 9e14": (filled(9e14, np.float32), LARGE),
-    "float16 of 6e4": (filled(6e4, np.float16), LARGE),
+    "int64 of 2**62": (model(2**62, np.int64), "holds values above"),
+    "float32 of 9e14": (model(9e14, np.float32), "times"),
+    "float16 of 6e4": (model(6e4, np.float16), "times"),
 }
-"""What a node does, and what the history says of it; None: nothing, it does no harm."""
+"""Lies, and what the history says of them; None: nothing, they do no harm."""
 USUAL = {
-    "another shape": (shaped, "has shape (3, 3) instead of (3,)"),
-    "complex numbers": (filled(1j, np.complex64), "cannot be averaged"),
-    "NaN": (filled(np.nan, np.float32), "NaN or infinity"),
-    "written by torch": (written_by_torch, "is written as 'torch.tensor'"),
-    "an array too many": (one_more, "missing or unknown"),
-    "two records of metrics": (two_of_metrics, "2 MetricRecords instead of 1"),
-    "fewer examples than none": (negative, "instead of a number of at least 0"),
+    "another shape": (model(0, np.float32, (3, 3)), "has shape (3, 3) instead of (3,)"),
+    "complex numbers": (model(1j, np.complex64), "cannot be averaged"),
+    "NaN": (model(np.nan, np.float32), "NaN or infinity"),
+    "written by torch": (written_by("torch.tensor"), "is written as 'torch.tensor'"),
+    "an array too many": (one_more("v"), "missing or unknown"),
+    "two records of metrics": (more("x", MetricRecord({"n": 1})), "2 MetricRecords instead of 1"),
+    "negative examples": (metric("num-examples", -100), "instead of a number of at least 0"),
 }
 """Faults that bugs make as well."""
+EXCESS = {
+    "a list as long as a model": (metric("train-loss", [0.5] * MUCH), "other names"),
+    "weights in a list": (metric("num-examples", [0.5] * MUCH), "instead of a number"),
+    "a metric with a long name": (metric(HUGE, 1.0), "other names"),
+    "a long name among statistics": (statistics(**{HUGE: 1.0, f"a.{HUGE}": 1.0}), None),
+    "many names among statistics": (statistics(**{f"x{i}": 1.0 for i in range(5_000)}), None),
+    "the largest figure": (statistics(coverage=1.7e308, x=1.7e308), None),
+    "a long text among statistics": (statistics(coverage=HUGE), None),
+    "an array with a long name": (one_more(HUGE), "arrays ['xxx"),
+    "an array of a kind with a long name": (written_by(HUGE), "is written as"),
+    "a clock that runs backwards": (timing(**BACKWARDS), None),
+    "another name in each round": (another_partition, None),
+}
+"""Replies that say too much, or under changing names."""
 
 
-def check(nest, strategy, lie, reason):
-    records, models = attack(strategy, {LIAR: trained(lie)})
+def check(nest, lie, reason):
+    records, models = attack(NESTS[nest](leaf()), {LIAR: in_training(lie)})
     assert len(records) == 3
     assert np.isfinite(models).all()
-    assert np.abs(models).max() < 20, models  # the goals are 1 to 8.5
-    assert models[-1].any()
+    assert 0 < np.abs(models[-1]).max() <= np.abs(models).max() < MOST, models
     for record in records:
-        failed = {failure["node"] for failure in record["failures"]}
-        assert failed <= names_of(LIAR), record["failures"]
+        assert len(json.dumps(record)) < LONGEST_LINE
+        assert {failure["node"] for failure in record["failures"]} <= names_of(LIAR)
     found = reasons(records, LIAR)
     assert all(reason in text for text in found) if reason else not found, found
     assert bool(found) == bool(reason)
@@ -99,28 +143,41 @@ def check(nest, strategy, lie, reason):
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("nest", NESTS)
 def test_a_reply_costs_itself(nest, name):
-    check(nest, NESTS[nest](leaf()), *ATTACKS[name])
+    check(nest, *ATTACKS[name])
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", USUAL | EXCESS)
 @pytest.mark.parametrize("nest", BY_NIGHT)
-def test_a_usual_fault_costs_its_reply(nest, name):
-    check(nest, NESTS[nest](leaf()), *USUAL[name])
+def test_a_fault_or_an_excess_costs_its_reply(nest, name):
+    check(nest, *(USUAL | EXCESS)[name])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e308, 1e308, [1.0] * 9])
+@pytest.mark.parametrize("nest", BY_NIGHT)
+def test_evaluation_of_two_liars(nest, value):
+    """Each costs its evaluation at most; two of them may still spoil a mean of figures."""
+    lies = dict.fromkeys((0, LIAR), metric("eval-acc", value))
+    records, models = attack(NESTS[nest](leaf(fraction_evaluate=1.0)), lies)
+    assert len(records) == 3
+    assert all(line["train"] for line in records)
+    assert all(len(json.dumps(line)) < LONGEST_LINE for line in records)
+    assert 0 < np.abs(models[-1]).max() < MOST
 
 
 @pytest.mark.parametrize(
     "nest", ["BiasedLocalSGD", "LocalSteps", "FedNova", "everything", "merged"]
 )
 def test_steps_above_those_assigned_do_not_count(nest):
-    records, models = attack(NESTS[nest](leaf()), {LIAR: trained(more_steps)})
+    lie = in_training(metric("num-steps", 10**6))
+    records, models = attack(NESTS[nest](leaf()), {LIAR: lie})
     assert any("steps" in text for text in reasons(records, LIAR))
-    assert np.abs(models).max() < 20
+    assert np.abs(models).max() < MOST
 
 
 @pytest.mark.parametrize("inner", ["FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan"])
 @pytest.mark.parametrize("nest", ["none", "TiFL", "OverSelect", "everything", "merged"])
 def test_model_under_another_name_in_a_robust_rule(nest, inner):
-    records, models = attack(NESTS[nest](leaf(inner)), {LIAR: trained(renamed)})
+    records, models = attack(NESTS[nest](leaf(inner)), {LIAR: in_training(renamed)})
     assert len(records) == 3
     assert np.isfinite(models).all()
     assert reasons(records, LIAR)
@@ -129,11 +186,42 @@ def test_model_under_another_name_in_a_robust_rule(nest, inner):
 @pytest.mark.parametrize("nest", ["none", "TiFL", "merged"])
 def test_a_metric_that_ruins_a_rule_leaves_the_model(nest):
     """QFedAvg weights by the losses that nodes report: its model of such a round is not used."""
-
-    def lie(message, reply):
-        reply.content["metrics"]["train-loss"] = float("nan")
-
-    records, models = attack(NESTS[nest](leaf("QFedAvg")), {LIAR: trained(lie, range(2, 3))})
+    lie = in_training(metric("train-loss", float("nan")), range(2, 3))
+    records, models = attack(NESTS[nest](leaf("QFedAvg")), {LIAR: lie})
     assert len(records) == 3
     assert np.isfinite(models).all()
     assert models[-1].any()
+
+
+class Forger(LyingGrid):
+    """Bring, with all replies, copies of them and replies that nobody asked for."""
+
+    def forged(self, replies):
+        found = []
+        for reply in replies:
+            found += [reply, Message(reply.content, reply_to=reply)]
+            for node_id in (1001, 4711):
+                other = Message(reply.content, reply_to=reply)
+                other.metadata.__dict__["_src_node_id"] = node_id
+                other.metadata.__dict__["_reply_to_message_id"] = "no such message"
+                found.append(other)
+        return found
+
+    def wait_for(self, message_ids, timeout=None, enough=None):
+        return self.forged(super().wait_for(message_ids, timeout, enough))
+
+    def wait_for_next(self, message_ids, until_s=float("inf")):
+        return self.forged(super().wait_for_next(message_ids, until_s))
+
+
+@pytest.mark.parametrize("nest", NESTS)
+def test_replies_that_nobody_asked_for(nest):
+    def run(kind):
+        strategy, models = NESTS[nest](leaf()), []
+        random.seed(3)
+        whole = strategy if isinstance(strategy, ours.Recorded) else History(strategy)
+        whole.on_round_end = lambda run, record: models.append(run.arrays["w"].numpy().copy())
+        whole.start(kind(composition_app(), FLEET, {}), start(), 3)
+        return np.array(models)
+
+    assert np.array_equal(run(Forger), run(LyingGrid))

@@ -92,18 +92,6 @@ def test_algorithm_1_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "fast", "share"),
-    [
-        ([32] * 8 + [16] * 2, [True] * 8 + [False] * 2, 256 / 288),  # the paper's fleet
-        ([32, 32], [True, True], 1.0),
-        ([32, 32], [False, False], 0.0),
-    ],
-)
-def test_fast_share_by_hand(num_steps, fast, share):
-    assert fast_share(num_steps, fast) == share
-
-
-@pytest.mark.parametrize(
     ("num_samples", "share", "sizes"),
     [
         (100, 0.696, (70, 30)),

@@ -9,9 +9,7 @@ from recording import History
 from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.biased_local_sgd import node_speeds
-from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.context import Exchange, Latency
 from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
 
@@ -27,14 +25,12 @@ def run(strategy, profiles, num_rounds=3, **app):
     return result, history.records, steps
 
 
-# --- budgets ---------------------------------------------------------------------------------
-
-
 def test_first_round_measures_then_two_classes():
     seen = []
-    _, records, steps = run(LocalSteps(fast_steps=16), [FAST, FAST, SLOW], seen=seen)
+    strategy = LocalSteps(fast_steps=16)
+    _, _, steps = run(strategy, [FAST, FAST, SLOW], seen=seen)
     assert steps == [[1, 1, 1], [16, 16, 2], [16, 16, 2]]
-    assert records[-1]["local_steps"]["gamma"] == 1 / 8
+    assert strategy.speeds.classes() == ({"node-0", "node-1"}, 1 / 8)
     configs = {(r, p): config["num-steps"] for r, p, config in seen}
     assert [configs[2, p] for p in range(3)] == [16, 16, 2], "each node's own config"
 
@@ -52,22 +48,14 @@ def test_gammas_given(gamma, first, then, slowest_s):
     _, records, steps = run(strategy, [FAST, FAST, SLOW])
     assert steps == [first, then, then]
     assert records[3]["virtual_s"] - records[2]["virtual_s"] == pytest.approx(slowest_s)
-
-
-def test_gammas_given_make_the_classes():
     assert LocalSteps(gamma={"a": 1.0, "b": 0.9, "c": 0.1}).fast_nodes() == {"a", "b"}
 
 
-@pytest.fixture
-def no_memory(monkeypatch):
-    monkeypatch.setattr(node_speeds, "SMOOTHING", 0.0)
-
-
-@pytest.mark.usefixtures("no_memory")
 @pytest.mark.parametrize(
     ("budget", "limit_s", "quick"), [("deadline", 2.0, 25), ("slice", 1.2, 15)]
 )
-def test_time_counts_the_link(budget, limit_s, quick):
+def test_time_counts_the_link(budget, limit_s, quick, monkeypatch):
+    monkeypatch.setattr(node_speeds, "SMOOTHING", 0.0)
     # 0.01 s an example, 8 a step: 0.08 s a step; some 300 bytes up at 300 byte/s
     slow_link = DeviceProfile(uplink_mbps=2400e-6)
     strategy = LocalSteps(FedAvg(**TRAIN_ONLY), budget=budget, deadline_s=limit_s)
@@ -84,40 +72,6 @@ def test_deadline_of_the_quickest_node():
     strategy = LocalSteps(fast_steps=24, budget="deadline")
     _, _, steps = run(strategy, [DeviceProfile(compute_factor=f) for f in (8.0, 4.0, 1.0)], 2)
     assert steps == [[1, 1, 1], [24, 12, 3]]
-
-
-# --- whose data count -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "slow", "level", "power"),
-    [
-        (BiasedLocalSGD, {"weigh_by_steps": True}, 1.0, "WARNING", 2),
-        (LocalSteps, {"step_correction": 0.0}, 1.0, "INFO", 1),
-        (LocalSteps, {"budget": "slice", "max_steps": 16}, 1.0, "INFO", 0.5),
-        (BiasedLocalSGD, {}, 1.0, "INFO", 0.5),
-        (LocalSteps, {"step_correction": 0.0}, 2.0, None, ""),  # a ratio of 4 only
-        (LocalSteps, {"step_correction": 1.0}, 1.0, None, ""),
-        (BiasedLocalSGD, {"shared_samples": 64, "batch_size": BATCH}, 1.0, None, ""),
-    ],
-)
-def test_objective_by_steps_is_said_once(kind, settings, slow, level, power, caplog):
-    caplog.set_level("INFO")
-    profiles = [FAST, FAST, DeviceProfile(compute_factor=slow)]
-    run(kind(fast_steps=16, **settings), profiles, num_rounds=4)
-    said = [r for r in caplog.records if "docs/objectives.md" in r.getMessage()]
-    assert [r.levelname for r in said] == [level] * (level is not None)
-    for record in said:
-        assert "2 to 16 steps (ratio 8)" in record.getMessage()
-        assert f"count by about the power {power} of its steps" in record.getMessage()
-
-
-# --- what nodes report -----------------------------------------------------------------------
-
-
-def test_without_a_report_the_run_stops():
-    with pytest.raises(MissingClientSupportError, match="LocalSteps: no node reports 'num-steps'"):
-        run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
 
 
 def test_only_shared_data_are_weighed_by_steps():
@@ -169,17 +123,6 @@ def test_nonsense_report_costs_the_reply(claim):
         w = (local_model(w, 0, 4) + local_model(w, 2, 4)) / 2
     np.testing.assert_allclose(result.arrays["w"].numpy(), w, rtol=1e-6)
     assert [len(r["failures"]) for r in records[1:]] == [1, 1, 1]
-
-
-# --- speeds ----------------------------------------------------------------------------------
-
-
-def test_times_are_smoothed():
-    speeds = NodeSpeeds()
-    for compute_s in (8.0, 4.0):
-        speeds.observe("a", steps=2, compute_s=compute_s, link_s=compute_s)
-    assert speeds.step_s == {"a": 0.5 * 4 + 0.5 * 2}
-    assert speeds.link_s == {"a": 0.5 * 8 + 0.5 * 4}
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,11 @@ from recording import History
 from steps_toy import local_model, steps_app, steps_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import (
-    BiasedLocalSGD,
-    FedBuff,
-    FedNova,
-    LocalSteps,
-    TiFL,
-    Wrapper,
-)
+from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, FedNova, LocalSteps, TiFL, Wrapper
 
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
 FLEET = [FAST, FAST, FAST, SLOW]
 STEPS = [16, 16, 16, 2]
-
-
 BY_STEPS = partial(BiasedLocalSGD, fast_steps=16, weigh_by_steps=True)
 
 
@@ -41,9 +32,6 @@ def mean_model(steps_by_round):
         models = [local_model(w, partition, count) for partition, count in enumerate(steps)]
         w = np.average(models, axis=0, weights=steps).astype(np.float32)
     return w
-
-
-# --- aggregation -----------------------------------------------------------------------
 
 
 def test_equation_4_by_hand():
@@ -86,19 +74,15 @@ def test_every_way_to_weight_gives_the_same():
         assert other.train_metrics_clientapp == in_place.train_metrics_clientapp
 
 
-@pytest.mark.parametrize("kind", [flower.FedAvg, Spied])
-def test_own_metrics_function_gets_all_replies(kind):
+def test_own_metrics_function_gets_all_replies():
     calls = []
 
     def collect(contents, key):
         calls.append((len(contents), key, {float(c["metrics"][key]) for c in contents}))
         return MetricRecord({"seen": len(contents)})
 
-    inner = kind(train_metrics_aggr_fn=collect)
-    result, _ = run(BY_STEPS(inner), num_rounds=1)
+    result, _ = run(BY_STEPS(Spied(train_metrics_aggr_fn=collect)), num_rounds=1)
     assert result.train_metrics_clientapp[1]["seen"] == 4
-    assert inner.train_metrics_aggr_fn is collect
-    assert inner.weighted_by_key == "num-examples"
     assert calls == [(4, "num-examples", {100.0})]
 
 
@@ -125,15 +109,14 @@ def test_differential_privacy_inside_clips_each_reply():
     assert 0 < np.linalg.norm(moved) <= 0.5 + 1e-6
 
 
-CLIPPED_BY_NODES = [
-    lambda: flower.DifferentialPrivacyClientSideFixedClipping(flower.FedAvg(), 1.0, 0.5, 4),
-    lambda: flower.DifferentialPrivacyClientSideAdaptiveClipping(flower.FedAvg(), 0.1, 4),
-]
-
-
-@pytest.mark.parametrize("private", CLIPPED_BY_NODES, ids=["fixed", "adaptive"])
+@pytest.mark.parametrize(
+    "private",
+    [
+        lambda: flower.DifferentialPrivacyClientSideFixedClipping(flower.FedAvg(), 1.0, 0.5, 4),
+        lambda: flower.DifferentialPrivacyClientSideAdaptiveClipping(flower.FedAvg(), 0.1, 4),
+    ],
+)
 def test_updates_that_nodes_have_clipped_are_not_scaled(private):
-    """Else few steps, magnified, would be above the bound that the noise is made for."""
     for scales in (BiasedLocalSGD, FedNova, lambda s: LocalSteps(s, step_correction=1.0)):
         with pytest.raises(ValueError, match="step_correction must leave updates as they are"):
             scales(private())
@@ -150,17 +133,11 @@ def test_profiling_by_tifl_measures_the_speeds():
         assert list(record["biased_local_sgd"]["num_steps"].values()) == [8 if fast else 1] * 2
 
 
-# --- trust -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("claim", "counted"), [(10**6, 4), (0, 3)])
 def test_claims_weigh_no_more_than_assigned(claim, counted):
     result, _ = run(BY_STEPS(), claims={3: claim})
     expected = mean_model([[1] * counted, STEPS[:counted], STEPS[:counted]])
     np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-5)
-
-
-# --- sampling --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("given", "share"), [(None, 48 / 50), (0.5, 0.5)])
@@ -173,30 +150,9 @@ def test_what_nodes_need_to_sample(given, share):
     assert {config["high-loss-fraction"] for config in configs.values()} == {0.25}
 
 
-# --- what is refused -------------------------------------------------------------------
-
-
-class OwnRule(flower.Strategy):
-    """A strategy that is no FedAvg."""
-
-    def configure_train(self, *args):
-        return []
-
-    configure_evaluate = configure_train
-
-    def aggregate_train(self, *args):
-        return None, None
-
-    def aggregate_evaluate(self, *args):
-        return None
-
-    def summary(self):
-        pass
-
-
-def test_strategy_of_another_kind_goes_unweighted():
-    result, _ = run(BiasedLocalSGD(OwnRule(), step_correction=0.0), num_rounds=1)
-    assert (result.arrays["w"].numpy() == 0).all()
+def no_fedavg():
+    methods = dict.fromkeys(flower.Strategy.__abstractmethods__, lambda *args: None)
+    return type("OwnRule", (flower.Strategy,), methods)()
 
 
 def accounted():
@@ -213,18 +169,10 @@ def accounted():
         ({"shared_samples": 0}, "shared_samples"),
         ({"shared_samples": 9, "batch_size": 0}, "batch_size"),
         ({"seed": -1}, "seed"),
-        ({"fast_steps": 0}, "fast_steps"),
         ({"step_correction": 1.5}, "step_correction must be a number in"),
         ({"step_correction": 0.5, "weigh_by_steps": True}, "step_correction must be 0 or left"),
-        ({"gamma": 2.0}, "gamma"),
-        (
-            {"strategy": OwnRule(), "weigh_by_steps": True},
-            "strategy must derive from FedAvg to weight",
-        ),
-        (
-            {"strategy": accounted(), "weigh_by_steps": True},
-            "strategy must be without a privacy accountant",
-        ),
+        ({"strategy": no_fedavg(), "weigh_by_steps": True}, "strategy must derive from FedAvg"),
+        ({"strategy": accounted(), "weigh_by_steps": True}, "strategy must be without a privacy"),
     ],
 )
 def test_biased_local_sgd_refuses(settings, argument):

@@ -101,18 +101,6 @@ def test_own_weights_between_by_hand(weight, sign):
     assert total.tolist() == [-1.0 - sign]
 
 
-def test_shorter_orders_end_earlier():
-    diffs = np.random.default_rng(0).standard_normal((3, 6, 4))
-    lengths = (4, 6, 3)
-    ragged = [each[:n] for each, n in zip(diffs, lengths, strict=True)]
-    total, signs = balance_group([np.zeros(4) for _ in range(3)], ragged, np.zeros(3))
-    steps = [(i, p) for p in range(6) for i in range(3) if p < lengths[i]]
-    paper, flat = pair_balance(np.zeros(4), [diffs[i, p] for i, p in steps])
-    assert [signs[i][p] for i, p in steps] == flat.tolist()
-    assert [len(s) for s in signs] == list(lengths)
-    np.testing.assert_allclose(total, paper, atol=1e-12)
-
-
 def test_own_share_falls_with_the_overlap():
     q = np.linspace(0, 1, 11)
     shares = own_share(q, 8)
@@ -145,25 +133,25 @@ def test_herding_bound_is_equation_8(num_nodes, num_units, dim):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("function", "arguments", "message"),
     [
-        (lambda: pair_balance(np.zeros(2), np.zeros((3, 4))), "pair_diffs must have rows"),
-        (lambda: pair_balance(np.zeros((2, 2)), np.zeros((2, 2))), "pair_diffs must have rows"),
-        (lambda: pair_balance(np.zeros(2), [[0.0, np.nan]]), "pair_diffs must be finite"),
-        (lambda: pair_balance(np.zeros(2), [[np.inf, 0], [1, 1]]), "pair_diffs must be finite"),
-        (lambda: balance_group([np.zeros(3)] * 2, [np.zeros((4, 3))], [0, 0]), "pair_diffs"),
-        (lambda: balance_group([np.zeros(3)] * 2, [np.zeros((4, 3))] * 2, [0]), "pair_diffs"),
-        (lambda: reorder([0, 1, 1], [1, 1, 1]), r"order must be a permutation of range\(3\)"),
-        (lambda: reorder([0, -1], [1, 1]), "order must be a permutation"),
-        (lambda: reorder([0.0, 1.0], [1, 1]), "order must be a permutation"),
-        (lambda: reorder([[0, 1]], [[1, 1]]), "order must be a permutation"),
-        (lambda: reorder([], []), "order must be a permutation"),
-        (lambda: reorder([0, 1], [1, 0]), "signs must hold"),
-        (lambda: reorder([0, 1], [1]), "signs must hold"),
-        (lambda: unit_signs([1, 1], 6), r"pair_signs must have shape \(3,\)"),
-        (lambda: herding_bound(np.zeros((2, 3, 1)), [[0, 1, 2]]), "orders must have shape"),
+        (pair_balance, (np.zeros(2), np.zeros((3, 4))), "pair_diffs must have rows"),
+        (pair_balance, (np.zeros((2, 2)), np.zeros((2, 2))), "pair_diffs must have rows"),
+        (pair_balance, (np.zeros(2), [[0.0, np.nan]]), "pair_diffs must be finite"),
+        (pair_balance, (np.zeros(2), [[np.inf, 0], [1, 1]]), "pair_diffs must be finite"),
+        (balance_group, ([np.zeros(3)] * 2, [np.zeros((4, 3))], [0, 0]), "pair_diffs"),
+        (balance_group, ([np.zeros(3)] * 2, [np.zeros((4, 3))] * 2, [0]), "pair_diffs"),
+        (balance_group, ([np.zeros(1)] * 2, [np.zeros((n, 1)) for n in (4, 3)], [0, 0]), "equally"),
+        (reorder, ([0, 1, 1], [1, 1, 1]), r"order must be a permutation of range\(3\)"),
+        (reorder, ([0.0, 1.0], [1, 1]), "order must be a permutation"),
+        (reorder, ([[0, 1]], [[1, 1]]), "order must be a permutation"),
+        (reorder, ([], []), "order must be a permutation"),
+        (reorder, ([0, 1], [1, 0]), "signs must hold"),
+        (reorder, ([0, 1], [1]), "signs must hold"),
+        (unit_signs, ([1, 1], 6), r"pair_signs must have shape \(3,\)"),
+        (herding_bound, (np.zeros((2, 3, 1)), [[0, 1, 2]]), "orders must have shape"),
     ],
 )
-def test_bad_input_is_refused(call, message):
+def test_bad_input_is_refused(function, arguments, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        function(*arguments)

@@ -11,7 +11,6 @@ from flwr_hetero.cd_grab.wire import (
     Terms,
     read_answer,
     read_report,
-    usual_length,
     write_instruction,
     write_report,
 )
@@ -25,25 +24,13 @@ def report_record(**changes):
     return {key: value for key, value in record.items() if value is not None}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sketch_size", "accuracy"),
-    [("float32", 6, 1e-3), ("float32", 0, 0.0), ("float64", 0, 0.0)],
-)
+@pytest.mark.parametrize(("sketch_size", "accuracy"), [(6, 1e-3), (0, 0.0)])
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_vectors_survive_the_wire(dtype, sketch_size, accuracy, scale):
-    terms, diffs = TERMS._replace(sketch_size=sketch_size), (DIFFS * scale).astype(dtype)
+def test_vectors_survive_the_wire(sketch_size, accuracy, scale):
+    terms, diffs = TERMS._replace(sketch_size=sketch_size), (DIFFS * scale).astype(np.float32)
     report = read_report(write_report(terms, Report(1, 8, 1, diffs)), terms)
     assert report[:3] == (1, 8, 1)
-    assert report.diffs.dtype == dtype
     np.testing.assert_allclose(report.diffs, diffs, rtol=0, atol=accuracy * np.abs(diffs).max())
-
-
-@pytest.mark.parametrize(
-    ("lengths", "known", "usual"),
-    [([], 5, 5), ([3], 0, 3), ([3], 5, 5), ([3, 3], 5, 3), ([3, 3, 5, 5], 5, 5)],
-)
-def test_usual_length_is_a_vote(lengths, known, usual):
-    assert usual_length(lengths, known) == usual
 
 
 @pytest.mark.parametrize("num_units", [2, 8, 17, 33])
@@ -57,7 +44,6 @@ def test_answers_survive_the_wire(num_units):
     record = write_instruction(TERMS, Answer(4, order=order, first_pair=1))
     back = read_answer(record, num_units)
     assert (back.version, back.order.tolist(), back.first_pair) == (4, order.tolist(), 1)
-    assert read_answer(record | {keys.FIRST_PAIR: 99}, num_units).first_pair == num_units // 2
 
 
 @pytest.mark.parametrize(
@@ -66,9 +52,6 @@ def test_answers_survive_the_wire(num_units):
         {},
         {keys.SIGNS: bytes(2)},
         {keys.WHOLE_ORDER: np.arange(7, dtype="<i4").tobytes()},
-        {keys.WHOLE_ORDER: bytes(4 * 8)},  # 0, 0, 0, ...
-        {keys.WHOLE_ORDER: bytes(3)},
-        {keys.WHOLE_ORDER: np.arange(8, dtype="<i4").tobytes(), keys.FIRST_PAIR: -1},
     ],
 )
 def test_unfit_answers_are_no_answers(change):
@@ -78,17 +61,13 @@ def test_unfit_answers_are_no_answers(change):
 
 BAD_REPORTS = [
     ({keys.SERVER_ROUND: 3}, "server-round must be 4, got 3"),
-    ({keys.SKETCH_SEED: 9}, "sketch-seed must be 2, got 9"),
     ({keys.SKETCH_SIZE: 7}, "sketch-size must be at most 6, got 7"),
-    ({keys.SKETCH_SIZE: 5}, "whole rows of 5 float16, got '24 bytes'"),
-    ({keys.SKETCH_SIZE: 0}, "whole rows of 0"),
+    ({keys.SKETCH_SIZE: 5}, "whole rows of 5 numbers, got '24 bytes'"),
     ({keys.NUM_UNITS: 1 << 40}, "num-units must lie in"),
     ({keys.NUM_UNITS: 0}, "num-units must lie in"),
     ({keys.NUM_UNITS: 5}, "first-pair must leave room for 2 pairs of 5 units, got 1"),
     ({keys.FIRST_PAIR: 3}, "first-pair must leave room for 2 pairs of 8 units, got 3"),
-    ({keys.FIRST_PAIR: -1}, "first-pair must be a whole number"),
     ({keys.VERSION: "1"}, "version must be a whole number"),
-    ({keys.VERSION: True}, "version must be a whole number"),
     ({keys.VERSION: None}, "version must be a whole number"),
     ({keys.VERSION: 2**64 - 1}, "version must be a whole number"),
     ({keys.VECTORS: "text"}, "vectors must be bytes"),
@@ -96,11 +75,9 @@ BAD_REPORTS = [
     ({keys.VECTORS: b"\xff\x7f" * 12}, "vectors must be finite"),
     ({keys.SCALE: float("inf")}, "vectors must be finite"),
     ({keys.SCALE: -1.0}, "vectors must be finite"),
-    ({keys.SCALE: float("nan")}, "vectors must be finite"),
     ({keys.SCALE: 1e39, keys.VECTORS: bytes(22) + b"\0\x3c"}, "at most 1e.15"),
     ({keys.SCALE: 1.01e15, keys.VECTORS: b"\0\x3c" * 12}, "at most 1e.15"),
     ({keys.SCALE: None}, "vectors must be bytes, with a scale"),
-    ({keys.DTYPE: "object"}, "dtype must be one of"),
 ]
 
 

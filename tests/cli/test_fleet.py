@@ -1,13 +1,6 @@
-import os
-import signal
-import sys
-from pathlib import Path
-
 import pytest
-from waiting import wait_until
 
 from flwr_hetero import cli
-from flwr_hetero.fleet import processes
 from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
 
 
@@ -21,24 +14,13 @@ def test_up_warns_of_other_users(capsys):
     assert "CAN RUN CODE AS YOU" in " ".join(capsys.readouterr().out.split())
 
 
-def test_status_continues_stopped_processes(tmp_path, capsys):
-    def state():
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-    fleet = FleetFile(port=1, nodes=[SuperNodeSpec("node-0", cpu=0.5)])
-    processes.prepare(tmp_path, fleet)
-    fleet.save(tmp_path)
-    sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
-    pid = processes.start(sleep, tmp_path, tmp_path / "logs" / "app.log", dict(os.environ))
-    try:
-        wait_until(lambda: processes.has_tag(pid, tmp_path), step_s=0.01)
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: state() == "T", step_s=0.01)
-        assert main(["status", "--dir", str(tmp_path)]) == 0
-        assert "ENDED, there are no limits" in capsys.readouterr().out
-        assert state() != "T"
-    finally:
-        processes.end(tmp_path, grace_s=0.0)
+def test_status_says_what_has_ended(tmp_path, capsys):
+    FleetFile(port=1, nodes=[SuperNodeSpec("node-0", cpu=0.5)]).save(tmp_path)
+    assert main(["status", "--dir", str(tmp_path)]) == 0
+    superlink, throttle, node = capsys.readouterr().out.splitlines()
+    assert superlink.startswith("SuperLink  https://127.0.0.1:1  ended")
+    assert "ENDED, there are no limits" in throttle
+    assert node.split(maxsplit=2) == ["node-0", "ended", "0.5 CPU"]
 
 
 def test_certificates_with_the_authority_key_offline(tmp_path, capsys):

@@ -5,13 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord
 from node_toy import Node
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
-from flwr_hetero import keys
 from flwr_hetero.client.handler import _said
-from flwr_hetero.mod import StepLoader, hetero, timing
+from flwr_hetero.mod import hetero
 
 NUM = 20
 
@@ -28,13 +26,10 @@ class Stream(IterableDataset):
             yield left.pop(self.draw(len(left)) if self.draw else 0)
 
 
-class Drawn(Sampler):
-    """An order that a function draws, from the epoch that it is told as torch's distributed one."""
+class ByEpoch(Sampler):
+    """An order of its own for each epoch that it is told, as torch's distributed sampler."""
 
     epoch = 0
-
-    def __init__(self, draw):
-        self.draw = draw
 
     def __len__(self):
         return NUM
@@ -43,7 +38,7 @@ class Drawn(Sampler):
         self.epoch = epoch
 
     def __iter__(self):
-        yield from self.draw(self.epoch).permutation(NUM).tolist()
+        yield from np.random.default_rng(self.epoch).permutation(NUM).tolist()
 
 
 class Pairs(Sampler):
@@ -81,23 +76,13 @@ def loader(kind=DataLoader, data=None, batch_size=3, **how):
     return make
 
 
-def by_seed():
-    return Drawn(np.random.default_rng)
-
-
-def by_chance():
-    return Drawn(lambda epoch: np.random.default_rng())
-
-
 SHUFFLED = {
     "shuffled": loader(shuffle=True),
     "workers": loader(shuffle=True, num_workers=2),
     "persistent": loader(shuffle=True, num_workers=1, persistent_workers=True),
     "own generator": loader(shuffle=True, generator=lambda: torch.Generator().manual_seed(7)),
     "one by one": loader(batch_size=None, shuffle=True),
-    "custom": loader(sampler=by_seed),
-    "entropy": loader(sampler=by_chance),
-    "entropy, one by one": loader(batch_size=None, sampler=by_chance),
+    "custom": loader(sampler=ByEpoch),
     "batch sampler": lambda: DataLoader(range(NUM), batch_sampler=Pairs()),
     "subclass": loader(Reversed, shuffle=True),
     "shuffled stream": loader(data=Stream(lambda n: int(torch.randint(n, ())))),
@@ -112,7 +97,7 @@ LOADERS = SHUFFLED | {
 }
 
 
-def node(make, *, seeded=True, use=hetero.batches, **how):
+def node(make, *, seeded=True, **how):
     """Make a node that notes the batches of each message and, as many do, seeds itself."""
 
     def train(msg, context):
@@ -120,19 +105,17 @@ def node(make, *, seeded=True, use=hetero.batches, **how):
             torch.manual_seed(42)
             np.random.seed(42)  # noqa: NPY002
             random.seed(42)
-        given = [np.atleast_1d(batch).tolist() for batch in use(make(), msg)]
+        given = [np.atleast_1d(batch).tolist() for batch in hetero.batches(make(), msg)]
         return given, (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
 
     return Node(train, **how)
 
 
-def run(make, steps, *, state=None, **how):
+def run(make, steps, **how):
     """Let a node answer messages of so many steps; return the batches of each."""
     one = node(make, **how)
-    for number, asked in enumerate(steps):
-        if state is not None and number == 2:
-            state(one.context.state)
-        one.ask(asked, **{"server-round": number})
+    for asked in steps:
+        one.ask(asked)
     return [given for given, _ in one.results]
 
 
@@ -157,7 +140,7 @@ def test_every_example_once_in_a_pass_however_few_steps(name, seeded):
     assert len(set(map(tuple, passes))) == (3 if name in SHUFFLED else 1)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOADERS) - {"entropy", "entropy, one by one"}))
+@pytest.mark.parametrize("name", LOADERS)
 def test_the_same_seed_gives_the_same_run(name):
     one, other = (run(LOADERS[name], [2, 5, 9], seeded=False) for _ in range(2))
     assert one == other
@@ -198,32 +181,6 @@ def test_unasked_the_loaders_own_passes_are_given():
     assert given[0] == given[1] == given[3] == wanted
 
 
-def kept(text):
-    return lambda state: state.update({keys.PASS: ConfigRecord({"place": text, "passes": 1})})
-
-
-DAMAGE = {
-    "lost": lambda state: state.pop(keys.PASS),
-    "other kind": lambda state: state.update({keys.PASS: ArrayRecord({"a": Array(np.zeros(1))})}),
-    **{
-        text: kept(f"[20, 3, {text}]")
-        for text in (
-            *('5, 0, "soon", null', "5, 0, -3, null", f"5, 0, {2**61}, null", "5, 0, 9999, null"),
-            *("5, 0, 2.5, null", "5, 0", "5, 0, 2, [[-1]]", "5, 0, 2, [99]", '5, 0, 2, "abc"'),
-        )
-    },
-    "bytes": kept(b"\xff" * 80),
-    "a number": kept(7),
-}
-
-
-@pytest.mark.parametrize("name", ["shuffled", "list", "entropy"])
-@pytest.mark.parametrize("how", DAMAGE)
-def test_a_lost_or_damaged_place_is_a_new_pass(name, how):
-    given = run(LOADERS[name], [2, 2, 7], state=DAMAGE[how])
-    assert sorted(examples(given[2])) == list(range(NUM))
-
-
 @pytest.mark.parametrize(
     "other", [loader(data=range(12)), loader(batch_size=5), lambda: [[1], [2], [3]]]
 )
@@ -241,11 +198,6 @@ def test_a_loader_that_accelerate_prepared(workers):
     passes = passes_of(run(lambda: accelerate.Accelerator(cpu=True).prepare(make()), [1, 6, 7]), 7)
     assert all(sorted(one) == list(range(NUM)) for one in passes)
     assert passes[0] != passes[1]
-
-
-def test_timing_and_the_loader_by_its_old_name_do_the_same():
-    one = run(LOADERS["shuffled"], [2, 3])
-    assert run(LOADERS["shuffled"], [2, 3], mods=[timing], use=StepLoader) == one
 
 
 def test_without_a_mod_or_a_second_pass_each_message_begins_anew(caplog):

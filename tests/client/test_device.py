@@ -50,21 +50,13 @@ def test_profile_refusals(field, value):
         DeviceProfile(**{field: value})
 
 
-def test_named_fleet_of_any_size():
-    assert [len(named_fleet("paper-5", n)) for n in range(1, 12)] == list(range(1, 12))
-    factors = [device.compute_factor for device in named_fleet("paper-5", 7)]
-    assert factors == sorted(factors, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
         ("", "at least one"),
-        ("device = 3", "at least one"),
         ("[[device]]\nspeed = 2", r"\[\[device\]\] must be one of .*compute_factor.*'speed'"),
         ("[[device]]\ncompute-factor = 0", "compute_factor must be a number"),
         ("[[device]]\ncompute-factor = 'fast'", "compute_factor must be a number"),
-        ("[[device]]\nname = 1", "name must be text"),
         ("[[device]]\nshare = -1", "share must be a number"),
         ("[[device", "valid TOML"),
     ],
@@ -74,13 +66,11 @@ def test_fleet_file_refusals(fleet_of, toml, message):
         fleet_of(toml)
 
 
-@pytest.mark.parametrize(
-    ("fleet", "nodes", "message"),
-    [("moon", 3, "fleet must be a known name .*'moon'.*absolute"), ("uniform", 0, "num_nodes")],
-)
-def test_named_fleet_refusals(fleet, nodes, message):
-    with pytest.raises(ValueError, match=message):
-        named_fleet(fleet, nodes)
+def test_named_fleet_refusals():
+    with pytest.raises(ValueError, match=r"fleet must be a known name .*'moon'.*absolute"):
+        named_fleet("moon", 3)
+    with pytest.raises(ValueError, match="num_nodes"):
+        named_fleet("uniform", 0)
 
 
 def test_guide_names_every_field(fleet_of):
@@ -93,6 +83,7 @@ def test_guide_names_every_field(fleet_of):
 
 
 def test_kinds_of_devices_have_nodes_by_share_and_one_at_least(fleet_of):
+    assert [len(named_fleet("paper-5", n)) for n in range(1, 12)] == list(range(1, 12))
     fast = "[[device]]\ncompute-factor = 2.0\nshare = 3\n"
     fleet = fleet_of(fast + "[[device]]\nuplink_mbps = 5.0\nname = 'x'", 8)
     assert fleet == [DeviceProfile(2.0)] * 6 + [DeviceProfile(uplink_mbps=5.0, name="x")] * 2

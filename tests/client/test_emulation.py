@@ -9,7 +9,6 @@ from flwr_hetero.client.emulation import device_rng, stamp, work
 from flwr_hetero.client.timing import NodePace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device
-from flwr_hetero.records import payload_bytes
 
 ARRAYS = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
 LINK = DeviceProfile(uplink_mbps=0.1, downlink_mbps=0.1, seconds_per_example=0.03)
@@ -84,8 +83,7 @@ def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
         ({}, (50, 0, 0), "train"),
         ({"examples-processed": 150}, (150, 0, 0), "train"),
         ({"examples-processed": 0, "examples-scored": 30}, (0, 30, 0), "train"),
-        ({"examples-processed": -3}, (1, 0, 0), "train"),
-        ({"examples-processed": float("nan")}, (1, 0, 0), "train"),
+        *[({"examples-processed": bad}, (1, 0, 0), "train") for bad in (-3, float("nan"))],
         ({keys.EXAMPLES_HIDDEN: 7}, (50, 0, 7), "train"),
         ({}, (0, 50, 0), "evaluate"),  # forward only
     ],
@@ -125,9 +123,3 @@ def test_real_clock_of_an_emulated_node_is_ignored(grid):
     state = grid.context(1000).state[keys.PACE]
     assert keys.REPLIED_AT not in state
     assert state[keys.EXAMPLE_TIME] == pytest.approx(0.03)
-
-
-def test_payload_counts_arrays_bytes_and_numbers():
-    config = ConfigRecord({"order": b"12345", "lr": 0.1, "name": "abc", "list": [1, 2, 3]})
-    content = RecordDict({"arrays": ARRAYS, "config": config})
-    assert payload_bytes(content) == len(ARRAYS["w"].data) + 5 + 8 + 3 + 24

@@ -1,17 +1,15 @@
-import sys
 from math import inf, nan
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from toy import toy_app, toy_arrays
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from toy import toy_app
 
 from flwr_hetero import keys
 from flwr_hetero.client import timing as timing_module
-from flwr_hetero.client.timing import NodePace, device_info, note_pace, read_pace
+from flwr_hetero.client.timing import NodePace, note_pace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
-from flwr_hetero.strategy import TiFL
 
 
 @pytest.fixture
@@ -83,78 +81,3 @@ def test_note_pace_is_a_moving_average(context, rounds, expected):
     for idle_s, example_s in rounds:
         note_pace(context, idle_s, example_s)
     assert read_pace(context) == expected
-
-
-class Board:
-    """As jetson-stats 4 shows a board."""
-
-    board = {"hardware": {"Model": "NVIDIA Jetson Orin Nano"}}  # noqa: RUF012
-    nvpmodel = "15W"
-    temperature = {"cpu": {"temp": 48.5}, "gpu": {"temp": 51.0}, "cv": {"temp": -256}}  # noqa: RUF012
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *problem):
-        return None
-
-
-@pytest.fixture
-def jetson(monkeypatch):
-    def become(board):
-        monkeypatch.setitem(sys.modules, "jtop", SimpleNamespace(jtop=lambda: board))
-        return board
-
-    return become
-
-
-def test_device_info_of_a_jetson(jetson):
-    assert device_info() == {}
-    board = jetson(Board())
-    whole = {"model": "NVIDIA Jetson Orin Nano", "power-mode": "15W", "temperature-c": 51.0}
-    assert device_info() == whole
-    board.temperature, board.board = {"cv": {"temp": -256}}, {}
-    assert device_info() == {"power-mode": "15W"}
-    jetson(None)  # entering it raises, as without its service
-    assert device_info() == {}
-
-
-def devices_in_history(mods=(timing,)):
-    records = []
-    tifl = TiFL(clients_per_round=2, num_tiers=1, profiling="phase", sync_rounds=1, warmup_rounds=0)
-    tifl.on_round_end = lambda *found: records.append(found[-1])
-    grid = LocalGrid(toy_app(mods=mods), [DeviceProfile()] * 2)
-    tifl.start(grid, toy_arrays(), num_rounds=1)
-    return records[0]["tifl"].get("devices")
-
-
-def test_device_info_is_in_the_history(jetson):
-    assert devices_in_history() is None
-    jetson(Board())
-    devices = devices_in_history()
-    assert sorted(devices) == ["node-0", "node-1"]
-    assert devices["node-0"]["temperature-c"] == 51.0
-
-
-def test_device_info_only_when_profiling(context, jetson):
-    jetson(Board())
-    kinds = ("train", "evaluate", keys.PROFILE_MESSAGE)
-    has_info = [keys.DEVICE in ask(context, kind).content for kind in kinds]
-    assert has_info == [False, False, True]
-
-
-def test_malformed_device_info_is_ignored():
-    def spoil(message, context, call_next):
-        reply = call_next(message, context)
-        info = {f"key-{i}" * 99: "x" * 999 for i in range(99)}
-        info = {"list": [1.0, 2.0], "nan": nan, **info}
-        one = context.node_config["partition-id"] == 1
-        junk = ArrayRecord({"a": Array(toy_arrays()["w"].numpy())})
-        reply.content[keys.DEVICE] = junk if one else ConfigRecord(info)
-        return reply
-
-    devices = devices_in_history([spoil, timing])
-    assert list(devices) == ["node-0"]
-    assert 1 <= len(devices["node-0"]) <= 8
-    assert not {"list", "nan"} & devices["node-0"].keys()
-    assert all(len(str(text)) <= 80 for item in devices["node-0"].items() for text in item)

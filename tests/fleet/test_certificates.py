@@ -2,7 +2,9 @@ import socket
 import ssl
 import stat
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -31,23 +33,17 @@ def shake_hands(folder, authority, host="localhost") -> str:
     calling = ssl.create_default_context(cafile=authority / c.CA_CERTIFICATE)
     calling.verify_flags |= ssl.VERIFY_X509_STRICT
     near, far = socket.socketpair()
-    far.settimeout(10)
 
     def serve():
-        try:
-            with serving.wrap_socket(far, server_side=True) as secure:
-                secure.sendall(b"hello")
-        except (ssl.SSLError, OSError):
-            far.close()
+        with suppress(OSError), far, serving.wrap_socket(far, server_side=True) as secure:
+            secure.sendall(b"hello")
 
     server = threading.Thread(target=serve)
     server.start()
-    near.settimeout(10)
     try:
-        with calling.wrap_socket(near, server_hostname=host) as secure:
+        with near, calling.wrap_socket(near, server_hostname=host) as secure:
             return secure.recv(5).decode()
     finally:
-        near.close()
         server.join()
 
 
@@ -72,64 +68,30 @@ def test_node_key_is_secret_and_one_that_flower_takes(folder):
     assert public.curve.name == "secp384r1"
 
 
-def test_server_certificate_is_renewed(folder):
-    before = (folder / c.SERVER_CERTIFICATE).read_bytes()
-    c.make_server_certificate(folder, ["localhost"], days=2)
-    after = (folder / c.SERVER_CERTIFICATE).read_bytes()
-    assert before != after
-    certificate = x509.load_pem_x509_certificate(after)
-    lifetime = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-    assert lifetime.days == 3  # two from now, one for clocks that are behind
-    assert shake_hands(folder, folder) == "hello"
-
-
-def test_expiry_is_said_a_month_ahead(folder):
-    def said(days):
-        return c.expiring(folder, datetime.now(UTC) + timedelta(days=days))
-
-    assert c.expiring(folder) == said(c.SERVER_DAYS - 31) == c.expiring(folder / "empty") == []
-    (soon,), (over,) = said(c.SERVER_DAYS - 29), said(c.SERVER_DAYS + 1)
-    assert "superlink.crt expires in 28 days, on 20" in soon
-    assert "fleet certificates --host" in soon
-    assert "superlink.crt HAS EXPIRED" in over
-    both = [line.split()[0].split("/")[-1] for line in said(c.CA_DAYS - 1)]
-    assert both == ["superlink.crt", "ca.crt"]
-
-
 def test_expired_certificate_is_refused_until_the_next(folder, monkeypatch):
+    past = SimpleNamespace(now=lambda zone: datetime.now(UTC) - timedelta(days=9))
     with monkeypatch.context() as patch:
-        patch.setattr(c, "CLOCK_SKEW", timedelta(days=9))
-        patch.setattr(c, "timedelta", lambda days: timedelta(days=days - 3))
+        patch.setattr(c, "datetime", past)
         c.make_server_certificate(folder, ["localhost"], days=2)
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         shake_hands(folder, folder)
-    assert "HAS EXPIRED" in c.expiring(folder)[0]
-    c.make_server_certificate(folder, ["localhost"])
+    c.make_server_certificate(folder, ["localhost"], days=2)
     assert shake_hands(folder, folder) == "hello"
-
-
-def without_key(folder):
-    (folder / c.CA_KEY).unlink()
-    return folder
+    made = x509.load_pem_x509_certificate((folder / c.SERVER_CERTIFICATE).read_bytes())
+    # two from now, one for clocks that are behind
+    assert (made.not_valid_after_utc - made.not_valid_before_utc).days == 3
 
 
 @pytest.mark.parametrize(
     ("call", "rule"),
     [
-        (lambda f: c.make_authority(f), "file must not be there yet"),
-        (lambda f: c.make_authority(without_key(f)), "file must not be there yet"),
+        (c.make_authority, "file must not be there yet"),
         (lambda f: c.make_node_key(f, "../a"), "node must be a plain file name"),
         (lambda f: c.make_node_key(f, ""), "node must be a plain file name"),
         (lambda f: c.make_node_key(f, "a.pub"), "node must be a plain file name"),
-        (lambda f: c.make_server_certificate(f, []), "hosts must name the SuperLink"),
         (lambda f: c.make_server_certificate(f, ["a"], days=0), "days must be a whole number"),
         (lambda f: c.make_server_certificate(f, ["a"], days=10**9), "days must be a number in"),
-        (lambda f: c.make_server_certificate(f, ["10.0.0.300"]), "hosts must hold names or addr"),
-        (lambda f: c.make_server_certificate(f / "b", ["a"]), "folder must hold an authority"),
-        (
-            lambda f: c.make_server_certificate(without_key(f), ["a"]),
-            "folder must hold an authority .*: put ca.crt and ca.key there",
-        ),
+        (lambda f: c.make_server_certificate(f / "b", ["a"]), "put ca.crt and ca.key there"),
     ],
 )
 def test_refusals(folder, call, rule):

@@ -1,10 +1,11 @@
 """The virtual clock, nodes and faults; unusual messages go as with Flower's grids (tests/e2e)."""
 
-import sys
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -112,34 +113,19 @@ def test_same_seed_same_run(jitter):
 # --- as Flower's grids ---------------------------------------------------------------
 
 
-@pytest.fixture
-def probe(monkeypatch):
+def test_local_grid_is_like_flowers(monkeypatch):
     monkeypatch.syspath_prepend(str(APP))
     from probe_app import client_app, server_app
 
-    yield client_app, server_app
-    for name in [name for name in sys.modules if name.startswith("probe_app")]:
-        del sys.modules[name]
-
-
-def test_local_grid_is_like_flowers(probe):
-    client_app, server_app = probe
     grid = LocalGrid(client_app.app, [DeviceProfile()] * 2)
     assert server_app.probe(grid) == server_app.EXPECTED
     assert grid.traffic.pending == {}
 
 
-@pytest.mark.parametrize("strategy", [Wrapper, FedBuff])
-def test_no_time_out(strategy):
-    grid = LocalGrid(toy_app(), PROFILES)
-    inner = FedAvg(fraction_evaluate=0.0)
-    result = strategy(inner).start(grid, toy_arrays(), 2, timeout=None)
-    assert len(result.train_metrics_clientapp) == 2
-
-
-def test_fedavg_runs_unchanged():
-    grid = LocalGrid(toy_app(), profiles=PROFILES)
-    result = FedAvg().start(grid, toy_arrays(), num_rounds=20)
+@pytest.mark.parametrize("strategy", [FedAvg, Wrapper, FedBuff])
+def test_strategies_run_without_a_time_out(strategy):
+    grid = LocalGrid(toy_app(), [DeviceProfile()] * 3)
+    result = strategy().start(grid, toy_arrays(), 20, timeout=None)
     mean = sum(target(i) for i in range(3)) / 3
     assert result.arrays["w"].numpy() == pytest.approx(np.full(4, mean), abs=1e-4)
 
@@ -172,16 +158,34 @@ def test_client_app_cannot_change_what_others_see():
     assert shared["arrays"]["w"].numpy().shape == (4,)
 
 
-def test_state_stays_with_the_node():
-    def train(message, context):
-        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": -1}))
-        seen["n"] += 1
-        return {"seen": seen["n"]}
+def draws():
+    """Ask two of three nodes twice in one push; return what they drew, in order."""
 
-    grid = grid_of(train)
-    for expected in range(3):
-        replies = grid.send_and_receive(ask(grid))
-        assert [r.content["metrics"]["seen"] for r in replies] == [expected] * 3
+    def train(message, context):
+        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
+        seen["n"] += 1
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+        return {"drawn": drawn, "seen": seen["n"]}
+
+    grid = grid_of(train, [DeviceProfile(2.0**i) for i in range(3)])
+    grid.leave(1001)
+    messages = ask(grid, 1) + ask(grid, 2)
+    replies = {m.metadata.reply_to_message_id: m for m in grid.send_and_receive(messages)}
+    found = [dict(replies[m.metadata.message_id].content["metrics"]) for m in messages]
+    # the state stays with the node
+    assert [record["seen"] for record in found] == [1, 1, 2, 2]
+    return [record["drawn"] for record in found]
+
+
+def test_what_a_node_draws_depends_on_its_message_alone():
+    random.seed(7)
+    torch.manual_seed(7)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    found = draws()
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+    assert len({number for drawn in found for number in drawn}) == 12
+    random.seed(8)
+    assert draws() == found
 
 
 def test_exception_of_a_client_app_is_an_error_reply():
@@ -210,7 +214,6 @@ def test_leave_join_and_come_back():
     ("call", "rule"),
     [
         (lambda: LocalGrid(toy_app(), []), "profiles must hold at least one device"),
-        (lambda: LocalGrid(toy_app(), PROFILES).come_back(3), "node_id must be a node that was"),
         (lambda: Fault(0, "sleeps"), "kind must be one of"),
         (lambda: Fault(0, "garbage", corrupt="gone"), "corrupt must be one of"),
     ],

@@ -9,23 +9,12 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from flwr_hetero.fleet import throttle
+from flwr_hetero.fleet import throttle as t
 from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, free_ports
-from flwr_hetero.fleet.throttle import (
-    BURST_S,
-    LinkBucket,
-    Relay,
-    Throttle,
-    children,
-    cpu_time_s,
-    descendants,
-)
+from flwr_hetero.fleet.throttle import BURST_S, Throttle
 
 SPIN = "import sys; print('up', flush=True)\nwhile True: pass"
 RUN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]).wait()"
-
-
-# --- CPU ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.77, 1.0])
@@ -38,38 +27,20 @@ def test_bucket_holds_a_busy_device_at_its_share(share, polls):
         runs = bucket.may_run(elapsed, elapsed * runs)
         assert used <= share * (passed + BURST_S) + max(polls) + 1e-9
         assert used >= share * passed - max(polls) - 1e-9
-
-
-def test_bucket_saves_up_one_burst():
-    bucket = Throttle(0.5)
     bucket.may_run(3600.0, 0.0)
-    assert bucket.credit_s == 0.5 * BURST_S
-
-
-@pytest.mark.parametrize(
-    ("bucket", "value", "argument"),
-    [
-        *[(Throttle, value, "share") for value in (0.0, -1.0, 1.1, float("nan"))],
-        *[(LinkBucket, value, "mbps") for value in (0.0, -1.0, float("nan"))],
-    ],
-)
-def test_refusals(bucket, value, argument):
-    with pytest.raises(ValueError, match=rf"{argument} must be a number in \(0"):
-        bucket(value)
+    assert bucket.credit_s == share * BURST_S  # no more than one burst is saved up
 
 
 @pytest.fixture
 def tree():
     """Stand in for a SuperNode with its executor and a ClientApp: three generations."""
     parent = RUN.format(code=RUN.format(code=SPIN))
-    top = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert top.stdout.readline() == "up\n"
-    below = descendants(top.pid)
-    yield top.pid, below
-    for pid in (*below, top.pid):
-        subprocess.run(["kill", "-9", str(pid)], check=False)
-    top.wait()
-    top.stdout.close()
+    command = [sys.executable, "-c", parent]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout.readline() == "up\n"
+        below = t.descendants(top.pid)
+        yield top.pid, below
+        t.send([*below, top.pid], signal.SIGKILL)
 
 
 def is_stopped(pid):
@@ -78,12 +49,12 @@ def is_stopped(pid):
 
 def test_throttle_stops_client_apps_until_paid(tree):
     supernode, (executor, client_app) = tree
-    assert (children(supernode), children(executor)) == ([executor], [client_app])
+    assert (t.children(supernode), t.children(executor)) == ([executor], [client_app])
     throttle = Throttle(0.1)
     poll = partial(throttle.poll, supernode)
     wait_until(lambda: is_stopped(client_app), step_s=0.001, meanwhile=poll)
     assert [is_stopped(supernode), is_stopped(executor)] == [False, False]
-    assert cpu_time_s(client_app) > 0
+    assert t.cpu_time_s(client_app) > 0
     wait_until(lambda: not is_stopped(client_app), step_s=0.001, meanwhile=poll)
     assert throttle.credit_s > 0
 
@@ -91,7 +62,7 @@ def test_throttle_stops_client_apps_until_paid(tree):
 def test_ended_processes_count_nothing():
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    assert (cpu_time_s(done.pid), descendants(done.pid)) == (0.0, [])
+    assert (t.cpu_time_s(done.pid), t.descendants(done.pid)) == (0.0, [])
     Throttle(0.5).poll(done.pid)
 
 
@@ -100,23 +71,17 @@ def test_enforce_polls_tagged_processes_only(tmp_path, monkeypatch, tagged):
     polled = []
     slow = SuperNodeSpec("node-0", cpu=0.5, pid=os.getpid())
     FleetFile(port=1, nodes=[slow]).save(tmp_path)
-    monkeypatch.setattr(throttle, "has_tag", lambda pid, folder: tagged)
+    monkeypatch.setattr(t, "has_tag", lambda pid, folder: tagged)
     monkeypatch.setattr(Throttle, "poll", lambda _, pid: polled.append(pid))
-    monkeypatch.setattr(throttle, "descendants", lambda pid: [-pid])
-    monkeypatch.setattr(throttle, "send", lambda pids, number: polled.extend([*pids, number]))
-
-    async def enforce():
-        await asyncio.wait_for(throttle.enforce(tmp_path), timeout=0.1)
+    monkeypatch.setattr(t, "descendants", lambda pid: [-pid])
+    monkeypatch.setattr(t, "send", lambda pids, number: polled.extend([*pids, number]))
 
     with pytest.raises(TimeoutError):
-        asyncio.run(enforce())
+        asyncio.run(asyncio.wait_for(t.enforce(tmp_path), timeout=0.1))
     assert set(polled) == ({slow.pid, -slow.pid, signal.SIGCONT} if tagged else set())
 
 
-# --- link --------------------------------------------------------------------------
-
-
-def talk(mbps: float, payload: bytes, *, server: bool = True, close: bool = False) -> bytes:
+def talk(mbps: float, payload: bytes, *, server: bool = True) -> bytes:
     """Send a payload through a relay to a server that echoes it, and return what comes back."""
 
     async def echo(reader, writer):
@@ -126,24 +91,20 @@ def talk(mbps: float, payload: bytes, *, server: bool = True, close: bool = Fals
 
     async def both() -> bytes:
         target, near = free_ports(2)
-        behind = await asyncio.start_server(echo, "127.0.0.1", target) if server else None
-        relay = Relay(("127.0.0.1", target), mbps, mbps)
-        await relay.listen(near)
+        servers = [await t.relay(near, target, mbps, mbps)]
+        if server:
+            servers.append(await asyncio.start_server(echo, "127.0.0.1", target))
         reader, writer = await asyncio.open_connection("127.0.0.1", near)
         writer.write(payload)
-        if close:
-            await relay.close()
-        elif server:
+        if server:
             writer.write_eof()
         try:
-            return await asyncio.wait_for(reader.read(-1), 20)
+            return await reader.read(-1)
         except ConnectionError:
             return b""
         finally:
-            writer.close()
-            await relay.close()
-            if behind is not None:
-                behind.close()
+            for each in (writer, *servers):
+                each.close()
 
     return asyncio.run(both())
 
@@ -154,13 +115,12 @@ def test_relay_changes_no_byte(mbps):
     assert talk(mbps, payload) == payload
 
 
-@pytest.mark.parametrize("how", [{"close": True}, {"server": False}])
-def test_relay_cuts_connections(how):
-    assert talk(0.001, b"x" * 100, **how) == b""
+def test_relay_cuts_connections_without_a_superlink():
+    assert talk(0.001, b"x" * 100, server=False) == b""
 
 
 def test_connections_of_a_device_share_its_link():
-    link = LinkBucket(mbps=1.0)
+    link = t.LinkBucket(mbps=1.0)
     first = link.delay_s(125_000, now_s=10.0)
     second = link.delay_s(125_000, now_s=10.5)
     assert (first, second) == (1.0, 1.5)

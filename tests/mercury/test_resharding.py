@@ -4,20 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from oracles.mercury import match_naively
 
 from flwr_hetero import keys
-from flwr_hetero.mercury.algorithm import Groups, make_groups
-from flwr_hetero.mercury.resharding import (
-    Delivery,
-    NodeShard,
-    offer,
-    pack,
-    unpack,
-)
+from flwr_hetero.mercury.algorithm import Groups
+from flwr_hetero.mercury.resharding import Delivery, NodeShard, offer, pack, unpack
 from flwr_hetero.mercury.strategy import SwapTable, match
-
-# --- which samples move --------------------------------------------------------------------
 
 
 def groups_of(sizes: list[int]) -> Groups:
@@ -45,35 +36,16 @@ def test_offers_are_in_proportion_to_importance() -> None:
     assert sorted(offer(np.zeros(6), groups_of([6]), 6, rng).tolist()) == list(range(6))
 
 
-def test_fewer_offers_than_groups_are_fair() -> None:
-    groups, rng = groups_of([2, 6]), np.random.default_rng(4)
-    small = groups.members(0)
-    hits = sum(int(np.isin(offer(np.ones(8), groups, 1, rng), small).sum()) for _ in range(3000))
-    assert hits / 3000 == pytest.approx(0.25, abs=0.036)
-
-
-@pytest.mark.parametrize("count", [-1, 9])
-def test_refuses_more_offers_than_samples(count: int) -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"num_offers must lie in 0\.\.8"):
-        offer(np.ones(8), make_groups(8, 2, rng), count, rng)
-
-
 @pytest.mark.parametrize("counts", [[], [9], [0, 3], [1, 1, 1], [9, 2, 2], [5, 5, 9, 8, 0]])
-@pytest.mark.parametrize("seed", range(6))
-def test_match_draws_as_its_naive_twin(counts: list[int], seed: int) -> None:
+def test_match_swaps_as_much_as_can_be(counts: list[int]) -> None:
     offers = {node: list(range(10, 10 + n)) for node, n in zip("fbdca", counts, strict=False)}
-    rng, twin = np.random.default_rng(seed), np.random.default_rng(seed)
-    swaps = match(offers, rng)
-    assert swaps == match_naively(offers, twin)
-    assert rng.random() == twin.random()
+    swaps = match(offers, np.random.default_rng(0))
     used = [slot for swap in swaps for slot in swap]
     assert len(used) == len(set(used))
+    assert all(one[0] != other[0] for one, other in swaps)
     total, most = sum(counts), max(counts, default=0)
     assert len(swaps) == min(total // 2, total - most)
 
-
-# --- swap table and nodes ------------------------------------------------------------------
 
 NODES, SLOTS = ("a", "b", "c"), 6
 EVENTS = ("works", "works", "works", "reply lost", "absent", "state lost")
@@ -156,6 +128,11 @@ def test_swap_by_hand() -> None:
     assert table.slots["a"][4].offered
     assert table.store == [b"A4", b"B1"]
     assert table.received == {"a": 3, "b": 1}
+    table.add("longer", [0, 1], bytes(14))
+    assert table.swap(rng) == 0
+    table.add("b", [2], b"B2")
+    assert table.swap(rng) == 1, "samples of one size change places"
+    assert table.deliver("longer").slots == []
 
 
 def test_limits_are_fixed_at_the_first_offer() -> None:
@@ -169,16 +146,6 @@ def test_limits_are_fixed_at_the_first_offer() -> None:
     assert (list(table.slots["a"]), table.store) == ([1, 2, 3], [b"A", b"B", b"C"])
     assert table.room("a") == 0
     assert restarted(table).limits["a"] == 3
-
-
-def test_only_samples_of_one_size_are_exchanged() -> None:
-    table, rng = SwapTable(), np.random.default_rng(0)
-    table.add("wrong", [0, 1], bytes(14))
-    table.add("a", [0], b"a0")
-    assert table.swap(rng) == 0
-    table.add("b", [0], b"b0")
-    assert table.swap(rng) == 1
-    assert table.deliver("wrong").slots == []
 
 
 @pytest.mark.parametrize(
@@ -225,60 +192,6 @@ def test_queue_resumes_where_the_server_says() -> None:
     for received, budget, slots in [(0, 29, [5, 3]), (2, 25, [9, 1]), (4, 25, []), (0, 9, [])]:
         assert offers(received, budget, state["state"], [7])["slots"] == slots
     assert asked == [(4, True)] * 2  # a share of 0.35 of 10 samples, chosen once
-
-
-@pytest.mark.parametrize(
-    "delivery",
-    [
-        Delivery([1], [1, 2], [], b""),
-        Delivery([1], [1], [1], b""),
-        Delivery([1], [1], [], b"a"),
-        Delivery([1, 2], [1, 1], [1, 2], b"abc"),
-        Delivery([1], [1], [2], b"ab"),
-    ],
-)
-def test_bad_delivery_is_refused(delivery: Delivery) -> None:
-    with pytest.raises(ValueError, match=r"fit together|zip\(\)"):
-        shard_of(delivery)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"content": np.zeros(3, np.uint8)},
-        {"sample_ids": np.array([1, 2, 3])},
-        {"queue": None},
-    ],
-)
-def test_damaged_shard_is_an_empty_one(damage: dict[str, object]) -> None:
-    good = shard_of(Delivery([0, 1], [1, 2], [0, 1], b"abcd"))
-    delivery = Delivery([0, 1], [1, 2], [], b"")
-    assert shard_of(delivery, good.state_dict()).missing == []
-    assert shard_of(delivery, good.state_dict() | damage).missing == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"table": "{"},
-        {"table": "[1, 2]"},
-        {"table": '[{"a": {"0": [9, true, false, false]}}, {"a": 1}, {}, [2]]'},
-        {"table": '[{"a": {"0": [0, true]}}, {"a": 1}, {}, [3]]'},
-        {"table": '[{"a": [0]}, {"a": 1}, {}, [2]]'},
-        {"table": None},
-        {"content": np.zeros(3, np.uint8)},
-    ],
-)
-def test_damaged_table_is_refused(damage: dict[str, object]) -> None:
-    table = SwapTable()
-    table.add("a", [0], b"A0")
-    with pytest.raises(ValueError, match="state of Resharding"):
-        SwapTable().load_state_dict(table.state_dict() | damage)
-    assert restarted(table).slots == table.slots
-    assert restarted(SwapTable()).store == []
-
-
-# --- samples on the wire -------------------------------------------------------------------
 
 
 def test_unpack_reads_what_pack_wrote() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.mercury.sampler import ESTIMATORS, IMPORTANCE_PARTS, MIXING, MercurySampler
+from flwr_hetero.mercury.sampler import DECILES, ESTIMATORS, MIXING, MercurySampler
 
 N = 500
 GRADIENTS = np.random.default_rng(0).exponential(size=N) ** 2
@@ -61,20 +61,6 @@ def test_flat_is_unbiased_in_use(num_samples: int) -> None:
     assert abs(np.mean(estimates) - gradients.mean()) < 4.5 * error
 
 
-def test_paper_draws_from_few_groups_by_all_scores() -> None:
-    sampler = MercurySampler(640, 8, estimator="paper")
-    for _ in range(20):
-        indices, _ = sampler.next_batch()
-        owners = [np.isin(indices, sampler.groups.members(group)).any() for group in range(16)]
-        assert sum(owners) == 4
-        sampler.update(indices, np.arange(1.0, 9.0))
-        assert sampler.next_batch()
-        assert sampler.coverage > 0, "pending scores are learnt before each draw"
-
-
-# --- what is known, and when it counts -----------------------------------------------------
-
-
 def test_samples_without_a_score_count_as_average() -> None:
     sampler = MercurySampler(8, 1)
     sampler.update(np.array([0, 1]), np.array([4.0, 2.0]))
@@ -92,23 +78,6 @@ def test_samples_without_a_score_count_as_average() -> None:
     assert sampler.coverage == 0.0
     sampler.update(np.array([3, 3]), np.array([7.0, 7.0]))
     assert sampler.importance.tolist() == [7.0] * 8
-
-
-@pytest.mark.parametrize(
-    ("sizes", "stride"), [((500, 32), 1), ((480, 4), 15), ((10**6, 32), 32), ((3, 8), 1)]
-)
-def test_stride_is_an_eighth_of_an_epoch(sizes: tuple[int, int], stride: int) -> None:
-    assert MercurySampler(*sizes).stride == stride
-
-
-def test_stride_is_drawn_and_learnt_at_once() -> None:
-    sampler = MercurySampler(480, 4)
-    for number in range(1, 16):
-        indices, weights = sampler.next_batch()
-        assert weights.tolist() == [1.0] * 4, "nothing is learnt within the stride"
-        sampler.update(indices, 1.0 + np.arange(4))
-        assert (sampler.coverage > 0) == (number == 15)
-    assert any(sampler.next_batch()[1].std() > 0 for _ in range(15))
 
 
 @pytest.mark.parametrize("how", ["group", "batches", "forget"])
@@ -138,24 +107,6 @@ def test_group_takes_effect_at_once() -> None:
     assert sampler.state_dict()["num_pending"] == 1
 
 
-@both
-def test_group_size_follows_the_link(estimator: str) -> None:
-    sampler = MercurySampler(1000, 8, estimator=estimator)
-    assert len(sampler.refresh_indices()) == 1000 // 16
-    for size in (300, 50, 1000):
-        sampler.resize_groups(size)
-        group = sampler.refresh_indices()
-        assert 0 < len(group) <= size
-        sampler.update(group, np.arange(len(group)))
-        assert len(sampler.next_batch()[0]) == 8
-
-
-def test_losses_become_error_probabilities() -> None:
-    sampler = MercurySampler(2, 1, scores="loss")
-    sampler.update(np.arange(2), np.array([np.log(2.0), 50.0]))
-    assert sampler.importance.tolist() == [0.5, 1.0]
-
-
 def test_summary_describes_the_sampling() -> None:
     sampler = MercurySampler(200, 10, seed=0)
     assert sampler.summary()["coverage"] == 0.0
@@ -163,13 +114,9 @@ def test_summary_describes_the_sampling() -> None:
     sampler.next_batch()
     summary = sampler.summary()
     assert summary["coverage"] == summary["mean-age"] == 1.0
-    assert 0.2 < summary["effective-share"] < 1.0
-    low, middle, high = (summary[name] for name in IMPORTANCE_PARTS)
+    low, middle, high = (summary[name] for name in DECILES.values())
     assert low < middle < high
     assert all(isinstance(value, float) for value in summary.values())
-
-
-# --- sizes, state and errors ---------------------------------------------------------------
 
 
 @both
@@ -204,10 +151,7 @@ def test_resumes_between_group_and_scores(size: int, estimator: str) -> None:
     [
         (lambda: MercurySampler(9, 4, estimator="cycle"), "estimator must be one of flat, paper"),
         (lambda: MercurySampler(9, 4, scores="norm"), "scores must be one of importance, loss"),
-        *[
-            (lambda size=size: MercurySampler(9, 4).resize_groups(size), "size must be a whole nu")
-            for size in (0, 2.5)
-        ],
+        (lambda: MercurySampler(9, 4).resize_groups(0), "size must be a whole number"),
     ],
 )
 def test_bad_arguments_are_refused(call, rule: str) -> None:
@@ -215,26 +159,19 @@ def test_bad_arguments_are_refused(call, rule: str) -> None:
         call()
 
 
-DAMAGES: list[dict[str, object]] = [
-    {"importance": np.full(N, np.nan, dtype=np.float32)},
-    {"importance": np.full(N, -1, dtype=np.float32)},
-    {"drawn": np.full((1, N), N)},
-    {"drawn": np.zeros((1, N + 1), dtype=np.int64)},
-    {"pending_indices": np.array([-1])},
-    {"pending_scores": np.ones(1)},
-    {"pending_indices": np.array([0]), "pending_scores": np.array([np.inf])},
-    {"group_order": np.zeros(N, dtype=np.int32)},
-    {"group_turn": 99},
-    {"steps": -1},
-    {"estimator": "paper"},
-]
+def test_state_of_another_estimator_or_size_is_refused() -> None:
+    state = MercurySampler(9, 4).state_dict()
+    for other in (MercurySampler(9, 4, estimator="paper"), MercurySampler(8, 4)):
+        with pytest.raises(ValueError, match=r"of the state must be paper|group_order as an array"):
+            other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: "-".join(damage))
-def test_damaged_state_is_refused(damage: dict[str, object]) -> None:
-    sampler, good = scored("none"), scored().state_dict()
-    before = sampler.state_dict()
-    with pytest.raises(ValueError, match="must"):
-        sampler.load_state_dict(good | damage)  # type: ignore[arg-type]
-    assert all(np.array_equal(value, before[key]) for key, value in sampler.state_dict().items())
-    sampler.load_state_dict(good)
+def test_paper_draws_from_few_groups_by_all_scores() -> None:
+    sampler = MercurySampler(640, 8, estimator="paper")
+    for _ in range(20):
+        indices, _ = sampler.next_batch()
+        owners = [np.isin(indices, sampler.groups.members(group)).any() for group in range(16)]
+        assert sum(owners) == 4
+        sampler.update(indices, np.arange(1.0, 9.0))
+        assert sampler.next_batch()
+        assert sampler.coverage > 0, "pending scores are learnt before each draw"

@@ -1,4 +1,4 @@
-"""Naive twins: the samples of highest loss, a round of FedNova, SGD with momentum unrolled."""
+"""Naive twins: the samples of highest loss, and a round of FedNova."""
 
 import numpy as np
 
@@ -17,12 +17,3 @@ def fednova(before, models, steps, weights):
     for share, count, model in zip(shares, steps, models, strict=True):
         after += mean_steps * share * (np.asarray(model, np.float64) - before) / count
     return after
-
-
-def momentum_distance(num_steps, momentum):
-    """Move by SGD with momentum where each gradient is 1 and the learning rate is 1."""
-    velocity = moved = 0.0
-    for _ in range(num_steps):
-        velocity = momentum * velocity + 1.0
-        moved += velocity
-    return moved

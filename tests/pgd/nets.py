@@ -31,13 +31,6 @@ class TiedByHand(nn.Module):
         return linear(self.mix(self.embed(words).mean(1)).tanh(), self.embed.weight)
 
 
-class WithOptions(TiedByHand):
-    """Called with names, returns names: as Hugging Face's models."""
-
-    def forward(self, *, words):
-        return {"loss": torch.zeros(()), "logits": super().forward(words)}
-
-
 class TimeMajor(nn.Module):
     """Time comes first between embedding and head."""
 
@@ -47,14 +40,6 @@ class TimeMajor(nn.Module):
 
     def forward(self, words):
         return self.head(self.mix(self.embed(words).transpose(0, 1)).tanh().mean(0))
-
-
-class Flattened(TimeMajor):
-    """Steps of all examples are rows of one matrix."""
-
-    def forward(self, words):
-        steps = self.mix(self.embed(words).flatten(0, 1)).tanh()
-        return self.head(steps.unflatten(0, words.shape).mean(1))
 
 
 class Recurrent(nn.Module):

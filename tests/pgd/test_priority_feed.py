@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 from oracles.pgd import renew_sum
-from pgd.nets import LOSS, NUM, Tied, TiedByHand, data, image_net, small
+from pgd.nets import LOSS, NUM, Tied, data, image_net, small
 from torch import nn
 
 from flwr_hetero.pgd import priority_feed
-from flwr_hetero.pgd.priorities import LayerPriorities
 from flwr_hetero.pgd.priority_feed import AggregatedGradient
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler, PriorityFeed, WeightedLoss, sample_priorities
@@ -84,28 +83,6 @@ def test_sampler_gets_the_steps_priorities(rule, layers, monkeypatch, every_batc
             np.testing.assert_allclose(found, expected[indices].numpy(), rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("rule", "measured"),
-    [("stochastic", [3, 5, 7, 9, 11, 13]), ("topk", list(range(2, 14)))],
-)
-def test_which_batches_are_measured(rule, measured, monkeypatch):
-    monkeypatch.setitem(priority_feed.EVERY, "stochastic", 2)
-    model, inputs, targets = small()
-    sampler, updates, sums = PGDSampler(NUM, 4, rule=rule), [], []
-    feed = PriorityFeed(sampler, model)
-    monkeypatch.setattr(sampler, "update", lambda *_: updates.append(feed._trained + 1))
-    add = feed.gradient.absorb
-    monkeypatch.setattr(
-        feed.gradient,
-        "absorb",
-        lambda num, new: (sums.append((feed._trained + 1, num)), add(num, new)),
-    )
-    loop(model, feed, inputs, targets, 13)
-    assert updates == measured
-    every = measured[1] - measured[0]
-    assert sums == [(batch, 4 * every) for batch in [1, *measured]]
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_diverged_losses_teach_nothing(rule, every_batch):
     model, inputs, targets = small()
@@ -149,13 +126,11 @@ def test_full_pass_is_the_papers_first_step():
 @pytest.mark.parametrize(
     ("key", "value", "match"),
     [
-        ("gradient.1.bias", np.full(5, np.nan, dtype=np.float32), "finite sums"),
-        ("gradient_covered", -1.0, "finite sums"),
-        ("gradient_covered", 25.0, "finite sums"),
+        ("gradient.1.bias", np.zeros(4, dtype=np.float32), "gradient.1.bias as an array"),
         ("rule", "topk", "rule=stochastic, got topk"),
     ],
 )
-def test_damaged_state_is_refused(key, value, match):
+def test_state_of_another_model_or_rule_is_refused(key, value, match):
     model, inputs, targets = small()
     feed = PriorityFeed(PGDSampler(NUM, 4), model)
     state = feed.state_dict()
@@ -173,20 +148,12 @@ def test_damaged_state_is_refused(key, value, match):
     [
         (nn.ReLU(), "last", "model must have parameters, got 'ReLU'"),
         (nn.Linear(2, 2), "first", "layers must be one of last, all"),
-        (nn.LSTM(2, 2), "last", "must be linear in its parameters"),
-        (
-            nn.Sequential(nn.GRU(2, 2), nn.Linear(2, 2)),
-            "all",
-            "layer '0' must be linear in its parameters .* got 'GRU': take layers='last'",
-        ),
+        (nn.LSTM(2, 2), "last", "must be linear in their .* got 'LSTM': take layers='last'"),
     ],
 )
 def test_bad_arguments_are_refused(model, layers, match):
     with pytest.raises(ValueError, match=match):
         PriorityFeed(PGDSampler(4, 2), model, layers=layers)
-
-
-# --- fed by the loss ---------------------------------------------------------------------
 
 
 def measured_by_loss(layers, dtype=None, scale=1.0, steps=8):
@@ -242,50 +209,14 @@ def test_losses_without_a_backward_pass_teach_nothing():
         feed.on_batch(model, np.arange(4), losses[0])
 
 
-def test_batches_that_are_only_taken_are_an_error():
-    feed = PriorityFeed(PGDSampler(NUM, 4), small()[0])
-    for _ in range(2):
-        for _ in feed:
-            feed.take()
-    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*WeightedLoss"):
-        next(iter(feed))
-
-
-@pytest.mark.parametrize(
-    ("make", "takes_over"),
-    [(Tied, False), (TiedByHand, True), (lambda: TiedByHand().bfloat16(), True),
-     (lambda: image_net().bfloat16(), False)],
-)  # fmt: skip
-def test_layers_are_checked_once_in_all_rounds(make, takes_over, caplog, monkeypatch):
-    checks, check = [], LayerPriorities._error
-    monkeypatch.setattr(
-        LayerPriorities, "_error", lambda *given: (checks.append(1), check(*given))[1]
-    )
+@pytest.mark.parametrize("make", [Tied, lambda: image_net().bfloat16()])
+def test_shared_parameters_and_half_precision_pass_the_check(make):
     torch.manual_seed(2)
-    net, state = make(), None
-    words, targets = torch.randint(5, (NUM, 4)), torch.arange(NUM) % 5
-    if isinstance(net, nn.Sequential):
-        words = torch.randn(NUM, 1, 8, 8).bfloat16()
-    for _ in range(3):
-        feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
-        if state is not None:
-            feed.load_state_dict(state)
-        criterion = WeightedLoss(feed)
-        for indices in feed:
-            criterion(net(words[indices]), targets[indices]).backward()
-        state = feed.state_dict()
-        assert feed.listener.by_forward_mode == takes_over
-    assert len(checks) == 1
-    assert len(caplog.records) == takes_over
-    assert feed.summary()["coverage"] == 1.0
-
-
-def test_full_pass_of_a_model_in_bfloat16():
-    model, inputs, targets = small()
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model.to(dtype))
-        feed.full_pass(model, LOSS, inputs.to(dtype), targets)
-        found.append(feed.state_dict()["gradient.1.weight"])
-    assert found[1].dtype == np.float32
-    np.testing.assert_allclose(found[1], found[0], atol=0.05 * np.abs(found[0]).max())
+    net = make()
+    inputs, targets = data(net)
+    inputs = inputs if make is Tied else inputs.bfloat16()
+    feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), net, layers="all")
+    criterion = WeightedLoss(feed)
+    for indices in feed:
+        criterion(net(inputs[indices]), targets[indices]).backward()
+    assert feed.summary()["coverage"] == 5 / 6

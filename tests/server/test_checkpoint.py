@@ -1,11 +1,12 @@
 import json
 import pickle
 import random
+import re
 
 import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
-from recording import Folder, KilledError, evaluate, history, killed_and_resumed, timeless
+from recording import Folder, history, killed_and_resumed, timeless
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
@@ -14,55 +15,42 @@ from flwr_hetero.report import RunDirectory
 from flwr_hetero.strategy import FedBuff, Recorded, Wrapper
 
 NO_EVALUATION = {"fraction_evaluate": 0.0}
-INNER = {
-    "FedAvg": lambda: flower.FedAvg(**NO_EVALUATION),
-    "FedAdam": lambda: flower.FedAdam(**NO_EVALUATION),
-    "FedYogi": lambda: flower.FedYogi(**NO_EVALUATION),
-    "FedAdagrad": lambda: flower.FedAdagrad(**NO_EVALUATION),
-    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, **NO_EVALUATION),
-    "sampling by Flower": lambda: flower.FedAvg(fraction_train=0.3, **NO_EVALUATION),
+
+
+def fedavg(**settings):
+    return flower.FedAvg(**NO_EVALUATION, **settings)
+
+
+def altered(change):
+    """Make a mod by which node 0 changes its metrics after round 3."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 0 and message.content["config"][SERVER_ROUND] > 3:
+            reply.content["metrics"].update(change)
+        return reply
+
+    return [mod]
+
+
+RUNS = {
+    "FedAvg": (fedavg, 15, ()),
+    "FedAdam": (lambda: flower.FedAdam(**NO_EVALUATION), 15, ()),
+    "FedYogi": (lambda: flower.FedYogi(**NO_EVALUATION), 15, ()),
+    "FedAdagrad": (lambda: flower.FedAdagrad(**NO_EVALUATION), 15, ()),
+    "FedAvgM": (lambda: flower.FedAvgM(server_momentum=0.9, **NO_EVALUATION), 15, ()),
+    "sampling by Flower": (lambda: fedavg(fraction_train=0.3), 15, ()),
+    "the usual metrics": (fedavg, 2, altered({"odd": 1.0})),
+    "what nodes said first": (fedavg, 4, altered({"num-examples": 900})),
 }
 
 
-@pytest.mark.parametrize("name", sorted(INNER))
-def test_killed_and_resumed_equals_unbroken(tmp_path, name):
+@pytest.mark.parametrize(("make", "num_nodes", "mods"), RUNS.values(), ids=RUNS)
+def test_killed_and_resumed_equals_unbroken(tmp_path, make, num_nodes, mods):
     def go(folder, evaluate_fn, resume):
-        grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 15))
-        strategy = Recorded(INNER[name](), run_dir=folder, resume=resume)
+        grid = LocalGrid(toy_app(mods=mods), profiles=named_fleet("paper-5", num_nodes))
+        strategy = Recorded(make(), run_dir=folder, resume=resume)
         return strategy.start(grid, toy_arrays(buffer=False), 5, evaluate_fn=evaluate_fn)
-
-    killed_and_resumed(go, tmp_path, killed_in=4)
-
-
-def test_resumed_run_knows_the_usual_metrics(tmp_path):
-    def odd(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 0 and message.content["config"][SERVER_ROUND] > 3:
-            reply.content["metrics"]["odd"] = 1.0
-        return reply
-
-    def go(folder, evaluate_fn, resume):
-        grid = LocalGrid(toy_app(mods=[odd]), profiles=[DeviceProfile()] * 2)
-        strategy = Recorded(flower.FedAvg(**NO_EVALUATION), run_dir=folder, resume=resume)
-        return strategy.start(grid, toy_arrays(), 5, evaluate_fn=evaluate_fn)
-
-    killed_and_resumed(go, tmp_path, killed_in=4)
-
-
-def test_resumed_run_knows_what_nodes_said_first(tmp_path):
-    """Of their examples: a claim that has grown counts twice the first, also after a resume."""
-
-    def more(message, context, call_next):
-        reply = call_next(message, context)
-        late = message.content["config"][SERVER_ROUND] > 3
-        grown = late and context.node_config["partition-id"] == 0
-        reply.content["metrics"]["num-examples"] = 400 if grown else 40
-        return reply
-
-    def go(folder, evaluate_fn, resume):
-        grid = LocalGrid(toy_app(mods=[more]), profiles=[DeviceProfile()] * 4)
-        strategy = Recorded(flower.FedAvg(**NO_EVALUATION), run_dir=folder, resume=resume)
-        return strategy.start(grid, toy_arrays(), 5, evaluate_fn=evaluate_fn)
 
     killed_and_resumed(go, tmp_path, killed_in=4)
 
@@ -82,7 +70,6 @@ def test_crash_while_writing_leaves_last_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=reason):
         Recorded(run_dir=folder).start(grid, toy_arrays(), num_rounds=1)
     assert (tmp_path / "state.npz").read_bytes() == before
-    assert not (tmp_path / "state.draft").exists()
 
 
 def run(path, num_rounds=2, arrays=None, inner=None, **options):
@@ -93,26 +80,19 @@ def run(path, num_rounds=2, arrays=None, inner=None, **options):
     return path / "checkpoint"
 
 
-def spoil_model(path, **changes):
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    np.savez(path, **arrays | {f"model/{name}": value for name, value in changes.items()})
-
-
-def spoil_meta(path, key):
+def spoil(path, change=lambda meta: None, **model):
+    """Write other arrays of the model, and another meta, into a checkpoint."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays["meta"]))
-    del meta[key]
+    change(meta)
+    arrays |= {f"model/{name}": value for name, value in model.items()}
     np.savez(path, **arrays | {"meta": np.array(json.dumps(meta))})
 
 
 @pytest.fixture
 def _no_report(monkeypatch):
     monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
-
-
-BUFFERED = {"inner": lambda: FedBuff(flower.FedAvg(**NO_EVALUATION), buffer_size=3)}
 
 
 def flipped(content, place):
@@ -148,55 +128,31 @@ def test_damaged_checkpoint_falls_back(tmp_path, damage, caplog):
     assert "put back a copy of it, or leave resume out" in str(caught.value)
 
 
+SHAPE, WIDE, NAN = np.zeros((3, 2), np.float32), np.zeros(4), np.full(4, np.nan, np.float32)
 OTHERS = {
-    "strategies": (
-        lambda path: None,
-        {"inner": Wrapper},
-        "it is of Recorded > FedAvg, this run is Recorded > Wrapper > FedAvg",
-    ),
-    "a shape": (
-        lambda path: spoil_model(path, w=np.zeros((3, 2), np.float32)),
-        {},
-        r"its model has w \(3, 2\) float32, this run's \(4,\) float32",
-    ),
-    "a dtype": (
-        lambda path: spoil_model(path, w=np.zeros(4)),
-        {},
-        r"its model has w \(4,\) float64, this run's \(4,\) float32",
-    ),
-    "a layer more": (
-        lambda path: spoil_model(path, v=np.zeros(1)),
-        {},
-        r"its model has v \(1,\) float64, this run's missing",
-    ),
-    "NaN": (
-        lambda path: spoil_model(path, w=np.full(4, np.nan, np.float32)),
-        {},
-        "its model holds NaN or infinity in w, training has diverged",
-    ),
-    "a state": (
-        lambda path: spoil_meta(path, "virtual_s"),
-        {},
-        "'virtual_s'",
-    ),
+    "its model has w (3, 2) float32, this run's (4,) float32": {"w": SHAPE},
+    "its model has w (4,) float64, this run's (4,) float32": {"w": WIDE},
+    "its model has v (4,) float64, this run's missing": {"v": WIDE},
+    "its model holds NaN or infinity in w, training has diverged": {"w": NAN},
+    "'virtual_s'": {"change": lambda meta: meta.pop("virtual_s")},
+    "it is of Recorded > FedAvg, this run is Recorded > Wrapper > FedAvg": {},
 }
 
 
 @pytest.mark.usefixtures("_no_report")
-@pytest.mark.parametrize("other", OTHERS)
-def test_checkpoint_of_another_run_is_refused(tmp_path, other):
+@pytest.mark.parametrize("reason", OTHERS)
+def test_checkpoint_of_another_run_is_refused(tmp_path, reason):
     checkpoints = run(tmp_path / "run")
-    spoil, options, reason = OTHERS[other]
-    spoil(checkpoints / "state.npz")
+    spoil(checkpoints / "state.npz", **OTHERS[reason])
     lines = (tmp_path / "run" / "history.jsonl").read_bytes()
-    inner = options["inner"]() if options else None
-    with pytest.raises(ValueError, match=f"cannot go on from {checkpoints}/state.npz: .*{reason}"):
-        run(tmp_path / "run", 4, inner=inner, resume=True)
+    text = re.escape(f"cannot go on from {checkpoints}/state.npz: {reason}")
+    with pytest.raises(ValueError, match=text):
+        run(tmp_path / "run", 4, inner=None if OTHERS[reason] else Wrapper(), resume=True)
     assert (tmp_path / "run" / "history.jsonl").read_bytes() == lines
 
 
 @pytest.mark.usefixtures("_no_report")
-@pytest.mark.parametrize("inner", [lambda: None, BUFFERED["inner"]], ids=["rounds", "merges"])
+@pytest.mark.parametrize("inner", [fedavg, lambda: FedBuff(fedavg(), buffer_size=3)])
 def test_resume_without_checkpoint_is_refused(tmp_path, inner):
     checkpoints = run(tmp_path / "run", inner=inner())
     lines = (tmp_path / "run" / "history.jsonl").read_bytes()
@@ -213,7 +169,7 @@ def test_resume_without_checkpoint_is_refused(tmp_path, inner):
 
 
 @pytest.mark.usefixtures("_no_report")
-@pytest.mark.parametrize("inner", [lambda: None, BUFFERED["inner"]], ids=["rounds", "merges"])
+@pytest.mark.parametrize("inner", [fedavg, lambda: FedBuff(fedavg(), buffer_size=3)])
 def test_history_that_lacks_a_round_is_refused(tmp_path, inner):
     run(tmp_path / "run", inner=inner())
     path = tmp_path / "run" / "history.jsonl"
@@ -225,17 +181,17 @@ def test_history_that_lacks_a_round_is_refused(tmp_path, inner):
 
 
 @pytest.mark.parametrize(
-    ("run_dir", "resume", "reason"),
+    ("settings", "reason"),
     [
-        (None, False, "run_dir must be an absolute path or a RunDirectory, got None"),
-        ("runs/first", False, "run_dir must be an absolute path"),
-        (lambda path: RunDirectory(path), True, "resume must be the same for Recorded and for"),
+        ({"run_dir": None}, "run_dir must be an absolute path or a RunDirectory, got None"),
+        ({"run_dir": "runs/first"}, "run_dir must be an absolute path"),
+        ({"run_dir": Folder(), "checkpoint_every": 0}, "checkpoint_every must be a whole number"),
+        ({"resume": True}, "resume must be the same for Recorded and for"),
     ],
 )
-def test_bad_run_dir_is_refused(tmp_path, run_dir, resume, reason):
-    run_dir = run_dir(tmp_path) if callable(run_dir) else run_dir
+def test_bad_settings_are_refused(tmp_path, settings, reason):
     with pytest.raises(ValueError, match=reason):
-        Recorded(run_dir=run_dir, resume=resume)
+        Recorded(**{"run_dir": settings.get("run_dir") or RunDirectory(tmp_path)} | settings)
 
 
 def test_checkpoint_every_n_rounds_and_at_the_end(tmp_path):
@@ -252,16 +208,3 @@ def test_checkpoint_every_n_rounds_and_at_the_end(tmp_path):
     grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 5))
     Spy(run_dir=Folder(tmp_path), checkpoint_every=3).start(grid, toy_arrays(), num_rounds=7)
     assert rounds == [0, 3, 6, 7]
-
-
-def test_model_is_saved_when_the_run_fails(tmp_path):
-    folder = Folder(tmp_path)
-    grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 5))
-    with pytest.raises(KilledError):
-        Recorded(run_dir=folder).start(grid, toy_arrays(), 3, evaluate_fn=evaluate(killed_in=2))
-    assert set(folder.model) == {"w", "n"}
-
-
-def test_checkpoint_every_zero_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="checkpoint_every must be a whole number"):
-        Recorded(run_dir=Folder(tmp_path), checkpoint_every=0)

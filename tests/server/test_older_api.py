@@ -19,6 +19,7 @@ from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mod import hetero
 from flwr_hetero.older import OlderClients
 from flwr_hetero.records import payload_bytes
+from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.nodes import GridView, is_simulated, whole_grid
 from flwr_hetero_studies import rivals
 
@@ -26,13 +27,15 @@ FLEET = [DeviceProfile(speed) for speed in (1.0, 1.1, 0.5, 0.25, 0.2)]
 OURS = {
     "TiFL": partial(ours.TiFL, clients_per_round=3, num_tiers=2, seed=1),
     "TiFL, phase": partial(ours.TiFL, clients_per_round=3, num_tiers=2, profiling="phase"),
-    "RandomSelection": partial(ours.RandomSelection, clients_per_round=3),
     "OverSelect": partial(ours.OverSelect, take=3),
     "Oort": partial(rivals.Oort, clients_per_round=3),
     "FedBuff": ours.FedBuff,
-    "FedAsync": rivals.FedAsync,
     "FedAT": partial(rivals.FedAT, clients_per_round=2, num_tiers=2),
 }
+
+
+def older_grid(*, fleet=FLEET, **app):
+    return OlderClients(LocalGrid(older_app(**app), fleet, seed=1))
 
 
 def run(strategy, grid, rounds=4, **settings):
@@ -43,73 +46,55 @@ def run(strategy, grid, rounds=4, **settings):
     return result, history.records
 
 
-def both(make):
-    """Run a strategy on nodes of today's API, and on such of the older one."""
-    today = run(make(), LocalGrid(toy_app(profile=False), FLEET, seed=1))
-    older = run(make(), OlderClients(LocalGrid(older_app(), FLEET, seed=1)))
-    return today, older
-
-
 def without_private(records):
     """Drop from a history what cannot be equal: wall time, and the older API's own metrics."""
     for record in records:
-        record.pop("wall_s")
         record["evaluate"].pop("loss", None)
-        for name in ("bytes_up", "bytes_down"):
-            record[name] = 0
+        record |= {"wall_s": 0, "bytes_up": 0, "bytes_down": 0}
     return records
 
 
-@pytest.mark.parametrize("name", FLOWER_STRATEGIES)
-def test_flowers_strategies_make_the_same_model(name):
-    (today, _), (older, _) = both(lambda: ours.Wrapper(FLOWER_STRATEGIES[name]()))
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda n=n: ours.Wrapper(FLOWER_STRATEGIES[n]()) for n in FLOWER_STRATEGIES),
+        *OURS.values(),
+    ],
+    ids=[*FLOWER_STRATEGIES, *OURS],
+)
+def test_every_strategy_makes_the_same_model_and_history(make):
+    today, known = run(make(), LocalGrid(toy_app(profile=False), FLEET, seed=1))
+    older, found = run(make(), older_grid())
     assert today.arrays.keys() == older.arrays.keys()
     for key in today.arrays:
         assert np.array_equal(today.arrays[key].numpy(), older.arrays[key].numpy())
         assert today.arrays[key].dtype == older.arrays[key].dtype
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_our_strategies_write_the_same_history(name):
-    (today, known), (older, found) = both(OURS[name])
-    assert np.array_equal(today.arrays["w"].numpy(), older.arrays["w"].numpy())
     assert without_private(found) == without_private(known)
     assert found[-1]["virtual_s"] > 0
 
 
 def test_a_strategy_of_flowers_alone():
-    strategy = flower.FedAvg(min_available_nodes=2)
-    grid = OlderClients(LocalGrid(older_app(), FLEET))
-    result = strategy.start(grid, toy_arrays(), num_rounds=2)
+    result = flower.FedAvg().start(older_grid(), toy_arrays(), num_rounds=2)
     alone = flower.FedAvg().start(LocalGrid(toy_app(), FLEET), toy_arrays(), num_rounds=2)
     assert np.array_equal(result.arrays["w"].numpy(), alone.arrays["w"].numpy())
     (first, _) = result.evaluate_metrics_clientapp.values()
     assert dict(first) == {"loss": 0.25, "eval-acc": pytest.approx(0.52)}
 
 
-def test_the_client_gets_all_settings():
-    seen = []
-    strategy = ours.Wrapper(ours.LocalSteps(flower.FedProx(proximal_mu=0.5), fast_steps=4))
+def test_the_client_gets_all_settings_and_mods_all_records():
+    seen, contents = [], []
+
+    def mod(message, context, call_next):
+        contents.append(sorted(message.content))
+        return call_next(message, context)
+
+    strategy = ours.Wrapper(ours.CDGraB(ours.LocalSteps(flower.FedProx(proximal_mu=0.5))))
     settings = ConfigRecord({"lr": 0.1, "name": "x", "on": True})
-    grid = OlderClients(LocalGrid(older_app(seen), FLEET))
-    run(strategy, grid, 2, train_config=settings)
-    config = {"lr": 0.1, "name": "x", "on": True, "proximal-mu": 0.5}
-    assert {key: seen[0][key] for key in config} == config
-    assert [each["server-round"] for each in seen] == [1] * 5 + [2] * 5
-    assert {each["num-steps"] for each in seen[5:]} != {seen[5]["num-steps"]}
-
-
-def test_biased_local_sgd_gives_quick_nodes_more_steps():
-    class Counts(Client):
-        def more(self, config):
-            steps = int(config["num-steps"])
-            return {"num-steps": steps, "examples-processed": 8 * steps}
-
-    profiles = [DeviceProfile(4.0)] * 2 + [DeviceProfile(1.0)] * 3
-    grid = OlderClients(LocalGrid(older_app(client=Counts), profiles))
-    _, records = run(ours.BiasedLocalSGD(fast_steps=8, weigh_by_steps=True), grid, 4)
-    steps = records[-1]["biased_local_sgd"]["num_steps"]
-    assert steps == {"node-0": 8, "node-1": 8, "node-2": 2, "node-3": 2, "node-4": 2}
+    with pytest.raises(MissingClientSupportError):
+        run(strategy, older_grid(seen=seen, mods=[mod]), 2, train_config=settings)
+    wanted = dict(settings) | {"proximal-mu": 0.5, "server-round": 1}
+    assert wanted.items() <= seen[0].items()
+    assert contents == [["fitins.config", "fitins.parameters", keys.ORDER]] * 5
 
 
 class Steps(Client):
@@ -117,19 +102,16 @@ class Steps(Client):
 
     def fit(self, parameters, config):
         w, *rest = parameters
-        batches = hetero.batches([np.zeros(8)] * 20, config)
-        for _ in batches:
+        for _ in hetero.batches([np.zeros(8)] * 20, config):
             w = (w + 0.25 * (target(self.partition) - w)).astype(np.float32)
         return [w, *rest], 160, {}
 
 
 def test_fedslice_with_the_mod_on_the_nodes():
-    """Quick nodes take more steps, and a round is as much work as one of FedAvg."""
+    """A round is as much work as one of FedAvg, and quick nodes take more of its steps."""
     clock = []
     for strategy in (ours.FedSlice(concurrency=4), ours.Wrapper()):
-        app = older_app(client=Steps, mods=[hetero])
-        grid = OlderClients(LocalGrid(app, FLEET, seed=1))
-        result, records = run(strategy, grid, 6)
+        result, records = run(strategy, older_grid(client=Steps, mods=[hetero]), 6)
         assert len(result.evaluate_metrics_clientapp) == 6
         clock.append(records[-1]["virtual_s"])
     assert clock[0] < clock[1] / 2
@@ -143,67 +125,65 @@ class AwayFromZero(Client):
 
 
 @pytest.mark.parametrize(
-    ("mod", "around"),
+    ("mod", "private"),
     [
-        (fixedclipping_mod, "DifferentialPrivacyClientSideFixedClipping"),
-        (adaptiveclipping_mod, "DifferentialPrivacyClientSideAdaptiveClipping"),
+        (fixedclipping_mod, flower.DifferentialPrivacyClientSideFixedClipping),
+        (adaptiveclipping_mod, flower.DifferentialPrivacyClientSideAdaptiveClipping),
     ],
 )
-def test_clipping_on_nodes(mod, around):
-    settings = {"noise_multiplier": 0.0001, "num_sampled_clients": 5}
-    settings |= {"clipping_norm": 1.0} if "Fixed" in around else {"initial_clipping_norm": 1.0}
-    private = getattr(flower, around)(flower.FedAvg(), **settings)
-    grid = OlderClients(LocalGrid(older_app(client=AwayFromZero, mods=[mod]), FLEET))
-    result = ours.Wrapper(private).start(grid, toy_arrays(buffer=False), 1)
+def test_clipping_on_nodes(mod, private):
+    norm = "clipping_norm" if mod is fixedclipping_mod else "initial_clipping_norm"
+    strategy = private(flower.FedAvg(), noise_multiplier=1e-4, num_sampled_clients=5, **{norm: 1.0})
+    grid = older_grid(client=AwayFromZero, mods=[mod])
+    result = ours.Wrapper(strategy).start(grid, toy_arrays(buffer=False), 1)
     (w,) = result.arrays.to_numpy_ndarrays()
     assert np.linalg.norm(w) == pytest.approx(1.0, abs=0.05)
     assert len(result.evaluate_metrics_clientapp) == 1
 
 
 def test_metrics_that_are_no_numbers_are_said_once(caplog):
-    result, _ = run(ours.Wrapper(), OlderClients(LocalGrid(older_app(), FLEET)))
+    result, _ = run(ours.Wrapper(), older_grid())
     assert set(result.train_metrics_clientapp[1]) == {"train-loss"}
     said = [r.getMessage() for r in caplog.records if "no numbers" in r.getMessage()]
     assert said == ["OlderClients: metrics that are no numbers are left out: device (str)"]
 
 
+def ask(grid, **records):
+    """Make an instruction to the first node and send it, twice at once."""
+    message = Message(
+        RecordDict({"config": ConfigRecord({"server-round": 1})} | records), 1000, "train"
+    )
+    (message_id,) = grid.push_messages([message, message])
+    (reply,) = grid.wait_for([message_id])
+    return message, reply
+
+
 def test_nothing_of_a_reply_is_lost_or_kept_twice():
-    grid = LocalGrid(older_app(), FLEET)
-    adapter = OlderClients(grid)
-    content = RecordDict({"model": toy_arrays(), "settings": ConfigRecord({"server-round": 1})})
-    own = ConfigRecord({"version": 3})
-    content[keys.ORDER] = own
-    message = Message(content, 1000, "train")
-    (message_id,) = adapter.push_messages([message, message])
-    assert message.metadata.message_id == message_id
-    assert set(message.content) == {"model", "settings", keys.ORDER}
-    (reply,) = adapter.wait_for([message_id])
+    grid = older_grid()
+    message, reply = ask(grid, model=toy_arrays(), order=ConfigRecord({"version": 3}))
+    assert set(message.content) == {"config", "model", "order"}
     assert set(reply.content) == {"model", "metrics", keys.TIMING}
-    assert reply.content["model"]["n"].shape == ()
-    assert reply.content["model"]["n"].dtype == "int64"
-    assert reply.metadata.reply_to_message_id == message_id
-    assert payload_bytes(reply.content) == payload_bytes(toy_reply().content)
-    assert adapter._sent == {}
+    assert (reply.content["model"]["n"].shape, reply.content["model"]["n"].dtype) == ((), "int64")
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id
+    _, today = ask(LocalGrid(toy_app(), FLEET), arrays=toy_arrays())
+    assert payload_bytes(reply.content) == payload_bytes(today.content)
+    assert grid._sent == {}
+    (again,) = grid.pull_messages([message.metadata.message_id])
+    assert again.has_error()
 
 
-def toy_reply():
-    grid = LocalGrid(toy_app(), FLEET)
-    content = RecordDict({"arrays": toy_arrays(), "config": ConfigRecord({"server-round": 1})})
-    (reply,) = grid.send_and_receive([Message(content, 1000, "train")])
-    return reply
+def test_arrays_of_all_kinds_keep_their_shape():
+    class Echo(Client):
+        def fit(self, parameters, config):
+            return parameters, 10, {}
 
-
-def test_records_for_mods_reach_the_node():
-    seen = []
-
-    def mod(message, context, call_next):
-        seen.append(sorted(message.content))
-        return call_next(message, context)
-
-    grid = OlderClients(LocalGrid(older_app(mods=[mod]), FLEET))
-    content = RecordDict({"arrays": toy_arrays(), keys.ORDER: ConfigRecord({"version": 1})})
-    grid.send_and_receive([Message(content, 1000, "train")])
-    assert seen == [["fitins.config", "fitins.parameters", keys.ORDER]]
+    kinds = [np.float16(2.5), np.ones((2, 0)), np.asfortranarray(np.ones((2, 3))), np.array(True)]
+    arrays = ArrayRecord({str(i): Array(np.array(value)) for i, value in enumerate(kinds)})
+    _, reply = ask(older_grid(client=Echo), arrays=arrays)
+    for name, sent in arrays.items():
+        back = reply.content["arrays"][name]
+        assert (back.shape, back.dtype) == (sent.shape, sent.dtype)
+        assert np.array_equal(back.numpy(), sent.numpy())
 
 
 def test_errors_and_silence_are_as_they_were():
@@ -218,37 +198,12 @@ def test_errors_and_silence_are_as_they_were():
     assert failed == {"id-1001": "error 2: injected error", "id-1002": silent, "id-1003": silent}
 
 
-def test_a_reply_collected_twice_is_an_error():
-    grid = OlderClients(LocalGrid(older_app(), FLEET))
-    content = RecordDict({"arrays": toy_arrays(), "config": ConfigRecord()})
-    ids = grid.push_messages([Message(content, 1000, "train")])
-    (first,) = grid.wait_for(ids)
-    (second,) = grid.pull_messages(ids)
-    assert (first.has_error(), second.has_error()) == (False, True)
-
-
-def test_messages_of_other_kinds_pass():
-    content = RecordDict({"config": ConfigRecord({"x": 1})})
-    grid = OlderClients(LocalGrid(toy_app(), FLEET))
-    (reply,) = grid.send_and_receive([Message(content, 1000, "query")])
-    assert "No query function" in reply.error.reason
-
-
 class Fewer(Client):
     def fit(self, parameters, config):
         return parameters[:1], 10, {}
 
 
-class Deaf(Client):
-    fit = None
-
-    def __getattribute__(self, name):
-        if name == "fit":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-
-class Pickled(Client):
+class Longer(Client):
     def fit(self, parameters, config):
         return [np.ones(5), parameters[1]], 10, {}
 
@@ -257,13 +212,12 @@ class Pickled(Client):
     ("client", "reason"),
     [
         (Fewer, r"fit\(\) returned 1 arrays, the model has 2.*\n(.|\n)*initial_arrays = Array"),
-        (Pickled, r"array 'w' has shape \(5,\) instead of \(4,\)"),
+        (Longer, r"array 'w' has shape \(5,\) instead of \(4,\)"),
     ],
 )
 def test_a_client_that_does_not_fit_ends_the_run_at_once(client, reason, caplog):
-    grid = OlderClients(LocalGrid(older_app(client=client), FLEET))
     with pytest.raises(RuntimeError, match=reason):
-        run(ours.Wrapper(), grid)
+        run(ours.Wrapper(), older_grid(client=client))
     assert "[ROUND 2/4]" not in caplog.text
 
 
@@ -275,12 +229,18 @@ def test_a_grid_is_seen_through():
     grid = OlderClients(inside)
     assert whole_grid(GridView(grid, [1000])) is grid
     assert is_simulation_grid(grid)
-    assert not is_simulation_grid(OlderClients(LocalGrid(older_app(), FLEET)))
+    assert not is_simulation_grid(older_grid())
     assert is_simulated(grid)
     assert (grid.virtual_time_s, grid.run.run_id) == (0.0, inside.run.run_id)
     assert list(grid.get_node_ids()) == list(inside.get_node_ids())
     with pytest.raises(AttributeError):
         _ = grid.nothing
+    for wrong, rule in (
+        ("grpc", "the Grid that the"),
+        (GridView(grid, [1000]), "wrapped only once"),
+    ):
+        with pytest.raises(ValueError, match=f"grid must be {rule}"):
+            OlderClients(wrong)
 
 
 @pytest.mark.parametrize(
@@ -291,31 +251,5 @@ def test_a_grid_is_seen_through():
     ],
 )
 def test_what_the_older_api_lacks_is_refused(content, reason):
-    grid = OlderClients(LocalGrid(older_app(), FLEET))
-    message = Message(RecordDict({"arrays": toy_arrays(), **content}), 1000, "train")
     with pytest.raises(ValueError, match=reason):
-        grid.push_messages([message])
-
-
-def test_only_a_grid_is_wrapped_and_once():
-    with pytest.raises(ValueError, match="grid must be the Grid that the ServerApp is given"):
-        OlderClients("grpc")
-    grid = OlderClients(LocalGrid(older_app(), FLEET))
-    with pytest.raises(ValueError, match="grid must be wrapped only once"):
-        OlderClients(GridView(grid, [1000]))
-
-
-def test_arrays_of_all_kinds_keep_their_shape():
-    class Echo(Client):
-        def fit(self, parameters, config):
-            return parameters, 10, {}
-
-    kinds = [np.float16(2.5), np.ones((2, 0)), np.asfortranarray(np.ones((2, 3))), np.array(True)]
-    arrays = ArrayRecord({str(i): Array(np.array(value)) for i, value in enumerate(kinds)})
-    grid = OlderClients(LocalGrid(older_app(client=Echo), FLEET))
-    message = Message(RecordDict({"arrays": arrays, "config": ConfigRecord()}), 1000, "train")
-    (reply,) = grid.send_and_receive([message])
-    for name, sent in arrays.items():
-        back = reply.content["arrays"][name]
-        assert (back.shape, back.dtype) == (sent.shape, sent.dtype)
-        assert np.array_equal(back.numpy(), sent.numpy())
+        ask(older_grid(), arrays=toy_arrays(), **content)

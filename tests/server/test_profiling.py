@@ -84,16 +84,6 @@ def test_one_node_is_asked_whether_there_is_a_handler(caplog):
     assert caplog.text.count("The ClientApp has no handler for train.profile") == 1
 
 
-@pytest.mark.parametrize("app", [{}, {"profile": False}])
-def test_the_next_is_asked_where_the_first_is_away(app):
-    grid = Answers(4, lambda partition, message: partition == 0, app=toy_app(**app))
-    tifl = make_tifl(sync_rounds=1, warmup_rounds=0)
-    tifl.start(grid, toy_arrays(), 0)
-    assert grid.asked[:2] == [(0, PROFILE), (1, PROFILE)]
-    assert tifl.fleet.nodes.profile_kind == ("train" if app else PROFILE)
-    assert len(tifl.tiers.tier) == 3
-
-
 def test_a_silent_node_costs_one_time_out():
     grid = Answers(4, faults=[Fault(0, "dies")])
     tifl = make_tifl(sync_rounds=1, warmup_rounds=0)

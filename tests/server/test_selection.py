@@ -10,7 +10,6 @@ from toy import toy_app, toy_arrays
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.strategy import (
-    LocalSteps,
     RandomSelection,
     Selection,
     Wrapper,
@@ -73,6 +72,7 @@ def test_dropped_replies_are_no_outcome():
     strategy = Fastest(Drops(flower.FedAvg(**NO_EVALUATION)))
     selected(strategy, grid_of(2), 1)
     assert (list(strategy.latency_s), strategy.failed) == (["node-1"], ["node-0"])
+    assert strategy.select_for_evaluation(1, None) == []
 
 
 @pytest.mark.parametrize("clients_per_round", [2, 9, None])
@@ -85,7 +85,7 @@ def test_random_draws_as_flower_does(clients_per_round):
     assert [strategy.select(None, None, online) for r in (1, 2, 3)] == expected
 
 
-def test_trained_nodes_evaluate():
+def test_trained_nodes_evaluate_of_those_that_are_shown():
     class Asked(Wrapper):
         def before_evaluate(self, context, grid):
             self.nodes = sorted(grid.get_node_ids())
@@ -96,23 +96,7 @@ def test_trained_nodes_evaluate():
     strategy.start(grid_of(5), toy_arrays(), 1)
     assert inner.nodes == sorted(strategy.selected)
     assert len(inner.nodes) == 2
-    silent = Fastest(flower.FedAvg(**NO_EVALUATION))
-    assert silent.select_for_evaluation(1, None) == []
-    assert silent.leaf.fraction_evaluate == 0.0
-    Fastest.evaluates = True
-    assert Fastest(flower.FedAvg(**NO_EVALUATION)).leaf.fraction_evaluate == 1.0
-    Fastest.evaluates = False
-
-
-def test_minima_of_the_inner_strategy_open():
-    leaf = RandomSelection(LocalSteps(flower.FedAvg(min_train_nodes=3)), 3).leaf
-    assert (leaf.min_train_nodes, leaf.min_available_nodes, leaf.min_evaluate_nodes) == (1, 1, 1)
-
-
-def test_selection_sees_the_outer_view():
-    grid = grid_of(4)
-    strategy = RandomSelection(clients_per_round=4)
-    view = strategy.before_train(1, GridView(grid, [1001, 1003]))
+    view = strategy.before_train(1, GridView(grid_of(4), [1001, 1003]))
     assert sorted(view.get_node_ids()) == [1001, 1003]
 
 

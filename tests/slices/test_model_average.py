@@ -2,8 +2,7 @@ import random
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 from recording import History
 from toy import toy_app, toy_arrays
@@ -86,30 +85,9 @@ def test_without_rounds_inside_and_outside(nest):
     assert value(result.arrays) == pytest.approx(average(seen.models[1:], 8)[-1], rel=1e-5)
 
 
-def test_integers_are_the_newest_and_types_stay():
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        arrays = message.content["arrays"]
-        count = Array(np.asarray(arrays["n"].numpy() + 1))
-        new = ArrayRecord({"w": Array(arrays["w"].numpy() + 1), "n": count})
-        return Message(
-            RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 1})}),
-            reply_to=message,
-        )
-
-    _, result = run(ModelAverage(flower.FedAvg(fraction_evaluate=0.0)), app=app)
-    assert value(result.arrays) == pytest.approx(3.0)  # mean of 1 to 5
-    assert int(result.arrays["n"].numpy()) == 6
-    assert result.arrays["w"].numpy().dtype == np.float32
-
-
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="window"):
         ModelAverage(window=0)
-    with pytest.warns(DeprecationWarning, match="window"):
-        assert ModelAverage(rounds=5).window == 5
     with pytest.raises(ValueError, match="trees"):
         ModelAverage(flower.FedXgbBagging())
 

@@ -1,16 +1,23 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flwr_hetero.tifl.algorithm import (
+    LEAST_ERROR,
     TierState,
     carry_over,
     change_probs,
+    check_policy,
     draw_nodes,
     first_state,
+    paced_credits,
     policy_probs,
     refund,
     sampling_rates,
     select,
+    steer,
+    weigh_tiers,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -47,7 +54,10 @@ def one_round(state, there=range(7), count=2, seed=0, **how):
 @pytest.mark.parametrize(
     ("policy", "num_tiers", "probs"),
     [
-        # of five tiers ``reproduce tifl table-1`` has the paper's
+        ("random", 5, [0.7, 0.1, 0.1, 0.05, 0.05]),  # five tiers: the paper's Table 1
+        ("fast1", 5, [0.225, 0.225, 0.225, 0.225, 0.1]),
+        ("fast2", 5, [0.2375, 0.2375, 0.2375, 0.2375, 0.05]),
+        ("fast3", 5, [0.25, 0.25, 0.25, 0.25, 0]),
         ("slow", 3, [0, 0, 1]),
         ("fast", 3, [1, 0, 0]),
         ("uniform", 4, [0.25] * 4),
@@ -67,7 +77,6 @@ def test_policy_probs_by_hand(policy, num_tiers, probs):
     ("policy", "num_tiers", "rule"),
     [
         ("quick", 5, "policy must be one of adaptive, .*'quick'"),
-        ("vanilla", 5, "num_tiers must be 1 for policy 'vanilla'"),
         ([[0.5, 0.5]], 2, "policy must have num_tiers=2 entries"),
         ([0.5, 0.4], 2, "policy must hold probabilities that sum to 1"),
         ([NAN, 1.0], 2, "policy must hold probabilities"),
@@ -75,7 +84,7 @@ def test_policy_probs_by_hand(policy, num_tiers, probs):
 )
 def test_bad_policies_are_refused(policy, num_tiers, rule):
     with pytest.raises(ValueError, match=rule):
-        policy_probs(policy, num_tiers)
+        check_policy(policy, num_tiers)
 
 
 # --- Algorithm 2, line 1 -----------------------------------------------------------------
@@ -215,3 +224,60 @@ def test_nodes_are_drawn_uniformly_whichever_are_away():
 def test_sampling_rates_by_hand():
     rates = sampling_rates(np.array([0.5, 0.3, 0.2]), np.array([20, 10, 4]), 5)
     np.testing.assert_allclose(rates, [0.125, 0.15, 0.2])  # all of 4 nodes
+
+
+# --- policies of our own -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("latency", "expected"),
+    [
+        ([0.25, 0.5, 1, 2, 10], [16, 8, 4, 2, 1]),  # the paper's CPU shares
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [1] * 5),
+        ([0, 1, 1, 1, 1], [16, 1, 1, 1, 1]),  # a clock too coarse
+        ([0] * 5, [1] * 5),
+    ],
+)
+def test_paced_credits_by_hand(latency, expected):
+    assert paced_credits(np.array(latency, float)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "latency", "weights"),
+    [
+        ([0.8, 0.6], [1, 1], [1, 4]),
+        ([80.0, 60.0], [1, 16], [8, 4]),  # in percent
+        ([-0.5, -1.0], [1, 1], [1, 4]),  # losses
+        ([0.5, NAN, 0.7], [1, 1, 1], [25, 16, 9]),  # the mean of the others
+        ([NAN, NAN], [1, 16], [8, 1]),
+        ([1.0, 1.0], [1, 1], [1, 1]),
+        ([1.0, 0.5], [1, 1], [1, 100]),  # at least a tenth of the largest error
+    ],
+)
+def test_weigh_tiers_by_hand(accuracy, latency, weights):
+    chances = weigh_tiers(np.array(accuracy), np.array(latency, float))
+    np.testing.assert_allclose(chances, np.array(weights) / np.sum(weights))
+
+
+@given(st.lists(st.floats(0, 1), min_size=5, max_size=5))
+def test_a_lower_accuracy_is_never_rarer(accuracy):
+    latency = np.array([0.25, 0.5, 1.0, 2.0, 10.0])
+    before = weigh_tiers(np.array(accuracy), latency)
+    for tier in range(5):
+        lower = np.array(accuracy)
+        lower[tier] /= 2
+        after = weigh_tiers(lower, latency)
+        assert after[tier] >= before[tier] * (1 - 1e-9)
+        assert after.min() >= LEAST_ERROR**2 * 40**-0.75 / 5
+        assert after.sum() == pytest.approx(1)
+
+
+def test_steer_averages_and_keeps_what_is_known():
+    state = state_of([1 / 3] * 3)
+    for accuracy in ([0.8, NAN, 0.4], [0.6, 0.5, NAN]):
+        state = steer(state, np.array(accuracy), np.ones(3))
+    np.testing.assert_allclose(state.accuracy, [0.7, 0.5, 0.4])
+    np.testing.assert_allclose(state.probs, np.array([9, 25, 36]) / 70)
+    same = steer(state, None, np.array([1.0, 1.0, 16.0]))  # tiers were formed again
+    np.testing.assert_allclose(same.accuracy, state.accuracy)
+    np.testing.assert_allclose(same.probs, np.array([9, 25, 36 / 8]) / 38.5)

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import re
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.strategy import BiasedLocalSGD, TiFL, Wrapper
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
@@ -46,7 +44,6 @@ def test_fewer_tiers_resample_policy_and_credits():
     grid = LocalGrid(toy_app(), [DeviceProfile(4.0)] * 4 + [DeviceProfile(1.0)] * 4)
     tifl = phased(2, policy=[0.1, 0.2, 0.3, 0.2, 0.2], credits=3)
     (record,) = records_of(tifl, grid, num_rounds=0)
-    assert record["tifl"]["num_tiers"] == 2
     assert record["tifl"]["tier_probs"] == pytest.approx([0.45, 0.55])
     assert record["tifl"]["credits"] == [8, 8]  # 5 x 3 shared, rounded up
 
@@ -118,21 +115,14 @@ def test_the_same_nodes_evaluate_each_time():
     assert asked[4] == asked[8]
 
 
-def test_nodes_left_out_by_flower_are_asked_for_tifl_alone():
-    """The app's curve is that of the nodes that Flower asked."""
-    inner = flower.FedAvg(fraction_evaluate=0.01, min_evaluate_nodes=1)
-    grid, seen = Answers(20), []
-
-    def mean(records, key):
-        seen.append(len(records))
-        return records[0].metric_records["metrics"]
-
-    inner.evaluate_metrics_aggr_fn = mean
+def test_accuracies_are_those_of_the_nodes_that_evaluate():
+    """The app's curve is that of the nodes that Flower asked, and TiFL asks no other."""
+    inner, grid = flower.FedAvg(fraction_evaluate=0.25), Answers(20)
     records = records_of(TiFL(inner, 3, interval=20, profiling="phase"), grid, 20)
-    assert seen == [1] * 20
-    assert [kind for _, kind in grid.asked].count("evaluate") == 20 + 19
-    assert None not in records[20]["tifl"]["tier_accuracy"]
+    assert [kind for _, kind in grid.asked].count("evaluate") == 20 * 5
     assert records[19]["tifl"]["tier_accuracy"] == [None] * 5
+    known = [accuracy for accuracy in records[20]["tifl"]["tier_accuracy"] if accuracy]
+    assert min(known) <= records[20]["evaluate"]["eval-acc"] <= max(known)
 
 
 @pytest.mark.parametrize(
@@ -157,18 +147,6 @@ def test_paced_periods_hold_the_same_rounds():
     for period in np.reshape(tiers, (3, 31)):
         assert np.bincount(period).tolist() == [16, 8, 4, 2, 1]
     assert tiers[:31] != tiers[31:62]
-
-
-def test_run_takes_what_was_predicted(caplog):
-    """One period and one round more, of nodes that are equally fast within a tier."""
-    tifl = phased(2, policy="paced")
-    records_of(tifl, num_rounds=32)
-    text = r"32 rounds take about (\S+) s \(95 %: (\S+) to (\S+) s\)"
-    seconds, low, high = map(float, re.search(text, caplog.text).groups())
-    assert seconds == pytest.approx(26 * 32 / 31, rel=1e-3)
-    assert low < 26 + 0.25 <= tifl.estimate.actual_s <= 26 + 10
-    assert high == pytest.approx(2 * seconds - low, rel=1e-3)
-    assert f"expected {seconds:.4g} s (95 %" in caplog.text
 
 
 def test_credits_are_caps_of_the_run():
@@ -213,20 +191,7 @@ def test_small_tier_trains_fewer(caplog):
         drawn.add((tifl.draw.tier, len(tifl.selected)))
     assert drawn == {(0, 3), (1, 3), (2, 1), (3, 3), (4, 3)}
     records_of(phased(5), paper_grid(10), 0)
-    text = "tiers of about 2 nodes are smaller than clients_per_round=5: give num_tiers=2"
-    assert text in caplog.text
-
-
-def test_returning_node_keeps_its_tier():
-    grid, tifl = paper_grid(), phased(3, policy="fast")
-    acts = {1: lambda: grid.leave(1000), 5: lambda: grid.come_back(1000)}
-
-    def come_and_go(server_round, arrays):
-        acts.get(server_round, int)()
-
-    records = records_of(tifl, grid, 30, evaluate_fn=come_and_go)
-    assert "node-0" not in {name for r in records[2:6] for name in r["selected"]}
-    assert "node-0" in {name for r in records[6:] for name in r["selected"]}
+    assert "about 2 nodes are below clients_per_round=5: give num_tiers=2" in caplog.text
 
 
 # --- reproducible, composable, resumable -----------------------------------------------
@@ -295,36 +260,12 @@ def test_resume_finds_nodes_by_asking_once(profile):
     assert tifl.timing.blocked == set()
 
 
-def test_identities_are_not_asked_of_nodes_in_flight():
-    tifl, grid = TiFL(flower.FedAvg(**TRAIN_ONLY), 1, 1), Answers(3)
-    tifl.start(grid, toy_arrays(), 1)
-    grid.asked.clear()
-    assert set(tifl.fleet.nodes.in_flight) == {1000, 1001}
-    identify_nodes(tifl, tifl.current(None), grid, 9.0)
-    assert grid.asked == []
-
-
-def test_resume_logs_that_no_node_is_found(caplog):
-    state, tifl = saved_after(2, Answers(4)), make_tifl()
-    tifl.load_state_dict(state)
-    tifl.start(Answers(4, lambda partition, message: True), toy_arrays(), 0)
-    assert "none of the 4 nodes with a tier was found again among 4 online" in caplog.text
-
-
 def test_node_that_joined_before_the_resume_is_placed():
     grid, tifl = Answers(4), make_tifl()
     tifl.load_state_dict(saved_after(2, grid))
     grid.join(DeviceProfile(2.5))
     tifl.start(grid, toy_arrays(), 5)
     assert "node-4" in tifl.tiers.tier
-
-
-def test_state_of_another_version_is_refused():
-    state = make_tifl().state_dict()
-    for entry in state:
-        damaged = {key: value for key, value in state.items() if key != entry}
-        with pytest.raises(ValueError, match=f"state of TiFL must hold {entry}"):
-            make_tifl().load_state_dict(damaged)
 
 
 # --- refusals --------------------------------------------------------------------------
@@ -347,8 +288,6 @@ PHASE = {"profiling": "phase"}
         ({"interval": 0}, "interval must be a whole number of at least 1"),
         ({**PHASE, "sync_rounds": 0}, "sync_rounds must be a whole number of at least 1"),
         ({**PHASE, "warmup_rounds": -1}, "warmup_rounds must be a whole number of at least 0"),
-        ({"sync_rounds": 1}, "sync_rounds must be left out, .*: or give profiling='phase'"),
-        ({"warmup_rounds": 0}, "warmup_rounds must be left out, for nodes are timed in training"),
         ({"profiling": "never"}, "profiling must be one of training, phase, got 'never'"),
         ({"profile_interval": 0}, "profile_interval must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),

@@ -35,17 +35,10 @@ NEARLY = 1.75
 
 def outcome(found: Mapping[str, Trained], claims: list[Claim], paper: Mapping[str, str]) -> Finding:
     """Make a table of the cases, with accuracy over time as curves."""
-    rows = [
-        (
-            name,
-            one.rounds,
-            f"{one.rounds_per_epoch:.1f}",
-            f"{one.seconds:.1f}",
-            one.percent,
-            paper.get(name, ""),
-        )
-        for name, one in found.items()
-    ]
+    rows = []
+    for name, one in found.items():
+        figures = one.rounds, f"{one.rounds_per_epoch:.1f}", f"{one.seconds:.1f}", one.percent
+        rows.append((name, *figures, paper.get(name, "")))
     head = "algorithm", "rounds", "rounds per epoch", "virtual s", "accuracy %", "paper"
     curves = {name: one.by_time for name, one in found.items()}
     return Finding(head, rows, claims, curves, ("virtual seconds", "accuracy, %"))
@@ -83,15 +76,12 @@ def figure_3(options: Options) -> Finding:
     found = compare(options, {name: CASES[name] for name in (SYNCHRONOUS, BALANCED)})
     found |= compare(options, {BIASED: Case()})
     biased = found[BIASED]
-    claims = [
-        Claim(
-            f"when biased local SGD ends, it is ahead of {name}",
-            "much faster",
-            f"{biased.accuracy:.2f} against {found[name].by_time.at(biased.seconds):.2f}",
-            biased.accuracy > found[name].by_time.at(biased.seconds),
-        )
-        for name in (SYNCHRONOUS, BALANCED)
-    ]
+    claims = []
+    for name in (SYNCHRONOUS, BALANCED):
+        text = f"when biased local SGD ends, it is ahead of {name}"
+        other = found[name].by_time.at(biased.seconds)
+        here = f"{biased.accuracy:.2f} against {other:.2f}"
+        claims.append(Claim(text, "much faster", here, biased.accuracy > other))
     return outcome(found, claims, {})
 
 
@@ -116,23 +106,16 @@ def bias(options: Options, nodes: Case, printed: Mapping[int, tuple[float, float
             paper[f"{name}, {slow_steps}"] = f"{percent} %"
     found = compare(options, cases)
     plain = [found[f"unbiased, {gap}"] for gap in GAPS]
-    claims = [
-        above(
-            f"({TAU_F}, {gap}): biased local SGD is more accurate in equal time",
-            "{} to {}".format(*printed[gap]),
-            found[f"unbiased, {gap}"],
-            found[f"biased, {gap}"],
-        )
-        for gap in GAPS
-    ]
-    claims.append(
-        Claim(
-            "the wider the gap, the less accurate unbiased local SGD (in this order)",
-            " > ".join(str(printed[gap][0]) for gap in GAPS),
-            " > ".join(f"{one.accuracy:.2f}" for one in plain),
-            plain[0].accuracy > plain[1].accuracy > plain[2].accuracy,
-        )
-    )
+    claims = []
+    for gap in GAPS:
+        text = f"({TAU_F}, {gap}): biased local SGD is more accurate in equal time"
+        low, high = found[f"unbiased, {gap}"], found[f"biased, {gap}"]
+        claims.append(above(text, "{} to {}".format(*printed[gap]), low, high))
+    text = "the wider the gap, the less accurate unbiased local SGD (in this order)"
+    published = " > ".join(str(printed[gap][0]) for gap in GAPS)
+    here = " > ".join(f"{one.accuracy:.2f}" for one in plain)
+    falls = plain[0].accuracy > plain[1].accuracy > plain[2].accuracy
+    claims.append(Claim(text, published, here, falls))
     return outcome(found, claims, paper)
 
 
@@ -148,25 +131,17 @@ def table_6(options: Options) -> Finding:
             case = Case(unified=unified, high_loss_to_slow=to_slow)
             cases[f"{name}, high loss to {target}"] = case
     found = compare(options, cases)
-    ours, others = found["separate, high loss to fast"].accuracy, dict(found)
-    del others["separate, high loss to fast"]
-    best = max(others, key=lambda name: others[name].accuracy)
-    plain = others.pop("unbiased").accuracy
-    lowest = min(others, key=lambda name: others[name].accuracy)
-    claims = [
-        Claim(
-            "separate sampling with high losses on fast nodes is the best",
-            "89.16, others up to 89.05",
-            f"{ours:.2f}, {best} {found[best].accuracy:.2f}",
-            ours > found[best].accuracy,
-        ),
-        Claim(
-            "all of them are more accurate than unbiased local SGD",
-            "87.98, others from 88.79",
-            f"{plain:.2f}, {lowest} {found[lowest].accuracy:.2f}",
-            found[lowest].accuracy > plain,
-        ),
-    ]
+    percents = {name: one.accuracy for name, one in found.items()}
+    ours = percents.pop("separate, high loss to fast")
+    best = max(percents, key=lambda name: percents[name])
+    text = "separate sampling with high losses on fast nodes is the best"
+    here = f"{ours:.2f}, {best} {percents[best]:.2f}"
+    claims = [Claim(text, "89.16, others up to 89.05", here, ours > percents[best])]
+    plain = percents.pop("unbiased")
+    lowest = min(percents, key=lambda name: percents[name])
+    text = "all of them are more accurate than unbiased local SGD"
+    here = f"{plain:.2f}, {lowest} {percents[lowest]:.2f}"
+    claims.append(Claim(text, "87.98, others from 88.79", here, percents[lowest] > plain))
     printed = (87.98, 88.79, 88.96, 89.05, 89.16)
     paper = {name: f"{percent} %" for name, percent in zip(cases, printed, strict=True)}
     return outcome(found, claims, paper)
@@ -174,19 +149,13 @@ def table_6(options: Options) -> Finding:
 
 def figure_4(options: Options) -> Finding:
     """Compare none, each and both of the biases by the gap, in as many rounds."""
-    names = {
-        "unbiased": (False, False),
-        "sampling": (True, False),
-        "weights": (False, True),
-        "both": (True, True),
-    }
-    cases = {
-        f"{name}, {gap}": Case(
-            slow_steps=gap, sampling=sampling, weights=weights, as_long_as=Case()
-        )
-        for gap in GAPS
-        for name, (sampling, weights) in names.items()
-    }
+    names = {"unbiased": (False, False), "sampling": (True, False)}
+    names |= {"weights": (False, True), "both": (True, True)}
+    cases = {}
+    for gap in GAPS:
+        for name, (sampling, weights) in names.items():
+            how = {"sampling": sampling, "weights": weights, "as_long_as": Case()}
+            cases[f"{name}, {gap}"] = Case(slow_steps=gap, **how)
     found = compare(options, cases)
     plain, sampling, weights, both = (found[f"{name}, 1"] for name in names)
     single = sampling if sampling.accuracy > weights.accuracy else weights

@@ -1,8 +1,4 @@
-"""What the paper does not vary: strength of the bias, private data, budgets on ten devices.
-
-The paper's settings are slow + fast nodes, ``2+8`` and ``1+1``; fast nodes are so much faster that
-their tau_F = 32 steps last as long as tau_S steps of slow ones.
-"""
+"""What the paper does not vary: strength of the bias, private data, budgets on ten devices."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -16,16 +12,14 @@ from flwr_hetero.strategy import Wrapper
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.tasks import Settings, central_evaluate, initial_arrays
+from flwr_hetero_studies.papers.biased_local_sgd.runs import DECAYS, TAU_F
+from flwr_hetero_studies.tasks import central_evaluate, initial_arrays
 
-TAU_F = 32
 FLEETS = {"2+8": (8, 2), "1+1": (1, 1)}
 """Name to numbers of fast and slow nodes."""
 BATCH = {"2+8": {"batch-size": 32}, "1+1": {"batch-size": 128, "learning-rate": 0.2}}
 SHARED = {"shared-data": True}
 BIASES = ("unbalanced", "sampling-bias", "weights-bias", "biased")
-DECAYS = (0.6, 0.8)
-"""Parts of the run after which the learning rate falls to a tenth (the paper's Table 4)."""
 EVALUATIONS = 5
 """Measurements of the global model in a run, beside the first and the last."""
 SETTINGS = {"samples": 6000, "epochs": 10.0, "model": "mlp"}
@@ -56,13 +50,10 @@ def described() -> Iterator[Case]:
             more = {"partition": partition, "alpha": 0.3}
             yield case("federated", f"{name}, {partition}", name, slow=4, **more)
     # Budgets on ten different devices, half of them with slow links, at equal time.
-    for name, algorithm, budget in (
-        ("balanced", "balanced", "two-class"),
-        ("biased, two classes", "biased", "two-class"),
-        ("biased, deadline", "biased", "deadline"),
-    ):
-        more = {"fleet": "mixed", "budget": budget, "batch-size": 32, "budget_s": 30.0}
-        yield case("links", name, algorithm, **more, model="cnn")
+    mixed = {"fleet": "mixed", "batch-size": 32, "budget_s": 30.0, "model": "cnn"}
+    yield case("links", "balanced", "balanced", budget="two-class", **mixed)
+    yield case("links", "biased, two classes", "biased", budget="two-class", **mixed)
+    yield case("links", "biased, deadline", "biased", budget="deadline", **mixed)
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -75,11 +66,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 def fleet(case: Case) -> list[DeviceProfile]:
     """Make fast and slow nodes, or ten from fast to slow, every other one with a slow link."""
     if case["fleet"] == "mixed":
-        links = enumerate([100.0, 1.0] * 5)
-        return [
-            DeviceProfile(TAU_F ** (1 - i / 9), uplink_mbps=mbps, downlink_mbps=mbps)
-            for i, mbps in links
-        ]
+        links = [{"uplink_mbps": mbps, "downlink_mbps": mbps} for mbps in (100.0, 1.0)]
+        return [DeviceProfile(TAU_F ** (1 - i / 9), **links[i % 2]) for i in range(10)]
     num_fast, num_slow = FLEETS[case["fleet"]]
     fast = DeviceProfile(TAU_F / case["slow_steps"], name="fast")
     return [fast] * num_fast + [DeviceProfile(name="slow")] * num_slow
@@ -100,32 +88,21 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     grid = LocalGrid(app, fleet(case), seed=seed, run_config=config)
     budget_s = case.get("budget_s", inf)
     epochs = case["epochs"] if budget_s == inf else inf
-    progress = Progress(settings, settings.strategy(), grid, samples, epochs, budget_s)
-    progress.start(
-        grid, initial_arrays(settings), settings.num_server_rounds, evaluate_fn=progress.evaluate
-    )
+    progress = Progress(settings, grid, samples, epochs, budget_s)
+    arrays, rounds = initial_arrays(settings), settings.num_server_rounds
+    progress.start(grid, arrays, rounds, evaluate_fn=progress.evaluate)
     curve = {key: [point[key] for point in progress.points] for key in progress.points[0]}
     end = {"rounds" if key == "round" else key: values[-1] for key, values in curve.items()}
     return {"metrics": end, "curve": curve}
 
 
 class Progress(Wrapper):
-    """End a run in time; lower the learning rate on the way; note what happened.
-
-    ``epochs`` and ``budget_s`` limit the examples processed, as a multiple of the data, and the
-    virtual time; whichever is used up first ends the run.
-    """
+    """End a run after epochs or virtual time; lower the learning rate on the way; note points."""
 
     def __init__(
-        self,
-        settings: Settings,
-        strategy: Wrapper,
-        grid: LocalGrid,
-        samples: int,
-        epochs: float,
-        budget_s: float,
+        self, settings: Any, grid: LocalGrid, samples: int, epochs: float, budget_s: float
     ) -> None:
-        super().__init__(strategy)
+        super().__init__(settings.strategy())
         self.settings, self.grid, self.samples = settings, grid, samples
         self.epochs, self.budget_s = epochs, budget_s
         self.measure = central_evaluate(settings)
@@ -155,10 +132,7 @@ class Progress(Wrapper):
         if over:
             self.fleet.stop_reason = "epochs or time used up"
         metrics = self.measure(number, arrays)
-        point = {
-            "round": number,
-            "epochs": self.epochs_done,
-            "virtual_s": self.fleet.clock.virtual_s,
-        }
-        self.points.append(point | {"accuracy": float(metrics["accuracy"])})
+        point = {"round": number, "epochs": self.epochs_done}
+        point |= {"virtual_s": self.fleet.clock.virtual_s, "accuracy": float(metrics["accuracy"])}
+        self.points.append(point)
         return metrics

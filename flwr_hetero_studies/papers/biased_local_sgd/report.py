@@ -2,32 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line, metric
 
 HEAD = ["case", "epochs", "rounds", "virtual s", "accuracy %"]
-
-
-def deviation(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else float("nan")
-
-
-def accuracy(lines: Sequence[Line]) -> str:
-    values = metric(lines, "accuracy")
-    return f"{100 * mean(values):.2f} ± {100 * deviation(values):.2f}"
+FIGURES = {"epochs": ".1f", "rounds": ".0f", "virtual_s": ".1f"}
 
 
 def table(lines: Sequence[Line]) -> str:
     """Write a row per case, mean over seeds."""
     rows = []
     for name, group in record.by(lines, "name").items():
-        epochs, rounds, virtual_s = (
-            mean(metric(group, key)) for key in ("epochs", "rounds", "virtual_s")
-        )
-        rows.append([name, f"{epochs:.1f}", f"{rounds:.0f}", f"{virtual_s:.1f}", accuracy(group)])
+        means = [f"{mean(metric(group, key)):{form}}" for key, form in FIGURES.items()]
+        percents = [100 * accuracy for accuracy in metric(group, "accuracy")]
+        rows.append([name, *means, tables.spread(percents, ".2f", ".2f")])
     return tables.table(HEAD, rows)
 
 

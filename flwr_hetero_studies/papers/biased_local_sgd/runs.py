@@ -43,30 +43,28 @@ EPOCHS, SHORT_EPOCHS = 100, 3
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm on some fast and slow nodes."""
+    """An algorithm on fast and slow nodes, ``slow_steps`` of which last as long as ``TAU_F``.
+
+    It runs for ``times`` the paper's epochs, or as many rounds as another case.
+    """
 
     fast: int = 8
     slow: int = 2
     slow_steps: int = 1
-    """Steps of a slow node in the time of ``TAU_F`` of a fast one."""
     steps: int = TAU_F
     balanced: bool = False
-    """Whether slow nodes take as many steps as fast ones."""
     sampling: bool = True
     weights: bool = True
     unified: bool = False
     high_loss_to_slow: bool = False
     times: float = 1.0
-    """Epochs, as a multiple of the paper's."""
     as_long_as: "Case | None" = None
-    """A case that has as many rounds."""
 
     @property
     def batches(self) -> int:
         """Number of batches in a round, of all nodes together."""
-        return self.steps * self.fast + self.slow * (
-            self.steps if self.balanced else self.slow_steps
-        )
+        slow_steps = self.steps if self.balanced else self.slow_steps
+        return self.steps * self.fast + self.slow * slow_steps
 
     def rounds(self, batches_per_epoch: float, epochs: float) -> int:
         """Count the rounds of so many epochs."""
@@ -116,9 +114,8 @@ class Trained(NamedTuple):
 def train(options: Options, case: Case) -> Trained:
     """Train with an algorithm, once for each of three seeds."""
     runs = [_train(options, case, options.seed + number) for number in range(3)]
-    seconds, accuracy = (
-        np.mean([run[name] for run in runs], axis=0) for name in ("virtual_s", "accuracy")
-    )
+    seconds = np.mean([run["virtual_s"] for run in runs], axis=0)
+    accuracy = np.mean([run["accuracy"] for run in runs], axis=0)
     finals = [100 * run["accuracy"][-1] for run in runs]
     rounds = int(runs[0]["round"][-1])
     examples = len(shared_examples(options.dataset("images"), 0))
@@ -153,14 +150,9 @@ def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
     )
     if case.high_loss_to_slow:
         strategy.shared = HighLossToSlow(num_examples, batch, 0.5, None, case.unified, seed)
-    return emulate(
-        shared_app(),
-        Settings.from_run_config(config | shared),
-        strategy,
-        case.fleet,
-        config | shared,
-        every=max(1, rounds // 40),
-    )
+    settings, config = Settings.from_run_config(config | shared), config | shared
+    every = max(1, rounds // 40)
+    return emulate(shared_app(), settings, strategy, case.fleet, config, every=every)
 
 
 class HighLossToSlow(SharedSamples):

@@ -45,7 +45,6 @@ TRAINING: dict[str, tuple[Case, tuple[str, ...]]] = {
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs; ``epochs`` of the settings is the most."""
     yield from fixed.plan(options)
     for seed in options.seeds_or(range(3)):
         for experiment, (settings, methods) in TRAINING.items():
@@ -60,7 +59,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    """Run a case of any kind."""
     if case["experiment"] in ("sketch", "fleet"):
         return fixed.run(case, seed, data.source)
     name = case.get("model", "softmax")
@@ -99,7 +97,6 @@ def synchronous(task: OrderTask, case: Case, seed: int) -> dict[str, Any]:
 
 
 def optimum(task: OrderTask) -> float:
-    """Find the least value of the objective for softmax regression."""
     model = task.make_model(0).double()
     inputs, params = task.train.inputs.double(), list(model.parameters())
     # the problem is strictly convex for l2 > 0: any exact method finds the same value

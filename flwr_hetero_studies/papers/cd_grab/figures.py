@@ -34,7 +34,6 @@ AXES = ("epoch", "training loss")
 def race(
     options: Options, task: OrderTask, settings: Schedule, methods: Sequence[str], seeds: int
 ) -> Runs:
-    """Train with each method and seed."""
     runs: Runs = {method: [] for method in methods}
     for seed in range(options.seed, options.seed + seeds):
         for method, curves in runs.items():
@@ -44,22 +43,17 @@ def race(
 
 
 def ends(curves: Sequence[Columns], name: str) -> list[float]:
-    """Average the last epochs of each seed."""
     return [float(np.mean(curve[name][-LAST:])) for curve in curves]
 
 
 def final(runs: Runs, name: str = "loss") -> dict[str, float]:
-    """Average the last epochs of all seeds, by method."""
     return {method: float(np.mean(ends(curves, name))) for method, curves in runs.items()}
 
 
 def cells(curves: Sequence[Columns], digits: int = 4) -> list[str]:
-    """Write loss and metric at the end."""
     form = f".{digits}f"
-    return [
-        spread(ends(curves, "loss"), ".5f", ".5f"),
-        spread(ends(curves, "metric"), form, form),
-    ]
+    losses, values = ends(curves, "loss"), ends(curves, "metric")
+    return [spread(losses, ".5f", ".5f"), spread(values, form, form)]
 
 
 def jumps(curves: Sequence[Columns]) -> float:
@@ -69,7 +63,6 @@ def jumps(curves: Sequence[Columns]) -> float:
 
 
 def curves_of(runs: Runs, name: str = "loss", label: str = "{}") -> dict[str, Curve]:
-    """Average over seeds; the herding bound begins with the first epoch."""
     start = int(name == "herding")
     return {
         label.format(method): Curve(mean(curves, "epoch")[start:], mean(curves, name)[start:])
@@ -120,7 +113,6 @@ def against_reshuffling(
 
 
 def figure_3a(options: Options) -> Finding:
-    """Logistic regression on a table."""
     task = tasks.table(*options.pick((6400, 10_000), (195_285, 48_822)))
     settings = Schedule(4, 16, options.pick(12, 50), 5e-3)
     published = Published(("0.3355", "0.3372"), ("0.8237", "0.820 to 0.823"))
@@ -128,7 +120,6 @@ def figure_3a(options: Options) -> Finding:
 
 
 def figure_3b(options: Options) -> Finding:
-    """LSTM language model; a worker's unit are four windows."""
     task = tasks.given(
         options.dataset("texts"), "lstm-lm", options.pick(160, 10**6), task="language-model",
         per_unit=4, metric="perplexity", num_tests=options.pick(400, 10_000),
@@ -140,7 +131,6 @@ def figure_3b(options: Options) -> Finding:
 
 
 def figure_3c(options: Options) -> Finding:
-    """Autoregressive MLP on series."""
     task = tasks.given(
         options.dataset("series"), "ar-mlp", options.pick(2048, 10**6), task="forecasting",
         metric="smape",
@@ -151,7 +141,6 @@ def figure_3c(options: Options) -> Finding:
 
 
 def figure_11(options: Options) -> Finding:
-    """Pre-train a tiny GPT-2."""
     workers, epochs, lr = options.pick((16, 8, 1e-3), (64, 30, 5e-4))
     task = tasks.given(
         options.dataset("texts"), "gpt", options.pick(16 * 30, 10**6), task="language-model",
@@ -180,7 +169,6 @@ def on_images(
 
 
 def figure_4(options: Options) -> Finding:
-    """Ablation: what coordination is worth with few and many workers."""
     fleets = options.pick((4, 64), (4, 8, 16, 32, 64))
     runs = {m: on_images(options, m, ALL, options.pick(2, 3)) for m in fleets}
     published = {(64, CD_GRAB): "0.65, 67.9 %", (64, D_RR): "0.70, 66.0 %",
@@ -212,7 +200,6 @@ def figure_4(options: Options) -> Finding:
 
 
 def appendix_b4(options: Options) -> Finding:
-    """Order all data in one place, by Balance and by PairBalance."""
     names = {PAIR_BAL: "GraB by PairBalance", BAL: "GraB by Balance", D_RR: "random reshuffling"}
     found = on_images(options, 1, tuple(names), options.pick(2, 3))
     runs = {name: found[method] for method, name in names.items()}
@@ -229,7 +216,6 @@ def appendix_b4(options: Options) -> Finding:
 
 
 def figure_9(options: Options) -> Finding:
-    """Herding bound of the gradients in training."""
     fleets = options.pick((4, 16, 64), (4, 8, 16, 32, 64))
     changes = {"epochs": options.pick(12, 100)}
     runs = {m: on_images(options, m, ALL[:4], options.pick(1, 3), **changes) for m in fleets}
@@ -256,7 +242,6 @@ def figure_9(options: Options) -> Finding:
 
 
 def figure_12(options: Options) -> Finding:
-    """Learning rates of 1e-3 and 1e-2 with 64 workers."""
     low, high = 1e-3, 1e-2
     published = {(low, CD_GRAB): "0.65, 67.9 %", (low, D_RR): "0.70, 66.0 %",
                  (high, CD_GRAB): "0.89, 66.6 %", (high, D_RR): "1.04, 61.3 %"}  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_hetero.cd_grab import order_server
+from flwr_hetero.cd_grab import algorithm
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
@@ -45,7 +45,6 @@ NODES, UNITS, BATCH = 16, 64, 4
 
 
 def plan(options: Options) -> Iterator[Trial]:
-    """Yield all runs."""
     rounds = options.settings["rounds"]
     for seed in options.seeds_or(range(3)):
         for model in (model for model in MODELS if fits(model, options.data)):
@@ -59,14 +58,13 @@ def plan(options: Options) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, dataset: str) -> dict[str, Any]:
-    """Measure the bounds of one case."""
     if case["experiment"] == "sketch":
         grains = gradients(dataset, case["model"], 8, seed)
         bounds = visits(list(grains), case["method"], case["rounds"], seed)
         return {"metrics": {"bound": float(np.mean(bounds[-4:])), "dim": grains.shape[2]}}
     vectors = unequal(case["fleet"], gradients(dataset, "softmax", NODES, seed))
     # the paper has one common sum, whatever happens
-    alone = patch.object(order_server, "own_share", lambda q, m: np.zeros(m))
+    alone = patch.object(algorithm, "own_share", lambda q, m: np.zeros(m))
     with alone if case["method"] == PAPER else nullcontext():
         name = "CD-GraB, k = 1024" if case["method"] in (PAPER, OURS) else case["method"]
         bounds = visits(vectors, name, case["rounds"], seed, case["fleet"])
@@ -82,10 +80,8 @@ def gradients(dataset: str, name: str, nodes: int, seed: int) -> NDArray[np.floa
     rows = np.arange(nodes * units * BATCH).reshape(nodes, units, BATCH)
     task = replace(task, per_unit=BATCH)
     model, rng = task.make_model(seed), np.random.default_rng(seed)
-    gradients_of, optimizer = (
-        Gradients(task, model),
-        torch.optim.SGD(model.parameters(), MODELS[name]),
-    )
+    gradients_of = Gradients(task, model)
+    optimizer = torch.optim.SGD(model.parameters(), MODELS[name])
     # at the start all gradients agree, and orders have little to balance
     for _ in range(200):
         fill_gradients(model, gradients_of.mean(rng.integers(rows.size, size=(1, 64))))
@@ -107,7 +103,6 @@ def unequal(fleet: str, grains: NDArray[np.float32]) -> list[NDArray[np.float32]
 
 
 def present(fleet: str, step: int, rng: np.random.Generator) -> list[int]:
-    """Return the nodes that take part in a round."""
     if fleet.startswith("30 %"):
         return sorted(rng.choice(NODES, round(0.3 * NODES), replace=False).tolist())
     if fleet.startswith("two"):

@@ -1,6 +1,7 @@
 """How well balanced nodes' orders are: a wrapper that measures it, and its half on the node."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Vectors
-from flwr_hetero.cd_grab.wire import pack_vectors, read_vectors, usual_length
+from flwr_hetero.cd_grab.wire import pack_vectors, read_vectors
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
@@ -127,7 +128,7 @@ class HerdingMeter(Wrapper):
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
         """Return why the sketches in a reply cannot be read."""
         record = reply.content.config_records.get(HERDING)
-        if record is None or self._is_empty(record):
+        if record is None:
             return None
         try:
             check_count(keys.NUM_UNITS, record.get(keys.NUM_UNITS), 1)
@@ -142,8 +143,8 @@ class HerdingMeter(Wrapper):
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
         """Take the sketches out of the replies; drop replies with bad ones."""
         records = [reply.content.config_records.get(HERDING) for reply in replies]
-        lengths = [record.get(keys.SKETCH_SIZE) for record in records if record is not None]
-        usual = usual_length((n for n in lengths if isinstance(n, int) and n), self._length)
+        lengths = [record[keys.SKETCH_SIZE] for record in records if record is not None]
+        usual = usual_length(lengths, self._length)
         if usual != self._length:
             self._length, self._seen = usual, {}
         good, passes = [], []
@@ -151,7 +152,7 @@ class HerdingMeter(Wrapper):
             if record is not None:
                 del reply.content[HERDING]
                 length = record[keys.SKETCH_SIZE]
-                if not self._is_empty(record) and length != usual:
+                if length != usual:
                     context.drop(reply, f"herding record: sketches of {length!r}, not {usual}")
                     continue
                 passes.append(self._add(self.identity(reply.metadata.src_node_id), record))
@@ -162,18 +163,8 @@ class HerdingMeter(Wrapper):
             self._seen.clear()
         return good
 
-    def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
-        """Return whether a node sends sketches; unclear if it has trained none of its units yet."""
-        record = reply.content.config_records.get(HERDING)
-        return record is not None and (None if self._is_empty(record) else True)
-
-    def _is_empty(self, record: Any) -> bool:
-        return bool(record.get(keys.SKETCH_SIZE) == 0 and record.get(keys.VECTORS) == b"")
-
     def _add(self, node: str, record: Any) -> Vectors | None:
         """Keep what a node saw; return its last whole pass, if there is one."""
-        if self._is_empty(record):
-            return None
         num_units, vectors = record[keys.NUM_UNITS], read_vectors(record, record[keys.SKETCH_SIZE])
         if node in self._seen:
             vectors = np.concatenate([self._seen[node], vectors])
@@ -183,3 +174,10 @@ class HerdingMeter(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return the bound of the pass that ended in this round, if one did."""
         return {} if self._bound is None else {"herding_bound": self._bound}
+
+
+def usual_length(lengths: Iterable[int], known: int) -> int:
+    """Return the length of vectors that most nodes have; two that agree overrule a known one."""
+    counts = Counter(lengths)
+    usual, votes = counts.most_common(1)[0] if counts else (known, 0)
+    return usual if not known or votes > max(1, counts[known]) else known

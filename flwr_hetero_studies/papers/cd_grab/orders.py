@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors, pair_balance, reorder, unit_signs
 from flwr_hetero.cd_grab.node_order import METHODS as NODE_ORDERS
 from flwr_hetero.cd_grab.node_order import NodeOrder
-from flwr_hetero.cd_grab.order_server import OrderServer
+from flwr_hetero.cd_grab.strategy import OrderServer
 from flwr_hetero.cd_grab.wire import Report, Terms, read_report, write_instruction
-from flwr_hetero.errors import check_choice
 from flwr_hetero.sampler import OrderedSampler
 
 Units = NDArray[np.int64]
@@ -211,11 +210,7 @@ def num_bytes(record: Mapping[str, Any]) -> int:
     return sum(len(v) if isinstance(v, bytes) else 8 for v in record.values())
 
 
-def make_orders(
-    method: str, num_workers: int, num_units: int, seed: int
-) -> Coordinated | Independent:
-    """Make the orders of a method of the paper."""
-    check_choice("method", method, (CD_GRAB, *METHODS))
+def make_orders(method: str, num_workers: int, num_units: int, seed: int) -> Orders:
     if method == CD_GRAB:
         return Coordinated(num_workers, num_units)
     return Independent(method, num_workers, num_units, seed)

@@ -25,7 +25,6 @@ Least = Mapping[tuple[int, float, int], float]
 
 
 def ratio(ours: Mapping[int, float], base: Mapping[int, float]) -> str:
-    """Divide the means over the seeds that both have."""
     both = sorted(ours.keys() & base.keys())
     if not both:
         return ""
@@ -33,7 +32,6 @@ def ratio(ours: Mapping[int, float], base: Mapping[int, float]) -> str:
 
 
 def summary(groups: Groups, least: Least) -> str:
-    """Tabulate what was wanted and what is measured."""
     rows = []
     if million := record.of(groups.get("fig10", []), method=CD_GRAB):
         ours = settled(million)
@@ -58,12 +56,10 @@ def summary(groups: Groups, least: Least) -> str:
 
 
 def settled(lines: Iterable[Line]) -> list[float]:
-    """Return each run's herding bound, mean of the last 3 rounds."""
     return [last(line, "bounds", 3) for line in lines]
 
 
 def fig10(lines: list[Line]) -> str:
-    """Tabulate the paper's Fig. 10, with its numbers."""
     rows = []
     for nodes, own in sorted(by(lines, "nodes").items()):
         runs = by(own, "method")
@@ -89,7 +85,6 @@ def relative_bounds(lines: list[Line], key: str, final: str) -> dict[str, Bounds
 
 
 def sketch(lines: list[Line]) -> str:
-    """Say which sketch is worth its bytes."""
     names, rows = [name.removeprefix("CD-GraB, ") for name in METHODS[1:]], []
     dims = {line["case"]["model"]: line["metrics"]["dim"] for line in lines}
     for model, found in relative_bounds(lines, "model", EXACT).items():
@@ -106,12 +101,10 @@ def sketch(lines: list[Line]) -> str:
 
 
 def over_alone(found: Bounds) -> float:
-    """Divide the mean bound of ours by ID-GraB(PairBal)'s."""
     return float(np.mean(found[OURS]) / np.mean(found[PAIR_BAL]))
 
 
 def fleet(lines: list[Line]) -> str:
-    """Tabulate bounds in fleets that are not the paper's."""
     names = (PAIR_BAL, PAPER, OURS)
     rows = [
         [name, len(found[OURS]), *(spread(found[m], ".2g") for m in names),
@@ -121,21 +114,10 @@ def fleet(lines: list[Line]) -> str:
     return tables.table(["case", "seeds", *names, f"ours / {PAIR_BAL}"], rows)
 
 
-def traffic() -> str:
-    """Compute the bytes of orders as shares of the models'."""
-    rows, steps, sizes = [], {"1 step": 1, "64 steps": 64, "512 steps": 512}, (256, 1024)
-    for dim in (7_850, 61_706, 238_510, 1_000_000, 11_700_000):
-        shares = [min(k, dim) * 2 * n / 2 / (8 * dim) for n in steps.values() for k in sizes]
-        rows.append([f"{dim:,}", *(f"{100 * share:.2g} %" for share in shares)])
-    head = [f"{n}{' a round' * (k == 256)}, k = {k}" for n in steps for k in sizes]
-    return tables.table(["d", *head], rows)
-
-
 # --- training -------------------------------------------------------------------------------
 
 
 def excess(lines: Sequence[Line], least: Least) -> dict[str, dict[int, float]]:
-    """Return the final objective above its least value, by method and seed; else the loss."""
     found: dict[str, dict[int, float]] = {}
     for line in lines:
         case, seed = line["case"], line["seed"]
@@ -147,7 +129,6 @@ def excess(lines: Sequence[Line], least: Least) -> dict[str, dict[int, float]]:
 
 
 def training(lines: list[Line], least: Least, path: Path) -> str:
-    """Tabulate and draw training with the paper's synchronous steps."""
     text, panels = "", {}
     for name, runs in by(lines, "experiment").items():
         case, methods, rows = runs[0]["case"], by(runs, "name"), []
@@ -177,12 +158,11 @@ def training(lines: list[Line], least: Least, path: Path) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figure."""
     groups = by(lines, "experiment")
     known = [(line, line["case"]) for line in groups.get("optimum", [])]
     least = {(c["num_examples"], c["l2"], x["seed"]): x["metrics"]["value"] for x, c in known}
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
-    parts |= {"summary": summary(groups, least), "traffic": traffic()}
+    parts["summary"] = summary(groups, least)
     sections = {"fig10": fig10, "sketch": sketch, "fleet": fleet}
     for name, section in sections.items():
         if name in groups:

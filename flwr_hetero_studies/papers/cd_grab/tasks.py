@@ -82,7 +82,6 @@ def given(
     num_tests: int = 10_000,
     seed: int = 0,
 ) -> OrderTask:
-    """Take the first examples of a data set; all, if there are fewer."""
     whole, test = load_partition(dataset, 0, 1, task=task, seed=seed), load_test(dataset, task)
     shape = data_shape(dataset, task)
     return OrderTask(

@@ -12,7 +12,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flwr_hetero.cd_grab.algorithm import Vectors
-from flwr_hetero.errors import invalid
 from flwr_hetero_studies.core.curves import Columns, columns
 from flwr_hetero_studies.papers.cd_grab.orders import Orders, Units, make_orders
 from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask
@@ -48,9 +47,6 @@ def train(task: OrderTask, settings: Schedule, method: str, seed: int) -> Column
     """
     own = settings.batch // settings.workers
     steps = len(task) // settings.batch // 2 * 2
-    if own * settings.workers != settings.batch or not steps:
-        rule = f"be a multiple of {settings.workers} workers, and two fit {len(task)} units"
-        raise invalid("batch", settings.batch, rule)
     # pairs need an even number of steps
     kept = np.random.default_rng(seed).permutation(len(task))[: steps * settings.batch]
     units = kept.reshape(settings.workers, steps * own, 1)
@@ -140,7 +136,6 @@ class Gradients:
 
 
 def fill_gradients(model: nn.Module, gradient: Tensor) -> None:
-    """Give a model's parameters their parts of a gradient."""
     parameters = list(model.parameters())
     parts = torch.split(gradient, [p.numel() for p in parameters])
     for p, part in zip(parameters, parts, strict=True):

@@ -8,21 +8,14 @@ import numpy as np
 from flwr_hetero.cd_grab.algorithm import Vectors, herding_bound
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.cd_grab.orders import (
-    BAL,
-    CD_GRAB,
-    D_RR,
-    PAIR_BAL,
-    make_orders,
-    visits,
-)
+from flwr_hetero_studies.papers.cd_grab import orders as kinds
+from flwr_hetero_studies.papers.cd_grab.orders import BAL, CD_GRAB, D_RR, PAIR_BAL, visits
 
 LAST = 3
 """Passes at the end whose mean is a result."""
 
 
 def slope(x: Sequence[int], y: Sequence[float]) -> float:
-    """Fit a power: the slope of log y over log x."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
@@ -47,12 +40,10 @@ def unit_vectors(num_vectors: int, num_workers: int, seed: int) -> Vectors:
 
 
 def beside(published: float) -> str:
-    """Write the paper's value in brackets, if there is one."""
     return f"({published:g})" if published else ""
 
 
 def figure_10(options: Options) -> Finding:
-    """Parallel herding bound of random vectors over the number of workers."""
     num_vectors, passes = options.pick((32_768, 12), (1_000_000, 15))
     bounds: dict[str, list[list[float]]] = {method: [] for method in PUBLISHED}
     for workers in FLEETS:
@@ -62,16 +53,10 @@ def figure_10(options: Options) -> Finding:
             orders = visits(vectors, method, options.seed)
             found.append([herding_bound(vectors, next(orders)) for _ in range(passes)])
     ends = {x: [float(np.mean(each[-LAST:])) for each in found] for x, found in bounds.items()}
-    rows = [
-        [
-            x,
-            *(
-                f"{end:.3g} {beside(paper)}"
-                for end, paper in zip(ends[x], PUBLISHED[x], strict=True)
-            ),
-        ]
-        for x in ends
-    ]
+    rows = []
+    for x, found in ends.items():
+        pairs = zip(found, PUBLISHED[x], strict=True)
+        rows.append([x, *(f"{end:.3g} {beside(paper)}" for end, paper in pairs)])
     growth = {x: values[-1] / values[0] for x, values in ends.items()}
     powers = [slope(FLEETS, ends[x]) for x in (BAL, PAIR_BAL)]
     # Lemma 1: Reorder takes the bound half-way to that of Balance
@@ -106,7 +91,7 @@ def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> 
     """
     best = targets.mean(axis=(0, 1))
     num_workers, num_units, _ = targets.shape
-    orders, w = make_orders(method, num_workers, num_units, seed), best + 1.0
+    orders, w = kinds.make_orders(method, num_workers, num_units, seed), best + 1.0
     for _ in range(epochs):
         visited = np.take_along_axis(targets, orders.visit(0, num_units)[:, :, None], axis=1)
         path = np.empty(visited.shape[1:])
@@ -121,7 +106,6 @@ def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> 
 
 
 def theorem_3(options: Options) -> Finding:
-    """Loss after the same number of epochs, over the number of workers."""
     fleets, units, epochs = [1, 2, 4, 8, 16], 64, options.pick(32, 64)
     seeds = range(options.seed, options.seed + options.pick(3, 10))
     losses: dict[str, list[float]] = {CD_GRAB: [], D_RR: []}
@@ -131,12 +115,10 @@ def theorem_3(options: Options) -> Finding:
                  for s in seeds]  # fmt: skip
         for method, found in losses.items():
             # each method at its best: the theorem's step size is for worst cases
-            by_rate = [
-                np.mean(
-                    [excess(a, method, lr, epochs, s) for a, s in zip(drawn, seeds, strict=True)]
-                )
-                for lr in RATES
-            ]
+            by_rate = []
+            for lr in RATES:
+                pairs = zip(drawn, seeds, strict=True)
+                by_rate.append(np.mean([excess(a, method, lr, epochs, s) for a, s in pairs]))
             found.append(float(min(by_rate)))
     ours, theirs = losses[CD_GRAB], losses[D_RR]
     # Theorem 3: the loss falls as (m n T)^-2, logarithms left out
@@ -167,7 +149,7 @@ NUMBERS, WORKERS = 1_070_000, 4
 
 def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
     """Measure what orders hold in their second pass, in models: after a pair, and within one."""
-    orders = make_orders(method, num_workers, num_units, 0)
+    orders = kinds.make_orders(method, num_workers, num_units, 0)
     vectors = np.ones((num_workers, 1, NUMBERS), np.float32)
     tracemalloc.start()
     try:
@@ -184,7 +166,6 @@ def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
 
 
 def figure_8(options: Options) -> Finding:
-    """Memory of the order server, beside the gradients that it is sent."""
     (after, within), (longer, _) = (held(CD_GRAB, WORKERS, units) for units in (4, 12))
     (pairs, _), (mean, _) = (held(method, 1, 4) for method in (PAIR_BAL, BAL))
     parts = [

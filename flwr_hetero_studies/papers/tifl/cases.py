@@ -1,6 +1,6 @@
 """TiFL: which tiers train, settings on digits, predicted times."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -8,19 +8,18 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero import keys
-from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
-from flwr_hetero.tifl import pacing
-from flwr_hetero.tifl.pacing import Forecast
+from flwr_hetero.tifl import algorithm
+from flwr_hetero.tifl.tiers import TimeEstimate
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, by_seed, of
+from flwr_hetero_studies.papers.tifl.times import idle_app
 from flwr_hetero_studies.tasks import Settings
 
 NODES, PER_ROUND, JITTER = 50, 5, 0.03
@@ -116,8 +115,8 @@ def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
     }
     settings = Settings.from_run_config(run_config)
     strategy = TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=case["policy"], seed=seed)
-    power = case.get("error-power", pacing.ERROR_POWER)
-    with mock.patch.object(pacing, "ERROR_POWER", power):
+    power = case.get("error-power", algorithm.ERROR_POWER)
+    with mock.patch.object(algorithm, "ERROR_POWER", power):
         curve = emulate(
             app,
             settings,
@@ -137,52 +136,21 @@ def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
     return {"metrics": {"accuracy": curve["accuracy"][-1], "rounds": rounds}, "curve": kept}
 
 
-def idle_app(unequal: bool) -> ClientApp:
-    """Make nodes that report the work of about one second at factor 1, and do not train."""
-    app = ClientApp()
-    examples = np.random.default_rng(0).integers(20, 181, NODES)
-
-    def answer(message: Message, context: Context) -> Message:
-        node = int(context.node_config[keys.PARTITION_ID])
-        metrics = MetricRecord({keys.NUM_EXAMPLES: int(examples[node]) if unequal else 100})
-        arrays = message.content.array_records["arrays"]
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-    app.train()(answer)
-    app.train("profile")(answer)
-    return app
-
-
-def idle_run(
-    fleet: Sequence[DeviceProfile], rounds: int, seed: int, unequal: bool = False, **tifl: Any
-) -> tuple[TiFL, list[int], Forecast]:
-    """Run TiFL without training; returns it, the tier of each round and what was predicted."""
-    tiers: list[int] = []
-    predicted: list[Forecast] = []
-    inner, phase = FedAvg(fraction_evaluate=0.0), {"profiling": "phase", "warmup_rounds": 0}
-    strategy = TiFL(inner, PER_ROUND, seed=seed, **phase, **tifl)
-    grid = LocalGrid(idle_app(unequal), fleet, seed=seed)
-
-    def note(number: int, arrays: ArrayRecord) -> None:
-        if number:
-            tiers.append(strategy.draw.tier)
-        else:
-            predicted.append(strategy.forecast(rounds))
-
-    strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds, evaluate_fn=note)
-    return strategy, tiers, predicted[0]
-
-
 def predicted(case: Case) -> dict[str, float]:
-    """Compare what is logged before the first round with the time of the run, for some seeds."""
+    """Compare what is expected before the first round with the time of the run, for some seeds."""
     fleet = [replace(one, jitter=JITTER) for one in named_fleet("paper-5", NODES)]
-    arguments = {"policy": case["policy"], "sync_rounds": 3, "unequal": case["unequal"]}
-    errors, inside, widths = [], [], []
+    unequal = np.random.default_rng(0).integers(20, 181, NODES).tolist()
+    app, errors = idle_app(unequal if case["unequal"] else [100]), []
     for seed in range(case["seeds"]):
-        strategy, _, found = idle_run(fleet, case["rounds"], seed, **arguments)
-        actual_s = strategy.estimate.actual_s
-        errors.append(abs(found.seconds / actual_s - 1))
-        inside.append(found.low <= actual_s <= found.high)
-        widths.append((found.high - found.seconds) / found.seconds)
-    means = [float(np.mean(each)) for each in (errors, inside, widths)]
-    return dict(zip(("error", "inside", "half_width"), means, strict=True))
+        how: dict[str, Any] = {"profiling": "phase", "warmup_rounds": 0, "seed": seed}
+        inner = FedAvg(fraction_evaluate=0.0)
+        strategy, ahead = TiFL(inner, PER_ROUND, policy=case["policy"], **how), TimeEstimate()
+
+        def note(number: int, arrays: ArrayRecord, own: TiFL = strategy, it: Any = ahead) -> None:
+            if number == 0:
+                it.expect(case["rounds"], own.tiers, own.state, own.named, own.state.probs)
+
+        grid = LocalGrid(app, fleet, seed=seed)
+        strategy.start(grid, ArrayRecord([np.zeros(1)]), case["rounds"], evaluate_fn=note)
+        errors.append(abs(ahead.exact_s / strategy.estimate.actual_s - 1))
+    return {"error": float(np.mean(errors))}

@@ -20,7 +20,7 @@ QUARTERS = ["all, second quarter", "all, last quarter", "last two classes, secon
             "last two classes, last quarter"]  # fmt: skip
 MIX = ["policy", "rounds per tier, fastest first", "time to the target over paced's",
        "the same, by rounds", *QUARTERS]  # fmt: skip
-FORECAST = ["policy", "mean error", "interval (95 %)", "runs within it"]
+FORECAST = ["policy", "mean error"]
 
 
 def final_accuracy(lines: Sequence[Line]) -> float:
@@ -135,11 +135,6 @@ def quarters(lines: Sequence[Line]) -> list[str]:
     return [tables.extent(each, "{:.1f}") for each in found]
 
 
-def forecasts(lines: Sequence[Line]) -> str:
-    forms = {"error": "{:.1%}", "half_width": "± {:.1%}", "inside": "{:.0%}"}
-    return tables.table(FORECAST, tables.rows(lines, forms))
-
-
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figures."""
     groups = record.by(lines, "experiment")
@@ -154,5 +149,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         first = next(iter(found.values()))
         parts |= {"mix_case": first[0]["case"], "mix_seeds": len(record.seeds(first))}
     if mine := groups.get("forecast"):
-        parts |= {"forecast": forecasts(mine), "forecast_case": mine[0]["case"]}
+        parts["forecast"] = tables.table(FORECAST, tables.rows(mine, {"error": "{:.1%}"}))
+        parts["forecast_case"] = mine[0]["case"]
     return parts

@@ -1,6 +1,7 @@
 """The experiments of TiFL that need no trained model: its times, and Tables 1 and 2."""
 
 import time
+from collections.abc import Sequence
 from math import comb
 from typing import Any
 
@@ -14,23 +15,14 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.strategy import TiFL, Wrapper
-from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
-from flwr_hetero.tifl.pacing import paper_estimate
+from flwr_hetero.tifl.algorithm import STATIC_POLICIES, VANILLA, policy_probs
+from flwr_hetero.tifl.tiers import paper_estimate
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
 from flwr_hetero_studies.tasks import train as train_steps
 
-TABLE_1 = {
-    "slow": (0.0, 0.0, 0.0, 0.0, 1.0),
-    "uniform": (0.2, 0.2, 0.2, 0.2, 0.2),
-    "random": (0.7, 0.1, 0.1, 0.05, 0.05),
-    "fast": (1.0, 0.0, 0.0, 0.0, 0.0),
-    "fast1": (0.225, 0.225, 0.225, 0.225, 0.1),
-    "fast2": (0.2375, 0.2375, 0.2375, 0.2375, 0.05),
-    "fast3": (0.25, 0.25, 0.25, 0.25, 0.0),
-}
 TABLE_2 = {
     "slow": (46242, 44977, 2.76),
     "uniform": (12693, 12643, 0.4),
@@ -78,14 +70,14 @@ def figure_1a(options: Options) -> Finding:
 
 def table_1(options: Options) -> Finding:
     """Compare the policies' probabilities with those printed."""
-    ours = {policy: tuple(policy_probs(policy, 5).tolist()) for policy in TABLE_1}
+    ours = {policy: tuple(policy_probs(policy, 5).tolist()) for policy in STATIC_POLICIES}
     rows = [
         (policy, *(f"{value:g}" for value in ours[policy]), ", ".join(map(str, printed)))
-        for policy, printed in TABLE_1.items()
+        for policy, printed in STATIC_POLICIES.items()
     ]
-    equal = sum(ours[policy] == printed for policy, printed in TABLE_1.items())
+    equal = sum(ours[policy] == printed for policy, printed in STATIC_POLICIES.items())
     text = "every policy has the probabilities of the table"
-    claim = Claim(text, "7 policies", f"{equal} equal", equal == len(TABLE_1))
+    claim = Claim(text, "7 policies", f"{equal} equal", equal == len(STATIC_POLICIES))
     return Finding(("policy", *(f"tier {j}" for j in range(1, 6)), "paper"), rows, [claim])
 
 
@@ -212,12 +204,13 @@ def start(strategy: Wrapper, rounds: int, seed: int) -> None:
     strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds)
 
 
-def idle_app() -> ClientApp:
-    """Make nodes that report work and do none."""
+def idle_app(examples: Sequence[int] = (100,)) -> ClientApp:
+    """Make nodes that report the work of so many examples each, and do none."""
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({keys.NUM_EXAMPLES: 100})
+        own = examples[int(context.node_config[keys.PARTITION_ID]) % len(examples)]
+        metrics = MetricRecord({keys.NUM_EXAMPLES: int(own)})
         arrays = message.content.array_records["arrays"]
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 

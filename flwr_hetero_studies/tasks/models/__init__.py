@@ -1,11 +1,130 @@
-"""Models of the apps by name, and users' own by import path."""
+"""Models by name: which fit what inputs and outputs, and users' own."""
 
-from flwr_hetero_studies.tasks.models.build import (
-    IMAGE_MODELS,
-    TEXT_MODELS,
-    check_model,
-    make_model,
-    model_from,
+import copy
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero_studies.tasks.kinds import Outputs, imported, is_path
+from flwr_hetero_studies.tasks.models.images import (
+    LARGE,
+    ar_mlp,
+    cnn,
+    lenet,
+    mlp,
+    resnet18,
+    softmax,
+    speech_cnn,
 )
+from flwr_hetero_studies.tasks.models.language import gpt, lstm_lm
+from flwr_hetero_studies.tasks.models.texts import bag, lstm, textcnn
 
-__all__ = ["IMAGE_MODELS", "TEXT_MODELS", "check_model", "make_model", "model_from"]
+Shape = tuple[int, ...]
+"""Of an input: (C, H, W) of an image, (columns, 1, 1) of a row of numbers, (1, steps) of a series,
+(bands, frames) of speech, (length,) of a text."""
+Builder = Callable[..., nn.Module]
+"""Takes the shape of an input and the outputs."""
+
+
+IMAGES, TEXTS, SERIES, LANGUAGE, FORECASTS = (3, 0), (1, 0), (2, 0), (1, 2), (2, 1)
+"""Number of an input's dimensions and of an output's, 0 for logits of classes."""
+IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
+    "softmax": (softmax, 1),
+    "mlp": (mlp, 1),
+    "cnn": (cnn, 2),
+    "lenet": (lenet, 12),
+    "resnet18": (resnet18, 8),
+}
+"""Name to builder and the smallest height and width it can take; 1 fits rows of numbers too."""
+TEXT_MODELS: dict[str, Builder] = {"bag": bag, "textcnn": textcnn, "lstm": lstm}
+FITTING: dict[tuple[int, int], dict[str, Builder]] = {
+    IMAGES: {name: build for name, (build, _) in IMAGE_MODELS.items()},
+    TEXTS: TEXT_MODELS,
+    SERIES: {"speech-cnn": speech_cnn, "mlp": mlp, "softmax": softmax},
+    LANGUAGE: {"lstm-lm": lstm_lm, "gpt": gpt},
+    FORECASTS: {"ar-mlp": ar_mlp},
+}
+"""Kind to the models that fit it, the first the one of ``auto``; of images it is by size."""
+MODELS = tuple(dict.fromkeys(name for models in FITTING.values() for name in models))
+
+
+def make_model(name: str, input_shape: Shape, outputs: Outputs, seed: int = 0) -> nn.Module:
+    build = _builder(name, input_shape, outputs)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return channels_last(build(input_shape, outputs))
+
+
+def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
+    if is_path(name):
+        return partial(_build_own, name)
+    # a name fits by the number of dimensions, not by what they mean
+    kind = (len(shape), 0 if isinstance(outputs, int) else len(outputs))
+    known = FITTING.get(kind, {})
+    if name == "auto" and kind == IMAGES:
+        smallest = min(shape[1:])
+        return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
+    if name == "auto" and kind == SERIES and shape[0] == 1:
+        # one channel: there is nothing to tell apart by bands
+        return mlp
+    if name == "auto" and known:
+        return next(iter(known.values()))
+    if name not in known:
+        rule = f"fit inputs {shape} and outputs {outputs}: {', '.join([*known, 'your own'])}"
+        raise invalid("model", name, rule, "give its import path, package.module:function")
+    if kind == IMAGES and min(shape[1:]) < (smallest := IMAGE_MODELS[name][1]):
+        rule = f"fit images of {shape[1]}x{shape[2]} (it needs {smallest} pixels)"
+        raise invalid("model", name, rule, "softmax and mlp take any size")
+    return known[name]
+
+
+def check_model(name: str) -> None:
+    if is_path(name):
+        imported("model", name, "function")
+    else:
+        check_choice("model", name, ("auto", *MODELS))
+
+
+def _build_own(path: str, shape: Shape, outputs: Outputs) -> nn.Module:
+    """Build a user's model, and try it on inputs of zeros."""
+    model = imported("model", path, "function")(shape, outputs)
+    if not isinstance(model, nn.Module):
+        rule = f"return a torch.nn.Module (it returned {type(model).__name__})"
+        raise invalid("model", path, rule)
+    # two examples: a model that mixes them up gives another shape
+    inputs = torch.zeros(2, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32)
+    expected = (2, outputs) if isinstance(outputs, int) else (2, *outputs)
+    with torch.no_grad():
+        found = tuple(model.eval()(inputs).shape)
+    if found != expected:
+        what = "logits" if isinstance(outputs, int) else "outputs"
+        rule = f"map inputs {tuple(inputs.shape)} to {what} {expected}, not {found}"
+        raise invalid("model", path, rule)
+    return model.train()
+
+
+def model_from(
+    state: Mapping[str, Tensor], name: str, input_shape: Shape, outputs: Outputs
+) -> nn.Module:
+    """Build a model around given parameters; none are drawn, which is the slow part."""
+    # a skeleton is shared: what is filled in must be a copy
+    model = copy.deepcopy(_skeleton(name, input_shape, outputs))
+    # assigning would untie shared parameters
+    model.load_state_dict(state, assign=not is_path(name))
+    return channels_last(model)
+
+
+def channels_last(model: nn.Module) -> nn.Module:
+    """Lay out kernels with channels last; names, shapes and values stay."""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+@lru_cache(maxsize=8)
+def _skeleton(name: str, input_shape: Shape, outputs: Outputs) -> nn.Module:
+    # a user's own buffers need their values, which meta tensors have not
+    with torch.device("cpu" if is_path(name) else "meta"):
+        return make_model(name, input_shape, outputs)

@@ -1,6 +1,7 @@
 """Columns of a table as inputs and labels: images, texts, series or numbers, by their types."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -43,37 +44,27 @@ class TextColumn(NamedTuple):
 
 
 class ImageColumn:
-    """Image column of a Hugging Face data set; the first image gives mode and size of all."""
+    """Image column of a Hugging Face data set; the first image gives the mode of all."""
 
-    def __init__(self, dataset: str, table: Any, name: str) -> None:
+    def __init__(self, table: Any, name: str) -> None:
         from datasets import Image
 
-        self.dataset, self.name = dataset, name
-        self.table = table.select_columns([name]).cast_column(name, Image())
-        first = self._image(0)
-        self.mode = "L" if first.mode in ("1", "L") else "RGB"
-        self.size = first.size
+        self.images = table.select_columns([name]).cast_column(name, Image())
+        self.name = name
+        self.mode = "L" if self.image(0).mode in ("1", "L") else "RGB"
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Decode images."""
-        images = [self._image(row) for row in rows.tolist()]
-        for row, image in zip(rows.tolist(), images, strict=True):
-            if image.size != self.size:
-                rule = f"have images of one size (image {row} is {image.width}x{image.height})"
-                raise invalid("dataset", self.dataset, rule)
-        pixels = np.stack([np.asarray(image.convert(self.mode)) for image in images])
+        pixels = np.stack([np.asarray(self.image(r).convert(self.mode)) for r in rows.tolist()])
         # grey images have no axis of channels
         pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
         scaled = np.ascontiguousarray(pixels, dtype=np.float32)
         scaled /= 255.0
         return scaled
 
-    def _image(self, row: int) -> Any:
-        try:
-            return self.table[row][self.name]
-        except (OSError, ValueError, TypeError) as error:
-            rule = f"have readable images (image {row}: {error})"
-            raise invalid("dataset", self.dataset, rule) from error
+    def image(self, row: int) -> Any:
+        """Decode one."""
+        return self.images[row][self.name]
 
 
 Inputs: TypeAlias = MemoryArray | TextColumn | ImageColumn
@@ -127,71 +118,54 @@ class TableColumns(NamedTuple):
 
 def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     """Read a table of the library ``datasets``: images, else texts, else series, else numbers."""
-    if not len(table):
-        raise invalid("dataset", dataset, "hold examples (it is empty)")
     columns = TableColumns.of(table)
     # images are never cut into windows
-    windows = bool(task.window and not columns.images and (columns.texts or columns.series))
-    if windows and not columns.has_label:
-        labels = np.zeros(len(table), dtype=np.int64)
-        label = ""
+    length = task.window if (columns.texts or columns.series) and not columns.images else 0
+    if length and not columns.has_label:
+        labels, label = np.zeros(len(table), dtype=np.int64), ""
     else:
         label = _one_of(dataset, table, "label", columns.labels, LABEL_NAMES)
         labels = _labels(dataset, table, label)
+    inputs: Inputs
     if columns.images:
         name = _one_of(dataset, table, "image", columns.images, IMAGE_NAMES)
-        return ImageColumn(dataset, table, name), labels
-    if columns.texts:
-        name = _one_of(dataset, table, "text", columns.texts, TEXT_NAMES)
-        texts = _complete(dataset, table, name)
-        if not windows:
-            return TextColumn(texts), labels
-        values, rows = character_windows(texts.to_pylist(), task.window)
-        return MemoryArray(_some(dataset, values, name, task.window)), labels[rows]
-    if columns.series:
-        name = _one_of(dataset, table, "series", columns.series, SERIES_NAMES)
-        series = _complete(dataset, table, name)
-        if windows:
-            cut, rows = _series_windows(series, task.window)
-            return MemoryArray(_some(dataset, cut, name, task.window)), labels[rows]
-        return MemoryArray(_whole_series(dataset, series, name)[:, None]), labels
-    numbers = [name for name in columns.numbers if name != label]
-    if not numbers:
-        rule = "have columns of images, texts, series or numbers (its columns: "
-        raise invalid("dataset", dataset, f"{rule}{', '.join(table.features)})")
-    found = [_complete(dataset, table, name).to_numpy() for name in numbers]
-    return MemoryArray(np.stack(found, axis=1).astype(np.float32)[:, :, None, None]), labels
+        inputs = ImageColumn(table, name)
+    elif columns.texts or columns.series:
+        what, usual = ("text", TEXT_NAMES) if columns.texts else ("series", SERIES_NAMES)
+        name = _one_of(dataset, table, what, columns.texts or columns.series, usual)
+        column = _complete(dataset, table, name)
+        if length:
+            cut = character_windows if columns.texts else series_windows
+            values, rows = cut(column.to_pylist(), length)
+            inputs, labels = MemoryArray(values), labels[rows]
+        elif columns.texts:
+            inputs = TextColumn(column)
+        else:
+            inputs = MemoryArray(np.asarray(column.to_pylist(), dtype=np.float32)[:, None])
+    else:
+        numbers = [name for name in columns.numbers if name != label]
+        if not numbers:
+            rule = "have columns of images, texts, series or numbers (its columns: "
+            raise invalid("dataset", dataset, f"{rule}{', '.join(table.features)})")
+        found = [_complete(dataset, table, name).to_numpy() for name in numbers]
+        inputs = MemoryArray(np.stack(found, axis=1).astype(np.float32)[:, :, None, None])
+    if not len(labels):
+        raise invalid("dataset", dataset, "hold examples", "it is empty, or all rows are too short")
+    return inputs, labels
 
 
-def _series_windows(column: Any, length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def series_windows(
+    series: Sequence[list[float]], length: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Cut each series from its end into windows, and say from which row each is."""
-    windows, origin = [], []
-    for row, values in enumerate(column.to_pylist()):
+    windows = [np.zeros((0, length), dtype=np.float32)]
+    for values in series:
         count = len(values) // length
         # from the end: the newest values are worth most
         whole = np.asarray(values[len(values) - count * length :], dtype=np.float32)
         windows.append(whole.reshape(count, length))
-        origin += [row] * count
-    return np.concatenate(windows), np.array(origin, dtype=np.int64)
-
-
-def _whole_series(dataset: str, column: Any, name: str) -> NDArray[np.float32]:
-    rows = column.to_pylist()
-    lengths = {len(row) for row in rows}
-    if len(lengths) > 1:
-        rule = f"have series of one length in its column {name!r}, to classify them"
-        raise invalid("dataset", dataset, f"{rule} (they have {min(lengths)} to {max(lengths)})")
-    return np.asarray(rows, dtype=np.float32)
-
-
-def _some(dataset: str, windows: NDArray[Any], name: str, length: int) -> NDArray[Any]:
-    """Refuse what gives no window, or one with a gap."""
-    if not len(windows):
-        rule = f"have a window of {length} in its column {name!r}"
-        raise invalid("dataset", dataset, rule, "all rows are shorter")
-    if not np.isfinite(windows).all():
-        raise invalid("dataset", dataset, f"have finite numbers in its column {name!r}")
-    return windows
+    origin = np.repeat(np.arange(len(series)), [len(each) for each in windows[1:]])
+    return np.concatenate(windows), origin
 
 
 def _labels(dataset: str, table: Any, name: str) -> NDArray[np.int64]:
@@ -203,7 +177,6 @@ def _labels(dataset: str, table: Any, name: str) -> NDArray[np.int64]:
 
 
 def _one_of(dataset: str, table: Any, what: str, columns: list[str], usual: tuple[str, ...]) -> str:
-    """Return the one column of a type, or of several the one with a usual name."""
     named = columns if len(columns) == 1 else [name for name in usual if name in columns]
     if not named:
         rule = f"have one column of type {what} (its columns: {', '.join(table.features)})"
@@ -212,7 +185,6 @@ def _one_of(dataset: str, table: Any, what: str, columns: list[str], usual: tupl
 
 
 def _complete(dataset: str, table: Any, name: str) -> Any:
-    """Return a column that has a value in each row."""
     column = table.data.column(name)
     if column.is_null(nan_is_null=True).to_numpy().any():
         raise invalid("dataset", dataset, f"have a value in each row of its column {name!r}")

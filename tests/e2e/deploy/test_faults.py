@@ -32,7 +32,6 @@ def test_bad_replies_cost_themselves(fleet, tmp_path, monkeypatch):
     assert liar == "node-3"
     assert claim.startswith("claims 4.61169e+18 steps")
     assert 1 <= result["history"][4]["train"]["num-steps"] <= 4  # it counts with its own share
-    assert "node-2: latency not believed: claims 1e+06 s" in result["log"]
     assert result["history"][4]["latency"]["node-2"] < 1e4
     assert reasons(result, 5) == {}
 

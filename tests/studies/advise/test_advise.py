@@ -5,7 +5,6 @@ from itertools import pairwise
 from math import exp, inf
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
@@ -14,7 +13,7 @@ from flwr_hetero_studies.advise.advice import Advice
 from flwr_hetero_studies.advise.candidates import candidates
 from flwr_hetero_studies.advise.fleet import epoch_s, for_task, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Simulation, judge, rank, row, target_of
-from flwr_hetero_studies.advise.task import SmallTask, deal_out, generated
+from flwr_hetero_studies.advise.task import SmallTask
 from flwr_hetero_studies.cli.advise import _print
 
 FLEET = (DeviceProfile(4.0), DeviceProfile(2.0), DeviceProfile(1.0), DeviceProfile(0.1))
@@ -55,28 +54,11 @@ def test_epochs_and_transfers_keep_their_length():
     assert epoch_s(device, 1000, 2.0) == pytest.approx(20.0 + 2.0 + 4.0)
 
 
-def test_a_large_fleet_is_thinned_evenly():
-    found = read_fleet("paper-5", 500, 256, 1.0)
-    speeds = [device.compute_factor for device in found]
-    assert len(found) == 60
-    assert [speeds.count(s) for s in (4.0, 2.0, 1.0, 0.5, 0.1)] == [12] * 5
-
-
 def test_refusals(tmp_path, capsys):
     assert main(["advise", "paper-5", "--nodes", "2"]) == 2
     assert "nodes must be a whole number of at least 3" in capsys.readouterr().err
     assert main(["advise", history(tmp_path, [{"latency": {}}])]) == 2
     assert "must have the latency of nodes" in capsys.readouterr().err
-
-
-# --- the task ----------------------------------------------------------------------------
-
-
-def test_slow_nodes_hold_their_classes_alone():
-    task = SmallTask(10, partition="classes-by-speed")
-    held = [set(generated(task, 1).labels[rows].tolist()) for rows in deal_out(task)]
-    assert all(own <= {8, 9} for own in held[-2:])
-    assert not set.union(*held[:-2]) & {8, 9}
 
 
 # --- judging -----------------------------------------------------------------------------
@@ -177,24 +159,3 @@ def test_fedslice_is_looked_at_as_often_as_others(caplog):
             assert all(a.bytes < b.bytes for a, b in pairwise(points))
     assert looks["FedSlice"] >= looks["FedBuff, slices"] >= 5
     assert not caplog.records
-
-
-def test_nothing_is_selected_where_all_train():
-    names = {choice.name for choice in candidates(20, 3)} - {c.name for c in candidates(4, 4)}
-    assert names == {"over-selection", "Oort", "FedCS"}
-
-
-def test_oort_has_losses_and_times_of_the_small_task():
-    choice = next(choice for choice in candidates(4, 2) if choice.name == "Oort")
-    points = make(choice, 100, None).run()
-    assert points[0].virtual_s > 5.0  # 4.8 s to time the slowest node, then a round
-    assert points[-1].accuracy > points[0].accuracy
-
-
-@pytest.mark.nightly
-def test_the_command(capsys, tmp_path):
-    assert main(["advise", "paper-5", "--nodes", "8", "--seconds", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["settings"]) == {"mixed", "slow nodes hold classes alone"}
-    assert found["best"] in found["order"]
-    assert np.isfinite([row["speedup"] for row in found["settings"]["mixed"]]).all()

@@ -112,12 +112,6 @@ def test_training_is_the_same_for_one_seed_and_herds_better_than_at_random(table
     assert cases.optimum(task) < found["metrics"]["loss"] < found["curve"]["loss"][0]
 
 
-@pytest.mark.parametrize(("workers", "batch"), [(3, 8), (4, 64)])
-def test_a_batch_that_does_not_fit_is_refused(table, workers, batch):
-    with pytest.raises(ValueError, match="batch must be a multiple"):
-        train.train(table, train.Schedule(workers, batch, 1, 0.1), CD_GRAB, 0)
-
-
 def curves_that_end_at(loss, metric, rough=0.0):
     shape = np.linspace(1.0, 0.0, 12) ** 2
     losses = loss + shape + rough * np.arange(12) % 2

@@ -8,7 +8,12 @@ from order_toy import Rounds, fedavg, grid_of
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import reorder
 from flwr_hetero.strategy import CDGraB
-from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingMeter, relative_herding
+from flwr_hetero_studies.papers.cd_grab.herding import (
+    HERDING,
+    HerdingMeter,
+    relative_herding,
+    usual_length,
+)
 from flwr_hetero_studies.papers.cd_grab.orders import OwnMean
 
 
@@ -59,19 +64,6 @@ def test_first_length_may_be_outvoted():
     assert "sketches of 1, not 5" in reason
 
 
-@pytest.mark.parametrize("idle", [{0, 1, 2}, {1}])
-def test_nodes_that_have_seen_nothing_yet_are_waited_for(idle):
-    def rest(message, context, call_next):
-        number = message.content["config"]["server-round"]
-        if number == 1 and context.node_config["partition-id"] in idle:
-            message.content["config"]["num-steps"] = 0
-        return call_next(message, context)
-
-    rounds = Rounds(HerdingMeter(fedavg()), grid_of([16] * 3, method="d-rr", mods=[rest]), 2)
-    assert rounds.reasons() == []
-    assert [bound is None for bound in rounds.of("herding", "herding_bound")] == [True, False]
-
-
 @pytest.mark.parametrize(("name", "value"), [("sketch_size", 0), ("seed", -1)])
 def test_bad_settings_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
@@ -120,3 +112,11 @@ def test_own_mean_is_grab_with_the_last_mean():
             total += sign * z
             signs.append(sign)
         order, mean = reorder(order, signs), moved.mean(axis=0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "known", "usual"),
+    [([], 5, 5), ([3], 0, 3), ([3], 5, 5), ([3, 3], 5, 3), ([3, 3, 5, 5], 5, 5)],
+)
+def test_usual_length_is_a_vote(lengths, known, usual):
+    assert usual_length(lengths, known) == usual

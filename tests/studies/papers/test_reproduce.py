@@ -1,15 +1,11 @@
 """The command ``reproduce``, its verdicts and the page of them, on experiments made here."""
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
-from flwr_hetero_studies.core.experiment import PAPERS, Claim, Curve, Experiment, Finding, times
-from flwr_hetero_studies.core.plan import NotHereError, Options
-from flwr_hetero_studies.core.record import read
+from flwr_hetero_studies.core.experiment import Claim, Experiment, Finding, times
+from flwr_hetero_studies.core.plan import NotHereError
 from flwr_hetero_studies.papers import cases as catalogue
 
 
@@ -56,16 +52,14 @@ def test_a_figure_stands_for_its_columns(monkeypatch):
     assert catalogue.find("tifl", "figure-3b") == [parts[1]]
 
 
-def test_what_this_machine_cannot_run_is_said_and_not_kept(monkeypatch, tmp_path, capsys):
+def test_what_this_machine_cannot_run_is_said(monkeypatch, capsys):
     def needs_more(options):
         raise NotHereError("needs a GPU")
 
     lonely = (Experiment("tifl", "figure-1", "", needs_more),)
     monkeypatch.setattr(catalogue, "EXPERIMENTS", {"tifl": lonely})
-    path = tmp_path / "lines.jsonl"
-    assert main(["reproduce", "--results", str(path)]) == 0
+    assert main(["reproduce"]) == 0
     assert "not run: needs a GPU" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
 
 
 def test_list_has_a_line_for_each_that_begins_with_the_paper(experiments, capsys):
@@ -91,61 +85,14 @@ def test_fast_says_what_it_cuts_and_not_why_where_all_holds(experiments, capsys)
     assert "too small" not in printed
 
 
-def test_results_replace_older_ones_and_fill_the_page(experiments, tmp_path, capsys):
-    path = tmp_path / "lines.jsonl"
-    main(["reproduce", "all", "--results", str(path)])
-    main(["reproduce", "all", "--fast", "--results", str(path)])
-    (line,) = read(path)
-    assert (line["case"]["form"], line["metrics"]["verdict"]) == ("fast", "reproduced")
-    capsys.readouterr()
-    main(["reproduce", "--page", str(path)])
-    page = capsys.readouterr().out
-    assert "2 experiments: 1 reproduced, 0 partly, 0 not reproduced, 1 not run." in page
-    assert "| tifl | a toy | `tifl figure-1 --fast` | 0 s | reproduced |" in page
-    assert "Why: it is a drawing" in page
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["pdg"], "paper must be one of tifl"),
         (["tifl", "figure-9"], "figure must be one of figure-1, figure-2"),
-        (["--page", "nothing.jsonl"], "results must hold the lines"),
         (["tifl", "--seed", "-1"], "seed must be"),
     ],
 )
 def test_wrong_arguments_are_one_line(experiments, capsys, arguments, text):
     assert main(["reproduce", *arguments]) == 2
     assert text in capsys.readouterr().err
-
-
-def test_every_experiment_is_named_once_and_says_why_it_is_not_run():
-    every = catalogue.find()
-    names = [(each.paper, each.name) for each in every]
-    assert len(set(names)) == len(names)
-    assert {paper for paper, _ in names} <= set(PAPERS)
-    assert all(each.run or each.why for each in every)
-    assert all(each.run is None or each.cut for each in every), "--fast says what it cuts"
-
-
-def test_options_pick_by_form_and_take_given_data():
-    assert Options(fast=True).pick(3, 500) == 3
-    assert Options().pick(3, 500) == 500
-    assert Options().dataset("images") == "digits"
-    assert Options(data="/data").dataset("images") == "/data"
-
-
-def test_page_draws_curves_and_shows_claims(experiments, tmp_path, monkeypatch):
-    run, _ = experiments
-    found = replace(outcome(True, False), curves={"fast": Curve([0, 1], [0.1, 0.9])})
-    drawn = replace(run, run=lambda options: replace(found, axes=("seconds", "accuracy")))
-    monkeypatch.setattr(catalogue, "EXPERIMENTS", {"tifl": (drawn,)})
-    path = tmp_path / "page.html"
-    assert main(["reproduce", "tifl", "--html", str(path)]) == 0
-    text = path.read_text()
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    assert data["panels"][0]["traces"][0]["y"] == [0.1, 0.9]
-    assert data["panels"][0]["layout"]["xaxis"]["title"]["text"] == "seconds"
-    assert [row[3][0] for row in data["tables"][1]["rows"]] == ["holds", "does not hold"]
-    assert data["sentences"] == ["tifl figure-1: partly."]
-    assert data["notes"] == ["tifl figure-1: why: too small"]

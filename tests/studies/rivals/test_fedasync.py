@@ -1,10 +1,8 @@
 """FedAsync against a naive twin, and where it differs from FedBuff."""
 
-import numpy as np
 import pytest
 from quadratics import STEPS, Watched, fedavg, models
 
-from flwr_hetero.strategy import FedBuff
 from flwr_hetero_studies.rivals import FedAsync
 
 GOALS = [1.0, -2.0, 3.0, 0.5]
@@ -44,28 +42,3 @@ def test_two_merges_by_hand():
     second = 0.5 * first + 0.5 * (first + far * (1 - first))
     third = (1 - 0.5 / 3**0.5) * second + 0.5 / 3**0.5 * 0.0
     assert found == pytest.approx([0.0, first, second, third])
-
-
-def test_mixing_in_full_is_the_last_model_that_came():
-    """What FedBuff with K = 1 is not: it adds updates, and forgets no other node's."""
-    grids = [Watched(GOALS, SPEEDS, lr=1.0) for _ in range(2)]
-    found, _ = models(FedAsync(fedavg(), mixing=1.0, staleness="none"), grids[0], 12)
-    assert set(found[1:]) <= set(GOALS)
-    plain = FedBuff(fedavg(), buffer_size=1, weighting="equal", staleness="none")
-    assert not set(models(plain, grids[1], 12)[0][5:]) <= set(GOALS)
-
-
-def test_stale_models_count_less():
-    """The slow node's pull on x falls with the exponent."""
-    goals, speeds = [0.0] * 3 + [1.0], [8.0, 7.9, 7.8, 0.5]
-    pulled = [
-        np.mean(models(FedAsync(fedavg(), staleness=a), Watched(goals, speeds, lr=0.3), 120)[0])
-        for a in (0.0, 0.5, 2.0)
-    ]
-    assert pulled[0] > 1.5 * pulled[1] > 3 * pulled[2] > 0
-
-
-@pytest.mark.parametrize("mixing", [0.0, 1.1, -1, True])
-def test_mixing_is_checked(mixing):
-    with pytest.raises(ValueError, match="mixing must be"):
-        FedAsync(mixing=mixing)

@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from flwr.serverapp.strategy import FedAvg, FedProx
 from hypothesis import given
 from hypothesis import strategies as st
 from quadratics import STEPS, Watched, answers, fedavg, models, start
@@ -56,19 +55,12 @@ def test_two_tiers_by_hand():
     fourth = 1 / 4 * near(second, 1.0) + 3 / 4 * near(0.5, 0.0)
     assert found == pytest.approx([0.5, first, second, third, fourth])
     assert [record["virtual_s"] for record in history.records] == pytest.approx([0, 10, 20, 25, 30])
-    infos = [record["fedbuff"] for record in history.records[1:]]
-    assert [(i["tier"], i["tier_updates"]) for i in infos] == [
-        (0, [1, 0]),
-        (0, [2, 0]),
-        (1, [2, 1]),
-        (0, [3, 1]),
-    ]
-    assert infos[0]["tiers"] == {"node-0": 0}
-    assert infos[3]["tiers"] == {"node-0": 0, "node-1": 1}
+    assert [record["fedbuff"]["tier"] for record in history.records[1:]] == [0, 0, 1, 0]
+    assert history.inner.tier == {"node-0": 0, "node-1": 1}
 
 
 def test_each_tier_updates_at_its_own_pace():
-    records, grid = run(120)
+    records, grid = run(120, strategy := FedAT(fedavg(), 2, 3))
     assert sorted(node for at_s, node, _, _ in grid.sent if not at_s) == list(range(9))
     counts = Counter(record["tier"] for record in records)
     assert [counts[tier] / counts[2] for tier in (0, 1)] == pytest.approx([4, 2], rel=0.1)
@@ -78,42 +70,10 @@ def test_each_tier_updates_at_its_own_pace():
     for record in records:
         assert {int(node[-1]) // 3 for node in record["selected"]} == {record["tier"]}
     assert {len(record["selected"]) for record in records[10:]} == {2}
-    assert records[-1]["tiers"] == {f"node-{i}": i // 3 for i in range(9)}
-
-
-def test_no_more_than_a_cohort_of_each_tier_is_at_work():
-    _, grid = run(60, jitter=0.3)
-    most, at_work = 0, set()
-    events = [(at_s, 1, node) for at_s, node, _, _ in grid.sent]
-    for at_s, is_start, node in sorted(events + [(at_s, 0, n) for at_s, n in grid.received]):
-        at_work ^= {node}
-        assert (node in at_work) == bool(is_start)  # nothing busy is asked
-        most = max(most, len(at_work)) if at_s > 20 else 0
-    assert most == 6
-
-
-def test_evaluation_beside_training():
-    records, _ = run(60, FedAT(FedAvg(), 2, 3))
-    assert sum(bool(record["evaluate"]) for record in records) >= 2
-
-
-def test_proximal_term_reaches_the_nodes():
-    strategy = History(FedAT(FedProx(fraction_evaluate=0.0, proximal_mu=0.4), 2, 3))
-    seen = []
-
-    class Reads(Watched):
-        def push_messages(self, messages):
-            messages = list(messages)
-            seen.extend(message.content["config"]["proximal-mu"] for message in messages)
-            return super().push_messages(messages)
-
-    models(strategy, Reads([1.0] * 9, SPEEDS), 9)
-    assert set(seen) == {0.4}
+    assert strategy.tier == {f"node-{i}": i // 3 for i in range(9)}
 
 
 def test_normalised_steps_are_those_from_the_tiers_own_start():
-    """With equal steps LocalSteps inside changes nothing, however old the tier's start is."""
-
     def found(inner):
         return models(FedAT(inner, 2, 3), Watched(range(9), SPEEDS, lr=0.05), 30)[0]
 
@@ -122,11 +82,10 @@ def test_normalised_steps_are_those_from_the_tiers_own_start():
 
 
 def test_another_run_begins_without_models_of_tiers():
-    history = History(FedAT(fedavg(), 2, 3))
-    for _ in range(2):
-        models(history, Watched([1.0] * len(SPEEDS), SPEEDS, lr=0.01), 9)
-        merges = [sum(record["fedbuff"]["tier_updates"]) for record in history.records[-9:]]
-        assert merges == list(range(1, 10))
+    strategy = FedAT(fedavg(), 2, 3)
+    first, second = (models(strategy, Watched(range(9), SPEEDS), 9)[0] for _ in range(2))
+    assert sum(strategy.counts) == 9
+    assert second[1] == first[1]
 
 
 def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():
@@ -178,16 +137,3 @@ def test_resumed_run_goes_on_with_its_tiers(tmp_path):
     assert Counter(node // 3 for node in first) == {0: 2, 1: 2, 2: 2}  # none starts again
     assert found.arrays["x"].numpy()[0] > ended.arrays["x"].numpy()[0] > 0.3
     assert {name for name in saved if "model/" in name} == {f"model/{m}/x" for m in range(3)}
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"clients_per_round": 0}, "clients_per_round must be"),
-        ({"num_tiers": 0}, "num_tiers must be"),
-        ({"strategy": FedAT()}, "leave .*selection.* to FedAT"),
-    ],
-)
-def test_settings_are_checked(settings, text):
-    with pytest.raises(ValueError, match=text):
-        FedAT(**settings)

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from quadratics import Watched, fedavg, models, start
 from recording import Folder, History
 
-from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.client_support import MissingClientSupportError
+from flwr_hetero.fleet import Fault
 from flwr_hetero.strategy import Recorded
 from flwr_hetero_studies.rivals import FedCompass
 from flwr_hetero_studies.rivals.fedcompass import ArrivalGroup as Group
@@ -65,13 +62,15 @@ def test_nodes_soon_arrive_together():
 def test_first_merges_count_by_the_share_of_who_works(concurrency, count):
     """Of six equal nodes, all at work, the first moves x by a sixth of its update."""
     strategy = FedCompass(fedavg(), 5, 25, concurrency=concurrency)
-    found, _ = models(History(strategy), Watched([1.0] * 6, SPEEDS, lr=0.1), 2)
+    grid = Watched([1.0] * 6, SPEEDS, lr=0.1)
+    found, _ = models(History(strategy), grid, 2)
+    assert grid.most == count
     update = 1 - 0.9**5
     assert found[1] == pytest.approx(update / count)
     assert found[2] == pytest.approx(found[1] + update / count / np.sqrt(2))
 
 
-def test_speeds_beyond_the_bounds_make_groups_of_their_own():
+def test_speeds_beyond_the_bounds_make_their_own_groups():
     records, _ = run(60, speeds=[20.0, 19.0, 1.0, 0.9], strategy=FedCompass(fedavg(), 5, 25))
     sets = {frozenset(record["nodes"]) for record in records[20:]}
     assert {frozenset({"node-0", "node-1"})} <= sets
@@ -102,11 +101,6 @@ def test_dead_node_costs_its_group_the_slack():
     assert {len(record["nodes"]) for record in records[-5:]} == {5}
 
 
-def test_concurrency_bounds_who_is_at_work():
-    _, grid = run(30, strategy=FedCompass(fedavg(), 5, 25, concurrency=2))
-    assert grid.most == 2
-
-
 def test_resumed_run_knows_the_speeds(tmp_path):
     def go(merges, resume):
         strategy = FedCompass(fedavg(), 5, 25)
@@ -120,28 +114,3 @@ def test_resumed_run_knows_the_speeds(tmp_path):
     after, records = go(14, resume=True)
     assert len(records[0]["fedbuff"]["nodes"]) > 1  # no node is measured again
     assert after.step_s == pytest.approx(known, rel=1e-6)
-
-
-def test_nodes_must_report_their_steps():
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        metrics = MetricRecord({"num-examples": 5})
-        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    with pytest.raises(MissingClientSupportError, match="FedCompass: no node reports 'num-steps'"):
-        FedCompass(fedavg()).start(LocalGrid(app, [DeviceProfile()] * 3), start(), 6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"min_steps": 0}, "min_steps must be"),
-        ({"min_steps": 9, "max_steps": 8}, "max_steps must be .*min_steps"),
-    ],
-)
-def test_settings_are_checked(settings, text):
-    with pytest.raises(ValueError, match=text):
-        FedCompass(**settings)

@@ -1,23 +1,14 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from quadratics import fedavg
 from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
 from flwr_hetero_studies.rivals.oort import WINDOW, scores
-
-
-def fedavg():
-    return FedAvg(fraction_evaluate=0.0)
 
 
 def run(strategy, speeds, rounds):
@@ -38,9 +29,7 @@ def test_slow_nodes_are_penalised_only_beyond_the_preferred_time():
         return scores([1, 5], [1, latency_s], [1, 1], 9, preferred_s=10.0, penalty=penalty)[1]
 
     assert at(0.1) == at(10.0) == pytest.approx(4 * at(20.0)) == at(20.0, penalty=0.0)
-
-
-def test_long_unseen_nodes_come_up():
+    # those that were not seen for long come up
     old, new = scores([5, 5], [1, 1], [2, 50], 50, preferred_s=1.0, penalty=2.0)
     assert old == pytest.approx(5 * new)
 
@@ -70,7 +59,6 @@ def test_every_node_is_tried_and_its_utility_learnt():
     new = [len(record["oort"]["new"]) for record in records]
     assert new[:3] == [5, 4, 1]  # 5 for none is known, then 4 = int(0.9 * 0.98 * 5), and the rest
     assert sum(new) == 10
-    assert [r["oort"]["new_share"] for r in records[:2]] == pytest.approx([0.882, 0.86436])
     assert strategy.new_share == pytest.approx(0.9 * 0.98**40)
     utility, latency_s, _ = strategy.known["node-1"]
     assert utility > 0
@@ -107,59 +95,3 @@ def test_utility_is_of_squared_losses_where_they_are_reported():
         [],
     )
     assert strategy.known == {"a": (12.0, 2.0, 3), "b": (0.0, 2.0, 3)}
-
-
-def test_preferred_time_is_a_quantile():
-    strategy = Oort(fedavg(), pace=0.5)
-    assert strategy.preferred_s() == np.inf
-    strategy.known = {str(i): (1.0, float(i), 1) for i in range(11)} | {"x": (1.0, np.nan, 1)}
-    assert strategy.preferred_s() == 5.0
-
-
-def test_nodes_must_report_a_loss():
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        metrics = MetricRecord({"num-examples": 5})
-        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    with pytest.raises(
-        MissingClientSupportError, match=r"Oort: no node reports 'train-loss'(.|\n)*: loss"
-    ):
-        Oort(fedavg(), 3).start(LocalGrid(app, [DeviceProfile()] * 3), toy_arrays(), 1)
-
-
-def test_fewer_nodes_than_asked_for():
-    strategy = Oort(fedavg(), 5)
-    assert [len(record["selected"]) for record in run(strategy, [1, 2], 3)] == [2, 2, 2]
-    assert strategy.select(Exchange(strategy.fleet, 4), None, set()) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"clients_per_round": 0}, "clients_per_round must be"),
-        ({"pace": 0.0}, "pace must be"),
-        ({"penalty": -1}, "penalty must be"),
-        ({"seed": -1}, "seed must be"),
-    ],
-)
-def test_settings_are_checked(settings, text):
-    with pytest.raises(ValueError, match=text):
-        Oort(**settings)
-
-
-def test_resume_asks_who_is_known(monkeypatch):
-    asked = []
-    place = "flwr_hetero_studies.rivals.node_memory.identify_nodes"
-    monkeypatch.setattr(place, lambda *a: asked.append(a))
-    strategy = Oort(fedavg())
-    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=0, exchange=int))
-    assert not asked
-    strategy.load_state_dict(
-        strategy.state_dict() | {"facts": '[{"a": [1, 2, 3]}, {}, [], 0.3, 0.9]'}
-    )
-    strategy.on_start(SimpleNamespace(grid=None, timeout_s=9.0, round=7, exchange=int))
-    assert asked == [(strategy, 8, None, 9.0)]

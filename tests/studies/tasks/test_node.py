@@ -132,16 +132,6 @@ def test_flower_strategies_learn(strategy):
     assert 0.8 < float(result.evaluate_metrics_clientapp[3]["eval-acc"]) <= 1.0
 
 
-def test_one_torch_thread_in_simulation_only(monkeypatch):
-    threads = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    for simulated in (False, True):
-        monkeypatch.setattr(client, "in_simulation", lambda s=simulated: s)
-        ask(grid(), keys.PROFILE_MESSAGE)
-        assert threads == [1] * simulated
-
-
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (8, 4), (1, 16), (17, 16)])
 def test_examples_in_counts_reshuffled_epochs(num_examples, batch_size):
     sampler, total = UniformSampler(num_examples, batch_size), 0

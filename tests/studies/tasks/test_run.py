@@ -80,9 +80,3 @@ def test_schedule_reaches_the_nodes(run):
     accuracy = [record["global"]["accuracy"] for record in records]
     assert accuracy[1] != accuracy[0]
     assert accuracy[1] == accuracy[2] == accuracy[4]
-
-
-def test_fedprox_takes_the_runs_mu():
-    for mu, expected in ((0.0, 0.1), (0.5, 0.5)):
-        strategy = inner.inner_strategy("fedprox", Settings(proximal_mu=mu))
-        assert (strategy.proximal_mu, strategy.fraction_evaluate) == (expected, 0)

@@ -16,17 +16,6 @@ def test_a_tone_lies_in_its_band(hertz):
     assert (abs(levels.argmax(axis=0) - centre) <= 1).all()
 
 
-def test_a_word_glides_from_vowel_to_vowel(monkeypatch):
-    monkeypatch.setattr(speech, "NOISE", 0.0)
-    waves = speech.spoken("ua", np.ones(40), np.full(40, 120.0), np.random.default_rng(0))
-    power = np.abs(np.fft.rfft(waves[:, : SAMPLES // 2])) ** 2  # mostly the first vowel
-    later = np.abs(np.fft.rfft(waves[:, SAMPLES // 2 :])) ** 2
-    hertz = np.fft.rfftfreq(SAMPLES // 2, 1 / RATE)
-    low, high = ((hertz > a) & (hertz < b) for a, b in ((200, 450), (600, 900)))
-    ratio = [p[:, low].sum() / p[:, high].sum() for p in (power, later)]
-    assert ratio[0] > 2 * ratio[1]
-
-
 def test_words_are_balanced_and_the_same_each_time():
     source = open_source("speech")
     counts = [np.bincount(split.labels).tolist() for split in (source.train, source.test)]

@@ -1,0 +1,27 @@
+import pytest
+
+from flwr_hetero_studies import rivals
+
+
+@pytest.mark.parametrize(
+    ("rival", "settings", "text"),
+    [
+        ("AdaComm", {"first_steps": 0}, "first_steps must be"),
+        ("AdaComm", {"interval_s": -1.0}, "interval_s must be"),
+        ("DeadlineSelection", {"deadline_s": 0.0}, "deadline_s must be"),
+        ("FedAT", {"clients_per_round": 0}, "clients_per_round must be"),
+        ("FedAT", {"num_tiers": 0}, "num_tiers must be"),
+        ("FedAT", {"strategy": rivals.FedAT()}, "leave .*selection.* to FedAT"),
+        ("FedAsync", {"mixing": 1.1}, "mixing must be"),
+        ("FedCompass", {"min_steps": 0}, "min_steps must be"),
+        ("FedCompass", {"min_steps": 9, "max_steps": 8}, "max_steps must be .*min_steps"),
+        ("Oort", {"clients_per_round": 0}, "clients_per_round must be"),
+        ("Oort", {"pace": 0.0}, "pace must be"),
+        ("Oort", {"penalty": -1}, "penalty must be"),
+        ("PowerOfChoice", {"clients_per_round": 0}, "clients_per_round must be"),
+        ("PowerOfChoice", {"candidates": 4}, "candidates must be .*clients_per_round"),
+    ],
+)
+def test_settings_are_checked(rival, settings, text):
+    with pytest.raises(ValueError, match=text):
+        getattr(rivals, rival)(**settings)
