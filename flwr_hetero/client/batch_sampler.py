@@ -112,7 +112,9 @@ class BatchSampler(ABC, Sampler[list[int]]):
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
         if not self._drawn:
-            raise IndexError("no batch to take: call take() once per batch that iteration gave.")
+            raise IndexError(
+                "no batch to take: once per batch that iteration gave, in training only."
+            )
         self.note_help()
         return self._drawn.popleft()
 
@@ -213,12 +215,6 @@ class UniformSampler(BatchSampler):
         # the parent checks the rest: nothing has changed until all of the state is found good
         super().load_state_dict(state)
         self.order, self.position = np.array(state["order"], np.int64), int(state["position"])
-
-
-def check_permutation(order: NDArray[np.generic], owner: str) -> None:
-    """Refuse an order in a saved state that is no permutation."""
-    if not np.array_equal(np.sort(order), np.arange(len(order))):
-        raise ValueError(f"state of {owner} must hold order as a permutation.")
 
 
 def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str, float]:

@@ -68,6 +68,8 @@ def restore(sampler: Any, context: Context, name: str) -> bool:
 def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
     """Continue a sampler as :func:`restore` does, and keep its state when the app returns.
 
+    RuntimeError without ``ClientApp(mods=[hetero])``, or another mod of this package.
+
     Parameters
     ----------
     sampler : BatchSampler
@@ -77,11 +79,6 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
     name : str
         Name of the state, if there are several.
 
-    Raises
-    ------
-    RuntimeError
-        Without ``ClientApp(mods=[hetero])``, or another mod of this package.
-
     Examples
     --------
     >>> def train(msg, context):
@@ -89,11 +86,8 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
     ...     keep(sampler, context)
     """
     if not is_ours(sampler):
-        hint = "make the DataLoader with batch_sampler=MercurySampler(...), for instance"
-        if is_ours(getattr(sampler, "batch_sampler", None)):
-            hint = "pass loader.batch_sampler"
-        kind = f"{type(sampler).__module__}.{type(sampler).__name__}"
-        raise invalid("sampler", kind, "be a sampler of flwr_hetero.sampler", hint)
+        hint = "pass loader.batch_sampler, made for instance by batch_sampler=MercurySampler(...)"
+        raise invalid("sampler", type(sampler), "be a sampler of flwr_hetero.sampler", hint)
     if (handler := current_handler()) is None:
         raise RuntimeError(f"nothing keeps a sampler without its mod: {MOD}")
     before, _ = handler.kept.get(name, (sampler, context))
@@ -111,8 +105,7 @@ def follow(
     """Let a sampler follow the server's instruction, and keep it; the mod adds its answer.
 
     For ``OrderedSampler`` with ``CDGraB`` and ``TopLossSampler`` with ``BiasedLocalSGD``, trained
-    with :class:`~flwr_hetero.sampler.WeightedLoss`. Parameters and errors are those of
-    :func:`keep`, and:
+    with ``WeightedLoss``. Parameters and errors are those of :func:`keep`, and:
 
     Parameters
     ----------
@@ -136,8 +129,7 @@ def follow(
 def lead(sampler: "BatchSampler", msg: Message, model: object) -> None:
     """Let a sampler follow an instruction, and answer it in the reply."""
     if sampler.needs_model and model is None:
-        hint = "hetero.batches(loader, msg, model=model)"
-        raise invalid("model", model, "be the model whose gradients the sampler uses", hint)
+        raise no_model("hetero.batches(loader, msg, model=model)")
     sampler.train_model(model)
     sampler.read_instruction(dict(msg.content.config_records.items()))
     if (handler := current_handler()) is not None and sampler not in handler.led:
@@ -172,11 +164,15 @@ def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:
             raise invalid("sampler", make, "be a sampler class of flwr_hetero.sampler", hint)
         sampler = sampler if model is None else sampler.fed_by(model)
         if sampler.learns_from == "priority":
-            hint = "hetero.batches(loader, msg, sampler=PGDSampler, model=model)"
-            raise invalid("model", model, "be the model whose gradients the sampler uses", hint)
+            raise no_model("hetero.batches(loader, msg, sampler=PGDSampler, model=model)")
         # several loaders of a message share it, as one for each epoch
         made[key] = sampler
     return drawn_by(loader, made[key])
+
+
+def no_model(hint: str) -> ValueError:
+    """Make the error for a sampler that learns from gradients of no model."""
+    return invalid("model", None, "be the model whose gradients the sampler uses", hint)
 
 
 def finish(handler: Handler, *, trained: bool) -> dict[str, Mapping[str, Any]]:
@@ -195,9 +191,7 @@ def finish(handler: Handler, *, trained: bool) -> dict[str, Mapping[str, Any]]:
         save_state(context, name, sampler.state_dict())
     for sampler in handler.used:
         if trained and sampler.learns and not handler.has_saved:
-            say_once(
-                f"{type(sampler).__name__} was used but not kept: what it learns is lost after "
-                "each round; add: loader = hetero.batches(loader, msg), or without it: "
-                "keep(loader.batch_sampler, context)"
-            )
+            hint = "loader = hetero.batches(loader, msg), or keep(loader.batch_sampler, context)"
+            name = type(sampler).__name__
+            say_once(f"{name} is not kept: what it learns is lost after each round; add: {hint}")
     return found

@@ -47,7 +47,8 @@ def example_losses(loss_fn: Loss, outputs: Tensor, targets: Tensor, count: int) 
         return losses
     counted = torch.ones_like(losses)
     if losses.numel() == targets.numel() and not targets.is_floating_point():
-        ignored = int(_setting(loss_fn, "ignore_index", -100))  # torch's own
+        # torch's own default
+        ignored = int(_setting(loss_fn, "ignore_index", -100))
         counted = (targets != ignored).reshape(losses.shape).to(losses)
     total = losses.reshape(count, -1).sum(dim=1)
     return total / counted.reshape(count, -1).sum(dim=1).clamp(min=1)
@@ -139,12 +140,7 @@ class WeightedLoss(nn.Module):
     loss_fn : callable
         ``loss_fn(outputs, targets)`` made with ``reduction="none"``; cross-entropy if left out.
         Losses of several elements per example are averaged over those whose target is not the
-        ``ignore_index``.
-
-    Raises
-    ------
-    ValueError
-        If an argument is none of these.
+        ``ignore_index``. ValueError if an argument is none of these.
 
     Examples
     --------
@@ -171,14 +167,9 @@ class WeightedLoss(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean loss of a batch; the sampler learns from it."""
-        try:
-            if not torch.is_grad_enabled():
-                raise IndexError("no gradients")
-            indices, weights = self.sampler.take()
-        except IndexError as error:
-            rule = "in training only, once per batch that its DataLoader gives"
-            text = f"use WeightedLoss {rule}: evaluate with loss_fn ({error})"
-            raise RuntimeError(text) from None
+        if not torch.is_grad_enabled():
+            raise RuntimeError("use WeightedLoss in training only: evaluate with loss_fn")
+        indices, weights = self.sampler.take()
         count = len(indices)
         losses = example_losses(self.loss_fn, outputs, targets, count)
         if self.sampler.learns_from == "importance":

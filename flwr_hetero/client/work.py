@@ -124,8 +124,7 @@ class Work:
 
 def current_work() -> Work | None:
     """Return the work of the message that is being answered; None without one of our mods."""
-    handler = current_handler()
-    if handler is None:
+    if (handler := current_handler()) is None:
         return None
     handler.work = work = handler.work or Work(handler.context, handler.message)
     return work

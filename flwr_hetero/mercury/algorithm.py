@@ -12,8 +12,6 @@ BETA = 1.0
 """Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
 MARGIN = 0.9
 """Part of the idle time that a group fills, so that noise rarely lengthens the round."""
-LARGEST = float(np.finfo(np.float32).max) / 2
-"""Upper bound of importance, which is kept in single precision."""
 
 
 def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -31,13 +29,10 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def check_importance(importance: NDArray[np.float64]) -> None:
     """Refuse importance that is negative or not finite in single precision."""
-    bad = importance[~((importance >= 0.0) & (importance < LARGEST))]
+    bad = importance[~((importance >= 0.0) & (importance < 1e38))]
     if bad.size:
         hint = "if the model has diverged, lower the learning rate"
         raise invalid("importance", bad[:3].tolist(), "be finite and not negative", hint)
-
-
-# --- step 1: groups, one of which is scored at a time -------------------------------------
 
 
 class Groups(NamedTuple):
@@ -68,8 +63,6 @@ def make_groups(num_samples: int, num_groups: int, rng: np.random.Generator) -> 
     >>> make_groups(10, 3, np.random.default_rng(0)).sizes
     array([3, 3, 4])
     """
-    if check_count("num_groups", num_groups, 1) > num_samples:
-        raise invalid("num_groups", num_groups, f"be at most the {num_samples} samples")
     # section 4.1, step 1
     bounds = np.arange(num_groups + 1) * num_samples // num_groups
     return Groups(rng.permutation(num_samples), bounds, 0, -(-num_samples // num_groups))
@@ -111,9 +104,6 @@ def _cut(length: int, size: int) -> NDArray[np.int64]:
     """Bounds of the fewest pieces of at most ``size``; they differ by at most 1."""
     pieces = -(-length // size)
     return np.arange(pieces + 1) * length // max(pieces, 1)
-
-
-# --- step 2: a mini-batch by importance, and the weights that keep it unbiased ------------
 
 
 def mixed_probs(
@@ -192,9 +182,7 @@ def choose_groups(groups: Groups, num_chosen: int, rng: np.random.Generator) -> 
 
 
 def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    r"""Share the draws of a batch among the chosen groups, at least one each.
-
-    .. math:: n_i \approx |B| M_i / \sum_n M_n
+    """Share the draws of a batch among the chosen groups by their sizes, at least one each.
 
     sizes: (num_chosen,) -> (num_chosen,), sums to ``num_draws >= num_chosen``.
 
@@ -241,15 +229,14 @@ def draw_two_level(
     return np.concatenate(indices), np.concatenate(weights)
 
 
-# --- section 4.3: as much importance as the network hides ---------------------------------
-
-
 def group_size(idle_s: float, score_s: float, num_samples: int) -> int:
     """Return how many samples are scored while the node waits for the network, at most all.
 
     >>> group_size(idle_s=2.0, score_s=0.01, num_samples=1000)
     180
     """
-    if idle_s <= 0.0 or score_s <= 0.0:
-        return 0 if idle_s <= 0.0 else num_samples
+    if idle_s <= 0.0:
+        return 0
+    if score_s <= 0.0:
+        return num_samples
     return int(min(MARGIN * idle_s / score_s, num_samples))

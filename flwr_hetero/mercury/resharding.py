@@ -1,8 +1,7 @@
 """Importance-aware resharding (section 4.2): which samples move, and which node holds what.
 
-**Raw samples leave the devices through this module.** It does nothing unless the server runs
-the ``Resharding`` strategy and the ClientApp calls :meth:`NodeShard.open` and
-:meth:`NodeShard.close`.
+**Raw samples leave the devices through this module**, if the server runs the ``Resharding``
+strategy and the ClientApp calls :meth:`NodeShard.open` and :meth:`NodeShard.close`.
 
     node      choose important samples of every group        offer
               send copies, a part with each reply            NodeShard.offers, close
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.client.samplers import load_state, save_state
-from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.algorithm import Groups
 from flwr_hetero.state_dict import StateDict
 
@@ -36,8 +34,6 @@ def offer(
 ) -> NDArray[np.int64]:
     """Choose the samples that a device gives away: important ones, from every group."""
     total = len(groups.order)
-    if not 0 <= num_offers <= total:
-        raise invalid("num_offers", num_offers, f"lie in 0..{total}")
     # section 4.2: group i gives N_o M_i / sum_j M_j samples, rounded at random
     exact = num_offers * groups.sizes / total
     counts = exact.astype(np.int64)
@@ -138,9 +134,6 @@ class NodeShard:
             "content": np.frombuffer(b"".join(self.held.values()), np.uint8),
             "queue": np.array(self.queue, dtype=np.int64),
         }
-
-
-# --- samples and lists on the wire --------------------------------------------------------
 
 
 def ints_to_bytes(values: list[int]) -> bytes:

@@ -29,9 +29,8 @@ LONGEST_STRIDE, EPOCHS_PER_STRIDE = 32, 1 / 8
 """Batches in a stride, at most; and the part of an epoch that they may last."""
 MIXING = 0.5
 """Share of uniform draws: no weight exceeds twice the mean."""
-DECILES = (10, 50, 90)
-IMPORTANCE_PARTS = tuple(f"importance-with-mean-1.{share} % are below" for share in DECILES)
-"""Names of the deciles in a summary; a plot's legend shows what follows the point."""
+DECILES = {share: f"importance-with-mean-1.{share} % are below" for share in (10, 50, 90)}
+"""Names in a summary; a plot's legend shows what follows the point."""
 
 
 class MercurySampler(BatchSampler):
@@ -63,9 +62,8 @@ class MercurySampler(BatchSampler):
 
     Notes
     -----
-    Batches are drawn in strides of at most 32 and at most 1/8 of an epoch, and their scores
-    take effect at the end of a stride; those of a group take effect at once. Samples never
-    scored count as the average of the others.
+    Batches are drawn in strides of at most 32 and 1/8 of an epoch, at whose end their scores take
+    effect; those of a group do at once. Samples never scored count as the others' average.
 
     Examples
     --------
@@ -122,14 +120,14 @@ class MercurySampler(BatchSampler):
         if not len(self._ready):
             self._learn_pending()
             shape = (self.stride, self.batch_size)
-            self._ready = draw_flat(self.importance, shape, MIXING, self.rng)
-            self._ready_weights = self._weigh(self._ready)
+            self._hold(draw_flat(self.importance, shape, MIXING, self.rng))
         batch = self._ready[0], self._ready_weights[0]
         self._ready, self._ready_weights = self._ready[1:], self._ready_weights[1:]
         return batch
 
-    def _weigh(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        return inverse_probs(mixed_probs(self.importance, MIXING, indices), self.num_samples)
+    def _hold(self, drawn: NDArray[np.int64]) -> None:
+        probs = mixed_probs(self.importance, MIXING, drawn)
+        self._ready, self._ready_weights = drawn, inverse_probs(probs, self.num_samples)
 
     def refresh_indices(self) -> NDArray[np.int64]:
         """Name the group to score next, as far as time allows, and pass the turn on."""
@@ -164,9 +162,9 @@ class MercurySampler(BatchSampler):
             self._learn_pending()
 
     def _learn_pending(self) -> None:
-        indices, scores = self._pending
+        (indices, scores), self._num_pending = self._pending, 0
         if len(indices):
-            self._pending, self._num_pending = (indices[:0], scores[:0]), 0
+            self._pending = indices[:0], scores[:0]
             self._learn(indices, scores)
 
     def _learn(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
@@ -199,11 +197,9 @@ class MercurySampler(BatchSampler):
 
     def summary(self) -> dict[str, float]:
         """Describe the sampling in a few figures, for the history and its plots."""
-        deciles = np.percentile(self.importance, DECILES) / (self.importance.mean() or 1.0)
-        return {
-            **coverage_and_age(self.scored_at, self.steps),
-            **dict(zip(IMPORTANCE_PARTS, map(float, deciles), strict=True)),
-        }
+        deciles = np.percentile(self.importance, [*DECILES]) / (self.importance.mean() or 1.0)
+        shown = dict(zip(DECILES.values(), deciles.tolist(), strict=True))
+        return coverage_and_age(self.scored_at, self.steps) | shown
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
@@ -230,10 +226,10 @@ class MercurySampler(BatchSampler):
         counts = ("group_turn", "group_size", "steps", "num_averaged", "num_pending")
         schema = {
             **{"estimator": str, "awaits_group": bool, **dict.fromkeys(counts, int)},
-            **{"group_order": ((num,), "i"), "group_bounds": vector},
-            **{"importance": ((num,), "f"), "scored_at": ((num,), "i")},
-            **{"drawn": ((-1, self.batch_size), "i"), "pending_indices": vector},
-            "pending_scores": ((-1,), "f"),
+            **dict.fromkeys(("group_order", "scored_at"), ((num,), "i")),
+            **dict.fromkeys(("group_bounds", "pending_indices"), vector),
+            **{"importance": ((num,), "f"), "pending_scores": ((-1,), "f")},
+            "drawn": ((-1, self.batch_size), "i"),
         }
         check_state(state, schema, "MercurySampler")
         old: dict[str, Any] = {name: state[name] for name in schema}
@@ -247,5 +243,5 @@ class MercurySampler(BatchSampler):
         self.importance = old["importance"].astype(np.float64)
         self.scored_at = old["scored_at"].copy()
         self._num_averaged, self._num_pending = old["num_averaged"], old["num_pending"]
-        self._ready, self._ready_weights = old["drawn"], self._weigh(old["drawn"])
+        self._hold(old["drawn"])
         self._pending = old["pending_indices"], old["pending_scores"]

@@ -1,7 +1,6 @@
 """Important samples move between nodes while they train; off unless you use this wrapper."""
 
 import json
-from bisect import insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging import WARNING
@@ -48,23 +47,17 @@ Swap = tuple[tuple[str, int], tuple[str, int]]
 def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swap]:
     """Pair slots of different nodes at random, always from the nodes with the most slots left."""
     left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
-    # nodes by how many slots they have left: a swap costs the same however many nodes there are
-    by_size: list[list[str]] = [[] for _ in range(1 + max(map(len, left.values()), default=0))]
-    for node, slots in left.items():
-        by_size[len(slots)].append(node)
 
-    def take_fullest() -> str:
-        fullest = next(nodes for nodes in reversed(by_size) if nodes)
-        return fullest.pop(int(rng.integers(len(fullest))))
+    def fullest(nodes: list[str]) -> str:
+        most = max(len(left[node]) for node in nodes)
+        found = [node for node in nodes if len(left[node]) == most]
+        return found[int(rng.integers(len(found)))]
 
     swaps: list[Swap] = []
-    num_left = len(left) - len(by_size[0])
-    while num_left > 1:
-        one, other = take_fullest(), take_fullest()
+    while len(nodes := [node for node, slots in left.items() if slots]) > 1:
+        one = fullest(nodes)
+        other = fullest([node for node in nodes if node != one])
         swaps.append(((one, left[one].pop()), (other, left[other].pop())))
-        for node in (one, other):
-            insort(by_size[len(left[node])], node)
-            num_left -= not left[node]
     return swaps
 
 
@@ -88,8 +81,8 @@ class SwapTable:
         self.store: list[bytes] = []
         self.slots: dict[str, dict[int, Slot]] = {}
         self.received: dict[str, int] = {}
+        # slots that a node may offer in all
         self.limits: dict[str, int] = {}
-        """Slots that a node may offer in all."""
 
     def set_limits(self, claims: Mapping[str, int]) -> None:
         """Fix how many slots nodes may offer: as they say at first, within reason."""
@@ -125,8 +118,7 @@ class SwapTable:
         # samples of one size change places: a node cannot train on others'
         by_bytes: dict[int, dict[str, list[int]]] = {}
         for node, slots in self.slots.items():
-            offers = [number for number, slot in slots.items() if slot.offered]
-            if offers:
+            if offers := [number for number, slot in slots.items() if slot.offered]:
                 size = len(self.store[slots[offers[0]].sample_id])
                 by_bytes.setdefault(size, {})[node] = offers
         swaps = [pair for _, offers in sorted(by_bytes.items()) for pair in match(offers, rng)]
@@ -145,11 +137,9 @@ class SwapTable:
         return Delivery(list(held), [slot.sample_id for slot in held.values()], sent, content)
 
     def confirm(self, node: str, missing: list[int]) -> None:
-        """Note what a node still lacks after a delivery: nothing, or all if it lost its state."""
-        # what is not confirmed is sent again
-        lacking = set(missing)
+        """Note what a node still lacks after a delivery, which is sent again."""
         for number, slot in self.slots.get(node, {}).items():
-            slot.confirmed = number not in lacking
+            slot.confirmed = number not in missing
 
     def __iter__(self) -> Iterator[Slot]:
         """Iterate over the slots of all nodes."""
@@ -185,9 +175,8 @@ class Resharding(Wrapper):
     **Raw samples leave the devices and pass through the server, which keeps a copy of every
     sample moved until the run ends.** Use it only where that is allowed.
 
-    Each node offers a share of its samples once; copies travel with its replies. The server swaps
-    offered samples of different nodes at random, so that no node's data grows or shrinks. Its
-    table alone says who holds a sample: what gets lost on the way is sent again.
+    Each node offers a share of its samples once. The server swaps offered samples of different
+    nodes at random and keeps the table of who holds what; what gets lost is sent again.
 
     Parameters
     ----------
@@ -262,21 +251,18 @@ class Resharding(Wrapper):
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
         """Tell each node what it holds and what it may offer."""
-        delivered = 0
+        self._info = {"delivered_bytes": 0, "offered_bytes": 0}
         for message in messages:
             node = self.identity(message.metadata.dst_node_id)
             delivery = self.table.deliver(node)
-            delivered += len(delivery.content)
-            message.content[keys.RESHARDING] = ConfigRecord(
-                {
-                    keys.SHARE: self.share,
-                    keys.BY_IMPORTANCE: self.by_importance,
-                    keys.BUDGET: self.budget_bytes if self.table.room(node) > 0 else 0,
-                    keys.RECEIVED: self.table.received.get(node, 0),
-                    **delivery.to_record(),
-                }
-            )
-        self._info = {"delivered_bytes": delivered, "offered_bytes": 0}
+            self._info["delivered_bytes"] += len(delivery.content)
+            terms = {
+                keys.SHARE: self.share,
+                keys.BY_IMPORTANCE: self.by_importance,
+                keys.BUDGET: self.budget_bytes if self.table.room(node) > 0 else 0,
+                keys.RECEIVED: self.table.received.get(node, 0),
+            }
+            message.content[keys.RESHARDING] = ConfigRecord({**terms, **delivery.to_record()})
         return messages
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:

@@ -21,7 +21,6 @@ from flwr_hetero.sampler import BatchSampler, MercurySampler, UniformSampler
 from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
-from flwr_hetero_studies.samplers.bounds import BOUNDS
 from flwr_hetero_studies.samplers.tasks import TASKS, SamplerTask, make_data, split
 from flwr_hetero_studies.tasks import evaluate, make_model
 
@@ -64,16 +63,13 @@ def plan_task(
 ) -> Iterator[Trial]:
     """Yield a task's grid, unless there is nothing to choose, and its race."""
     own, known = settings_of(name, options), settings_of(task.tuned_on or name, options)
-    for method in [*METHODS, *BOUNDS]:
-        own_part = own_share(price, method) if method in METHODS else 0.0
-        given = {"fixed": fixed_share(price), "own": own_part}
+    for method in METHODS:
+        given = {"fixed": fixed_share(price), "own": own_share(price, method)}
         tried = of(lines, experiment="grid", name=method, **known)
-        # with less noise a larger rate may be the best
-        rates = task.rates if method in METHODS else (*task.rates, 2 * task.rates[-1])
-        for rate in rates if own == known and len(task.rates) > 1 else ():
+        for rate in task.rates if own == known and len(task.rates) > 1 else ():
             case = {"experiment": "grid", "name": method, "rate": rate}
             yield Trial(case | own, DEVELOPMENT, given)
-        if len(tried) < len(rates) and len(task.rates) > 1:
+        if len(tried) < len(task.rates) and len(task.rates) > 1:
             continue
         # held-out training examples decide, never the test set
         best = {method: best_rate(tried, "averaged") or task.rates[0]}
@@ -132,12 +128,8 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
     train, test = make_data(case, seed, data)
     shape, classes = tuple(train.inputs.shape[1:]), int(test.targets.max()) + 1
     model, averaged = (make_model(case["model"], shape, classes, seed) for _ in range(2))
-    size, free = case["batch-size"], BOUNDS.get(case["name"])
-    if free:
-        sampler = free(train, model, size, seed)
-    else:
-        sampler = (METHODS | ANOTHER)[case["name"]](len(train), size, seed)
-    sizes: list[int] = []
+    size, sizes = case["batch-size"], list[int]()
+    sampler = (METHODS | ANOTHER)[case["name"]](len(train), size, seed)
 
     def learn(worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
         sampler.update(indices, losses.double().numpy())
@@ -151,7 +143,7 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
     # what has diverged stays as it is, and goes on costing
     for _ in chain(taken, repeat(inf)):
         # a step's fixed part, its examples, and the sampler's own work
-        spent += 1.0 if free else own + fixed + (1.0 - fixed) * sizes[-1] / size
+        spent += own + fixed + (1.0 - fixed) * sizes[-1] / size
         steps, examples = steps + 1, examples + sizes[-1]
         if steps % 8 == 0:
             average(averaged, model, min(1.0, HORIZON / (steps + HORIZON)))
@@ -161,10 +153,8 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
                 curve[key].append(value)
         if spent >= total:
             break
-    summary: dict[str, float] = getattr(sampler, "summary", dict)()
     metrics = {"final": curve["accuracy"][-1], "averaged": curve["averaged"][-1]}
-    metrics |= {"examples_a_step": examples / steps, **summary}
-    return {"metrics": metrics, "curve": curve}
+    return {"metrics": metrics | {"examples_a_step": examples / steps}, "curve": curve}
 
 
 @torch.no_grad()

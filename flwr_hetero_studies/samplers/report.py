@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean, mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr_hetero_studies.core import curves, record, tables
 from flwr_hetero_studies.core.record import Line, by
-from flwr_hetero_studies.samplers.bounds import BOUNDS, DOUBLE, NORMS
 from flwr_hetero_studies.samplers.cases import AGAIN, BASE, LAST, final, fixed_share, own_share
 
-WINDOW = 3
 GOALS = (0.005, 0.01, 0.02)
 """How far below uniform sampling's end the goals are, whose gains are averaged."""
 READOUTS = ("accuracy", "averaged")
@@ -21,7 +19,7 @@ HEAD = ["task", "sampler", "rate", "gain, last model", "final accuracy",
 AVERAGING = ["task", "rate, last model", "rate, averaged", "final accuracy, last model",
              "final accuracy, averaged", "gain"]  # fmt: skip
 SUMMARY = {AGAIN: (AGAIN,), "best other batch size, picked afterwards": BATCHES,
-           MERCURY: (MERCURY,), **{name: (name,) for name in BOUNDS}}  # fmt: skip
+           MERCURY: (MERCURY,)}  # fmt: skip
 SUMMARY_HEAD = ["method", "tasks", "mean gain", "extent", f"{ENOUGH} or more", f"{LEAST} or more",
                 f"ends {LOWER} points lower or more"]  # fmt: skip
 PRICES = {"step_ms": "{:.2f} ms", "half_step_ms": "{:.2f} ms", "forward_ms": "{:.2f} ms",
@@ -32,7 +30,7 @@ PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "
 
 def smooth(line: Line, readout: str) -> curves.Vector:
     """Average each evaluation with the two before it."""
-    return curves.smooth(line["curve"][readout], WINDOW)
+    return curves.smooth(line["curve"][readout], 3)
 
 
 def time_to(line: Line, target: float, readout: str) -> float:
@@ -48,7 +46,6 @@ def gains(own: list[Line], base: list[Line], readout: str, of_base: str = "") ->
     so that two runs of one method gain 1 on average.
     """
     of_base = of_base or readout
-    # alike for both runs: two runs of one method gain 1 on average
     end = mean(float(smooth(line, of_base)[-1]) for line in base)
     goals = [end - less for less in GOALS]
     return [
@@ -85,63 +82,36 @@ def rows(lines: list[Line]) -> list[list[Any]]:
     return found
 
 
-class SamplerGain(NamedTuple):
-    """What a method gains on a task by the averaged model, mean over the seeds."""
-
-    gain: float
-    higher: float
-    """Final accuracy less uniform sampling's, points."""
-
-
-def gains_by_task(lines: list[Line]) -> dict[str, dict[str, SamplerGain]]:
-    """Return task by task what each method gains."""
-    found: dict[str, dict[str, SamplerGain]] = {}
-    for task, methods in methods_by_task(lines).items():
-        usual = mean(ends(methods[BASE], "averaged"))
-        found[task] = {
-            name: SamplerGain(
-                geometric_mean(gains(own, methods[BASE], "averaged")),
-                mean(ends(own, "averaged")) - usual,
-            )
-            for name, own in methods.items()
-        }
-    return found
+def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
+    """Return the gain by the averaged model, and final accuracy less the base's in points."""
+    more = mean(ends(own, "averaged")) - mean(ends(base, "averaged"))
+    return geometric_mean(gains(own, base, "averaged")), more
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
     """Count the tasks on which a method gains enough, and loses too much; averaged models."""
-    found = gains_by_task(lines).values()
+    found = [
+        {name: gained_by(own, methods[BASE]) for name, own in methods.items()}
+        for methods in methods_by_task(lines).values()
+    ]
     cells: list[list[Any]] = []
     for name, methods in SUMMARY.items():
         best = [
             max(task[m] for m in methods if m in task) for task in found if {*methods} & {*task}
         ]
         if best:
-            gained = [task.gain for task in best]
+            gained = [gain for gain, _ in best]
             extent = f"{min(gained):.2f} to {max(gained):.2f}"
             counts = [count(gained, level) for level in (ENOUGH, LEAST)]
-            counts.append(sum(task.higher <= -LOWER for task in best))
+            counts.append(sum(higher <= -LOWER for _, higher in best))
             cells.append([name, len(best), f"{geometric_mean(gained):.2f}", extent, *counts])
-    sizes = [[t[name].gain for name in (BASE, *BATCHES) if name in t] for t in found]
-    ahead = sum(max(own) >= t[MERCURY].gain for own, t in zip(sizes, found, strict=True))
-    keys = ("tasks", "mean", "extent", "enough", "least", "lower")
-    by_name = {name: dict(zip(keys, row, strict=True)) for name, *row in cells}
-    shown = {"mercury": MERCURY, "double": DOUBLE, "norms": NORMS}
-    parts = {part: by_name[name] for part, name in shown.items() if name in by_name}
+    sizes = [[t[name][0] for name in (BASE, *BATCHES) if name in t] for t in found]
+    ahead = sum(max(own) >= t[MERCURY][0] for own, t in zip(sizes, found, strict=True))
+    # the row of Mercury is the last
+    parts = {"mercury": {"mean": cells[-1][2], "extent": cells[-1][3]}}
     levels = {"enough": ENOUGH, "least": LEAST, "lower": LOWER}
     table = {"summary": tables.table(SUMMARY_HEAD, cells), "ahead": ahead, "tasks": len(found)}
     return parts | levels | table | last_models(lines)
-
-
-def bounds(lines: list[Line], priced: list[Line]) -> str:
-    """Write what could be gained at most, task by task."""
-    halves = {line["case"]["name"]: half_bound(line) for line in priced}
-    cells = []
-    for task, found in gains_by_task(lines).items():
-        if own := [found[name] for name in BOUNDS if name in found]:
-            shown = (f"{one.gain:.2f} ({one.higher:+.1f})" for one in own)
-            cells.append([task, f"{halves[task]:.2f}", *shown])
-    return tables.table(["task", "half of the examples", *BOUNDS], cells)
 
 
 def half_bound(line: Line) -> float:
@@ -157,12 +127,12 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
         gained = gains(own, base, "averaged", "accuracy")
         found.append(geometric_mean(gained))
         rates = [side[0]["case"]["rate"] for side in (base, own)]
-        right = [tables.extent(ends(side, readout), "{:.1f}")
-                 for side, readout in zip((base, own), READOUTS, strict=True)]  # fmt: skip
+        accuracies = ends(base, "accuracy"), ends(own, "averaged")
+        right = [tables.extent(each, "{:.1f}") for each in accuracies]
         cells.append([task, *rates, *right, tables.extent(gained, "{:.2f}")])
     counts = {"enough": count(found, ENOUGH), "least": count(found, LEAST), "tasks": len(found)}
-    table = tables.table(AVERAGING, cells)
-    return counts | {"mean": f"{geometric_mean(found):.1f}", "table": table}
+    shown = {"mean": f"{geometric_mean(found):.1f}", "table": tables.table(AVERAGING, cells)}
+    return counts | shown
 
 
 def last_models(lines: list[Line]) -> dict[str, str]:
@@ -202,11 +172,9 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         # others are in the table only
         raced = by(record.of(own, name=MERCURY), "task")
         parts |= summary([x for x in own if x["case"]["task"] in raced])
-        shown = rows([x for x in own if x["case"]["name"] not in BOUNDS])
-        parts["race"] = tables.table(HEAD, shown)
+        parts["race"] = tables.table(HEAD, rows(own))
         # rates of other tasks are not fair
         alike = by(groups.get("grid", []), "task")
         if alike:
             parts["averaging"] = averaging([x for x in own if x["case"]["task"] in alike])
-        parts["bounds"] = bounds(own, groups.get("price", []))
     return parts

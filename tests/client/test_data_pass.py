@@ -9,7 +9,7 @@ from node_toy import Node
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
 from flwr_hetero.client.handler import _said
-from flwr_hetero.mod import StepLoader, hetero, timing
+from flwr_hetero.mod import hetero
 
 NUM = 20
 
@@ -97,7 +97,7 @@ LOADERS = SHUFFLED | {
 }
 
 
-def node(make, *, seeded=True, use=hetero.batches, **how):
+def node(make, *, seeded=True, **how):
     """Make a node that notes the batches of each message and, as many do, seeds itself."""
 
     def train(msg, context):
@@ -105,7 +105,7 @@ def node(make, *, seeded=True, use=hetero.batches, **how):
             torch.manual_seed(42)
             np.random.seed(42)  # noqa: NPY002
             random.seed(42)
-        given = [np.atleast_1d(batch).tolist() for batch in use(make(), msg)]
+        given = [np.atleast_1d(batch).tolist() for batch in hetero.batches(make(), msg)]
         return given, (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
 
     return Node(train, **how)
@@ -198,11 +198,6 @@ def test_a_loader_that_accelerate_prepared(workers):
     passes = passes_of(run(lambda: accelerate.Accelerator(cpu=True).prepare(make()), [1, 6, 7]), 7)
     assert all(sorted(one) == list(range(NUM)) for one in passes)
     assert passes[0] != passes[1]
-
-
-def test_timing_and_the_loader_by_its_old_name_do_the_same():
-    one = run(LOADERS["shuffled"], [2, 3])
-    assert run(LOADERS["shuffled"], [2, 3], mods=[timing], use=StepLoader) == one
 
 
 def test_without_a_mod_or_a_second_pass_each_message_begins_anew(caplog):

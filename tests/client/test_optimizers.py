@@ -17,7 +17,7 @@ from flwr_hetero.client import work
 from flwr_hetero.client.handler import _said
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
-from flwr_hetero.strategy import FedBuff, FedSlice, LocalSteps
+from flwr_hetero.strategy import FedSlice
 
 BATCHES = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(12)]
 MAKERS = {
@@ -163,26 +163,24 @@ def test_nothing_is_kept_unless_the_server_asks():
 # --- under a strategy ----------------------------------------------------------------------------
 
 
-def app(*mods):
-    """Make a ClientApp as users write them: the optimizer is new in each message."""
-    client = ClientApp(mods=[hetero, *mods])
+app = ClientApp(mods=[hetero])
 
-    @client.train()
-    def answer(msg: Message, context: Context) -> Message:
-        model = fresh()
-        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-        train(model, [MOMENTUM(model.parameters())], hetero.batches(BATCHES, msg))
-        metrics = MetricRecord({"num-examples": 8 * len(BATCHES)})
-        arrays = ArrayRecord(model.state_dict())
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
 
-    return client
+@app.train()
+def answer(msg: Message, context: Context) -> Message:
+    """Train as users' apps do: the optimizer is new in each message."""
+    model = fresh()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    train(model, [MOMENTUM(model.parameters())], hetero.batches(BATCHES, msg))
+    metrics = MetricRecord({"num-examples": 8 * len(BATCHES)})
+    arrays = ArrayRecord(model.state_dict())
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
 
 
 def test_slices_of_one_node_are_sequential_training_with_momentum():
     def trained(**how):
         strategy = FedSlice(FedAvg(fraction_evaluate=0.0), slice_steps=5, window=1, **how)
-        grid = LocalGrid(app(), [DeviceProfile()])
+        grid = LocalGrid(app, [DeviceProfile()])
         return strategy.start(grid, ArrayRecord(fresh().state_dict()), 3).arrays
 
     found, model = trained(), fresh()
@@ -192,18 +190,3 @@ def test_slices_of_one_node_are_sequential_training_with_momentum():
         np.testing.assert_allclose(found[name].numpy(), array.numpy(), rtol=1e-4, atol=1e-6)
     other = trained(keep_optimizer=False)
     assert np.abs(other["weight"].numpy() - found["weight"].numpy()).max() > 1e-3
-
-
-@pytest.mark.parametrize("strategy", [lambda inner: inner, FedBuff, LocalSteps, FedSlice])
-def test_only_slices_go_on_with_an_optimizer(strategy):
-    asked = set()
-
-    def look(message, context, call_next):
-        asked.add(message.content["config"].get(keys.KEEP_OPTIMIZER, False))
-        return call_next(message, context)
-
-    grid = LocalGrid(app(look), [DeviceProfile()] * 2)
-    strategy(FedAvg(fraction_evaluate=0.0)).start(
-        grid, ArrayRecord(fresh().state_dict()), num_rounds=2
-    )
-    assert asked == {strategy is FedSlice}

@@ -96,17 +96,10 @@ def test_the_state_at_the_return_is_kept(mod, workers, batches):
     assert kept["steps"] >= 3 * min(batches, 4)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        (lambda: DataLoader(DATA, batch_sampler=mercury()), "pass loader.batch_sampler"),
-        (lambda: DataLoader(DATA), "make the DataLoader with batch_sampler=Mercury"),
-        (lambda: DataLoader(DATA).batch_sampler, "torch.*BatchSampler.*make the DataLoader"),
-    ],
-)
-def test_keep_refuses_what_has_no_state(context, wrong, match):
-    with pytest.raises(ValueError, match=f"sampler must be a sampler of flwr_hetero.*{match}"):
-        keep(wrong(), context)
+@pytest.mark.parametrize("wrong", [DataLoader(DATA), DataLoader(DATA).batch_sampler])
+def test_keep_refuses_what_has_no_state(context, wrong):
+    with pytest.raises(ValueError, match=r"sampler must be a sampler of .*pass loader\.b"):
+        keep(wrong, context)
 
 
 def test_nothing_is_kept_without_a_mod(context):

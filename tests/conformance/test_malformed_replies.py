@@ -137,11 +137,9 @@ class HostileGrid(LocalGrid):
         self.plan = plan
         self.echoes = []
 
-    def _answers(self, messages):
-        for message in messages:
-            message_to_proto(message)  # what cannot be sent would end a real run
-        answers = zip(messages, super()._answers(messages), strict=True)
-        return [self.spoilt(message, *answer) for message, answer in answers]
+    def _answer(self, message):
+        message_to_proto(message)  # what cannot be sent would end a real run
+        return self.spoilt(message, *super()._answer(message))
 
     def spoilt(self, message, arrival_s, reply):
         number = message.content["config"].get(keys.SERVER_ROUND, 0)
@@ -174,78 +172,63 @@ def recorded(strategy):
     return ours.Recorded(strategy, run_dir=Folder(), checkpoint_every=10**9)
 
 
-def tifl(inner=None, **more):
-    own = {"clients_per_round": NUM_NODES, "num_tiers": 1, "interval": 1}
-    return ours.TiFL(inner, **own | PROFILE | more)
+def tifl(inner=None):
+    return ours.TiFL(inner, NUM_NODES, 1, interval=1, **PROFILE)
 
 
 def fedavg():
     return FedAvg(fraction_evaluate=0.0)
 
 
-STEPS = ["num-steps", "examples-processed"]
-READS = {
-    "TiFL": [keys.TIMING],
-    "BiasedLocalSGD": [keys.TIMING, *STEPS],
-    "BiasedLocalSGD shared": [keys.SAMPLES, *STEPS],
-    "LocalSteps": [keys.TIMING, *STEPS],
-    "FedNova": [keys.TIMING, *STEPS],
-    "CDGraB": [keys.ORDER],
-    "CDGraB exact": [keys.ORDER],
-    "HerdingMeter": [HERDING],
-    "Resharding": [keys.RESHARDING],
-    "AdaComm": ["loss"],
-    "SamplerMetrics": [keys.SAMPLER],
-    "OverSelect": [keys.TIMING],
-    "RandomSelection": [keys.TIMING],
-    "Oort": ["loss", keys.TIMING],
-    "PowerOfChoice": ["loss"],
-    "DeadlineSelection": [keys.TIMING],
-    "FedBuff": [keys.TIMING],
-    "FedBuff slices": [keys.TIMING, *STEPS],
-    "FedAsync": [keys.TIMING],
-    "FedAT": [keys.TIMING],
-    "FedCompass": [keys.TIMING, *STEPS],
-    "Recorded": ["loss"],
-    "composition": [keys.TIMING, keys.ORDER, HERDING, *STEPS],
-}
-"""Records and metrics by wrapper, beside the arrays and the number of examples."""
+TIMES, STEPS = [keys.TIMING], ["num-steps", "examples-processed"]
 WRAPPERS = {
-    "TiFL": lambda: tifl(),
-    "BiasedLocalSGD": lambda: ours.BiasedLocalSGD(fedavg(), fast_steps=4),
-    "BiasedLocalSGD shared": lambda: ours.BiasedLocalSGD(
-        fedavg(), fast_steps=4, shared_samples=40, batch_size=2
+    "TiFL": (tifl, TIMES),
+    "BiasedLocalSGD": (lambda: ours.BiasedLocalSGD(fedavg(), fast_steps=4), TIMES + STEPS),
+    "BiasedLocalSGD shared": (
+        lambda: ours.BiasedLocalSGD(fedavg(), fast_steps=4, shared_samples=40, batch_size=2),
+        [keys.SAMPLES, *STEPS],
     ),
-    "LocalSteps": lambda: ours.LocalSteps(
-        FedMedian(fraction_evaluate=0.0), fast_steps=4, budget="deadline"
+    "LocalSteps": (
+        lambda: ours.LocalSteps(FedMedian(fraction_evaluate=0.0), fast_steps=4, budget="deadline"),
+        TIMES + STEPS,
     ),
-    "FedNova": lambda: ours.FedNova(fedavg(), fast_steps=4),
-    "CDGraB": lambda: ours.CDGraB(fedavg(), sketch_size=4),
-    "CDGraB exact": lambda: ours.CDGraB(fedavg(), mode="exact"),
-    "HerdingMeter": lambda: HerdingMeter(fedavg(), sketch_size=4),
-    "Resharding": lambda: ours.Resharding(fedavg(), share=0.5, budget_bytes=16),
-    "AdaComm": lambda: rivals.AdaComm(fedavg(), 4, interval_s=0.0),
-    "SamplerMetrics": lambda: ours.SamplerMetrics(fedavg()),
-    "OverSelect": lambda: ours.OverSelect(fedavg(), take=NUM_NODES),
-    "RandomSelection": lambda: ours.RandomSelection(fedavg(), NUM_NODES),
-    "Oort": lambda: rivals.Oort(fedavg(), NUM_NODES, profiling=True),
-    "PowerOfChoice": lambda: rivals.PowerOfChoice(fedavg(), NUM_NODES),
-    "DeadlineSelection": lambda: rivals.DeadlineSelection(fedavg(), deadline_s=100.0),
-    "FedBuff": lambda: ours.FedBuff(fedavg(), buffer_size=NUM_NODES),
-    "FedBuff slices": lambda: ours.FedBuff(
-        ours.LocalSteps(fedavg(), fast_steps=4, budget="slice"), buffer_size=NUM_NODES
+    "FedNova": (lambda: ours.FedNova(fedavg(), fast_steps=4), TIMES + STEPS),
+    "CDGraB": (lambda: ours.CDGraB(fedavg(), sketch_size=4), [keys.ORDER]),
+    "CDGraB exact": (lambda: ours.CDGraB(fedavg(), mode="exact"), [keys.ORDER]),
+    "HerdingMeter": (lambda: HerdingMeter(fedavg(), sketch_size=4), [HERDING]),
+    "Resharding": (
+        lambda: ours.Resharding(fedavg(), share=0.5, budget_bytes=16),
+        [keys.RESHARDING],
     ),
-    "FedAsync": lambda: rivals.FedAsync(fedavg()),
-    "FedAT": lambda: rivals.FedAT(fedavg(), NUM_NODES, 1),
-    "FedCompass": lambda: rivals.FedCompass(fedavg(), 2, 4),
-    "Recorded": lambda: recorded(fedavg()),
-    "composition": lambda: recorded(
-        ours.OverSelect(
-            tifl(ours.BiasedLocalSGD(HerdingMeter(ours.CDGraB(FedAdam(), sketch_size=4)), 4)),
-            take=NUM_NODES,
-        )
+    "AdaComm": (lambda: rivals.AdaComm(fedavg(), 4, interval_s=0.0), ["loss"]),
+    "SamplerMetrics": (lambda: ours.SamplerMetrics(fedavg()), [keys.SAMPLER]),
+    "OverSelect": (lambda: ours.OverSelect(fedavg(), take=NUM_NODES), TIMES),
+    "RandomSelection": (lambda: ours.RandomSelection(fedavg(), NUM_NODES), TIMES),
+    "Oort": (lambda: rivals.Oort(fedavg(), NUM_NODES, profiling=True), ["loss", *TIMES]),
+    "PowerOfChoice": (lambda: rivals.PowerOfChoice(fedavg(), NUM_NODES), ["loss"]),
+    "DeadlineSelection": (lambda: rivals.DeadlineSelection(fedavg(), deadline_s=100.0), TIMES),
+    "FedBuff": (lambda: ours.FedBuff(fedavg(), buffer_size=NUM_NODES), TIMES),
+    "FedBuff slices": (
+        lambda: ours.FedBuff(
+            ours.LocalSteps(fedavg(), fast_steps=4, budget="slice"), buffer_size=NUM_NODES
+        ),
+        TIMES + STEPS,
+    ),
+    "FedAsync": (lambda: rivals.FedAsync(fedavg()), TIMES),
+    "FedAT": (lambda: rivals.FedAT(fedavg(), NUM_NODES, 1), TIMES),
+    "FedCompass": (lambda: rivals.FedCompass(fedavg(), 2, 4), TIMES + STEPS),
+    "Recorded": (lambda: recorded(fedavg()), ["loss"]),
+    "composition": (
+        lambda: recorded(
+            ours.OverSelect(
+                tifl(ours.BiasedLocalSGD(HerdingMeter(ours.CDGraB(FedAdam(), sketch_size=4)), 4)),
+                take=NUM_NODES,
+            )
+        ),
+        [keys.TIMING, keys.ORDER, HERDING, *STEPS],
     ),
 }
+"""How a wrapper is made; records and metrics that it reads beside arrays and examples."""
 
 
 AS_THEY_COME = (rivals.FedAsync, rivals.FedAT, rivals.FedCompass)
@@ -284,33 +267,28 @@ def survive(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
 def test_hostile_node_costs_its_own_reply_only(name, survive):
-    rng = random.Random(name)
+    rng, (make, reads) = random.Random(name), WRAPPERS[name]
     for _ in range(EXAMPLES):
-        survive(WRAPPERS[name](), plan(rng, READS[name]))
+        survive(make(), plan(rng, reads))
 
 
-OTHER_LENGTH = [(keys.SKETCH_SIZE, 1), (keys.VECTORS, bytes(8))]
+def other_length(record):
+    return [(record, keys.SKETCH_SIZE, 1), (record, keys.VECTORS, bytes(8))]
+
+
 FOUND = {
     "the first reply has no examples": ("Recorded", [("metrics", "num-examples", 0)], 0),
     "too many examples to add up": ("Recorded", [("metrics", "num-examples", 1e308)], 1),
     "a list where others have a number": ("Recorded", [("metrics", "loss", [1.0, 2.0])], 1),
     "an array that numpy cannot read": ("LocalSteps", [("arrays", "w", ARRAYS[7])], 1),
     "a value whose square is infinite": ("composition", [("arrays", "w", ARRAYS[2])], 1),
-    "the first to say how long vectors are": (
-        "HerdingMeter",
-        [(HERDING, *entry) for entry in OTHER_LENGTH],
-        1,
-    ),
-    "the first to say how long pairs are": (
-        "CDGraB",
-        [(keys.ORDER, *entry) for entry in OTHER_LENGTH],
-        1,
-    ),
+    "the first to say how long vectors are": ("HerdingMeter", other_length(HERDING), 1),
+    "the first to say how long pairs are": ("CDGraB", other_length(keys.ORDER), 1),
 }
 
 
 @pytest.mark.parametrize("what", sorted(FOUND))
 def test_former_faults_cost_one_reply_only(what, survive):
     name, entries, num_failures = FOUND[what]
-    records = survive(WRAPPERS[name](), {(0, 1): entries})
+    records = survive(WRAPPERS[name][0](), {(0, 1): entries})
     assert len(records[1]["failures"]) == num_failures

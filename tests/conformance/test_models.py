@@ -82,16 +82,20 @@ def make_app(train, helps, mods=()) -> ClientApp:
 # --- boosted trees -----------------------------------------------------------------------------
 
 
-def forest(trees) -> ArrayRecord:
-    """Make a model as XGBoost writes it, as far as Flower reads it."""
+def in_bytes(text) -> ArrayRecord:
+    """Make an array of a text, as models of XGBoost travel."""
+    return ArrayRecord([np.frombuffer(text.encode(), np.uint8)])
+
+
+def forest(trees, /, **changes) -> ArrayRecord:
+    """Make a model as XGBoost writes it, as far as Flower reads it; changes spoil it."""
     model = {
         "gbtree_model_param": {"num_trees": str(len(trees)), "num_parallel_tree": "1"},
         "iteration_indptr": list(range(len(trees) + 1)),
         "trees": trees,
         "tree_info": [0] * len(trees),
     }
-    whole = json.dumps({"learner": {"gradient_booster": {"model": model}}})
-    return ArrayRecord([np.frombuffer(whole.encode(), np.uint8)])
+    return in_bytes(json.dumps({"learner": {"gradient_booster": {"model": model | changes}}}))
 
 
 def trees_of(arrays) -> list[dict]:
@@ -111,33 +115,21 @@ def grow(keep):
     return train
 
 
-def in_bytes(text: bytes) -> ArrayRecord:
-    """Make an array of a text, as models of XGBoost travel."""
-    return ArrayRecord([np.frombuffer(text, np.uint8)])
-
-
-def changed(**changes) -> ArrayRecord:
-    """Make a model that is not whole."""
-    whole = json.loads(forest([{"id": 0}])["0"].numpy().tobytes())
-    whole["learner"]["gradient_booster"]["model"] |= changes
-    return in_bytes(json.dumps(whole).encode())
-
-
 BAD = {
-    "no model": in_bytes(b"garbage"),
-    "empty": in_bytes(b""),
+    "no model": in_bytes("garbage"),
+    "empty": in_bytes(""),
     "floats": ArrayRecord([np.zeros(3)]),
     "two": ArrayRecord([np.zeros(3, np.uint8)] * 2),
     "none": ArrayRecord([]),
     "another name": ArrayRecord({"w": forest([{}])["0"]}),
 }
 BAD_JSON = {
-    "no booster": in_bytes(b"{}"),
-    "fewer trees": changed(trees=[]),
-    "no tree": changed(trees=["oak"]),
-    "no rounds": changed(iteration_indptr=[]),
-    "no numbers": changed(gbtree_model_param={"num_trees": "1"}),
-    "no group": changed(tree_info={}),
+    "no booster": in_bytes("{}"),
+    "fewer trees": forest([{"id": 0}], trees=[]),
+    "no tree": forest([{"id": 0}], trees=["oak"]),
+    "no rounds": forest([{"id": 0}], iteration_indptr=[]),
+    "no numbers": forest([{"id": 0}], gbtree_model_param={"num_trees": "1"}),
+    "no group": forest([{"id": 0}], tree_info={}),
 }
 
 
@@ -158,7 +150,7 @@ def test_what_is_no_forest_costs_the_reply(kind, bad):
     train, strategy = APPS[kind]
     app = make_app(train, helps=False, mods=[lie])
     grid = LocalGrid(app, [DeviceProfile()] * NODES)
-    result = History(strategy()).start(grid, in_bytes(b""), num_rounds=4)
+    result = History(strategy()).start(grid, in_bytes(""), num_rounds=4)
     grown_by = [tree["grown-by"] for tree in trees_of(result.arrays)]
     assert set(grown_by) == {0, 2, 3}
 

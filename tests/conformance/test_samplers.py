@@ -13,14 +13,12 @@ from flwr_hetero.cd_grab.sampler import METHODS
 from flwr_hetero.mercury.sampler import ESTIMATORS
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import (
-    BatchSampler,
     MercurySampler,
     OrderedSampler,
     PGDSampler,
     PriorityFeed,
     TopLossSampler,
     UniformSampler,
-    WeightedLoss,
 )
 
 NUM, BATCH = 23, 5
@@ -32,34 +30,34 @@ SIGNED = {
     "one too few": ([0, 1], [1.0], "scores must have the shape of indices"),
 }
 POSITIVE = SIGNED | {"negative": ([0, 1], [1.0, -0.5], "importance must be finite and not neg")}
-IGNORED: dict = {}
+IGNORED = {}
 """Scores that ``update`` refuses; a sampler that learns in other ways ignores them all."""
 
 
 class Case(NamedTuple):
     """A sampler: how to make one, what it refuses, and whether it draws every sample."""
 
-    make: Callable[[int, int], BatchSampler]
+    make: Callable
     refuses: dict
     covers: bool = True
 
 
-def mercury(estimator: str) -> Callable[[int, int], BatchSampler]:
+def mercury(estimator):
     return lambda num, seed: MercurySampler(num, BATCH, seed=seed, estimator=estimator)
 
 
-def pgd(rule: str) -> Callable[[int, int], BatchSampler]:
+def pgd(rule):
     return lambda num, seed: PGDSampler(num, BATCH, seed=seed, rule=rule)
 
 
-def ordered(method: str, unit: str = "batch") -> Callable[[int, int], BatchSampler]:
+def ordered(method, unit="batch"):
     return lambda num, seed: OrderedSampler(num, BATCH, seed=seed, method=method, unit=unit)
 
 
-def feed(rule: str, layers: str = "last") -> Callable[[int, int], BatchSampler]:
-    def make(num: int, seed: int) -> BatchSampler:
+def feed(rule, layers="last"):
+    def make(num, seed):
         torch.manual_seed(0)
-        return PriorityFeed(pgd(rule)(num, seed), nn.Linear(2, 2), layers=layers)  # type: ignore[arg-type]
+        return PriorityFeed(pgd(rule)(num, seed), nn.Linear(2, 2), layers=layers)
 
     return make
 
@@ -82,7 +80,7 @@ LEARNERS = {name: case for name, case in CASES.items() if case.refuses}
 every = pytest.mark.parametrize("name", CASES)
 
 
-def learn(sampler: BatchSampler, indices: np.ndarray) -> None:
+def learn(sampler, indices):
     """Do what a training loop does after a batch: the same for the same batch."""
     sampler.update(indices, 0.1 + np.cos(indices) ** 2)
     vectors = torch.stack([torch.arange(1.0, 4.0).mul(int(i)).sin() for i in indices])
@@ -98,7 +96,7 @@ def learn(sampler: BatchSampler, indices: np.ndarray) -> None:
         sampler.on_batch(model, indices, losses)
 
 
-def play(sampler: BatchSampler, count: int) -> list[tuple[list[int], list[float]]]:
+def play(sampler, count):
     batches = []
     for _ in range(count):
         indices, weights = sampler.next_batch()
@@ -107,41 +105,36 @@ def play(sampler: BatchSampler, count: int) -> list[tuple[list[int], list[float]
     return batches
 
 
-def same(one: dict, other: dict) -> bool:
+def same(one, other):
     return one.keys() == other.keys() and all(
-        np.array_equal(one[k], other[k], equal_nan=isinstance(one[k], (np.ndarray, float)))
-        if np.asarray(one[k]).dtype.kind == "f"
-        else np.array_equal(one[k], other[k])
+        np.array_equal(one[k], other[k], equal_nan=np.asarray(one[k]).dtype.kind == "f")
         for k in one
     )
 
 
-def copied(state: dict) -> dict:
+def copied(state):
     return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in state.items()}
 
 
 @every
-def test_batch_has_indices_and_weights(name: str) -> None:
+def test_batch_has_indices_and_weights(name):
     sampler = CASES[name].make(NUM, 0)
     assert (sampler.num_samples, sampler.batch_size) == (NUM, BATCH)
     for _ in range(40):
         indices, weights = sampler.next_batch()
         assert (indices.dtype, weights.dtype) == (np.int64, np.float64)
         assert indices.shape == weights.shape
-        assert indices.ndim == 1
         assert 1 <= len(indices) <= BATCH + 1  # units may differ by one
-        assert indices.min() >= 0
-        assert indices.max() < NUM
-        assert np.isfinite(weights).all()
-        assert (weights >= 0).all()
+        assert set(indices) <= set(range(NUM))
+        assert (np.isfinite(weights) & (weights >= 0)).all()
         learn(sampler, indices)
 
 
 @every
-def test_data_loader_takes_it_as_batch_sampler(name: str) -> None:
+def test_data_loader_takes_it_as_batch_sampler(name):
     sampler, twin = CASES[name].make(NUM, 0), CASES[name].make(NUM, 0)
     data = TensorDataset(torch.arange(NUM))
-    loader = DataLoader(data, batch_sampler=sampler)  # type: ignore[arg-type]
+    loader = DataLoader(data, batch_sampler=sampler)
     assert len(loader) == len(sampler) >= 1
     for _ in range(2):
         drawn = 0
@@ -157,7 +150,7 @@ def test_data_loader_takes_it_as_batch_sampler(name: str) -> None:
 
 
 @every
-def test_seed_determines_all_draws(name: str) -> None:
+def test_seed_determines_all_draws(name):
     make = CASES[name].make
     draws = play(make(NUM, 3), 12)
     assert draws == play(make(NUM, 3), 12)
@@ -167,7 +160,7 @@ def test_seed_determines_all_draws(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bad"), [(name, bad) for name, case in LEARNERS.items() for bad in case.refuses]
 )
-def test_bad_scores_are_refused(name: str, bad: str) -> None:
+def test_bad_scores_are_refused(name, bad):
     sampler, twin = CASES[name].make(NUM, 0), CASES[name].make(NUM, 0)
     play(sampler, 7), play(twin, 7)
     indices, scores, match = CASES[name].refuses[bad]
@@ -178,7 +171,7 @@ def test_bad_scores_are_refused(name: str, bad: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - LEARNERS.keys()))
-def test_scores_are_ignored(name: str) -> None:
+def test_scores_are_ignored(name):
     sampler = CASES[name].make(NUM, 0)
     before = copied(sampler.state_dict())
     for indices, scores, _ in POSITIVE.values():
@@ -187,20 +180,8 @@ def test_scores_are_ignored(name: str) -> None:
 
 
 @every
-def test_sampled_loss_takes_all_but_priorities(name: str) -> None:
-    sampler = CASES[name].make(NUM, 0)
-    if isinstance(sampler, PGDSampler):
-        with pytest.raises(ValueError, match="sampler must learn from losses, got 'PGDSampler'"):
-            WeightedLoss(sampler)
-        return
-    criterion = WeightedLoss(sampler)
-    for batch in sampler:
-        assert torch.isfinite(criterion(torch.zeros(len(batch), 2), torch.tensor(batch) % 2))
-
-
-@every
 @pytest.mark.parametrize("stop", [0, 1, 4, 11])
-def test_stop_save_load_continue(name: str, stop: int) -> None:
+def test_stop_save_load_continue(name, stop):
     make = CASES[name].make
     whole, first, second = make(NUM, 0), make(NUM, 0), make(NUM, 99)
     if isinstance(first, OrderedSampler):
@@ -217,7 +198,7 @@ def test_stop_save_load_continue(name: str, stop: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LEARNERS))
-def test_state_between_batch_and_scores_continues(name: str) -> None:
+def test_state_between_batch_and_scores_continues(name):
     whole, first, second = (CASES[name].make(NUM, 0) for _ in range(3))
     play(whole, 3), play(first, 3)
     expected = play(whole, 9)
@@ -228,7 +209,7 @@ def test_state_between_batch_and_scores_continues(name: str) -> None:
 
 
 @every
-def test_state_of_other_data_is_refused(name: str) -> None:
+def test_state_of_other_data_is_refused(name):
     make = CASES[name].make
     other, sampler, twin = make(NUM + 1, 0), make(NUM, 0), make(NUM, 0)
     for one in (other, sampler, twin):
@@ -240,7 +221,7 @@ def test_state_of_other_data_is_refused(name: str) -> None:
 
 
 @every
-def test_damaged_state_is_refused(name: str) -> None:
+def test_damaged_state_is_refused(name):
     make = CASES[name].make
     sampler, twin = make(NUM, 0), make(NUM, 0)
     play(sampler, 7), play(twin, 7)
@@ -252,12 +233,12 @@ def test_damaged_state_is_refused(name: str) -> None:
         others = {k: v for k, v in state.items() if k != key}
         for damaged in (others, others | {key: None}, others | {key: "damaged"}):
             with pytest.raises(ValueError, match=r"state|the saved"):
-                sampler.load_state_dict(damaged)  # type: ignore[arg-type]
+                sampler.load_state_dict(damaged)
         assert same(sampler.state_dict(), twin.state_dict()), key
     assert play(sampler, 9) == play(twin, 9)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.covers])
-def test_every_sample_is_drawn(name: str) -> None:
+def test_every_sample_is_drawn(name):
     batches = play(CASES[name].make(NUM, 0), 200)
     assert {index for indices, _ in batches for index in indices} == set(range(NUM))

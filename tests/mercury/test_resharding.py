@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from oracles.mercury import match_naively
 
 from flwr_hetero import keys
 from flwr_hetero.mercury.algorithm import Groups
@@ -38,15 +37,12 @@ def test_offers_are_in_proportion_to_importance() -> None:
 
 
 @pytest.mark.parametrize("counts", [[], [9], [0, 3], [1, 1, 1], [9, 2, 2], [5, 5, 9, 8, 0]])
-@pytest.mark.parametrize("seed", range(6))
-def test_match_draws_as_its_naive_twin(counts: list[int], seed: int) -> None:
+def test_match_swaps_as_much_as_can_be(counts: list[int]) -> None:
     offers = {node: list(range(10, 10 + n)) for node, n in zip("fbdca", counts, strict=False)}
-    rng, twin = np.random.default_rng(seed), np.random.default_rng(seed)
-    swaps = match(offers, rng)
-    assert swaps == match_naively(offers, twin)
-    assert rng.random() == twin.random()
+    swaps = match(offers, np.random.default_rng(0))
     used = [slot for swap in swaps for slot in swap]
     assert len(used) == len(set(used))
+    assert all(one[0] != other[0] for one, other in swaps)
     total, most = sum(counts), max(counts, default=0)
     assert len(swaps) == min(total // 2, total - most)
 

@@ -2,7 +2,6 @@
 
 import tracemalloc
 from collections import Counter
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mercury.algorithm import make_groups
 from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
-from flwr_hetero.strategy import Recorded, Resharding, Wrapper
+from flwr_hetero.strategy import Recorded, Resharding
 
 NODES, SLOTS, SIZE = 4, 10, 4 * 2 + 8
 ALL = Counter((float(node), float(slot)) for node in range(NODES) for slot in range(SLOTS))
@@ -141,16 +140,6 @@ def test_after_a_resume_nodes_are_identified_in_time():
     assert names == ["id-1000", "node-1", "node-2", "node-3"]
 
 
-def test_important_samples_go_first():
-    def moved(by_importance):
-        seen = run(2, share=0.2, budget_bytes=10 * SIZE, by_importance=by_importance)[0]
-        return [slot for r, node, s in seen if r == 2 for n, slot in s if n != node]
-
-    important, any_samples = moved(True), moved(False)
-    assert len(important) == len(any_samples) == 2 * NODES
-    assert np.mean(important) > np.mean(any_samples)
-
-
 SPOILT = {
     "too much": {keys.CONTENT: bytes(4 * SIZE), keys.SLOTS: np.arange(4, dtype="<i4").tobytes()},
     "no bytes": {keys.CONTENT: 3.0},
@@ -209,26 +198,6 @@ def test_long_list_is_refused_unread(key, caplog):
     assert peak < 20e6
     assert "node-0" not in swapped(strategy)
     assert f"{key} must hold at most" in caplog.text
-
-
-def test_wrapped_strategy_sees_no_samples():
-    class Inside(Wrapper):
-        seen: ClassVar[list] = []
-
-        def on_replies(self, context, replies):
-            self.seen += [name for reply in replies for name in reply.content]
-            return replies
-
-    grid = LocalGrid(app([]), profiles=[DeviceProfile()] * NODES)
-    Resharding(Inside(FedAvg(fraction_evaluate=0.0))).start(grid, toy_arrays(), 1)
-    assert Inside.seen
-    assert keys.RESHARDING not in Inside.seen
-
-
-def test_nodes_without_resharding_go_on():
-    seen, _, rounds, _ = run(num_rounds=2, spoil=lambda record, node: record.clear())
-    assert trained_in(seen, 2) == ALL
-    assert rounds[-1]["swaps"] == 0
 
 
 @pytest.mark.parametrize(

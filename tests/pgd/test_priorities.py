@@ -59,10 +59,7 @@ def mlp(first=None):
 EXACT = {
     "mlp": mlp,
     "cnn": lambda: images(nn.ReLU(), nn.MaxPool2d(2)),
-    "depthwise": lambda: images(nn.Conv2d(4, 8, 3, groups=4), nn.AdaptiveAvgPool2d(3)),
     "group norm": lambda: images(nn.GroupNorm(2, 4)),
-    "layer norm": lambda: images(nn.LayerNorm(8)),
-    "instance norm": lambda: images(nn.InstanceNorm2d(4, affine=True)),
     "batch norm": lambda: images(nn.BatchNorm2d(4)),
     "embedding": lambda: words(nn.Embedding(9, 6)),
     "gru": lambda: sequences(nn.GRU(8, 6, batch_first=True)),
@@ -99,16 +96,6 @@ def test_models_without_a_forward_mode_are_refused(name):
         sample_priorities(model, LOSS, inputs, TARGETS, some_direction(model))
 
 
-def test_parameters_left_out_do_not_move():
-    torch.manual_seed(3)
-    model, inputs = mlp()
-    direction = some_direction(model)
-    last = {name: d for name, d in direction.items() if name.startswith("2.")}
-    still = {name: d if name in last else torch.zeros_like(d) for name, d in direction.items()}
-    found = [sample_priorities(model, LOSS, inputs, TARGETS, d) for d in (last, still)]
-    torch.testing.assert_close(*found)
-
-
 class FunctionalDropout(nn.Module):
     def forward(self, inputs):
         return nn.functional.dropout(inputs, 0.5, self.training)
@@ -129,22 +116,6 @@ def test_model_and_random_state_stay():
     assert all(p.grad is None for p in model.parameters())
     assert torch.backends.mha.get_fastpath_enabled()
     model(inputs).sum().backward()  # still an ordinary model
-
-
-def test_training_mode_counts_batch_norm_but_no_dropout():
-    torch.manual_seed(8)
-    model, inputs = images(nn.BatchNorm2d(4), nn.Dropout(0.5))
-    step, direction = 1e-3, some_direction(model)
-    found = sample_priorities(model.train(), LOSS, inputs, TARGETS, direction)
-    model[0][2].eval()
-    losses = []
-    for moved in (step, -2 * step):
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p += moved * direction[name]
-            losses.append(LOSS(model(inputs), TARGETS))
-    expected = (losses[0] - losses[1]) / (2 * step)
-    assert (found - expected).abs().max() < 1e-2 * expected.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -83,28 +83,6 @@ def test_sampler_gets_the_steps_priorities(rule, layers, monkeypatch, every_batc
             np.testing.assert_allclose(found, expected[indices].numpy(), rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("rule", "measured"),
-    [("stochastic", [3, 5, 7, 9, 11, 13]), ("topk", list(range(2, 14)))],
-)
-def test_which_batches_are_measured(rule, measured, monkeypatch):
-    monkeypatch.setitem(priority_feed.EVERY, "stochastic", 2)
-    model, inputs, targets = small()
-    sampler, updates, sums = PGDSampler(NUM, 4, rule=rule), [], []
-    feed = PriorityFeed(sampler, model)
-    monkeypatch.setattr(sampler, "update", lambda *_: updates.append(feed._trained + 1))
-    add = feed.gradient.absorb
-    monkeypatch.setattr(
-        feed.gradient,
-        "absorb",
-        lambda num, new: (sums.append((feed._trained + 1, num)), add(num, new)),
-    )
-    loop(model, feed, inputs, targets, 13)
-    assert updates == measured
-    every = measured[1] - measured[0]
-    assert sums == [(batch, 4 * every) for batch in [1, *measured]]
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_diverged_losses_teach_nothing(rule, every_batch):
     model, inputs, targets = small()
@@ -152,7 +130,7 @@ def test_full_pass_is_the_papers_first_step():
         ("rule", "topk", "rule=stochastic, got topk"),
     ],
 )
-def test_damaged_state_is_refused(key, value, match):
+def test_state_of_another_model_or_rule_is_refused(key, value, match):
     model, inputs, targets = small()
     feed = PriorityFeed(PGDSampler(NUM, 4), model)
     state = feed.state_dict()
@@ -170,20 +148,12 @@ def test_damaged_state_is_refused(key, value, match):
     [
         (nn.ReLU(), "last", "model must have parameters, got 'ReLU'"),
         (nn.Linear(2, 2), "first", "layers must be one of last, all"),
-        (nn.LSTM(2, 2), "last", "must be linear in their parameters"),
-        (
-            nn.Sequential(nn.GRU(2, 2), nn.Linear(2, 2)),
-            "all",
-            "must be linear in their parameters .* got 'GRU': take layers='last'",
-        ),
+        (nn.LSTM(2, 2), "last", "must be linear in their .* got 'LSTM': take layers='last'"),
     ],
 )
 def test_bad_arguments_are_refused(model, layers, match):
     with pytest.raises(ValueError, match=match):
         PriorityFeed(PGDSampler(4, 2), model, layers=layers)
-
-
-# --- fed by the loss ---------------------------------------------------------------------
 
 
 def measured_by_loss(layers, dtype=None, scale=1.0, steps=8):
@@ -239,15 +209,6 @@ def test_losses_without_a_backward_pass_teach_nothing():
         feed.on_batch(model, np.arange(4), losses[0])
 
 
-def test_batches_that_are_only_taken_are_an_error():
-    feed = PriorityFeed(PGDSampler(NUM, 4), small()[0])
-    for _ in range(2):
-        for _ in feed:
-            feed.take()
-    with pytest.raises(RuntimeError, match=r"PriorityFeed learns nothing(.|\n)*WeightedLoss"):
-        next(iter(feed))
-
-
 @pytest.mark.parametrize("make", [Tied, lambda: image_net().bfloat16()])
 def test_shared_parameters_and_half_precision_pass_the_check(make):
     torch.manual_seed(2)
@@ -259,14 +220,3 @@ def test_shared_parameters_and_half_precision_pass_the_check(make):
     for indices in feed:
         criterion(net(inputs[indices]), targets[indices]).backward()
     assert feed.summary()["coverage"] == 5 / 6
-
-
-def test_full_pass_of_a_model_in_bfloat16():
-    model, inputs, targets = small()
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        feed = PriorityFeed(PGDSampler(NUM, 4, rule="topk"), model.to(dtype))
-        feed.full_pass(model, LOSS, inputs.to(dtype), targets)
-        found.append(feed.state_dict()["gradient.1.weight"])
-    assert found[1].dtype == np.float32
-    np.testing.assert_allclose(found[1], found[0], atol=0.05 * np.abs(found[0]).max())

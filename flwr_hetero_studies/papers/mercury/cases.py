@@ -1,7 +1,6 @@
 """Mercury against uniform sampling and its other rivals on emulated fleets, in virtual time.
 
 A cell is a link, a partition and a number of nodes. ``bacc`` is the default of ``apps/mercury``.
-What scoring in the background costs is in ``handover.py``.
 """
 
 import json
@@ -15,7 +14,6 @@ from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import Moment, emulate
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.papers.mercury import handover
 from flwr_hetero_studies.tasks import initial_arrays
 
 SETTINGS = {"rows": 12_000, "test-rows": 2000, "num-server-rounds": 60, "batch-size": 32,
@@ -42,7 +40,6 @@ METHODS: dict[str, dict[str, Any]] = {
 """Run-config of each; AdaComm adapts about every ten rounds at 100 Mbit/s."""
 MBPS, ALPHAS, USUAL = (10, 50, 100, 200), (None, 10.0, 1.0, 0.5), (100, 1.0, 4)
 CNN_BYTES = 4 * 20_490
-KEPT = ("variance-ratio", keys.HIDDEN_SHARE)
 OURS = ("experiment", "name", "data", "nodes", "rows", "test-rows")
 """Keys of a case that are no keys of the app's run-config."""
 
@@ -82,7 +79,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
             elif key not in first:
                 first.add(key)
                 yield Trial(full, seed)
-    yield from handover.plan(options)
 
 
 def training(case: Case, seed: int) -> str:
@@ -92,8 +88,6 @@ def training(case: Case, seed: int) -> str:
 
 def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) -> dict[str, Any]:
     """Train once, or give a known training the clock of another link, as two rounds show it."""
-    if case["experiment"] == "handover":
-        return handover.run(case)
     if curve is None:
         return train(case, seed, data)
     # uniform sampling trains alike on every link
@@ -118,10 +112,10 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
     ]
 
     def note(moment: Moment) -> dict[str, float]:
-        record = moment.record
-        stats = record.get("sampler", {})
-        kept = {key: round(stats[key], 4) for key in KEPT if key in stats}
-        return kept | ({"loss": record["global"]["loss"]} if record["global"] else {})
+        stats = moment.record.get("sampler", {})
+        kept = {key: round(stats[key], 4) for key in (keys.HIDDEN_SHARE,) if key in stats}
+        own = moment.record["global"]
+        return kept | ({"loss": own["loss"]} if own else {})
 
     curve = emulate(
         app,

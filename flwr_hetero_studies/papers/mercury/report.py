@@ -25,8 +25,6 @@ PAPER = {"wifi-10": "3.74x", "wifi-50": "3.64x", "wifi-100": "3.62x", "wifi-200"
 12 devices, groups without overlap or resharding."""
 PAPER_RIVALS = {"adacomm": "1.21x to 1.88x", "bacc": "2.4x to 3.7x"}
 """Section 6.2."""
-FLOOR_S = 6.1
-"""Seconds of the shortest round seen in a deployment of Flower 1.41 with an idle client."""
 CELL = ("data", "rows", "model", "batch-size", "learning-rate", "experiment")
 METHOD = ["rounds to target", "seconds to target", "gain at target", "gain over four targets",
           "end accuracy"]  # fmt: skip
@@ -34,8 +32,6 @@ DEFAULT_HEAD = ["task, model, learning rate", "Mbit/s", "data", "nodes", "unifor
                 "end accuracy", f"default: {METHOD[0]}", *METHOD[1:], "not slower",
                 "paper"]  # fmt: skip
 RIVALS_HEAD = ["method", *METHOD, "scoring hidden", "paper"]
-HANDOVER = ["samples of 28x28", "20 steps of training, s", "handing over, s", "collecting, s",
-            "added, s", "of the shortest round"]  # fmt: skip
 Methods = Mapping[str, list[Line]]
 """The runs of a cell by method."""
 
@@ -139,15 +135,6 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
     return parts | {"rivals": text, "low": min(known), "high": max(known)} if parts else {}
 
 
-def handover(lines: list[Line]) -> str:
-    """Tabulate what scoring in the background adds to a round."""
-    forms = {"training_s": "{}", "handing_over_s": "{}", "collecting_s": "{}",
-             "added_s": "{added_s} ({lowest_s} to {highest_s})", "floor": "{:.1f} %"}  # fmt: skip
-    for line in lines:
-        line["metrics"]["floor"] = 100 * line["metrics"]["added_s"] / FLOOR_S
-    return tables.table(HANDOVER, tables.rows(lines, forms, "samples"))
-
-
 def draw_cells(cells: list[Methods], path: Path) -> None:
     """Draw accuracy against virtual time, a panel per cell, mean over seeds."""
     shown = (UNIFORM, DEFAULT, "free", "bacc, paper", "adacomm")
@@ -171,13 +158,10 @@ def draw_cells(cells: list[Methods], path: Path) -> None:
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
     parts: dict[str, Any] = {}
-    runs = [line for line in lines if "sampling" in line["case"]]
-    if cells := [methods for methods in cells_of(runs) if DEFAULT in methods]:
-        seeds = record.seeds(runs)
+    if cells := [methods for methods in cells_of(lines) if DEFAULT in methods]:
+        seeds = record.seeds(lines)
         draw_cells(cells, folder / "curves.png")
-        parts |= {"runs": len(runs), "case": runs[0]["case"], "first_seed": seeds[0]}
+        parts |= {"runs": len(lines), "case": lines[0]["case"], "first_seed": seeds[0]}
         parts |= {"last_seed": seeds[-1], **default(cells), **rivals(cells)}
-        parts["versions"] = record.software(runs, "flwr", "torch", "numpy")
-    if own := record.of(lines, experiment="handover"):
-        parts["handover"] = handover(own)
+        parts["versions"] = record.software(lines, "flwr", "torch", "numpy")
     return parts

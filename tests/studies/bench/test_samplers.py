@@ -1,15 +1,10 @@
-"""The page of the samplers: chance gains nothing, half the time is a gain of two; bounds."""
+"""The page of the samplers: chance gains nothing, half the time is a gain of two."""
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from flwr_hetero.sampler import UniformSampler
-from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.samplers import bounds, cases, report
-from flwr_hetero_studies.tasks.data import Examples
+from flwr_hetero_studies.samplers import cases, report
 
 
 def line(name, seed, averaged, **case):
@@ -39,18 +34,6 @@ def test_half_the_time_is_a_gain_of_two():
     assert report.gains(never, base, "averaged")[0] == pytest.approx(40 / 60, rel=0.06)
 
 
-def test_results_make_a_page(tmp_path):
-    rng = np.random.default_rng(1)
-    lines = [noisy(n, 0, rng) for n in (cases.BASE, "half batches", "double batches", "mercury")]
-    times = {"step_ms": 4.0, "half_step_ms": 3.0, "forward_ms": 1.0, "uniform_ms": 0.1}
-    price = {"experiment": "price", "name": "digits", "model": "mlp", "batch-size": 16}
-    lines.append({"case": price, "metrics": times | {"mercury_ms": 0.3}, "versions": {}})
-    parts = report.report(lines, tmp_path)
-    assert "| digits | mlp, 16 | 4.00 ms |" in parts["prices"]
-    assert "| 50% | 1.33 | 5.0% |" in parts["prices"]
-    assert parts["tasks"] == 1
-
-
 def test_a_task_may_take_the_rates_of_another():
     lines = []
     options = Options(cases.SETTINGS, "fashion_mnist")
@@ -73,25 +56,3 @@ def test_averaging_is_held_against_the_last_model_at_its_own_rate():
     found = report.averaging([base, own_rate])
     assert "| digits | 0.1 | 0.3 | 80.0 | 80.0 | 1.88 |" in found["table"]
     assert (found["enough"], found["least"]) == (1, 1)
-
-
-def test_draws_by_fresh_norms_are_unbiased_and_less_noisy():
-    """Of the last layer's gradient, whose norms they are drawn by."""
-    torch.manual_seed(0)
-    train = Examples(torch.randn(64, 5) * torch.logspace(-2, 1, 64)[:, None], torch.arange(64) % 3)
-    model = nn.Linear(5, 3)
-    found = {}
-    for name, sampler in {
-        "uniform": UniformSampler(64, 8),
-        "norms": bounds.FreshNorms(train, model, 8, 0),
-    }.items():
-        found[name] = []
-        for _ in range(800):
-            model.zero_grad()
-            alone.weighted_backward(model, train, *sampler.next_batch())
-            found[name].append(model.weight.grad.flatten().numpy().copy())
-    means = {name: np.mean(one, axis=0) for name, one in found.items()}
-    spread = {name: np.var(one, axis=0).sum() for name, one in found.items()}
-    assert 5 * spread["norms"] < spread["uniform"]
-    error = np.abs(means["norms"] - means["uniform"]).max()
-    assert error < 5 * np.sqrt(spread["uniform"] / 800)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
-from flwr_hetero_studies.core.experiment import PAPERS, Claim, Experiment, Finding, times
-from flwr_hetero_studies.core.plan import NotHereError, Options
+from flwr_hetero_studies.core.experiment import Claim, Experiment, Finding, times
+from flwr_hetero_studies.core.plan import NotHereError
 from flwr_hetero_studies.papers import cases as catalogue
 
 
@@ -96,19 +96,3 @@ def test_fast_says_what_it_cuts_and_not_why_where_all_holds(experiments, capsys)
 def test_wrong_arguments_are_one_line(experiments, capsys, arguments, text):
     assert main(["reproduce", *arguments]) == 2
     assert text in capsys.readouterr().err
-
-
-def test_every_experiment_is_named_once_and_says_why_it_is_not_run():
-    every = catalogue.find()
-    names = [(each.paper, each.name) for each in every]
-    assert len(set(names)) == len(names)
-    assert {paper for paper, _ in names} <= set(PAPERS)
-    assert all(each.run or each.why for each in every)
-    assert all(each.run is None or each.cut for each in every), "--fast says what it cuts"
-
-
-def test_options_pick_by_form_and_take_given_data():
-    assert Options(fast=True).pick(3, 500) == 3
-    assert Options().pick(3, 500) == 500
-    assert Options().dataset("images") == "digits"
-    assert Options(data="/data").dataset("images") == "/data"

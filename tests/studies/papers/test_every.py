@@ -1,14 +1,25 @@
-"""Every experiment, in its short form."""
+"""Every experiment: in the committed record, and in its short form."""
 
 import json
 import math
 
 import pytest
 
+from flwr_hetero_studies.core.bench import CLAIMS
 from flwr_hetero_studies.core.plan import NotHereError, Options
+from flwr_hetero_studies.core.record import read
 from flwr_hetero_studies.papers.cases import find
 
 RUN = [each for each in find() if each.run]
+
+
+def test_every_experiment_is_recorded_or_says_why_not():
+    known = {(x["case"]["experiment"], x["case"]["name"]) for x in read(CLAIMS["papers"])}
+    # biased local SGD's figure 1 wants a GPU
+    assert known == {(x.paper, x.name) for x in RUN} - {("biased-local-sgd", "figure-1")}
+    assert len(RUN) >= 30
+    assert len({(each.paper, each.name) for each in find()}) == len(find())
+    assert all(each.cut if each.run else each.why for each in find())
 
 
 @pytest.mark.nightly
