@@ -6,8 +6,7 @@ from typing import Any
 
 from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.fednova import FedNova
-from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
+from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, FedNova, LocalSteps
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.mercury.strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded

@@ -79,12 +79,8 @@ class LyingGrid(LocalGrid):
         super().__init__(app, profiles, **settings)
         self.lies = lies
 
-    def _answers(self, messages):
-        answers = zip(messages, super()._answers(messages), strict=True)
-        return [self.rewritten(message, *answer) for message, answer in answers]
-
-    def rewritten(self, message, arrival_s, reply):
-        """Return when the node's lie arrives, and the lie."""
+    def _answer(self, message):
+        arrival_s, reply = super()._answer(message)
         lie = self.lies.get(message.metadata.dst_node_id - 1000)
         if lie is not None and reply is not None and reply.has_content():
             reply = lie(message, reply) or reply

@@ -157,7 +157,13 @@ def largest_weight(weights: ArrayLike) -> float:
 
 @dataclass
 class ReplyMeans:
-    """Running means of a node's replies: of the last ones, or of all its idle times."""
+    """Running means of a node's replies: of the last ones, or of all its idle times.
+
+    >>> means = ReplyMeans()
+    >>> means.add(weight=2.0, age_s=5.0, idle_s=None, discount=0.5)
+    >>> means.interval_s(idle_s=1.0)
+    6.0
+    """
 
     weight: float = 0.0
     age_s: float = 0.0
@@ -191,6 +197,11 @@ class RateCorrection:
     r"""Weights :math:`p_i^a \, r_i^{-b}`, which undo how often each node replies.
 
     Powers are (a, b), p a node's weight, r its rate; no weight is above ``max_weight`` means.
+
+    >>> correction = RateCorrection((1.0, 0.0), max_weight=None)
+    >>> correction.learn("a", 2.0, sent_s=0.0, arrived_s=1.0, discount=1.0)
+    >>> correction.means["a"].weight
+    2.0
     """
 
     def __init__(self, powers: tuple[float, float], max_weight: float | None) -> None:

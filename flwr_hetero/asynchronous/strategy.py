@@ -245,7 +245,7 @@ class FedBuff(Rule):
             by_number = rate_correction is not None
             name = "rate_correction" if by_number else "weighting"
             check_unscaled(self, name, rate_correction if by_number else weighting)
-        self.buffer_size, self.size = buffer_size, 1
+        self.buffer_size, self.weighting, self.size = buffer_size, weighting, 1
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Draw nodes; where rates are undone, none that has sent half of a buffer."""

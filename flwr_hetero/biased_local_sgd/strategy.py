@@ -1,4 +1,4 @@
-"""Local steps by speed, and biased local SGD: models by steps, high losses on fast nodes."""
+"""Local steps by speed; biased local SGD: models by steps, high losses on fast nodes; FedNova."""
 
 from collections.abc import Mapping, Sequence
 from logging import INFO
@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.biased_local_sgd.algorithm import fast_class, fast_share, gamma_steps, timed_steps
+from flwr_hetero.biased_local_sgd.algorithm import (
+    correction_scales,
+    fast_class,
+    fast_share,
+    gamma_steps,
+    timed_steps,
+)
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of
+from flwr_hetero.server.aggregate import normalised
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.state_dict import StateDict, entries_below
 
@@ -65,8 +72,8 @@ class LocalSteps(MeasuredSteps):
     Notes
     -----
     A node that was never measured gets one step: the first round of a new fleet is its profiling.
-    A reply without ``num-steps`` is scaled least. Less than a third of the nodes cannot move a
-    measured gamma, or the default deadline by more than 2: give gamma where fewer are fast.
+    Less than a third of the nodes cannot move a measured gamma, or the default deadline by more
+    than 2: give gamma where fewer are fast.
 
     References
     ----------
@@ -240,22 +247,22 @@ class BiasedLocalSGD(LocalSteps):
         """Write each node's steps, and what it needs to choose its samples."""
         # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
-        message_of = {message.metadata.dst_node_id: message for message in messages}
-        node_ids = sorted(message_of, key=context.fleet.nodes.sort_key)
+        sort_key, fast_nodes = context.fleet.nodes.sort_key, self.fast_nodes()
+        asked = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
             # a node that was never measured chooses its first samples
-            node_ids = [n for n in node_ids if self.identity(n) in self.speeds.step_s]
-        fast_nodes = self.fast_nodes()
-        steps = [assigned_steps(message_of[node_id]) for node_id in node_ids]
-        fast = [self.identity(node_id) in fast_nodes for node_id in node_ids]
+            known = self.speeds.step_s
+            asked = [m for m in asked if self.identity(m.metadata.dst_node_id) in known]
+        steps = [assigned_steps(message) for message in asked]
+        fast = [self.identity(message.metadata.dst_node_id) in fast_nodes for message in asked]
         if self.shared is not None:
             # l. 3 to 6 of the data that all nodes see
-            self.shared.assign([message_of[node_id] for node_id in node_ids], steps, fast)
-        elif self.high_loss_fraction is not None and node_ids:
+            self.shared.assign(asked, steps, fast)
+        elif self.high_loss_fraction is not None and asked:
             # l. 3 to 6 are the nodes' own: TopLossSampler needs N_F / N and lambda
             share = self.share or fast_share(steps, fast) or 1.0
-            for node_id, is_fast in zip(node_ids, fast, strict=True):
-                config = config_of(message_of[node_id])
+            for message, is_fast in zip(asked, fast, strict=True):
+                config = config_of(message)
                 config[keys.FAST], config[keys.FAST_SHARE] = is_fast, share
                 config[keys.HIGH_LOSS_FRACTION] = self.high_loss_fraction
         return messages
@@ -291,3 +298,42 @@ class BiasedLocalSGD(LocalSteps):
         if self.shared is not None:
             self.shared.load_state_dict(entries_below("shared.", state))
         super().load_state_dict(state)
+
+
+class FedNova(LocalSteps):
+    r"""Unbalanced local steps of plain SGD whose updates are averaged per step.
+
+    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
+
+    Parameters
+    ----------
+    strategy, fast_steps, **budget
+        As for :class:`LocalSteps`, but for ``step_correction``.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
+
+    References
+    ----------
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization", NeurIPS 2020.
+
+    Examples
+    --------
+    >>> strategy = FedNova(fast_steps=32)
+    """
+
+    name: ClassVar[str] = "fednova"
+
+    def __init__(
+        self, strategy: Strategy | None = None, fast_steps: int = 32, **budget: Any
+    ) -> None:
+        super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
+
+    def scales(
+        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
+    ) -> NDArray[np.float64]:
+        """Return FedNova's scales: by the mean of the round's nodes, not of all seen."""
+        return correction_scales(steps, float(normalised(weights) @ steps), self.step_correction)

@@ -39,10 +39,8 @@ class DeviceProfile:
 
     Examples
     --------
-    >>> DeviceProfile(compute_factor=0.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: compute_factor must be a number in (0, inf), got 0.0.
+    >>> DeviceProfile(compute_factor=4.0, uplink_mbps=10.0).compute_factor
+    4.0
     """
 
     compute_factor: float = 1.0

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 class Hetero:
     """The mod ``hetero`` and what a ClientApp's function asks of it.
 
-    As a mod it adds to a reply how long the node took, the steps that it did, and what its samplers
-    have to say, which Flower's strategies ignore; it keeps the samplers' state and the place in the
-    pass over the data.
+    As a mod it adds times, steps and what samplers have to say to a reply, which Flower ignores; it
+    keeps the samplers' state and the place in the pass over the data.
 
     Examples
     --------
@@ -114,11 +113,7 @@ class StepLoader:
     msg : Message or mapping
         The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
         ``fit`` of Flower's older API; ``num_steps`` is what it asks for, ``len()`` one pass's part.
-
-    Raises
-    ------
-    ValueError
-        If an argument is none of these, ``num-steps`` is below 1, or a pass gives no batch.
+        ValueError if it is none of these or below 1, or a pass gives no batch.
 
     Examples
     --------

@@ -68,6 +68,8 @@ def restore(sampler: Any, context: Context, name: str) -> bool:
 def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
     """Continue a sampler as :func:`restore` does, and keep its state when the app returns.
 
+    RuntimeError without ``ClientApp(mods=[hetero])``, or another mod of this package.
+
     Parameters
     ----------
     sampler : BatchSampler
@@ -76,11 +78,6 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
         The context passed to the ClientApp.
     name : str
         Name of the state, if there are several.
-
-    Raises
-    ------
-    RuntimeError
-        Without ``ClientApp(mods=[hetero])``, or another mod of this package.
 
     Examples
     --------
@@ -108,8 +105,7 @@ def follow(
     """Let a sampler follow the server's instruction, and keep it; the mod adds its answer.
 
     For ``OrderedSampler`` with ``CDGraB`` and ``TopLossSampler`` with ``BiasedLocalSGD``, trained
-    with :class:`~flwr_hetero.sampler.WeightedLoss`. Parameters and errors are those of
-    :func:`keep`, and:
+    with ``WeightedLoss``. Parameters and errors are those of :func:`keep`, and:
 
     Parameters
     ----------

@@ -140,12 +140,7 @@ class WeightedLoss(nn.Module):
     loss_fn : callable
         ``loss_fn(outputs, targets)`` made with ``reduction="none"``; cross-entropy if left out.
         Losses of several elements per example are averaged over those whose target is not the
-        ``ignore_index``.
-
-    Raises
-    ------
-    ValueError
-        If an argument is none of these.
+        ``ignore_index``. ValueError if an argument is none of these.
 
     Examples
     --------

@@ -151,7 +151,6 @@ class NodeBook:
         """Failures in a row, by kind and identity: "silence" in rounds, "train", "evaluate"."""
         self.profile_kind: str | None = None
         """Type of the message that times a node, once it is known what the ClientApp handles."""
-        self._asked: set[int] = set()
         # nodes that are backed off, until when
         self._until_s: dict[int, float] = {}
         self._warned: Counter[str] = Counter()
@@ -183,9 +182,8 @@ class NodeBook:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
 
     def learn_new(self, grid: Grid, node_ids: Iterable[int]) -> None:
-        """Read names and public keys if some of these nodes are asked for the first time."""
-        if new := set(node_ids) - self._asked:
-            self._asked |= new
+        """Read names and public keys if some of these nodes have no identity yet."""
+        if not all(map(self.knows, node_ids)):
             self.learn(grid)
 
     def set_partition_id(self, node_id: int, partition_id: int) -> None:

@@ -209,8 +209,8 @@ class Wrapper(Strategy):
             self.fleet.begin_round()
             context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
         view = self.before_train(context, grid)
-        ask, given = self.inner.configure_train, (server_round, arrays, config, view)
-        messages = self._ask(ask, given, context) if _has_nodes(view, grid) else []
+        given = server_round, arrays, config, view
+        messages = self._ask(self.inner.configure_train, given, context, grid)
         own = self.on_instructions(context, messages, grid)
         if self.outer is None:
             context.ask(own, grid)
@@ -240,9 +240,9 @@ class Wrapper(Strategy):
             # Flower's FedAdam gives float64
             if arrays is not None and context.arrays:
                 arrays = keep_dtypes(arrays, context.arrays)
-            names = context.counted, list(map(context.identity, context.failed))
+            failed = [context.identity(node_id) for node_id in context.failed]
             for wrapper in self.wrappers():
-                wrapper.on_train_end(context, *names)
+                wrapper.on_train_end(context, context.counted, failed)
             check_progress(context)
         return arrays, metrics
 
@@ -258,8 +258,8 @@ class Wrapper(Strategy):
         if context is None:
             context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
         view = self.before_evaluate(context, grid)
-        ask, given = self.inner.configure_evaluate, (server_round, arrays, config, view)
-        own = self._ask(ask, given, context) if _has_nodes(view, grid) else []
+        given = server_round, arrays, config, view
+        own = self._ask(self.inner.configure_evaluate, given, context, grid)
         if self.outer is None:
             context.ask(own, grid)
         return own
@@ -279,17 +279,24 @@ class Wrapper(Strategy):
             drop_partial_metrics(good := count(context, good, self._weight_key))
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
-            names = context.counted, list(map(context.identity, context.failed))
+            failed = [context.identity(node_id) for node_id in context.failed]
             for wrapper in self.wrappers():
-                wrapper.on_evaluate_end(context, *names)
+                wrapper.on_evaluate_end(context, context.counted, failed)
             check_progress(context, "evaluation")
         return metrics
 
-    def _ask(self, ask: Callable[..., Any], given: Any, context: Exchange) -> list[Message]:
-        """Let the wrapped strategy write instructions; each has records of its own."""
+    def _ask(
+        self, ask: Callable[..., Any], given: tuple[Any, ...], context: Exchange, grid: Grid
+    ) -> list[Message]:
+        """Let the wrapped strategy write instructions for the nodes that it is shown."""
+        view = given[-1]
+        # Flower's sampling waits indefinitely for one
+        if view is not grid and not any(True for _ in view.get_node_ids()):
+            return []
         if isinstance(self.inner, Wrapper):
             return list(ask(*given, context))
         messages: list[Message] = list(ask(*given))
+        # Flower's strategies share one among all messages
         for message in messages:
             message.content = own_records(message.content)
         return messages
@@ -331,8 +338,3 @@ class Wrapper(Strategy):
                 return getattr(strategy, name)
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
         raise AttributeError(f"{name!r} is no attribute of any strategy in {names}")
-
-
-def _has_nodes(view: Grid, grid: Grid) -> bool:
-    """Return whether there is a node to ask; Flower's sampling waits indefinitely for one."""
-    return view is grid or any(True for _ in view.get_node_ids())

@@ -1,8 +1,7 @@
 """Timing nodes while they train; the paper's phase (section 4.2) is the case of rounds of its own.
 
 A node is sent the instruction of a round like all others. The round goes on with the first replies;
-a later one gives the node's latency and nothing else, and until it is here the node is not asked
-again. A phase waits for all, and later joiners are sent a message that no round waits for.
+a later one gives the node's latency and nothing else, and until it is here the node is not asked.
 """
 
 import json
@@ -39,12 +38,13 @@ STATE = {"last_profile": int, "forming": int, "times": str, "failures": str}
 
 @dataclass
 class LateWork:
-    """What a node does while rounds go on: when it began and is over, by the fleet's clock."""
+    """What a node does while rounds go on, by the fleet's clock."""
 
     node_id: int
     began_s: float
     over_s: float
     seconds: float = math.nan
+    missing_s: float = 0.0
     is_here: bool = False
 
 
@@ -70,7 +70,7 @@ class Latencies:
         # timed since the tiers were formed; asked for a latency
         self._fresh: set[str] = set()
         self._known: set[int] = set()
-        self._more, self._num_online, self._looked_s = True, 0, 0.0
+        self._more, self._num_online = True, 0
 
     # --- tiers -------------------------------------------------------------------------
 
@@ -201,8 +201,6 @@ class Latencies:
         self._known.update(new)
         return new
 
-    # --- a round's replies -----------------------------------------------------------------
-
     def take(
         self, context: Exchange, replies: list[Message], enough: int | None, online: Set[int]
     ) -> list[Message]:
@@ -213,7 +211,7 @@ class Latencies:
         began_s = clock.virtual_s - round_s
         self.left_out = [message.metadata.dst_node_id for message in context.surplus]
         for message in context.surplus:
-            self._leave(message, message.metadata.dst_node_id, began_s)
+            self._leave(message, message.metadata.dst_node_id, began_s).missing_s = round_s
         seconds = {id(reply): self._latency_of(context, reply, online) for reply in replies}
         counting = set(sorted(seconds, key=lambda i: seconds[i])[:enough])
         end_s = max((seconds[i] for i in counting), default=0.0)
@@ -232,7 +230,6 @@ class Latencies:
                 work.over_s, work.seconds, work.is_here = began_s + took_s, took_s, True
             else:
                 self._note(node_id, took_s)
-        self._looked_s = clock.virtual_s
         return [reply for reply in replies if id(reply) in counting]
 
     def _latency_of(self, context: Exchange, reply: Message, online: Set[int]) -> float:
@@ -271,7 +268,8 @@ class Latencies:
         for reply in late_replies(grid, self.fleet, open_ids, wait_s):
             if (work := self.late.get(reply.metadata.reply_to_message_id)) is not None:
                 self._time(late, reply, work, online)
-        self._looked_s = clock.virtual_s
+        for work in (work for work in self.late.values() if not work.is_here):
+            work.missing_s = clock.virtual_s - work.began_s
 
     def _time(self, late: Exchange, reply: Message, work: LateWork, online: Set[int]) -> None:
         """Learn from a reply how long its node took."""
@@ -283,7 +281,7 @@ class Latencies:
             return
         seconds, latency = self._latency_of(late, reply, online), late.latency_of(reply)
         # it may claim less than it can have taken: the reply was not there before
-        work.seconds = max(seconds, TRUSTED * (self._looked_s - work.began_s))
+        work.seconds = max(seconds, TRUSTED * work.missing_s)
         if latency is not None and latency.emulated:
             work.over_s = max(now_s, work.began_s + work.seconds)
         for wrapper in self.strategy.top.wrappers():
@@ -330,8 +328,6 @@ class Latencies:
         """Let nodes that kept failing try once more: another failure, and they are left out."""
         for name, count in self._failures.items():
             self._failures[name] = min(count, MAX_FAILURES - 1)
-
-    # --- state -------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
         """Return latencies and failures; nodes at their first work are asked again on a resume."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence, Set
-from logging import INFO, WARNING
+from logging import DEBUG, INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
@@ -137,8 +137,6 @@ class TiFL(Selection):
         self._new_tiers = False
         self._enough: int | None = None
 
-    # --- tiers -------------------------------------------------------------------------
-
     def on_start(self, run: Run) -> None:
         """Profile the fleet if asked for, or find the nodes of a checkpoint again."""
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
@@ -174,13 +172,12 @@ class TiFL(Selection):
         if tiers is not self.tiers:
             self._new_tiers, sizes = True, [len(names) for names in tiers.members]
             why = f": {tiers.why_so_few}" if tiers.why_so_few else ""
-            log(WARNING if why else INFO, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
+            level = WARNING if why else DEBUG if self.timing.late else INFO
+            log(level, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
         self.tiers = tiers
         self.state = (
             algorithm.steer(state, None, tiers.seconds) if self.named == ADAPTIVE else state
         )
-
-    # --- selection ---------------------------------------------------------------------
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
@@ -236,8 +233,6 @@ class TiFL(Selection):
         find, free = self.fleet.nodes.find, self._free(online)
         return lambda identity: node_id if free(node_id := find(identity)) else None
 
-    # --- replies -----------------------------------------------------------------------
-
     def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         """Return whether a node of a simulation says how long it took; elsewhere it need not."""
         latency = context.latency_of(reply)
@@ -258,8 +253,6 @@ class TiFL(Selection):
             # the paper is silent on rounds without a reply
             self.state = self.state if good else algorithm.refund(self.state)
         self.timing.count(list(good), failed)
-
-    # --- evaluation ----------------------------------------------------------------------
 
     def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
         """Return all free nodes; where only TiFL needs figures, the same of every tier."""
@@ -289,8 +282,6 @@ class TiFL(Selection):
             weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")
             self.evaluated = self.tiers.accuracy(reported, weight_key)
         return replies
-
-    # --- history and state -------------------------------------------------------------
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Leave out of the nodes that trained those that are only timed."""

@@ -75,7 +75,6 @@ def for_task(
     devices: list[DeviceProfile], examples: int, model_mb: float, own: int, own_mb: float
 ) -> tuple[DeviceProfile, ...]:
     """Scale devices, so that epochs and transfers of the small task take what the user's do."""
-    # an epoch and a transfer take what they took
     scale, ratio = examples / own, own_mb / model_mb
     return tuple(
         replace(

@@ -18,7 +18,6 @@ HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nod
 
 
 def found_rows(lines: list[Line]) -> list[Row]:
-    # judged as the advice judges its own runs
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
     judged = {

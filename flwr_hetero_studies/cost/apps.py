@@ -1,8 +1,7 @@
-"""What a method costs in CPU time in apps of five kinds; the table of docs/apps.md.
+"""What a method costs in CPU time in apps of five kinds: ``python -m ...`` writes docs/apps.md.
 
-Each app with and without the method, turn by turn, where both do the same work: all nodes train in
-every round, and take the steps of one epoch. Evaluation is left out. The apps are those of the
-tests. ``python -m flwr_hetero_studies.cost.apps`` writes the table from the record.
+Each app, one of the tests, with and without the method, turn by turn, where both do the same work:
+all nodes train in every round, and take the steps of one epoch. Evaluation is left out.
 """
 
 import os
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero.fleet import DeviceProfile
-from flwr_hetero_studies.core.plan import NotHereError, Trial
+from flwr_hetero_studies.core.plan import Data, NotHereError, Trial
 from flwr_hetero_studies.core.record import Case, of, read
 
 REPEATS, ROUNDS, NUM_DIGITS = 3, 3, 1600
-STEPS = {"hugging-face": 10}
-"""Steps of one epoch, 20 where not named."""
 KINDS = ("torch", "scikit-learn", "xgboost", "lightning", "hugging-face")
 TESTS = Path(__file__).parents[2] / "tests"
 
@@ -29,7 +26,7 @@ def plan() -> Iterator[Trial]:
         yield from (Trial({"experiment": "apps", "name": kind}, alone=True) for kind in KINDS)
 
 
-def run(case: Case) -> dict[str, Any]:
+def run(case: Case, data: Data) -> dict[str, Any]:
     """Return each method's overhead as a part of the plain run, least time against least time."""
     sys.path.insert(0, str(TESTS))
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -38,7 +35,8 @@ def run(case: Case) -> dict[str, Any]:
     kind = case["name"]
 
     def cpu_s(wrapped: str | None = None, half: str | None = None) -> float:
-        wrapped = wrapped and wrapped.replace("STEPS", str(STEPS.get(kind, 20)))
+        # of one epoch
+        wrapped = wrapped and wrapped.replace("STEPS", "10" if kind == "hugging-face" else "20")
         with tempfile.TemporaryDirectory() as folder:
             where = (Path(folder), wrapped, half, ROUNDS, [DeviceProfile()] * 4, NUM_DIGITS)
             try:

@@ -5,7 +5,6 @@ one round, or one server update, on a LocalGrid without a run directory; grid an
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -33,31 +32,29 @@ class Journey(NamedTuple):
     limit: int
 
 
+def nest() -> Wrapper:
+    return TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), CLIENTS)
+
+
 JOURNEYS = (
-    Journey(
-        "a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))",
-        lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), CLIENTS),
-        False,
-        18,
-    ),
+    Journey("a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))", nest, False, 18),
     Journey("a server update of FedSlice", lambda: FedSlice(fedavg()), True, 15),
     Journey("a round of TiFL", lambda: TiFL(fedavg(), CLIENTS), False, 12),
 )
 
 
-def visited(journey: Journey) -> tuple[Counter[str], int]:
-    """Return the calls into each file, and how many come from another one."""
-    calls, across, inside, seen = Counter[str](), 0, 0, 0
+def visited(journey: Journey) -> set[str]:
+    """Return the files whose functions are called."""
+    files, inside, seen = set[str](), 0, 0
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal across, inside
+        nonlocal inside
         name = frame.f_code.co_filename
         if inside or (name.startswith(ROOT + "fleet/") and event == "call"):
             # the grid, and all that it calls
             inside += (event == "call") - (event == "return")
         elif event == "call" and name.startswith(ROOT):
-            calls[name.removeprefix(ROOT)] += 1
-            across += frame.f_back is not None and frame.f_back.f_code.co_filename != name
+            files.add(name.removeprefix(ROOT))
 
     def note(moment: Moment) -> None:
         nonlocal seen
@@ -72,17 +69,16 @@ def visited(journey: Journey) -> tuple[Counter[str], int]:
     with only_errors():
         grid = LocalGrid(EchoFleet().app, named_fleet("paper-5", NODES))
         drive(journey.make(), grid, EchoFleet.first(), note, seed=0, updates=journey.updates)
-    return calls, across
+    return files
 
 
 def main() -> None:
-    """Print a table, and the files if asked for."""
-    head, rows, files = ["journey", "files", "at most", "calls across files"], [], ""
-    for journey in JOURNEYS:
-        calls, across = visited(journey)
-        rows.append([journey.name, len(calls), journey.limit, across])
-        files += f"\n{journey.name}: {', '.join(sorted(calls))}\n"
-    print(table(head, rows) + (files if "--files" in sys.argv else ""))
+    """Print a table, and the files."""
+    found = [(journey, visited(journey)) for journey in JOURNEYS]
+    rows = [[journey.name, len(files), journey.limit] for journey, files in found]
+    print(table(["journey", "files", "at most"], rows))
+    for journey, files in found:
+        print(f"{journey.name}: {', '.join(sorted(files))}\n")
 
 
 if __name__ == "__main__":

@@ -24,15 +24,13 @@ def plan(options: Options) -> Iterator[Trial]:
 
 def run(case: Case, data: Data) -> dict[str, float]:
     """Start a fleet with one SuperNode and measure one of its processes."""
-    with tempfile.TemporaryDirectory() as name:
-        fleet = RealFleet(Path(name) / "fleet")
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = RealFleet(Path(folder) / "fleet")
         fleet.up(named_fleet("uniform", 1))
         try:
             if case["name"] in IDLE:
                 return idle(fleet, case["name"])
-            _, model, batch = case["name"].split(", ")
-            run = Path(name) / "run"
-            return training(fleet, data.first(*IMAGES), model, int(batch.split()[1]), run)
+            return training(fleet, data.first(*IMAGES), case["name"], Path(folder) / "run")
         finally:
             fleet.down()
 
@@ -40,17 +38,15 @@ def run(case: Case, data: Data) -> dict[str, float]:
 def memory_mb(pid: int) -> dict[str, float]:
     """Return resident, private and peak resident memory of a process in MB; {} if it is gone."""
     try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+        texts = [Path(f"/proc/{pid}/{name}").read_text() for name in ("smaps_rollup", "status")]
+        lines = [line.split() for line in "".join(texts).splitlines() if line.endswith(" kB")]
+        kb = {line[0].removesuffix(":"): int(line[1]) for line in lines}
+        # shared libraries count once for all processes of a board
+        private = kb["Private_Dirty"] + kb["Private_Clean"]
+        figures = {"resident": kb["Rss"], "private": private, "peak": kb["VmHWM"]}
+    # it ends, or has ended and is not collected
+    except (OSError, KeyError):
         return {}
-    lines = [line.split() for line in (rollup + status).splitlines() if line.endswith(" kB")]
-    kb = {line[0].removesuffix(":"): int(line[1]) for line in lines}
-    if "VmHWM" not in kb or "Rss" not in kb:
-        return {}
-    # shared libraries count once for all processes of a board
-    private = kb["Private_Dirty"] + kb["Private_Clean"]
-    figures = {"resident": kb["Rss"], "private": private, "peak": kb["VmHWM"]}
     return {name: round(value / 1024, 1) for name, value in figures.items()}
 
 
@@ -59,17 +55,16 @@ def idle(fleet: RealFleet, process: str) -> dict[str, float]:
     # until imports and handshakes are over
     time.sleep(10)
     supernode = fleet.file.nodes[0].pid
-    (executor,) = children(supernode)
-    return memory_mb(
-        dict(zip(IDLE, (supernode, executor, fleet.file.superlink_pid), strict=True))[process]
-    )
+    pids = supernode, *children(supernode), fleet.file.superlink_pid
+    return memory_mb(dict(zip(IDLE, pids, strict=True))[process])
 
 
-def training(fleet: RealFleet, dataset: str, model: str, batch: int, out: Path) -> dict[str, float]:
+def training(fleet: RealFleet, dataset: str, name: str, out: Path) -> dict[str, float]:
     """Run TiFL with one node, and keep the highest figures that its ClientApp processes show."""
+    _, model, batch = name.split(", ")
     settings = {"dataset": dataset, "partition": "iid", "model": model, "fleet": "real"}
-    sizes = {"num_server_rounds": 1, "clients_per_round": 1, "batch_size": batch}
-    run = FleetRun(fleet, out, APPS / "tifl", **sizes, **settings).start()
+    settings |= {"num_server_rounds": 1, "clients_per_round": 1, "batch_size": int(batch[6:])}
+    run = FleetRun(fleet, out, APPS / "tifl", **settings).start()
     highest: dict[str, float] = {}
     while not run.is_over():
         for pid in run.client_app("node-0"):

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, TiFL
-from flwr_hetero_studies.core.plan import Trial
+from flwr_hetero_studies.core.plan import Data, Trial
 from flwr_hetero_studies.core.record import Case
 
 DIM, UNITS, COHORT, ALL_ROUNDS = 20, 4, 50, 3
@@ -41,7 +42,6 @@ def stepped() -> BiasedLocalSGD:
 
 STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
     "FedAvg": lambda cohort, share: fedavg(share),
-    # all at work
     "FedBuff": lambda cohort, share: FedBuff(fedavg(), buffer_size=cohort),
     "TiFL": lambda cohort, share: TiFL(fedavg(), cohort, **PHASE),
     "BiasedLocalSGD(CDGraB)": lambda cohort, share: stepped(),
@@ -51,12 +51,12 @@ STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
 
 def plan(rounds: int) -> Iterator[Trial]:
     """Yield runs with some of the nodes a round, and with all."""
-    for nodes in SIZES:
-        for strategies, cohort, number in ((SELECTED, COHORT, rounds), (EVERYBODY, 0, ALL_ROUNDS)):
-            for strategy in strategies:
-                name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
-                case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
-                yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
+    jobs = [(name, COHORT, rounds) for name in SELECTED]
+    jobs += [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
+    for nodes, (strategy, cohort, number) in product(SIZES, jobs):
+        name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
+        case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
+        yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
 
 
 class EchoFleet:
@@ -91,11 +91,11 @@ class EchoFleet:
         new = ArrayRecord({"w": Array((w + 0.1 * (partition - w)).astype(np.float32))})
         content = RecordDict({"arrays": new, "metrics": MetricRecord(metrics)})
         if order := message.content.config_records.get(keys.ORDER):
-            content[keys.ORDER] = ConfigRecord(self.visit(order, partition))
+            content[keys.ORDER] = self.visit(order, partition)
         self.cpu_s += time.process_time() - start_s
         return Message(content, reply_to=message)
 
-    def visit(self, order: ConfigRecord, partition: int) -> dict[str, Any]:
+    def visit(self, order: ConfigRecord, partition: int) -> ConfigRecord:
         """Visit all units once and report on them."""
         if partition not in self.samplers:
             self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
@@ -106,13 +106,7 @@ class EchoFleet:
         for _ in range(UNITS):
             unit, _ = sampler.next_batch()
             sampler.observe(torch.from_numpy(gradients[unit]))
-        return sampler.report()
-
-
-def figures_of(name: str, values: Any) -> dict[str, Any]:
-    """Return median and extremes over the first axis."""
-    found = {"": np.median(values, 0), "_least": np.min(values, 0), "_most": np.max(values, 0)}
-    return {f"{name}{end}": np.asarray(each).tolist() for end, each in found.items()}
+        return ConfigRecord(sampler.report())
 
 
 def resident_mb() -> float:
@@ -121,18 +115,17 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def run(case: Case) -> dict[str, Any]:
+def run(case: Case, data: Data) -> dict[str, Any]:
     """Run a fleet; the nodes' own work is taken off the time of a round."""
     random.seed(0)
     # what Python and torch take is no cost of the fleet
     before_mb, nodes = resident_mb(), EchoFleet()
-    start_s = time.process_time()
     grid = LocalGrid(nodes.app, named_fleet("paper-5", case["nodes"]))
-    grid_s, grid_mb = time.process_time() - start_s, resident_mb()
+    grid_mb = resident_mb()
     strategy = STRATEGIES[case["strategy"]](case["cohort"], case["cohort"] / case["nodes"])
     marks: list[tuple[float, float, float]] = []
 
-    def mark(server_round: int, arrays: ArrayRecord) -> None:
+    def mark(*_: Any) -> None:
         marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
 
     start_s = time.process_time()
@@ -141,13 +134,11 @@ def run(case: Case) -> dict[str, Any]:
     # one process plays server and nodes
     own_s = np.diff(cpu_s) - np.diff(node_s)
     # late rounds must not cost more than early ones
-    half = max(1, len(own_s) // 2)
-    return figures_of("round_s", own_s) | {
-        "grid_s": grid_s,
+    half = len(own_s) // 2
+    halves = {"first_half_s": own_s[:half], "second_half_s": own_s[half:]}
+    times = {"round_s": own_s, "round_s_least": own_s.min(), "round_s_most": own_s.max(), **halves}
+    return {name: float(np.median(seconds)) for name, seconds in times.items()} | {
         "start_s": float(cpu_s[0] - start_s),
-        "first_half_s": float(np.median(own_s[:half])),
-        "second_half_s": float(np.median(own_s[len(own_s) // 2 :])),
-        "node_s": float(np.median(np.diff(node_s))),
         "grid_mb": grid_mb - before_mb,
         "run_mb": float(mb[-1] - grid_mb),
         "mb_per_round": float((mb[-1] - mb[1]) / max(1, case["rounds"] - 1)),

@@ -106,3 +106,10 @@ def test_a_run_on_another_grid_begins_anew():
     first, second = (models(strategy, Watched(GOALS, SPEEDS), 6)[0] for _ in range(2))
     assert second[0] == first[0]
     assert len(second) == 7
+
+
+def test_what_clipping_leaves_out_is_in_the_history():
+    strategy = History(FedBuff(fedavg(), max_weight=1.0))
+    models(strategy, Watched(GOALS, SPEEDS, examples=[50, 150, 100, 150, 50]), 20)
+    shares = [record["fedbuff"]["clipped_share"] for record in strategy.records[5:]]
+    assert 0.05 < np.mean(shares) < 0.5

@@ -4,7 +4,6 @@ from flwr.serverapp.strategy import FedAvg
 from oracles.local_steps import fednova
 from steps_toy import local_model, steps_app, steps_arrays
 
-from flwr_hetero.biased_local_sgd.fednova import update_scales
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import FedNova, LocalSteps
 
@@ -24,7 +23,7 @@ def run(strategy, *, num_rounds=1, faults=(), **app):
 def test_scaled_mean_equals_the_papers_formula(steps, weights):
     models = np.random.default_rng(0).standard_normal((len(steps), 3))
     shares = np.array(weights) / sum(weights)
-    found = (shares * update_scales(steps, weights)) @ models
+    found = (shares * FedNova().scales([], np.array(steps), weights)) @ models
     expected = fednova(np.zeros(3), models, steps, weights)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 

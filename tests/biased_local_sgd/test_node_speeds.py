@@ -10,7 +10,6 @@ from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.biased_local_sgd import node_speeds
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero.server.context import Exchange, Latency
 from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
 
@@ -73,11 +72,6 @@ def test_deadline_of_the_quickest_node():
     strategy = LocalSteps(fast_steps=24, budget="deadline")
     _, _, steps = run(strategy, [DeviceProfile(compute_factor=f) for f in (8.0, 4.0, 1.0)], 2)
     assert steps == [[1, 1, 1], [24, 12, 3]]
-
-
-def test_without_a_report_the_run_stops():
-    with pytest.raises(MissingClientSupportError, match="LocalSteps: no node reports 'num-steps'"):
-        run(LocalSteps(fast_steps=8), [FAST, SLOW], reports=False)
 
 
 def test_only_shared_data_are_weighed_by_steps():

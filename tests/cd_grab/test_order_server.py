@@ -164,6 +164,8 @@ def test_gap_makes_the_pass_start_again():
     fleet, server = Fleet(1), OrderServer()
     server.receive({"node-0": fleet.report(0, 0, 10)})
     assert server.receive({"node-0": fleet.report(0, 20, 32)}).pairs == 0
+    other_model = fleet.report(0, 10, 32)._replace(diffs=np.ones((22, 5)))
+    assert server.receive({"node-0": other_model}).pairs == 0
     assert server.receive({"node-0": fleet.report(0, 0, 32)}).pairs == 32
     assert server.states["node-0"].version == 1
     _, signs = pair_balance(np.zeros(8), fleet.report(0).diffs)

@@ -9,7 +9,6 @@ from flwr_hetero.client.emulation import device_rng, stamp, work
 from flwr_hetero.client.timing import NodePace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device
-from flwr_hetero.records import payload_bytes
 
 ARRAYS = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
 LINK = DeviceProfile(uplink_mbps=0.1, downlink_mbps=0.1, seconds_per_example=0.03)
@@ -124,9 +123,3 @@ def test_real_clock_of_an_emulated_node_is_ignored(grid):
     state = grid.context(1000).state[keys.PACE]
     assert keys.REPLIED_AT not in state
     assert state[keys.EXAMPLE_TIME] == pytest.approx(0.03)
-
-
-def test_payload_counts_arrays_bytes_and_numbers():
-    config = ConfigRecord({"order": b"12345", "lr": 0.1, "name": "abc", "list": [1, 2, 3]})
-    content = RecordDict({"arrays": ARRAYS, "config": config})
-    assert payload_bytes(content) == len(ARRAYS["w"].data) + 5 + 8 + 3 + 24

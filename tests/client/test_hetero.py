@@ -383,13 +383,6 @@ def test_nothing_asked_is_the_loader_itself():
     assert loader.batch_sampler is plain.batch_sampler
 
 
-def test_after_a_break_what_was_taken_counts_and_the_rest_comes():
-    loader = load([np.zeros(4)] * 3, 5)
-    next(iter(loader))
-    assert loader.metrics == {"num-steps": 1, "examples-processed": 4}
-    assert len(list(loader)) == 4
-
-
 @pytest.mark.parametrize(
     ("batch", "examples"),
     [

@@ -137,11 +137,9 @@ class HostileGrid(LocalGrid):
         self.plan = plan
         self.echoes = []
 
-    def _answers(self, messages):
-        for message in messages:
-            message_to_proto(message)  # what cannot be sent would end a real run
-        answers = zip(messages, super()._answers(messages), strict=True)
-        return [self.spoilt(message, *answer) for message, answer in answers]
+    def _answer(self, message):
+        message_to_proto(message)  # what cannot be sent would end a real run
+        return self.spoilt(message, *super()._answer(message))
 
     def spoilt(self, message, arrival_s, reply):
         number = message.content["config"].get(keys.SERVER_ROUND, 0)

@@ -1,7 +1,6 @@
 """The virtual clock, nodes and faults; unusual messages go as with Flower's grids (tests/e2e)."""
 
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -114,34 +113,19 @@ def test_same_seed_same_run(jitter):
 # --- as Flower's grids ---------------------------------------------------------------
 
 
-@pytest.fixture
-def probe(monkeypatch):
+def test_local_grid_is_like_flowers(monkeypatch):
     monkeypatch.syspath_prepend(str(APP))
     from probe_app import client_app, server_app
 
-    yield client_app, server_app
-    for name in [name for name in sys.modules if name.startswith("probe_app")]:
-        del sys.modules[name]
-
-
-def test_local_grid_is_like_flowers(probe):
-    client_app, server_app = probe
     grid = LocalGrid(client_app.app, [DeviceProfile()] * 2)
     assert server_app.probe(grid) == server_app.EXPECTED
     assert grid.traffic.pending == {}
 
 
-@pytest.mark.parametrize("strategy", [Wrapper, FedBuff])
-def test_no_time_out(strategy):
-    grid = LocalGrid(toy_app(), PROFILES)
-    inner = FedAvg(fraction_evaluate=0.0)
-    result = strategy(inner).start(grid, toy_arrays(), 2, timeout=None)
-    assert len(result.train_metrics_clientapp) == 2
-
-
-def test_fedavg_runs_unchanged():
-    grid = LocalGrid(toy_app(), profiles=PROFILES)
-    result = FedAvg().start(grid, toy_arrays(), num_rounds=20)
+@pytest.mark.parametrize("strategy", [FedAvg, Wrapper, FedBuff])
+def test_strategies_run_without_a_time_out(strategy):
+    grid = LocalGrid(toy_app(), [DeviceProfile()] * 3)
+    result = strategy().start(grid, toy_arrays(), 20, timeout=None)
     mean = sum(target(i) for i in range(3)) / 3
     assert result.arrays["w"].numpy() == pytest.approx(np.full(4, mean), abs=1e-4)
 

@@ -18,9 +18,6 @@ WITH_CHILD = (
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
-# --- the file and commands -----------------------------------------------------------
-
-
 def test_file_survives_saving(tmp_path):
     nodes = [SuperNodeSpec("node-0", uplink_mbps=5.0), SuperNodeSpec("node-1", cpu=0.5)]
     fleet = FleetFile(port=1, database=True, superlink_pid=7, nodes=nodes)
@@ -77,9 +74,6 @@ def test_environment_keeps_own_no_proxy(tmp_path, monkeypatch, spelling):
     assert made["no_proxy"] == made["NO_PROXY"] == "example.org,127.0.0.1,localhost"
 
 
-# --- tagged processes --------------------------------------------------------------
-
-
 @pytest.fixture
 def start(tmp_path):
     def run(code: str, folder=tmp_path) -> int:
@@ -105,10 +99,12 @@ def test_end_finds_children_in_other_sessions(start, tmp_path):
     assert processes.end(other) == 1
 
 
-def test_end_kills_deaf_and_stopped_processes(start, tmp_path):
+def test_end_reaches_deaf_and_stopped_processes(start, tmp_path):
+    os.kill(stopped := start(SLEEP), signal.SIGSTOP)
+    processes.signal_one(stopped, tmp_path, signal.SIGTERM)
+    wait_until(lambda: not processes.has_tag(stopped, tmp_path), step_s=0.01)
     start(DEAF)
-    os.kill(start(SLEEP), signal.SIGSTOP)
-    assert processes.end(tmp_path, grace_s=0.3) == 2
+    assert processes.end(tmp_path, grace_s=0.3) == 1
     assert processes.find(tmp_path) == []
 
 

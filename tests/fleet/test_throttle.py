@@ -9,23 +9,12 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from flwr_hetero.fleet import throttle
+from flwr_hetero.fleet import throttle as t
 from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, free_ports
-from flwr_hetero.fleet.throttle import (
-    BURST_S,
-    LinkBucket,
-    Throttle,
-    children,
-    cpu_time_s,
-    descendants,
-    relay,
-)
+from flwr_hetero.fleet.throttle import BURST_S, Throttle
 
 SPIN = "import sys; print('up', flush=True)\nwhile True: pass"
 RUN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]).wait()"
-
-
-# --- CPU ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.77, 1.0])
@@ -38,26 +27,20 @@ def test_bucket_holds_a_busy_device_at_its_share(share, polls):
         runs = bucket.may_run(elapsed, elapsed * runs)
         assert used <= share * (passed + BURST_S) + max(polls) + 1e-9
         assert used >= share * passed - max(polls) - 1e-9
-
-
-def test_bucket_saves_up_one_burst():
-    bucket = Throttle(0.5)
     bucket.may_run(3600.0, 0.0)
-    assert bucket.credit_s == 0.5 * BURST_S
+    assert bucket.credit_s == share * BURST_S  # no more than one burst is saved up
 
 
 @pytest.fixture
 def tree():
     """Stand in for a SuperNode with its executor and a ClientApp: three generations."""
     parent = RUN.format(code=RUN.format(code=SPIN))
-    top = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert top.stdout.readline() == "up\n"
-    below = descendants(top.pid)
-    yield top.pid, below
-    for pid in (*below, top.pid):
-        subprocess.run(["kill", "-9", str(pid)], check=False)
-    top.wait()
-    top.stdout.close()
+    command = [sys.executable, "-c", parent]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout.readline() == "up\n"
+        below = t.descendants(top.pid)
+        yield top.pid, below
+        t.send([*below, top.pid], signal.SIGKILL)
 
 
 def is_stopped(pid):
@@ -66,12 +49,12 @@ def is_stopped(pid):
 
 def test_throttle_stops_client_apps_until_paid(tree):
     supernode, (executor, client_app) = tree
-    assert (children(supernode), children(executor)) == ([executor], [client_app])
+    assert (t.children(supernode), t.children(executor)) == ([executor], [client_app])
     throttle = Throttle(0.1)
     poll = partial(throttle.poll, supernode)
     wait_until(lambda: is_stopped(client_app), step_s=0.001, meanwhile=poll)
     assert [is_stopped(supernode), is_stopped(executor)] == [False, False]
-    assert cpu_time_s(client_app) > 0
+    assert t.cpu_time_s(client_app) > 0
     wait_until(lambda: not is_stopped(client_app), step_s=0.001, meanwhile=poll)
     assert throttle.credit_s > 0
 
@@ -79,7 +62,7 @@ def test_throttle_stops_client_apps_until_paid(tree):
 def test_ended_processes_count_nothing():
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    assert (cpu_time_s(done.pid), descendants(done.pid)) == (0.0, [])
+    assert (t.cpu_time_s(done.pid), t.descendants(done.pid)) == (0.0, [])
     Throttle(0.5).poll(done.pid)
 
 
@@ -88,20 +71,14 @@ def test_enforce_polls_tagged_processes_only(tmp_path, monkeypatch, tagged):
     polled = []
     slow = SuperNodeSpec("node-0", cpu=0.5, pid=os.getpid())
     FleetFile(port=1, nodes=[slow]).save(tmp_path)
-    monkeypatch.setattr(throttle, "has_tag", lambda pid, folder: tagged)
+    monkeypatch.setattr(t, "has_tag", lambda pid, folder: tagged)
     monkeypatch.setattr(Throttle, "poll", lambda _, pid: polled.append(pid))
-    monkeypatch.setattr(throttle, "descendants", lambda pid: [-pid])
-    monkeypatch.setattr(throttle, "send", lambda pids, number: polled.extend([*pids, number]))
-
-    async def enforce():
-        await asyncio.wait_for(throttle.enforce(tmp_path), timeout=0.1)
+    monkeypatch.setattr(t, "descendants", lambda pid: [-pid])
+    monkeypatch.setattr(t, "send", lambda pids, number: polled.extend([*pids, number]))
 
     with pytest.raises(TimeoutError):
-        asyncio.run(enforce())
+        asyncio.run(asyncio.wait_for(t.enforce(tmp_path), timeout=0.1))
     assert set(polled) == ({slow.pid, -slow.pid, signal.SIGCONT} if tagged else set())
-
-
-# --- link --------------------------------------------------------------------------
 
 
 def talk(mbps: float, payload: bytes, *, server: bool = True) -> bytes:
@@ -114,7 +91,7 @@ def talk(mbps: float, payload: bytes, *, server: bool = True) -> bytes:
 
     async def both() -> bytes:
         target, near = free_ports(2)
-        servers = [await relay(near, target, mbps, mbps)]
+        servers = [await t.relay(near, target, mbps, mbps)]
         if server:
             servers.append(await asyncio.start_server(echo, "127.0.0.1", target))
         reader, writer = await asyncio.open_connection("127.0.0.1", near)
@@ -143,7 +120,7 @@ def test_relay_cuts_connections_without_a_superlink():
 
 
 def test_connections_of_a_device_share_its_link():
-    link = LinkBucket(mbps=1.0)
+    link = t.LinkBucket(mbps=1.0)
     first = link.delay_s(125_000, now_s=10.0)
     second = link.delay_s(125_000, now_s=10.5)
     assert (first, second) == (1.0, 1.5)

@@ -6,7 +6,6 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from flwr_hetero._flwr import be_server_task, set_message_id
-from flwr_hetero.asynchronous import in_flight
 from flwr_hetero.server import context
 
 HELD_UP_S, TIMEOUT_S = 180.0, 120.0
@@ -43,26 +42,12 @@ def clock(monkeypatch):
 
     fake = SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep)
     monkeypatch.setattr(context, "time", fake)
-    monkeypatch.setattr(in_flight, "time", fake)
     return clock
 
 
-def three():
-    return [Message(RecordDict(), node, "train") for node in (1, 2, 3)]
-
-
 def test_reply_sent_while_a_poll_was_held_up_counts(clock):
-    grid = HeldUp(clock)
-    replies, round_trip_s = context.wait(grid, three(), TIMEOUT_S, None)
+    grid, messages = HeldUp(clock), [Message(RecordDict(), node, "train") for node in (1, 2, 3)]
+    replies, round_trip_s = context.wait(grid, messages, TIMEOUT_S, None)
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
     assert round_trip_s == {"0": HELD_UP_S, "1": HELD_UP_S}
     assert grid.num_polls == 2, "the third node's time is over"
-
-
-def test_reply_sent_meanwhile_is_merged(clock, monkeypatch):
-    monkeypatch.setattr(in_flight, "is_simulated", lambda grid: False)
-    post = in_flight.MessageQueue(HeldUp(clock), context.Clock(), context.Costs(), TIMEOUT_S)
-    post.send(three())
-    came = [post.next() for _ in range(2)]
-    found = [[(pending.node_id, reply is not None) for pending, reply in each] for each in came]
-    assert found == [[(1, True)], [(2, True), (3, False)]]

@@ -12,7 +12,6 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.strategy import BiasedLocalSGD, TiFL, Wrapper
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}
@@ -195,18 +194,6 @@ def test_small_tier_trains_fewer(caplog):
     assert "about 2 nodes are below clients_per_round=5: give num_tiers=2" in caplog.text
 
 
-def test_returning_node_keeps_its_tier():
-    grid, tifl = paper_grid(), phased(3, policy="fast")
-    acts = {1: lambda: grid.leave(1000), 5: lambda: grid.come_back(1000)}
-
-    def come_and_go(server_round, arrays):
-        acts.get(server_round, int)()
-
-    records = records_of(tifl, grid, 30, evaluate_fn=come_and_go)
-    assert "node-0" not in {name for r in records[2:6] for name in r["selected"]}
-    assert "node-0" in {name for r in records[6:] for name in r["selected"]}
-
-
 # --- reproducible, composable, resumable -----------------------------------------------
 
 
@@ -273,29 +260,12 @@ def test_resume_finds_nodes_by_asking_once(profile):
     assert tifl.timing.blocked == set()
 
 
-def test_identities_are_not_asked_of_nodes_in_flight():
-    tifl, grid = TiFL(flower.FedAvg(**TRAIN_ONLY), 1, 1), Answers(3)
-    tifl.start(grid, toy_arrays(), 1)
-    grid.asked.clear()
-    assert set(tifl.fleet.nodes.in_flight) == {1000, 1001}
-    identify_nodes(tifl, tifl.current(None), grid, 9.0)
-    assert grid.asked == []
-
-
 def test_node_that_joined_before_the_resume_is_placed():
     grid, tifl = Answers(4), make_tifl()
     tifl.load_state_dict(saved_after(2, grid))
     grid.join(DeviceProfile(2.5))
     tifl.start(grid, toy_arrays(), 5)
     assert "node-4" in tifl.tiers.tier
-
-
-def test_state_of_another_version_is_refused():
-    state = make_tifl().state_dict()
-    for entry in state:
-        damaged = {key: value for key, value in state.items() if key != entry}
-        with pytest.raises(ValueError, match=f"state of TiFL must hold {entry}"):
-            make_tifl().load_state_dict(damaged)
 
 
 # --- refusals --------------------------------------------------------------------------

@@ -52,10 +52,8 @@ def final(runs: Runs, name: str = "loss") -> dict[str, float]:
 
 def cells(curves: Sequence[Columns], digits: int = 4) -> list[str]:
     form = f".{digits}f"
-    return [
-        spread(ends(curves, "loss"), ".5f", ".5f"),
-        spread(ends(curves, "metric"), form, form),
-    ]
+    losses, values = ends(curves, "loss"), ends(curves, "metric")
+    return [spread(losses, ".5f", ".5f"), spread(values, form, form)]
 
 
 def jumps(curves: Sequence[Columns]) -> float:

@@ -80,10 +80,8 @@ def gradients(dataset: str, name: str, nodes: int, seed: int) -> NDArray[np.floa
     rows = np.arange(nodes * units * BATCH).reshape(nodes, units, BATCH)
     task = replace(task, per_unit=BATCH)
     model, rng = task.make_model(seed), np.random.default_rng(seed)
-    gradients_of, optimizer = (
-        Gradients(task, model),
-        torch.optim.SGD(model.parameters(), MODELS[name]),
-    )
+    gradients_of = Gradients(task, model)
+    optimizer = torch.optim.SGD(model.parameters(), MODELS[name])
     # at the start all gradients agree, and orders have little to balance
     for _ in range(200):
         fill_gradients(model, gradients_of.mean(rng.integers(rows.size, size=(1, 64))))

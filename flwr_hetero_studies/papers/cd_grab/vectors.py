@@ -8,14 +8,8 @@ import numpy as np
 from flwr_hetero.cd_grab.algorithm import Vectors, herding_bound
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.cd_grab.orders import (
-    BAL,
-    CD_GRAB,
-    D_RR,
-    PAIR_BAL,
-    make_orders,
-    visits,
-)
+from flwr_hetero_studies.papers.cd_grab import orders as kinds
+from flwr_hetero_studies.papers.cd_grab.orders import BAL, CD_GRAB, D_RR, PAIR_BAL, visits
 
 LAST = 3
 """Passes at the end whose mean is a result."""
@@ -59,16 +53,10 @@ def figure_10(options: Options) -> Finding:
             orders = visits(vectors, method, options.seed)
             found.append([herding_bound(vectors, next(orders)) for _ in range(passes)])
     ends = {x: [float(np.mean(each[-LAST:])) for each in found] for x, found in bounds.items()}
-    rows = [
-        [
-            x,
-            *(
-                f"{end:.3g} {beside(paper)}"
-                for end, paper in zip(ends[x], PUBLISHED[x], strict=True)
-            ),
-        ]
-        for x in ends
-    ]
+    rows = []
+    for x, own in ends.items():
+        pairs = zip(own, PUBLISHED[x], strict=True)
+        rows.append([x, *(f"{end:.3g} {beside(paper)}" for end, paper in pairs)])
     growth = {x: values[-1] / values[0] for x, values in ends.items()}
     powers = [slope(FLEETS, ends[x]) for x in (BAL, PAIR_BAL)]
     # Lemma 1: Reorder takes the bound half-way to that of Balance
@@ -103,7 +91,7 @@ def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> 
     """
     best = targets.mean(axis=(0, 1))
     num_workers, num_units, _ = targets.shape
-    orders, w = make_orders(method, num_workers, num_units, seed), best + 1.0
+    orders, w = kinds.make_orders(method, num_workers, num_units, seed), best + 1.0
     for _ in range(epochs):
         visited = np.take_along_axis(targets, orders.visit(0, num_units)[:, :, None], axis=1)
         path = np.empty(visited.shape[1:])
@@ -127,13 +115,12 @@ def theorem_3(options: Options) -> Finding:
                  for s in seeds]  # fmt: skip
         for method, found in losses.items():
             # each method at its best: the theorem's step size is for worst cases
-            by_rate = [
-                np.mean(
-                    [excess(a, method, lr, epochs, s) for a, s in zip(drawn, seeds, strict=True)]
-                )
-                for lr in RATES
-            ]
-            found.append(float(min(by_rate)))
+            by_rate = []
+            for lr in RATES:
+                pairs = zip(drawn, seeds, strict=True)
+                losses_of = [excess(a, method, lr, epochs, s) for a, s in pairs]
+                by_rate.append(float(np.mean(losses_of)))
+            found.append(min(by_rate))
     ours, theirs = losses[CD_GRAB], losses[D_RR]
     # Theorem 3: the loss falls as (m n T)^-2, logarithms left out
     rows = [
@@ -163,7 +150,7 @@ NUMBERS, WORKERS = 1_070_000, 4
 
 def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
     """Measure what orders hold in their second pass, in models: after a pair, and within one."""
-    orders = make_orders(method, num_workers, num_units, 0)
+    orders = kinds.make_orders(method, num_workers, num_units, 0)
     vectors = np.ones((num_workers, 1, NUMBERS), np.float32)
     tracemalloc.start()
     try:

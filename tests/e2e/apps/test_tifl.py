@@ -6,11 +6,12 @@ pytestmark = [pytest.mark.app, pytest.mark.nightly]
 
 @pytest.fixture
 def go(flower, tmp_path):
-    """Run the app on 20 nodes; give its log and the history."""
+    """Run the app with the paper's phase, on 20 nodes; give its log and the history."""
 
     def run(name, rounds=8, num_nodes=20, **settings):
         out = tmp_path / name
-        log = flower("tifl", num_nodes, num_server_rounds=rounds, output_dir=out, **settings)
+        how = {"num_server_rounds": rounds, "sync_rounds": 1, "output_dir": out} | settings
+        log = flower("tifl", num_nodes, **how)
         assert f"{out}/report.html" in log, log[-3000:]
         return log, history(out)
 
@@ -34,14 +35,17 @@ def test_twenty_nodes_on_the_papers_fleet_and_a_resume(go, tmp_path):
     go("broken", 3, interval=4, baseline=False)
     log, again = go("broken", interval=4, baseline=False, resume=True)
     assert "Resumed after round 3" in log, log[-3000:]
-    for key in ("round", "virtual_s", "global", "latency"):
+    for key in ("round", "global", "latency"):
         assert [record[key] for record in again] == [record[key] for record in rounds]
+    # which node of a simulation is asked for a handler first is chance
+    lengths = [[r["virtual_s"] - run[0]["virtual_s"] for r in run] for run in (again, rounds)]
+    assert lengths[0] == pytest.approx(lengths[1])
 
 
 def test_two_nodes_are_enough_and_it_says_so(go):
     log, rounds = go("run", 2, 2, baseline=False)
     assert "2 nodes are too few for 5 tiers" in log, log[-3000:]
-    assert rounds[0]["tifl"]["num_tiers"] == 2
+    assert sorted(rounds[0]["tifl"]["tiers"].values()) == [0, 1]
 
 
 def test_bad_setting_is_one_error_before_training(flower, tmp_path):

@@ -2,31 +2,18 @@
 
 import pytest
 
-from flwr_hetero.fleet import RealFleet, named_fleet, processes
-from flwr_hetero_studies.faults.fleet_run import TOY_APP
+from flwr_hetero.fleet import DeviceProfile, RealFleet, processes
 from flwr_hetero_studies.faults.scenarios import QUICK, own_fleet
-
-
-@pytest.fixture
-def toy_app():
-    """Give the app that the scenarios use too."""
-    return TOY_APP
 
 
 @pytest.fixture(scope="module")
 def small_fleet(tmp_path_factory):
     """Two SuperNodes; the second has half a CPU behind a slow link."""
-    folder = tmp_path_factory.mktemp("small") / "fleet"
-    devices = folder.with_name("devices.toml")
-    devices.write_text(
-        "[[device]]\ncompute-factor = 2.0\n\n"
-        "[[device]]\ncompute-factor = 1.0\nuplink-mbps = 20.0\ndownlink-mbps = 20.0\n"
-    )
-    fleet = RealFleet(folder, QUICK)
-    fleet.up(named_fleet(str(devices), 2))
+    fleet = RealFleet(tmp_path_factory.mktemp("small") / "fleet", QUICK)
+    fleet.up([DeviceProfile(2.0), DeviceProfile(1.0, 20.0, 20.0)])
     yield fleet
     fleet.down(keep=True)
-    assert processes.find(folder) == []
+    assert processes.find(fleet.folder) == []
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.deploy
 DEPLOY = Path(__file__).parents[3] / "deploy"
 BIN = Path(sys.executable).parent
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+ANALYZE = shutil.which("systemd-analyze")
 
 
 def run(*command, env=None):
@@ -31,15 +32,17 @@ def command_of(unit: Path) -> list[str]:
     return re.search(r"^ExecStart=(.+)$", text, re.MULTILINE)[1].split()
 
 
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_units_are_valid(unit, tmp_path):
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("systemd-analyze is not installed")
+def test_units_are_valid_and_expose_little(unit, tmp_path):
     copy = tmp_path / unit.name
     copy.write_text(unit.read_text().replace("/opt/flwr-hetero/bin/", f"{BIN}/"))
-    done = run(program, "verify", copy)
+    done = run(ANALYZE, "verify", copy)
     assert unit.name not in done.stderr, done.stderr
+    security = [ANALYZE, "security", "--offline=yes", unit]
+    done = subprocess.run(security, capture_output=True, text=True, check=False)
+    (level,) = re.findall(r"exposure level for \S+: ([\d.]+)", done.stdout)
+    assert float(level) <= 4, done.stdout
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -70,14 +73,6 @@ def test_script_makes_keys(tmp_path):
     assert (tmp_path / "keys" / "nodes" / "a.pub").exists()
 
 
-def test_container_keeps_state_and_reads_its_key():
-    text = (DEPLOY / "Containerfile").read_text()
-    run = re.search(r"podman run (.+?)\n#\n", text, re.DOTALL)[1]
-    [home] = re.findall(r"--env FLWR_HOME=(\S+)", run)
-    assert f":{home}:" in run
-    assert "--user $(id -u flwr):$(id -g flwr)" in run
-
-
 def test_guide_makes_keys_with_its_own_python():
     guide = (DEPLOY / "README.md").read_text()
     calls = re.findall(r"^(.*)deploy/make-certificates ~/keys", guide, re.MULTILINE)
@@ -86,8 +81,13 @@ def test_guide_makes_keys_with_its_own_python():
     assert "-o flwr -g flwr -m 0400 ~/keys/superlink.key /etc/flwr-hetero/" in guide
 
 
-def test_container_copies_what_the_build_needs():
-    lines = (DEPLOY / "Containerfile").read_text().splitlines()
-    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+def test_container_copies_what_it_needs_and_keeps_its_state():
+    text = (DEPLOY / "Containerfile").read_text()
+    command = re.search(r"podman run (.+?)\n#\n", text, re.DOTALL)[1]
+    [home] = re.findall(r"--env FLWR_HOME=(\S+)", command)
+    assert f":{home}:" in command
+    assert "--user $(id -u flwr):$(id -g flwr)" in command
+    lines = [line.split() for line in text.splitlines() if line.startswith("COPY")]
+    copied = [word for words in lines for word in words[1:-1]]
     assert {"pyproject.toml", "constraints.txt", "flwr_hetero"} <= set(copied)
     assert all((DEPLOY.parent / name).exists() for name in copied)

@@ -54,7 +54,8 @@ def test_supernodes_come_through_and_runs_do_not(small_fleet, front):
     small_fleet.end_process(old.pid, signal.SIGTERM)
     wait_until(lambda: small_fleet.online() == {"node-1"}, timeout_s=30)
     through = replace(old, relay_port=front, pid=0)
-    small_fleet.file.with_node(through).save(small_fleet.folder)
+    nodes = [through if node == old else node for node in small_fleet.file.nodes]
+    replace(small_fleet.file, nodes=nodes).save(small_fleet.folder)
     small_fleet.start_node("node-0")
     small_fleet.wait_online(["node-0"])
 
@@ -73,10 +74,5 @@ def test_supernodes_come_through_and_runs_do_not(small_fleet, front):
 
 
 def status(url: str, certificate: Path) -> str:
-    return subprocess.run(
-        ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", certificate, url],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    ).stdout
+    command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", certificate, url]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

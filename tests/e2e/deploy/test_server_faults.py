@@ -1,23 +1,21 @@
 """ServerApp and SuperLink end: the run goes on with the same nodes in the same rounds."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from flwr.app import Array, ArrayRecord
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies.faults import outages, scenarios
+from flwr_hetero_studies.faults.fleet_run import TOY_APP
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 
 
-def expected_selection(num_rounds, tmp_path, monkeypatch):
+def expected_selection(num_rounds, monkeypatch):
     """Run the same strategy on a LocalGrid, whose nodes have the same names.
 
     Flower's strategies shuffle the nodes that they are shown, so only who is chosen counts.
     """
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "toy_app"))
+    monkeypatch.syspath_prepend(str(TOY_APP))
     from toy_app import client_app, server_app
 
     settings = {"clients-per-round": 2, "num-tiers": 1, "seed": 0, "faults": ""}
@@ -27,8 +25,6 @@ def expected_selection(num_rounds, tmp_path, monkeypatch):
     strategy.on_round_end = lambda run, record: selected.append(sorted(record["selected"]))
     arrays = ArrayRecord({"w": Array(server_app.np.zeros(server_app.SIZE, "float32"))})
     strategy.start(grid, arrays, num_rounds)
-    for name in [name for name in sys.modules if name.split(".")[0] == "toy_app"]:
-        del sys.modules[name]
     return selected
 
 
@@ -37,14 +33,14 @@ def test_killed_server_app_resumes_the_same_selection(fleet, tmp_path, monkeypat
     assert result["survived"]
     assert 2 <= result["killed_after"] < 6
     selected = [sorted(record["selected"]) for record in result["history"]]
-    assert selected == expected_selection(6, tmp_path, monkeypatch)
+    assert selected == expected_selection(6, monkeypatch)
 
 
 def test_restarted_superlink_resumes_the_run(fleet, tmp_path, monkeypatch):
     result = scenarios.superlink_restarted(fleet, tmp_path / "run")
     assert result["survived"]
     selected = [sorted(record["selected"]) for record in result["history"]]
-    assert selected == expected_selection(6, tmp_path, monkeypatch)
+    assert selected == expected_selection(6, monkeypatch)
 
 
 def test_run_goes_on_after_an_expired_certificate(tmp_path):

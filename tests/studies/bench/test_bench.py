@@ -104,10 +104,3 @@ def test_the_first_rows_of_a_folder_are_taken_once(tmp_path):
     for split, rows in (("train", [0, 1, 2, 3]), ("test", [0, 1])):
         assert pq.read_table(f"{part}/{split}.parquet")["x"].to_pylist() == rows
     assert Data("digits", str(scratch)).first(4, 2) == "digits"
-
-
-def test_all_claims_have_the_faces_of_one():
-    assert set(bench.CLAIMS) == {
-        *("advise", "asynchrony", "biased_local_sgd", "cd_grab", "cost", "faults"),
-        *("mercury", "objectives", "papers", "pgd", "race", "samplers", "tifl"),
-    }  # fmt: skip

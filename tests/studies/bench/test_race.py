@@ -174,15 +174,6 @@ def test_page_names_what_was_not_run(tmp_path):
     assert report.report([], tmp_path) == {"rounds": cases.ROUNDS}
 
 
-def test_page_of_a_fast_run_names_what_was_tuned():
-    scores = {"scores": {str(w): 1.0 for w in watch.WINDOWS}}
-    lines = [line(methods.BASE, 100, 0.02) for _ in methods.METHODS[methods.BASE].rates]
-    for each, rate in zip(lines, methods.METHODS[methods.BASE].rates, strict=True):
-        each["case"] |= {"experiment": "tuning: dirichlet, 5 at work", "rounds": 4}
-        each["case"]["trial"], each["metrics"] = [rate, None, None], scores
-    assert "| dirichlet | 5 | FedAvg | 7 | 0.1 |" in report.tuned(lines)
-
-
 def test_score_is_the_mean_time_to_three_levels():
     curve = {"virtual_s": [float(n) for n in range(100)]}
     curve |= {f"all/{w}": [0.01 * n for n in range(100)] for w in watch.WINDOWS}

@@ -34,18 +34,6 @@ def test_half_the_time_is_a_gain_of_two():
     assert report.gains(never, base, "averaged")[0] == pytest.approx(40 / 60, rel=0.06)
 
 
-def test_results_make_a_page(tmp_path):
-    rng = np.random.default_rng(1)
-    lines = [noisy(n, 0, rng) for n in (cases.BASE, "half batches", "double batches", "mercury")]
-    times = {"step_ms": 4.0, "half_step_ms": 3.0, "forward_ms": 1.0, "uniform_ms": 0.1}
-    price = {"experiment": "price", "name": "digits", "model": "mlp", "batch-size": 16}
-    lines.append({"case": price, "metrics": times | {"mercury_ms": 0.3}, "versions": {}})
-    parts = report.report(lines, tmp_path)
-    assert "| digits | mlp, 16 | 4.00 ms |" in parts["prices"]
-    assert "| 50% | 1.33 | 5.0% |" in parts["prices"]
-    assert parts["tasks"] == 1
-
-
 def test_a_task_may_take_the_rates_of_another():
     lines = []
     options = Options(cases.SETTINGS, "fashion_mnist")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from flwr_hetero_studies.core import curves, plots, record, tables
+from flwr_hetero_studies.core import curves, record, tables
 
 
 def test_lines_are_grouped_paired_and_selected(tmp_path):
@@ -62,9 +62,3 @@ def test_figures_are_written_with_their_spread():
     assert tables.extent([1.0, 3.0]) == "2.00 (1.00 to 3.00)"
     assert tables.extent([2.0], "{:.1f}x") == "2.0x"
     assert tables.table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |\n"
-
-
-def test_curves_are_drawn_with_a_panel_each(tmp_path):
-    panels = {"one": {"a": ([0, 1], [1, 2])}, "two": {"a": ([0, 1], [2, 1]), "b": ([0], [1])}}
-    plots.draw(panels, tmp_path / "x.png", "x", ("left", "right"), ylim=lambda title: (0, 3))
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -3,7 +3,6 @@
 import pytest
 from quadratics import STEPS, Watched, fedavg, models
 
-from flwr_hetero.strategy import FedBuff
 from flwr_hetero_studies.rivals import FedAsync
 
 GOALS = [1.0, -2.0, 3.0, 0.5]
@@ -43,12 +42,3 @@ def test_two_merges_by_hand():
     second = 0.5 * first + 0.5 * (first + far * (1 - first))
     third = (1 - 0.5 / 3**0.5) * second + 0.5 / 3**0.5 * 0.0
     assert found == pytest.approx([0.0, first, second, third])
-
-
-def test_mixing_in_full_is_the_last_model_that_came():
-    """What FedBuff with K = 1 is not: it adds updates, and forgets no other node's."""
-    grids = [Watched(GOALS, SPEEDS, lr=1.0) for _ in range(2)]
-    found, _ = models(FedAsync(fedavg(), mixing=1.0, staleness="none"), grids[0], 12)
-    assert set(found[1:]) <= set(GOALS)
-    plain = FedBuff(fedavg(), buffer_size=1, weighting="equal", staleness="none")
-    assert not set(models(plain, grids[1], 12)[0][5:]) <= set(GOALS)

@@ -95,16 +95,3 @@ def test_utility_is_of_squared_losses_where_they_are_reported():
         [],
     )
     assert strategy.known == {"a": (12.0, 2.0, 3), "b": (0.0, 2.0, 3)}
-
-
-def test_preferred_time_is_a_quantile():
-    strategy = Oort(fedavg(), pace=0.5)
-    assert strategy.preferred_s() == np.inf
-    strategy.known = {str(i): (1.0, float(i), 1) for i in range(11)} | {"x": (1.0, np.nan, 1)}
-    assert strategy.preferred_s() == 5.0
-
-
-def test_fewer_nodes_than_asked_for():
-    strategy = Oort(fedavg(), 5)
-    assert [len(record["selected"]) for record in run(strategy, [1, 2], 3)] == [2, 2, 2]
-    assert strategy.select(Exchange(strategy.fleet, 4), None, set()) == []

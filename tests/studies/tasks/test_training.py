@@ -107,30 +107,6 @@ def test_evaluation_equals_numpy_and_restores_the_mode():
         assert model.training is training
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "given"),
-    [
-        ("sgd", "SGD", {"momentum": 0.9, "weight_decay": 0.1}),
-        ("rmsprop", "RMSprop", {"momentum": 0.5, "weight_decay": 0.1}),
-        ("adam", "Adam", {"weight_decay": 0.1}),
-        ("adamw", "AdamW", {"weight_decay": 0.1}),
-    ],
-)
-def test_optimizer_is_torchs(name, kind, given):
-    ours, theirs, start = softmax(), softmax(), softmax()
-    train(ours, EXAMPLES, Script(), num_steps=3, lr=0.05, optimizer=name, **given)
-    optimizer = getattr(torch.optim, kind)(theirs.parameters(), lr=0.05, **given)
-    for indices, weights in BATCHES:
-        inputs, targets = EXAMPLES.take(indices)
-        losses = nn.functional.cross_entropy(theirs(inputs), targets, reduction="none")
-        optimizer.zero_grad()
-        (losses * torch.from_numpy(weights).float()).mean().backward()
-        optimizer.step()
-    for a, b, c in zip(ours.parameters(), theirs.parameters(), start.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-        assert not torch.equal(a, c)
-
-
 def test_amp_computes_in_bfloat16():
     seen, models = [], (softmax(), softmax())
     for model, amp in zip(models, (False, True), strict=True):

@@ -12,14 +12,12 @@ class Older(NumPyClient):
     """Descend to 3."""
 
     def fit(self, parameters, config):
-        """Train."""
         (w,) = parameters
         for batch in hetero.batches([np.full(8, 3.0)] * 20, config):
             w = w + 0.1 * (batch.mean() - w)
         return [w], 160, {"train-loss": float(np.mean((w - 3.0) ** 2)), "name": "cpu"}
 
     def evaluate(self, parameters, config):
-        """Return the loss."""
         return float(np.mean((parameters[0] - 3.0) ** 2)), 10, {"accuracy": 0.5}
 
 

@@ -20,7 +20,6 @@ EXPECTED = {
     "same message again": "ValueError",
     "a reply as an instruction": "refused",
     "run is a copy": True,
-    "run of a message": True,
     "unknown node": [],
     "app without a return": ["error 2"],
 }
@@ -75,7 +74,6 @@ def probe(grid) -> dict[str, object]:
         "same message again": lambda: ask(once, timeout=10.0),
         "a reply as an instruction": reply_as_instruction,
         "run is a copy": lambda: grid.run is not grid.run,
-        "run of a message": lambda: message().metadata.run_id == grid.run.run_id,
         "unknown node": lambda: ask(message(node_id=12345), timeout=5.0),
         "app without a return": lambda: ask(message("nothing"), timeout=10.0),
     }

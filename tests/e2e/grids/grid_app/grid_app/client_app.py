@@ -3,7 +3,7 @@
 import time
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_hetero.mod import hetero
@@ -26,8 +26,6 @@ def train(message, context):
         taken += 1
         if partition % 2 and not context.node_config.get("emulated"):
             time.sleep(SLOW_STEP_S)
-    before = context.state.get("steps", ConfigRecord({"taken": 0}))["taken"]
-    context.state["steps"] = ConfigRecord({"taken": before + taken})
     metrics = {
         "num-examples": BATCHES * BATCH,
         "train-loss": loss(w, partition),

@@ -1,0 +1,53 @@
+"""Apps on real SuperNodes, where each message has a process of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flwr_hetero_studies.faults.fleet_run import FleetRun
+
+pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
+HERE = Path(__file__).parent
+APPS = HERE.parents[2] / "apps"
+
+
+def test_superlink_is_like_local_grid_but_for_two_answers(small_fleet, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE / "probe_app"))
+    from probe_app.server_app import SUPERLINK
+
+    run = FleetRun(small_fleet, tmp_path / "run", HERE / "probe_app")
+    run.start().finish()
+    path = tmp_path / "run" / "probe.json"
+    assert path.exists(), run.tail()
+    assert json.loads(path.read_text()) == SUPERLINK
+
+
+def test_numpy_client_of_the_older_api(small_fleet, tmp_path):
+    run = FleetRun(small_fleet, tmp_path / "run", HERE / "older_app")
+    rounds = run.start().finish()[1:]
+    assert len(rounds) == 2, run.tail()
+    assert rounds[-1]["train"]["train-loss"] < 9.0
+    assert {"accuracy", "loss"} <= set(rounds[-1]["evaluate"])
+    assert all(not record["failures"] for record in rounds), run.tail()
+
+
+def four_rounds(fleet, folder, app, **config):
+    run = FleetRun(fleet, folder, APPS / app, fleet="real", num_server_rounds=4, **config)
+    history = run.start().finish()
+    assert [record["round"] for record in history] == list(range(5)), run.tail()
+    assert not any(record["failures"] for record in history)
+    return history
+
+
+def test_mercury_forecasts(small_fleet, tmp_path):
+    config = {"dataset": "series", "model": "auto", "learning_rate": 0.2, "local_steps": 40}
+    history = four_rounds(small_fleet, tmp_path / "run", "mercury", **config)
+    assert history[-1]["global"]["accuracy"] > 0.87
+    assert history[-1]["global"]["smape"] < history[0]["global"]["smape"] / 2
+
+
+def test_orders_are_learnt_by_processes_that_end(small_fleet, tmp_path):
+    history = four_rounds(small_fleet, tmp_path / "run", "cd-grab")
+    assert all(record["cd_grab"]["pairs"] > 0 for record in history[1:])
+    assert history[-1]["global"]["accuracy"] > history[0]["global"]["accuracy"]
