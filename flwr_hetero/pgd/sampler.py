@@ -1,6 +1,7 @@
 """PGD's sampler: the paper's batches of Algorithm 1, or a shuffle by priority."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,8 @@ class PGDSampler(BatchSampler):
         "give the DataLoader batch_sampler=PriorityFeed(sampler, model), "
         "and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
+    feed: ClassVar[Callable[["PGDSampler", Any], BatchSampler]]
+    """PriorityFeed, which needs torch and says so itself."""
 
     def __init__(
         self,
@@ -126,9 +129,7 @@ class PGDSampler(BatchSampler):
 
     def fed_by(self, model: Any) -> BatchSampler:
         """Return a PriorityFeed, which learns from the gradients of this model."""
-        from flwr_hetero.pgd.priority_feed import PriorityFeed  # PyTorch
-
-        return PriorityFeed(self, model)
+        return type(self).feed(self, model)
 
     def summary(self) -> dict[str, float]:
         """Describe the state for the history: coverage, and mean age in batches."""

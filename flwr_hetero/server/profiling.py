@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
+from flwr_hetero.errors import cure_for, with_cure
 from flwr_hetero.records import read_number
 from flwr_hetero.server.checks import Expected, accept, reported_partition
 from flwr_hetero.server.context import Exchange
@@ -57,6 +58,10 @@ def profile_nodes(
             for reply in good:
                 node_id, row = reply.metadata.src_node_id, number - warmup_rounds
                 rounds[row, column[node_id]] = now.comparable_s(reply)
+        # what keeps all nodes from training is not waited for in further rounds
+        known = next(filter(cure_for, now.failed.values()), "")
+        if known and not good:
+            raise RuntimeError(with_cure(f"no node can be profiled: {known}"))
     return nodes, rounds
 
 
