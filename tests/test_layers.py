@@ -44,7 +44,7 @@ UNWANTED = {
 }
 """Files, and which packages from outside they must not import (standard library apart)."""
 
-TWICE = {"Handler", "Run", "Trained"}
+TWICE = {"Trained"}
 """Class names that still stand for two things."""
 MODULE = '"flwr_hetero_studies'
 """How a string would name a module of the studies."""

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     ):
         command.add_argument("directories", nargs="+", metavar="DIR", help=folders)
     add = compare.add_argument
-    text = "what to compare, such as accuracy or local_steps/gamma (default: the first run's "
+    text = "what to compare, such as accuracy or cd_grab/pairs (default: the first run's "
     add("--metric", help=f"{text}accuracy, else its loss)")
     text = "value to reach (default: the baseline's end less a point, the end being the median "
     add("--target", type=float, help=f"{text}of the last five evaluations)")

@@ -61,7 +61,7 @@ class LivePage:
 
         state = state_of(self.folder)
         history = self.folder / HISTORY
-        version = state, history.stat().st_mtime_ns if state != WAITING else 0
+        version = state, history.stat().st_size if state != WAITING else 0
         if version != self._version:
             data: dict[str, Any] = {"kind": "run", "title": self.folder.name, "tables": []}
             data = data if state == WAITING else run_data(self.folder)

@@ -50,7 +50,7 @@ def make_server_certificate(folder: Path, hosts: Iterable[str], days: int = SERV
 
 def make_node_key(folder: Path, node: str) -> None:
     """Make a device's key pair in OpenSSH format: ``<node>`` and ``<node>.pub``."""
-    if not node or Path(node).name != node or node.endswith(".pub"):
+    if Path(node).name != node or node.endswith(".pub"):
         raise invalid("node", node, "be a plain file name")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = _new_key()

@@ -251,3 +251,6 @@ class PriorityFeed(BatchSampler):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+PGDSampler.feed = PriorityFeed

@@ -1,6 +1,7 @@
 """PGD's sampler: the paper's batches of Algorithm 1, or a shuffle by priority."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,8 @@ RULES = ("stochastic", "topk")
 class PGDSampler(BatchSampler):
     r"""Prioritised gradient descent: prefer examples whose gradient agrees with that of all.
 
-    ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, from
-    :func:`~flwr_hetero.sampler.sample_priorities` or, by
-    :class:`~flwr_hetero.sampler.PriorityFeed`, from the training step itself. Zhou and Gao,
+    ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, which
+    :class:`~flwr_hetero.sampler.PriorityFeed` takes from the training step. Zhou and Gao,
     "Distributed Framework for Accelerating Training of Deep Learning Models through
     Prioritization", sections III and IV.
 
@@ -67,6 +67,8 @@ class PGDSampler(BatchSampler):
         "give the DataLoader batch_sampler=PriorityFeed(sampler, model), "
         "and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
+    feed: ClassVar[Callable[["PGDSampler", Any], BatchSampler]]
+    """PriorityFeed, which needs torch and says so itself."""
 
     def __init__(
         self,
@@ -126,9 +128,7 @@ class PGDSampler(BatchSampler):
 
     def fed_by(self, model: Any) -> BatchSampler:
         """Return a PriorityFeed, which learns from the gradients of this model."""
-        from flwr_hetero.pgd.priority_feed import PriorityFeed  # PyTorch
-
-        return PriorityFeed(self, model)
+        return type(self).feed(self, model)
 
     def summary(self) -> dict[str, float]:
         """Describe the state for the history: coverage, and mean age in batches."""

@@ -110,7 +110,7 @@ TABLES = (
     ("Nodes", ("node", "tier", "median latency", "asked", "lost", "quality"),
      "Asked: how often it was selected. Lost: replies that did not count. Quality: the model's "
      "on the node's own data, as last measured.", _nodes),
-    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "round"),
+    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "as of"),
      "As last measured by the nodes.", _fairness),
     ("Failures", ("node", "reason", "times", "first in", "last in"),
      "Each cost that reply and nothing else.", _failures),

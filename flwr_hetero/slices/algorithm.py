@@ -42,6 +42,7 @@ def slice_steps(
     fixed_s = np.nan_to_num(np.asarray(fixed_times_s, np.float64))
     slice_s = np.maximum(quick_s, fixed_s * (1 - FIXED_SHARE) / FIXED_SHARE)
     steps = slice_s / np.asarray(step_times_s, np.float64)
+    # so that 0.3 / 0.1 is 3 steps and not 2
     whole = np.floor(np.minimum(np.nan_to_num(steps, nan=FIRST_STEPS), most) * (1 + 1e-9))
     return np.asarray(np.maximum(whole, 1), np.int64)
 

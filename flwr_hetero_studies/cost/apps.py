@@ -16,8 +16,6 @@ from flwr_hetero_studies.core.plan import Data, NotHereError, Trial
 from flwr_hetero_studies.core.record import Case, of, read
 
 REPEATS, ROUNDS, NUM_DIGITS = 3, 3, 1600
-STEPS = {"hugging-face": 10}
-"""Steps of one epoch, 20 where not named."""
 KINDS = ("torch", "scikit-learn", "xgboost", "lightning", "hugging-face")
 TESTS = Path(__file__).parents[2] / "tests"
 
@@ -37,7 +35,8 @@ def run(case: Case, data: Data) -> dict[str, Any]:
     kind = case["name"]
 
     def cpu_s(wrapped: str | None = None, half: str | None = None) -> float:
-        wrapped = wrapped and wrapped.replace("STEPS", str(STEPS.get(kind, 20)))
+        # of one epoch
+        wrapped = wrapped and wrapped.replace("STEPS", "10" if kind == "hugging-face" else "20")
         with tempfile.TemporaryDirectory() as folder:
             where = (Path(folder), wrapped, half, ROUNDS, [DeviceProfile()] * 4, NUM_DIGITS)
             try:

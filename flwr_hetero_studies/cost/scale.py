@@ -42,7 +42,6 @@ def stepped() -> BiasedLocalSGD:
 
 STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
     "FedAvg": lambda cohort, share: fedavg(share),
-    # all at work
     "FedBuff": lambda cohort, share: FedBuff(fedavg(), buffer_size=cohort),
     "TiFL": lambda cohort, share: TiFL(fedavg(), cohort, **PHASE),
     "BiasedLocalSGD(CDGraB)": lambda cohort, share: stepped(),

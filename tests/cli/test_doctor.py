@@ -23,20 +23,13 @@ APPS = Path(__file__).parents[2] / "apps"
         ("policy=vanilla", "texts need quotes"),
         ("num-tiers = 3", "without blanks around ="),
         ("credits=5", "credits must be a text, got 5: write credits='5'"),
-        ("seed=-1", "seed must be a whole number of at least 0"),
-        ("dataset='mnsit'", "got 'mnsit': did you mean 'mnist'?"),
         ("dataset='me/mnist'", None),
         ("seed=1 num-tiers=4", None),
-        ("clients-per-round=20 N=0", "num-supernodes must be a whole number of at least 1, got 0"),
-        ("clients-per-round=50 N=20", "clients-per-round must be at most the number of nodes, 20"),
-        ("clients-per-round=50 N=50", None),
     ],
 )
 def test_run_config_is_checked_by_the_apps_rules(given, words, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "installation", list)
-    given, _, nodes = given.partition(" N=")
-    fleet = ["--federation-config", f"num-supernodes={nodes}"] if nodes else []
-    status = main(["doctor", str(APPS / "tifl"), "--run-config", given, *fleet])
+    status = main(["doctor", str(APPS / "tifl"), "--run-config", given])
     said = capsys.readouterr().out.splitlines()[-1]
     assert status == (words is not None)
     assert said.startswith("FAIL " if words else "ok  ")
@@ -64,7 +57,7 @@ class Own(Rules):
 """
 
 
-def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys):
+def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
     (tmp_path / "pyproject.toml").write_text(
         '[tool.flwr.app.components]\nserverapp = "plain_app_here:app"\n'
         "[tool.flwr.app.config]\nlr = 0.1\nnet.width = 3\n"
@@ -74,25 +67,13 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.startswith("ok    flwr-hetero 0.")
     assert "extra report" in said
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert main(["doctor", str(tmp_path), "-c", "net.with=4"]) == 1
-    assert "did you mean 'net.width'" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "did you mean 'net.width'" in said
+    assert "note  for simulation ray are missing: in a checkout" in said
     with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
         main(["doctor", str(tmp_path), "-c", "lr=2"])
-
-
-def test_missing_and_old_requirements_are_named(monkeypatch):
-    needs = ["numpy>=1", "torch>=2; extra == 'node'", "me[node]; extra == 'all'"]
-    needs += ["x; extra == 'all'", "always>=9; python_version > '3'"]
-
-    def version(name):
-        if name in ("x", "numpy"):
-            raise doctor.metadata.PackageNotFoundError
-        return "1.9"
-
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
-    monkeypatch.setattr(doctor.metadata, "version", version)
-    assert list(doctor.missing("me", "node")) == ["torch>=2 (there is 1.9)"]
-    assert list(doctor.missing("me", "all")) == ["torch>=2 (there is 1.9)", "x"]
 
 
 # --- a SuperLink -------------------------------------------------------------------
@@ -119,9 +100,7 @@ def connect(tmp_path, monkeypatch, listener):
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_superlink_must_have_a_trusted_certificate(
-    listener, connect, trusted, tmp_path, monkeypatch
-):
+def test_superlink_must_have_a_trusted_certificate(listener, connect, trusted, tmp_path):
     certificates.make_authority(tmp_path / "keys")
     certificates.make_authority(tmp_path / "other")
     certificates.make_server_certificate(tmp_path / "keys", ["127.0.0.1"])
@@ -137,15 +116,11 @@ def test_superlink_must_have_a_trusted_certificate(
     server.start()
     ca = tmp_path / ("keys" if trusted else "other") / "ca.crt"
     address = connect(f'root-certificates = "{ca}"')
-    monkeypatch.setattr(doctor, "_nodes", lambda name: (doctor.OK, "3 of 3"))
-    found = list(doctor.superlink("lab"))
+    [(state, text)] = doctor.superlink("lab")
     server.join()
-    if trusted:
-        assert found == [("ok", f"superlink lab: {address} answers"), ("ok", "3 of 3")]
-    else:
-        [(state, text)] = found
-        assert state == "FAIL"
-        assert "see root-certificates" in text
+    assert state == ("ok" if trusted else "FAIL")
+    assert text.startswith(f"superlink lab: {address}")
+    assert text.endswith("flwr supernode list lab" if trusted else "see root-certificates")
 
 
 def test_superlink_that_is_not_there(listener, connect, capsys):

@@ -19,22 +19,12 @@ else:
 """
 
 
-@pytest.fixture
-def flwr(tmp_path, monkeypatch):
-    """Put a `flwr` that reports a status where the command looks for it."""
-
-    def make(status):
-        program = tmp_path / "flwr"
-        program.write_text(FLWR.format(python=sys.executable, status=status))
-        program.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-
-    return make
-
-
 @pytest.mark.parametrize(("status", "code"), [("finished:completed", 0), ("finished:failed", 2)])
-def test_run_tells_by_its_status_how_it_ended(flwr, status, code, capsys):
-    flwr(status)
+def test_run_tells_by_its_status_how_it_ended(status, code, capsys, tmp_path, monkeypatch):
+    program = tmp_path / "flwr"
+    program.write_text(FLWR.format(python=sys.executable, status=status))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert main(["run", str(APP), "lab", "--nodes", "6", "-c", "seed=3"]) == code
     said = capsys.readouterr()
     assert "'lab', '--stream', '--run-config', 'seed=3', '--federation-config'" in said.out
@@ -44,11 +34,10 @@ def test_run_tells_by_its_status_how_it_ended(flwr, status, code, capsys):
 
 @pytest.mark.parametrize("words", [[], ["watch"], ["compare"], ["fleet", "up"]])
 def test_help_loads_no_heavy_package(words):
-    words = [*words, "--help"]
     code = f"""
 import sys, flwr_hetero.cli
 try:
-    flwr_hetero.cli.main({words!r})
+    flwr_hetero.cli.main({[*words, "--help"]!r})
 except SystemExit:
     heavy = {{"torch", "matplotlib", "plotly", "flwr", "ray", "rich"}} & set(sys.modules)
     sys.exit(str(heavy) if heavy else 0)

@@ -99,10 +99,12 @@ def test_end_finds_children_in_other_sessions(start, tmp_path):
     assert processes.end(other) == 1
 
 
-def test_end_kills_deaf_and_stopped_processes(start, tmp_path):
+def test_end_reaches_deaf_and_stopped_processes(start, tmp_path):
+    os.kill(stopped := start(SLEEP), signal.SIGSTOP)
+    processes.signal_one(stopped, tmp_path, signal.SIGTERM)
+    wait_until(lambda: not processes.has_tag(stopped, tmp_path), step_s=0.01)
     start(DEAF)
-    os.kill(start(SLEEP), signal.SIGSTOP)
-    assert processes.end(tmp_path, grace_s=0.3) == 2
+    assert processes.end(tmp_path, grace_s=0.3) == 1
     assert processes.find(tmp_path) == []
 
 

@@ -14,22 +14,15 @@ OLD = Path(__file__).with_name("old_lines.jsonl")
     ("lines", "rounds", "notes"),
     [
         ([b""], [], []),
-        ([b'{"round": 0}', b"\xff\xfe\x00"], [0], ["line 2 is torn"]),
+        ([b'{"round": 0}', b"\xff\xfe\x00"], [0], ["line 2 is incomplete"]),
         (
             [
                 *(b'{"round": 1, "wall_s": 1}', b"not json", b"[1]", b'{"virtual_s": 1}', b""),
-                *(
-                    b'{"round": 0}',
-                    b'{"round": true}',
-                    b'{"round": 1, "wall_s": 2}',
-                    b'{"round": 2',
-                ),
+                *(b'{"round": 0}', b'{"round": true}', b'{"round": 1, "wall_s": 2}'),
+                b'{"round": 2',
             ],
             [0, 1],
-            [
-                *[f"line {number} is no round" for number in (2, 3, 4, 5, 7)],
-                *("round 1 occurs twice; the later line counts", "line 9 is torn"),
-            ],
+            [*[f"line {n} is no round" for n in (2, 3, 4, 5, 7)], "line 9 is incomplete"],
         ),
     ],
 )
@@ -46,24 +39,23 @@ def test_rounds_in_order_bad_lines_noted(tmp_path, lines, rounds, notes):
 @pytest.mark.parametrize(
     ("directory", "words"),
     [
-        ("{tmp}/nowhere", "must exist, got '{tmp}/nowhere'"),
-        ("{tmp}/empty", "must hold a history.jsonl, got '{tmp}/empty'"),
-        ("{tmp}", "must hold a history.jsonl, got '{tmp}': did you mean {tmp}/run"),
+        ("nowhere", "must exist, got '.*/nowhere'"),
+        ("empty", "must hold a history.jsonl, got '.*/empty'"),
     ],
 )
-def test_folder_without_a_run_is_refused(tmp_path, make_run, directory, words):
-    make_run("run", rounds=[])
+def test_folder_without_a_run_is_refused(tmp_path, directory, words):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="run directory") as caught:
-        read_history(directory.format(tmp=tmp_path))
-    assert words.format(tmp=tmp_path) in str(caught.value)
+    with pytest.raises(ValueError, match=f"run directory {words}"):
+        read_history(tmp_path / directory)
 
 
 def test_old_spelling_is_read(tmp_path):
     (tmp_path / "history.jsonl").write_text(OLD.read_text())
     [record] = read_history(tmp_path).rounds
     wrappers = {key: value for key, value in record.items() if isinstance(value, dict)}
-    own = {key: wrappers.pop(key) for key in ("global", "train", "latency", "weights")}
+    users = ("global", "evaluate", "train", "latency", "weights")
+    own = {key: wrappers.pop(key) for key in users}
+    assert own["evaluate"] == {"eval-acc": 0.5, "evaluated_round": 1}
     assert own["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
     assert {*own["latency"]} == {*own["weights"]} == {"node-0", "bytes-up"}
     assert len(wrappers) == 10
@@ -98,7 +90,7 @@ def test_metrics_by_name(history):
         "cd_grab/bound": [9, nan, 7, nan],
         "cd_grab/steps": [nan, nan, nan, 2.5],
     }
-    assert history.metrics() == [*expected]
+    assert [*history.names] == [*expected]
     for name, values in expected.items():
         np.testing.assert_array_equal(history.metric(name), values)
     assert history.range_of("cd_grab/steps")[3].tolist() == [1, 2.5, 4]
@@ -136,7 +128,6 @@ def history_of(name, given):
         ("accuracy", 0.5, "virtual_s", 5.0),
         ("accuracy", 0.5, "wall_s", 14.0),
         ("accuracy", 0.0, "round", 0.0),
-        ("accuracy", 0.9, "round", 4.0),
         ("accuracy", 0.95, "round", None),
         ("loss", 0.1, "round", 0.0),
         ("loss", 0.05, "round", None),
@@ -145,7 +136,7 @@ def history_of(name, given):
     ],
 )
 def test_time_to_target_by_hand(name, target, clock, cost):
-    history = history_of(name, [0.1, None, 0.5, 0.4, 0.9])
+    history = history_of(name, [0.1, None, 0.5, 0.5, 0.6, 0.7, 0.8, 0.9])
     if isinstance(cost, str):
         with pytest.raises(ValueError, match=cost):
             time_to_target(history, name, target, clock)
@@ -167,4 +158,4 @@ def test_time_to_target_by_hand(name, target, clock, cost):
 )
 def test_settled_value_by_hand(name, values, settled):
     history = history_of(name, values)
-    assert settled_value(history, name, falls=name == "loss") == settled
+    assert settled_value(history, name) == settled

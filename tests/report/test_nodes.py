@@ -2,15 +2,16 @@ import pytest
 
 from flwr_hetero.report import History
 from flwr_hetero.report.compare.verdict import Judge
-from flwr_hetero.report.nodes import failure_groups, node_stats, num_tiers
+from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats, num_tiers
 from flwr_hetero.report.page import facts
-from flwr_hetero.report.tables import Named, tables_of
+from flwr_hetero.report.tables import tables_of
 
 
 def record(number, virtual_s, accuracy, latency=None, failed=(), **more):
     failures = [{"node": node, "reason": reason} for node, reason in failed]
     record = {"round": number, "virtual_s": virtual_s, "wall_s": number + 1.0}
     record |= {"global": {"accuracy": accuracy}, "latency": latency or {}, "failures": failures}
+    record["device_s"] = sum((latency or {}).values())
     return record | {"selected": [*(latency or {}), "node-2"] if number else []} | more
 
 
@@ -32,32 +33,31 @@ ROUNDS = (
 
 @pytest.mark.parametrize(("planned", "note"), [(2, "as planned"), (None, ""), (5, "of 5 planned")])
 def test_summary_by_hand(planned, note):
-    judge = Judge("accuracy", 0.5, "virtual_s", falls=False)
+    judge = Judge("accuracy", 0.5, "virtual_s")
     found = facts(History(ROUNDS), {"num-server-rounds": planned}, judge)
-    server = "3 s on the server's clock, 10 s of it before round 1"
     assert [tuple(fact.values()) for fact in found] == [
         ("Last accuracy", "60.0 %", "best 70.0 % in round 1"),
         ("Rounds", "2", note),
-        ("Time on the fleet's clock", "25 s", server),
+        ("Time on the fleet's clock", "25 s", "3 s on the server's clock"),
         ("Time of all devices", "15 s", "0.6 nodes in flight on average"),
         ("Traffic", "5 kB", "2 kB up, 3 kB down"),
         ("Nodes", "4", "2 of them trained"),
-        ("Failures", "5", "in 2 rounds"),
+        ("Failures", "5", ""),
     ]
 
 
 def test_tables_by_hand():
-    tables = {t.title: t for t in tables_of([Named("", None, History(ROUNDS))])}
+    tables = {t.title: t for t in tables_of([("", None, History(ROUNDS))])}
     texts = {title: [[t for t, _ in row] for row in t.rows] for title, t in tables.items()}
-    assert tables["Tiers"].head[:3] == ["tier", "nodes", "median latency"]
-    assert texts["Tiers"] == [
-        ["0", "2", "2.5 s", "1", "50 %", "3 s", "80.0 %"],
-        ["1", "1", "12 s", "1", "50 %", "12 s", ""],
-    ]
+    assert texts["Tiers"] == [["0", "2", "2.5 s", "1", "80.0 %"], ["1", "1", "12 s", "1", ""]]
     assert texts["Nodes"][0] == ["node-2", "0", "2 s", "2", "2"]
     assert tables["Nodes"].head == ["node", "tier", "median latency", "asked", "lost"]
-    assert texts["Failures"][:2] == [["node-1", "odd", "2", "2"], ["node-2", "late", "2", "1, 2"]]
-    two = tables_of([Named("a", 0, History(ROUNDS)), Named("b", None, History(ROUNDS))])
+    assert texts["Failures"] == [
+        ["node-1", "odd", "2", "2", "2"],
+        ["node-2", "late", "2", "1", "2"],
+        ["node-9", "odd", "1", "2", "2"],
+    ]
+    two = tables_of([("a", 0, History(ROUNDS)), ("b", None, History(ROUNDS))])
     assert two[0].head[:3] == ["run", "seed", "tier"]
     starts = [row[:2] for row in two[0].rows[1:3]]
     assert starts == [[("a", None), ("0", 0)], [("b", None), ("", None)]]
@@ -65,17 +65,27 @@ def test_tables_by_hand():
 
 def test_nodes_by_tier_then_latency():
     nodes = node_stats(History(ROUNDS))
-    assert [node.identity for node in nodes] == ["node-2", "node-10", "node-1", "node-7"]
-    counts = [(node.tier, node.selected, node.lost) for node in nodes]
-    assert counts == [(0, 2, 2), (0, 1, 0), (1, 1, 0), (None, 0, 0)]
-    assert (nodes[1].profiled_s, nodes[1].latency_s.tolist()) == (1.0, [3.0])
+    assert nodes[:3] == [
+        ("node-2", 0, 2, 2, 2.0),
+        ("node-10", 0, 1, 0, 3.0),
+        ("node-1", 1, 1, 0, 12.0),
+    ]
+    assert nodes[3][:4] == ("node-7", None, 0, 0)
     again = {"tiers": {"node-1": 0, "node-2": 1}, "latency": {"node-1": 0.5, "node-2": 0.2}}
     history = History((*ROUNDS, {"round": 3, "tifl": again}))  # the latest profiling counts
-    found = [(node.identity, node.tier, node.profiled_s) for node in node_stats(history)[:2]]
-    assert found == [("node-1", 0, 0.5), ("node-2", 1, 0.2)]  # by tier before latency
+    assert [node[:2] for node in node_stats(history)[:2]] == [("node-1", 0), ("node-2", 1)]
     assert (num_tiers(history), num_tiers(History(({"round": 0},)))) == (2, 0)
 
 
 def test_failure_groups_most_frequent_first():
     expected = [("node-1", "odd", [2, 2]), ("node-2", "late", [1, 2]), ("node-9", "odd", [2])]
     assert failure_groups(History(ROUNDS)) == expected
+
+
+def test_fairness_is_the_last_one_measured():
+    figures = {"metric": "acc", "nodes": 20, "mean": 0.5, "worst_tenth": 0.1, "by_node": {"a": 0}}
+    old, new = (record(n, 0.0, 0.5, fairness=figures | {"mean": n / 10}) for n in (1, 2))
+    found = last_fairness(History((old, new, record(3, 0.0, 0.5))))
+    assert found == (2, "acc", 20, 0.2, 0.1, {"a": 0.0})
+    asked = new | {"evaluate": {"evaluated_round": 1}}  # of an earlier model
+    assert last_fairness(History((asked,))).round == 1

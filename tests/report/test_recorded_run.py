@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 from flwr.app import MetricRecord
 from toy import toy_app, toy_arrays
 
@@ -13,9 +12,8 @@ from flwr_hetero.report.page import run_data
 from flwr_hetero.strategy import Recorded, TiFL
 
 
-def train(path, num_rounds=6, *, resume=False):
-    shares = (4.0, 4.0, 4.0, 1.0, 1.0, 1.0)
-    profiles = [DeviceProfile(compute_factor=s, jitter=0.1, availability=0.9) for s in shares]
+def train(path, num_rounds, *, resume=False):
+    profiles = [DeviceProfile(speed, jitter=0.1, availability=0.9) for speed in (4.0, 1.0) * 3]
     run_dir = RunDirectory(path, {"num-server-rounds": 6, "seed": 0}, resume=resume)
     tifl = TiFL(clients_per_round=2, num_tiers=2, interval=2, profiling="phase")
     Recorded(tifl, run_dir=run_dir, resume=resume).start(
@@ -38,18 +36,11 @@ def test_run_leaves_a_whole_directory(tmp_path):
     history = read_history(path)
     assert history.notes == ()
     assert history.column("round").tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert all(record["selected"] for record in history.rounds[1:])
     nodes = node_stats(history)
     assert {node.identity for node in nodes} == {f"node-{i}" for i in range(6)}
     assert (num_tiers(history), sum(node.selected for node in nodes)) == (2, 12)
     assert time_to_target(history, "accuracy", 0.3) == history.column("virtual_s")[3]
     assert history.rounds[-1]["fairness"]["metric"] == "eval-acc"
-    infos = [record["tifl"] for record in history.rounds[1:]]
-    assert all(info["tier_chances"][info["tier"]] > 0 for info in infos)
-    np.testing.assert_allclose([sum(info["tier_chances"]) for info in infos], 1.0)
-    data = run_data(path)
-    titles = [panel["title"] for panel in data["panels"]]
+    titles = [panel["title"] for panel in run_data(path)["panels"]]
     assert titles[:3] == ["Tier that trained", "Chance of each tier", "Accuracy of each tier"]
-    assert data["mark"] == "simulated nodes"
-    assert "60.0 %" in (path / "report.html").read_text()
     assert {file.name for file in path.iterdir()} >= {"model.safetensors", "checkpoint"}

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from flwr_hetero.report import RunDirectory, read_history, run_dir
 from flwr_hetero.report import page as page_module
-from flwr_hetero.report.run_dir import command_line, plain
+from flwr_hetero.report.run_dir import plain
 
 
 def rounds_in(path):
@@ -29,10 +29,8 @@ def test_config_is_written_without_secrets(tmp_path):
     again = RunDirectory(run.path, settings | dict.fromkeys(hidden, "s3cret"))  # no round blocks it
     config = json.loads((again.path / "config.json").read_text())
     assert config["settings"] == {"seed": 3, "learning-rate": 0.5, "num-tiers": 5, **hidden}
-    assert config["versions"]["numpy"] == np.__version__
     assert {"flwr", "torch", "flwr-hetero"} <= set(config["versions"])
     assert (config["python"][:2], config["started"][-6:]) == ("3.", "+00:00")
-    assert config["command"]
     assert config["resumed"] == []
 
 
@@ -56,7 +54,6 @@ def test_round_is_plain_json_and_synced(run, monkeypatch):
         ("", "path must be an absolute path"),
         ("{tmp}/old", "path must not hold another run, got '{tmp}/old'"),
         ("{tmp}/file", "path must be a folder to write to"),
-        ("{tmp}/file/below", "path must be a folder to write to"),
     ],
 )
 def test_bad_folder_is_refused(tmp_path, path, words):
@@ -74,24 +71,24 @@ def test_round_needs_a_number(run, number):
         run.append_round({"round": number})
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_no_round_occurs_twice_after_a_resume(run, cut):
+def test_no_round_occurs_twice_after_a_resume(run):
     for number in range(6):
         run.append_round({"round": number, "try": 1})
     (run.checkpoint_dir / "state.npz").write_bytes(b"after round 3")
     with (run.path / "history.jsonl").open("a") as file:
         file.write('{"round": 6, "vir')
     run.close()
-    before = (run.path / "config.json").read_bytes()
+    files = [run.path / name for name in ("config.json", "history.jsonl")]
+    before = [file.read_bytes() for file in files]
     again = RunDirectory(run.path, {"seed": 4}, resume=True)
-    assert rounds_in(run.path) == [0, 1, 2, 3, 4, 5]
-    assert (run.path / "config.json").read_bytes() == before  # the checkpoint may be refused
-    if cut:
-        again.cut_after(3)
-        assert rounds_in(run.path) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="lacks round 6, the checkpoint is of round 7"):
+        again.cut_after(7)
+    assert [file.read_bytes() for file in files] == before  # the checkpoint may be refused
+    again.cut_after(3)
     again.append_round({"round": 4, "try": 2})
     assert [r["try"] for r in read_history(run.path).rounds] == [1, 1, 1, 1, 2]
-    assert len(json.loads((run.path / "config.json").read_text())["resumed"]) == 1
+    config = json.loads((run.path / "config.json").read_text())
+    assert (len(config["resumed"]), config["settings"]) == (1, {"seed": 4})
 
 
 @pytest.mark.parametrize("name", ["mistyped", "empty", "begun"])
@@ -103,7 +100,6 @@ def test_resume_without_checkpoint_is_refused(tmp_path, name):
         RunDirectory(tmp_path / name, resume=True)
     assert "correct the path, or leave resume out" in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
-    assert rounds_in(tmp_path / "begun") == [0]
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -133,7 +129,6 @@ def test_missing_extra_is_found_at_once(tmp_path, monkeypatch):
 
 def test_model_comes_back_and_survives_a_crash(run, monkeypatch):
     arrays = {
-        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
         "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
         "strided": np.arange(10)[::2],
         "scalar": np.array(7, np.int64),
@@ -155,7 +150,6 @@ def test_model_comes_back_and_survives_a_crash(run, monkeypatch):
 
 def test_report_is_built_or_costs_nothing(run, monkeypatch, caplog):
     assert run.finish() == run.path
-    assert run.path.is_absolute()
     assert "No round was completed" in (run.path / "report.html").read_text()
 
     def fail(_):
@@ -177,8 +171,6 @@ def test_report_is_built_or_costs_nothing(run, monkeypatch, caplog):
         (np.array(3.5), 3.5),
         ((1, float("nan")), [1, None]),
         ([None, b"x", "x", np.float32(0.5), [np.inf]], [None, "b'x'", "x", 0.5, [None]]),
-        (frozenset({2, 1}), [1, 2]),
-        (np.array([np.nan, 1.0]), [None, 1.0]),
         (Path("/data"), "/data"),
         ({1: {"a": np.int64(2)}}, {"1": {"a": 2}}),
     ],
@@ -186,11 +178,3 @@ def test_report_is_built_or_costs_nothing(run, monkeypatch, caplog):
 def test_plain_by_hand(value, expected):
     assert plain(value) == expected
     assert type(plain(value)) is type(expected)
-
-
-def test_secrets_are_not_in_the_command():
-    typed = "flwr-serverapp --insecure --token -s3cret --api-key=s3cret --run 7"
-    command = command_line(typed.split())
-    assert "s3cret" not in command
-    assert "--insecure" in command
-    assert command.endswith("--run 7")

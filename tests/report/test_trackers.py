@@ -1,7 +1,6 @@
 """Through the true clients, offline; a tracker is skipped here where it is not installed."""
 
 import re
-from pathlib import Path
 
 import pytest
 from toy import toy_app, toy_arrays
@@ -13,35 +12,34 @@ from flwr_hetero.strategy import Recorded, TiFL
 CLOCK = "virtual_s"
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Give a function that runs and returns each round's figures; nothing leaves this machine."""
     monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
     for name in ("MLFLOW_TRACKING_URI", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "run"
+
+    def start(name, num_rounds=2, resume=False):
+        if name in ("tensorboard", "mlflow", "wandb"):
+            pytest.importorskip(name, exc_type=ImportError)
+        run_dir = RunDirectory(folder, {"seed": 3, "api-key": "secret"}, resume=resume)
+        strategy = TiFL(clients_per_round=1, num_tiers=1)
+        recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=[name])
+        recorded.start(LocalGrid(toy_app(), [DeviceProfile()] * 2), toy_arrays(), num_rounds)
+        return [dict(trackers.figures_of(record)) for record in read_history(folder).rounds]
+
+    return start
 
 
-def run(folder: Path, names, num_rounds=2, resume=False):
-    run_dir = RunDirectory(folder, {"seed": 3, "api-key": "secret"}, resume=resume)
-    strategy = TiFL(clients_per_round=1, num_tiers=1)
-    recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=names)
-    recorded.start(LocalGrid(toy_app(), [DeviceProfile()] * 2), toy_arrays(), num_rounds)
-    return [dict(trackers.figures_of(record)) for record in read_history(folder).rounds]
-
-
-def need(name):
-    reason = f"{name} is not installed: pip install -e '.[trackers]'"
-    return pytest.importorskip(name, reason=reason, exc_type=ImportError)
-
-
-def test_tensorboard_has_every_round(tmp_path):
-    need("tensorboard")
+def test_tensorboard_has_every_round(run, tmp_path):
+    run("tensorboard")
+    figures = run("tensorboard", 3, resume=True)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    run(tmp_path / "run", ["tensorboard"])
-    figures = run(tmp_path / "run", ["tensorboard"], 3, resume=True)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     found = {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(CLOCK)}
@@ -51,25 +49,23 @@ def test_tensorboard_has_every_round(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow's tables
-def test_mlflow_has_every_round_and_no_secret(tmp_path):
-    mlflow = need("mlflow")
-    run(tmp_path / "run", ["mlflow"])
-    figures = run(tmp_path / "run", ["mlflow"], 3, resume=True)
+def test_mlflow_has_every_round_and_no_secret(run, tmp_path):
+    run("mlflow")
+    figures = run("mlflow", 3, resume=True)
+    import mlflow
+
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/run/mlflow.db")
     [found] = client.search_runs([client.get_experiment_by_name("flwr-hetero").experiment_id])
     assert found.info.status == "FINISHED"
     history = client.get_metric_history(found.info.run_id, CLOCK)
-    assert [(point.step, point.value) for point in history] == [
-        (step, record[CLOCK]) for step, record in enumerate(figures)
-    ]
+    values = [(step, record[CLOCK]) for step, record in enumerate(figures)]
+    assert [(point.step, point.value) for point in history] == values
     assert found.data.params == {"seed": "3", "api-key": "(hidden)"}
-    assert found.data.metrics.keys() >= figures[-1].keys()
 
 
 @pytest.mark.nightly
-def test_wandb_has_every_round(tmp_path):
-    need("wandb")
-    figures = run(tmp_path / "run", ["wandb"])
+def test_wandb_has_every_round(run, tmp_path):
+    figures = run("wandb")
     [file] = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     content = file.read_bytes()  # key, two bytes, length of the value, value
     places = [m.end() for m in re.finditer(rb"virtual_s\x82\x01", content)]
@@ -77,20 +73,17 @@ def test_wandb_has_every_round(tmp_path):
     assert sorted(values) == pytest.approx([record[CLOCK] for record in figures])
 
 
-def test_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog):
+def test_tracker_that_fails_does_not_end_the_run(run, monkeypatch, caplog):
     seen = []
-
-    def begin(folder):
-        assert folder == tmp_path / "run"
-        return log, lambda: seen.append("closed")
 
     def log(step, figures):
         seen.append(step)
         if step == 1:
             raise OSError("disk full")
 
+    begin = lambda folder: (log, lambda: seen.append("closed"))  # noqa: E731
     monkeypatch.setitem(trackers.TRACKERS, "json", begin)  # a module that is there
-    assert len(run(tmp_path / "run", ["json"], 3)) == 4
+    assert len(run("json", 3)) == 4
     assert seen == [0, 1]
     assert "json gets no more of this run: OSError: disk full" in caplog.text
 
@@ -99,6 +92,6 @@ def test_unknown_and_missing_trackers_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="trackers must be one of tensorboard, mlflow, wandb"):
         Recorded(run_dir=tmp_path / "run", trackers=["comet"])
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="pip install mlflow-skinny sqlalchemy, or"):
+    with pytest.raises(ModuleNotFoundError, match=r"mlflow is not installed: .*\[trackers\]"):
         Recorded(run_dir=tmp_path / "run", trackers=["mlflow"])
     assert not (tmp_path / "run").exists()

@@ -27,22 +27,13 @@ def test_states_of_a_run(tmp_path, folder):
     assert watch.state_of(tmp_path / "none") == watch.WAITING
     changed_s = (folder / "history.jsonl").stat().st_mtime
     with FileLock(folder / ".lock"):
-        assert watch.state_of(folder, changed_s + 59) == watch.RUNNING
-        assert watch.state_of(folder, changed_s + 61) == watch.STALLED
+        assert watch.state_of(folder, changed_s + 299) == watch.RUNNING
+        assert watch.state_of(folder, changed_s + 301) == watch.STALLED
     assert (folder / ".lock").exists()
     assert watch.state_of(folder) == watch.KILLED
     (folder / "model.safetensors").touch()
     os.utime(folder / "model.safetensors", (changed_s + 1, changed_s + 1))
     assert watch.state_of(folder) == watch.ENDED
-
-
-def test_slow_rounds_are_no_stall(make_run, rounds_of):
-    rounds = [record | {"wall_s": 100.0 * record["round"]} for record in rounds_of(4)]
-    folder = make_run("run", rounds)
-    changed_s = (folder / "history.jsonl").stat().st_mtime
-    with FileLock(folder / ".lock"):
-        assert watch.state_of(folder, changed_s + 700) == watch.RUNNING  # 80 s a line
-        assert watch.state_of(folder, changed_s + 900) == watch.STALLED
 
 
 def test_page_follows_the_run_until_it_is_killed(folder, rounds_of):

@@ -203,14 +203,6 @@ def test_tiers_are_drawn_by_their_probabilities():
 # --- line 15 -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", [(3, 4, 5), (3, 5), (4,), ()])
-def test_nodes_are_drawn_of_those_available(there):
-    rng, count = np.random.default_rng(0), min(2, len(there))
-    drawn = [draw_nodes(MEMBERS[1], 2, online(*there), rng) for _ in range(40)]
-    assert {node for nodes in drawn for node in nodes} == set(there)
-    assert {(len(nodes), len(set(nodes))) for nodes in drawn} == {(count, count)}
-
-
 def test_nodes_are_drawn_uniformly_whichever_are_away():
     names, rng = [f"node-{i}" for i in range(40)], np.random.default_rng(1)
     drawn = [draw_nodes(names, 3, online(*range(0, 40, 4)), rng) for _ in range(2000)]

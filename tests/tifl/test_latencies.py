@@ -187,14 +187,6 @@ def test_a_node_without_an_answer_is_given_up(case, caplog):
     assert [r.levelname for r in said][:1] == ["WARNING"] * (case != "faster later" or bool(said))
 
 
-def test_equal_nodes_are_one_tier_and_said_so(caplog):
-    tifl = in_training(None, 2)
-    records_of(tifl, LocalGrid(toy_app(), [DeviceProfile(jitter=0.2)] * 10), 30)
-    assert set(tifl.tiers.tier.values()) == {0}
-    assert "one tier: latencies" in caplog.text
-    assert "differ by noise only" in caplog.text
-
-
 def test_over_select_has_a_waiting_rule_of_its_own():
     rule = "time nodes before the first round inside OverSelect, got 'TiFL': give it profiling="
     with pytest.raises(ValueError, match=f"strategy must {rule}'phase'"):

@@ -54,8 +54,8 @@ def figure_10(options: Options) -> Finding:
             found.append([herding_bound(vectors, next(orders)) for _ in range(passes)])
     ends = {x: [float(np.mean(each[-LAST:])) for each in found] for x, found in bounds.items()}
     rows = []
-    for x, found in ends.items():
-        pairs = zip(found, PUBLISHED[x], strict=True)
+    for x, own in ends.items():
+        pairs = zip(own, PUBLISHED[x], strict=True)
         rows.append([x, *(f"{end:.3g} {beside(paper)}" for end, paper in pairs)])
     growth = {x: values[-1] / values[0] for x, values in ends.items()}
     powers = [slope(FLEETS, ends[x]) for x in (BAL, PAIR_BAL)]
@@ -118,8 +118,9 @@ def theorem_3(options: Options) -> Finding:
             by_rate = []
             for lr in RATES:
                 pairs = zip(drawn, seeds, strict=True)
-                by_rate.append(np.mean([excess(a, method, lr, epochs, s) for a, s in pairs]))
-            found.append(float(min(by_rate)))
+                losses_of = [excess(a, method, lr, epochs, s) for a, s in pairs]
+                by_rate.append(float(np.mean(losses_of)))
+            found.append(min(by_rate))
     ours, theirs = losses[CD_GRAB], losses[D_RR]
     # Theorem 3: the loss falls as (m n T)^-2, logarithms left out
     rows = [
