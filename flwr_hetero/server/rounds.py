@@ -290,6 +290,7 @@ def finish_round(run: Run, record: Record) -> None:
     fleet, run.round = run.fleet, record["round"]
     record |= {"wall_s": run.wall_s, **fleet.costs.until(fleet.clock.virtual_s)}
     keep_infos(run, record)
+    # the innermost first, so that the outermost writes what all have added
     for wrapper in reversed(run.strategy.wrappers()):
         wrapper.on_round_end(run, record)
     if run.round:
