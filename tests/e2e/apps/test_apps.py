@@ -200,17 +200,6 @@ def test_reading_gradients_costs_time_and_scoring_none(name, before, after, time
     assert took[1] / took[0] == pytest.approx(times, rel=rel)
 
 
-def test_group_follows_the_link_within_a_few_rounds():
-    def groups(link_mbps):
-        link = {"uplink_mbps": link_mbps, "downlink_mbps": link_mbps}
-        run.set_profile(DeviceProfile(**link, seconds_per_example=2e-3))
-        run.go_on(4)
-        return int(run.state()[keys.PREFIX + "mercury.scalars"]["group_size"])
-
-    run = start("mercury")
-    assert groups(4) > 2.5 * groups(16) > 0
-
-
 def test_without_a_link_to_wait_for_nothing_is_scored():
     profiles = [DeviceProfile(seconds_per_example=1e-4)] * 3
     assert start("mercury", profiles).go_on(3)[-1]["sampler"]["coverage"] < 0.6
@@ -254,30 +243,6 @@ def test_resharding_moves_samples_and_keeps_sizes(kind, data):
     assert sum(size["swaps"] for size in sizes) > 10
     assert all(size["offered_bytes"] <= 3 * 5000 for size in sizes)
     assert len(run.state()[keys.PREFIX + "shard.arrays"]["slots"].numpy()) > 5
-
-
-@pytest.mark.parametrize("kind", ["importance", "random"])
-def test_samples_are_offered_by_known_importance(kind, monkeypatch):
-    run, given = start("mercury", resharding=kind), []
-    from mercury_app import client_app
-
-    offer = client_app.offer
-
-    def choose(importance, *args):
-        given.append(importance.copy())
-        return offer(importance, *args)
-
-    monkeypatch.setattr(client_app, "offer", choose)
-    run.go_on(6)
-    assert len(given) == 3
-    for importance in given:
-        assert (len(np.unique(importance)) > len(importance) / 3) == (kind == "importance")
-
-
-def test_adacomm_takes_fewer_steps_as_the_loss_falls():
-    run = start("mercury", communication="adacomm", adapt_every_s=0.0, local_steps=8)
-    steps = [record["adacomm"]["num_steps"] for record in run.go_on(4)]
-    assert steps[0] == 8 > steps[-1]
 
 
 def test_two_runs_with_one_seed_are_equal():
