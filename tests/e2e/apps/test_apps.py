@@ -136,25 +136,6 @@ def test_lost_or_damaged_state_is_rebuilt(name, settings, array, other, damage, 
     assert warned == ("no scalars" not in damage)  # without them there is nothing to distrust
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "is_right", "least"),
-    [
-        ("biased-local-sgd", "losses", lambda v: np.isfinite(v).sum() >= 8 * 16, 0.3),
-        ("cd-grab", "order.order", lambda v: sorted(v) == list(range(20)), 0.7),
-    ],
-)
-def test_what_nodes_keep_and_its_loss(name, array, is_right, least):
-    run = start(name)
-    run.go_on(3)
-    records = run.state(next(iter(run.grid.get_node_ids())))
-    [kept] = [each for each in records if each.endswith(".arrays") and array in records[each]]
-    assert is_right(records[kept][array].numpy())
-    for spoil in (lambda: records[kept].pop(array), lambda: records.clear()):
-        spoil()
-        run.go_on(2)
-        assert run.evaluate()["accuracy"] > least
-
-
 def test_what_was_learned_outlives_the_round():
     run = start("pgd", rule="topk", local_steps=3)
     coverage = [record["sampler"]["coverage"] for record in run.go_on(3)]
