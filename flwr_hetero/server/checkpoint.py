@@ -26,19 +26,15 @@ from flwr_hetero.state_dict import entries_below
 FILE, PREVIOUS = "state.npz", "previous.npz"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
-Settings = dict[str, Any]
 
-
-def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> None:
-    """Write the state of a run; ``initial`` is what :func:`plain_settings` found before it."""
+def save_checkpoint(folder: Path, run: Run) -> None:
+    """Write the state of a run."""
     fleet = run.fleet
     arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
     strategies = []
     for number, strategy in enumerate(run.strategy.chain()):
-        if isinstance(strategy, Wrapper):
-            state: Mapping[str, Any] = strategy.state_dict()
-        else:
-            state = flower_state(strategy, initial[number])
+        is_ours = isinstance(strategy, Wrapper)
+        state: Mapping[str, Any] = strategy.state_dict() if is_ours else flower_state(strategy)
         scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
         arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
         strategies.append({"type": type(strategy).__name__, "scalars": scalars})
@@ -150,17 +146,8 @@ def _restore(found: Checkpoint, run: Run) -> None:
 # --- Flower's own strategies, which have no state_dict -------------------------------------
 
 
-def plain_settings(strategy: Wrapper) -> dict[int, Settings]:
-    """Note the settings of Flower's strategies in a composition, before the run changes them."""
-    return {
-        number: {k: v for k, v in vars(inner).items() if _is_plain(v)}
-        for number, inner in enumerate(strategy.chain())
-        if not isinstance(inner, Wrapper)
-    }
-
-
-def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
-    """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
+def flower_state(strategy: Strategy) -> dict[str, Any]:
+    """Collect the numbers and arrays of a strategy: moments, last model, clipping norm, ..."""
     state: dict[str, Any] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, ArrayRecord):
@@ -169,32 +156,23 @@ def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
             state |= {f"dict/{name}/{key}": np.asarray(v) for key, v in value.items()}
         elif isinstance(value, list) and _are_arrays(value):
             state |= {f"list/{name}/{i:06d}": np.asarray(v) for i, v in enumerate(value)}
-        elif isinstance(value, np.ndarray) or (
-            _is_plain(value) and (name not in initial or initial[name] != value)
-        ):
+        elif isinstance(value, (int, float, np.ndarray)):
             state[f"value/{name}"] = value
     return state
 
 
 def load_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
     """Give a Flower strategy back what :func:`flower_state` collected."""
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for entry, value in state.items():
-        kind, name, *key = entry.split("/", 2)
-        groups.setdefault((kind, name), {})["".join(key)] = value
-    for (kind, name), values in groups.items():
-        restored: Any = values.get("")
+    for kind, name in dict.fromkeys(tuple(entry.split("/")[:2]) for entry in state):
+        parts = entries_below(f"{kind}/{name}/", state)
+        restored: Any = parts
         if kind == "record":
-            restored = ArrayRecord({key: Array(value) for key, value in values.items()})
-        elif kind == "dict":
-            restored = values
+            restored = ArrayRecord({key: Array(value) for key, value in parts.items()})
         elif kind == "list":
-            restored = [values[key] for key in sorted(values)]
+            restored = [parts[key] for key in sorted(parts)]
+        elif kind == "value":
+            restored = state[f"value/{name}"]
         setattr(strategy, name, restored)
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _are_arrays(values: Collection[object]) -> bool:
@@ -266,7 +244,6 @@ class Recorded(Wrapper):
         if getattr(run_dir, "resume", resume) != resume:
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
         self.run_dir, self.resume = run_dir, resume
-        self._initial = plain_settings(self)
         self._begun, self.trackers = False, Trackers()
 
     def on_start(self, run: Run) -> None:
@@ -284,7 +261,7 @@ class Recorded(Wrapper):
         self.run_dir.append_round(record)
         self.trackers.log(record)
         if run.round % self.checkpoint_every == 0 or run.round == run.num_rounds:
-            save_checkpoint(self.run_dir.checkpoint_dir, run, self._initial)
+            save_checkpoint(self.run_dir.checkpoint_dir, run)
 
     def on_finish(self, run: Run) -> None:
         """Save the model and build the report, if the run has begun."""

@@ -108,9 +108,9 @@ def tell_missing(
             f"Add to the ClientApp:\n{lines}\nor {way_out} {owner}."
         )
     shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-    text = "%s: no %r (%s) from %d of %d nodes, %s: %s. Lines for the node:\n%s"
-    counts = len(names), len(names) + num_with
-    log(WARNING, text, owner, key, meaning, *counts, without, shown, lines)
+    counts = f"from {len(names)} of {len(names) + num_with} nodes, {without}: {shown}"
+    text = "%s: no %r (%s) %s. Lines for the node:\n%s"
+    log(WARNING, text, owner, key, meaning, counts, lines)
 
 
 def _has_mod(reply: Message) -> bool:
@@ -119,14 +119,8 @@ def _has_mod(reply: Message) -> bool:
     return record is not None and record.get(keys.EMULATED) is False
 
 
-def framework() -> str:
-    """Return the framework at hand: of what this process has loaded, what builds on most."""
-    modules = {"pytorch_lightning": "lightning"} | {name: name for name in STEP_LINES}
-    loaded = {name for module, name in modules.items() if module in sys.modules} | {"numpy"}
-    return next(name for name in STEP_LINES if name in loaded)
-
-
 def step_lines(*, has_mod: bool) -> str:
-    """Return the lines for steps; without those for the mod if nodes have it."""
+    """Return the lines for steps in the framework at hand; without the mod's if nodes have it."""
+    loaded = [name for name in STEP_LINES if {name, f"pytorch_{name}"} & sys.modules.keys()]
     start = "    # mods=[hetero] is there, this is not" if has_mod else MOD_LINES
-    return f"{start}\n{STEP_LINES[framework()]}"
+    return f"{start}\n{STEP_LINES[loaded[0]]}"

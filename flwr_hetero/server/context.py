@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -59,8 +60,8 @@ class Exchange:
     latency: dict[str, Latency] = field(default_factory=dict)
 
     # --- what came back
-    checked: set[str] = field(default_factory=set)
-    """Ids of messages whose replies were found good on arrival."""
+    checked: dict[str, Any] = field(default_factory=dict)
+    """How large the models are of replies that were found good on arrival, by message."""
     surplus: list[Message] = field(default_factory=list)
     """Instructions whose replies were not waited for."""
     counted: list[str] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Exchange:
     """By what the models of these nodes were weighted."""
     failed: dict[int, str] = field(default_factory=dict)
     """Why nodes, by id, have no reply that counts."""
-    refused: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
     """Those of them that did answer."""
 
     _by_id: dict[str, Message] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class Exchange:
         self.note(node_id, f"reply dropped: {reason}", recorded=reason)
         if message_id is not None:
             self.latency.pop(message_id, None)
-            self.refused[node_id] = reason
+            self.refused.add(node_id)
         self.failed[node_id] = reason
 
     def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
@@ -247,6 +248,24 @@ class Costs:
 
 
 @dataclass
+class Progress:
+    """Exchanges in a row of which no reply has counted."""
+
+    begun: bool = False
+    """Whether one has counted before."""
+    rounds: int = 0
+    replies: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+    def add(self, failed: dict[int, str], refused: set[int]) -> None:
+        """Count an exchange; a node's last failure is the one that is kept."""
+        self.rounds, self.replies = self.rounds + 1, self.replies + len(failed)
+        self.failed |= failed
+        self.refused = self.refused - failed.keys() | refused
+
+
+@dataclass
 class Fleet:
     """What all wrappers around one strategy share for a run."""
 
@@ -271,10 +290,8 @@ class Fleet:
     """Nodes whose claims of examples were cut."""
     norms: dict[int, Any] = field(default_factory=dict)
     """Of the nodes' last models."""
-    counting: set[str] = field(default_factory=set)
-    """Of which, "training" or "evaluation", a reply has counted."""
-    in_vain: dict[str, list[tuple[dict[int, str], ...]]] = field(default_factory=dict)
-    """By either: ``failed`` and ``refused`` of the exchanges since a reply counted."""
+    progress: dict[str, Progress] = field(default_factory=lambda: defaultdict(Progress))
+    """Of "training" and of "evaluation"."""
 
     def begin_round(self) -> None:
         """Forget what the history gets of the round before."""
@@ -283,7 +300,7 @@ class Fleet:
     @property
     def begun(self) -> bool:
         """Whether a reply to training has counted."""
-        return "training" in self.counting
+        return self.progress["training"].begun
 
 
 # --- waiting for replies -------------------------------------------------------------------

@@ -170,20 +170,19 @@ class SamplerMetrics(Wrapper):
         """Take the records out and average them over the nodes that sent one."""
         found: dict[str, list[float]] = {}
         for reply in replies:
-            record = reply.content.config_records.get(keys.SAMPLER) or ConfigRecord()
+            record: Any = reply.content.config_records.get(keys.SAMPLER, {})
             reply.content.pop(keys.SAMPLER, None)
             for name in islice(record, MAX_METRICS):
                 if len(name) <= MAX_TEXT and isfinite(value := read_number(record, name)):
                     found.setdefault(name, []).append(value)
-        self._info = {}
-        groups = {name.partition(".")[0] for name in found if "." in name}
+        plain: dict[str, float] = {}
+        groups: dict[str, dict[str, float]] = {}
         for name, values in sorted(found.items()):
             group, _, part = name.partition(".")
-            # one node's number where others send a group
-            if not part and group in groups:
-                continue
-            table = self._info.setdefault(group, {}) if part else self._info
+            table = groups.setdefault(group, {}) if part else plain
             table[part or group] = float(np.mean(values))
+        # one node's number may be where others send a group
+        self._info = plain | groups
         return replies
 
     def round_info(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.records import read_number
-from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.aggregate import replaced, why_no_model
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import POLL_S, Exchange, Fleet
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes, whole_grid
@@ -64,6 +64,8 @@ class Run:
             raise invalid("initial_arrays", type(arrays).__name__, "be an ArrayRecord", hint)
         if not arrays:
             raise invalid("initial_arrays", arrays, "hold an array")
+        if reason := why_no_model(arrays):
+            raise ValueError(f"initial_arrays cannot be trained: it {reason}.")
 
     @property
     def wall_s(self) -> float:
