@@ -43,7 +43,7 @@ SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
 
 
 class RunDirectory:
-    """Record a run while it goes on; what is written survives a crash.
+    """Record a run, round by round; what is written survives a crash.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class RunDirectory:
         if not self.path.is_absolute():
             raise invalid(argument, str(path), "be an absolute path")
         if not resume and self._has_history():
-            rule, hint = "not hold another run", "resume=True goes on with it"
+            rule, hint = "not hold another run", "resume=True continues it"
             raise invalid(argument, str(path), rule, hint)
         if resume and not any(self.checkpoint_dir.glob("*.npz")):
             hint = "correct the path, or leave resume out to start a run in a folder of its own"
