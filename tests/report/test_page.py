@@ -110,10 +110,7 @@ def test_large_tables_and_fleets_are_cut(make_run):
     [table] = data["tables"]
     assert len(table["rows"]) == 1000
     assert table["caption"].endswith("The first 1000 of 3000 rows.")
-    [bars] = [
-        panel["traces"] for panel in data["panels"] if panel["title"] == "Replies of each node"
-    ]
-    assert len(bars[0]["x"]) == 1000
+    assert len(data["panels"][-1]["traces"][0]["x"]) == 1000
 
 
 # -- curves --
