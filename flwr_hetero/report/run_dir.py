@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from flwr_hetero.report.history import (
     LOCK,
     MODEL,
     parse,
+    plain,
     read_config,
     replace,
 )
@@ -197,16 +197,3 @@ class RunDirectory:
             "platform": platform.platform(),
         }
         return (json.dumps(content, indent=2) + "\n").encode()
-
-
-def plain(value: Any) -> Any:
-    """Convert a value to what JSON can hold."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else str(value)
