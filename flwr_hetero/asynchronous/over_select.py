@@ -1,6 +1,7 @@
 """Over-selection: ask more nodes than are needed and take the first that answer."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
@@ -9,12 +10,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.aggregate import replaced
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import MINIMA, GridView
-from flwr_hetero.server.rounds import Run, late_replies
+from flwr_hetero.server.rounds import late_replies
 from flwr_hetero.server.wrapper import Wrapper
 
 
@@ -31,13 +32,11 @@ class OverSelect(Wrapper):
         What selects and aggregates; FedAvg if left out.
     take : int
         Replies to wait for; those with an error do not count.
-    timeout_s : float, optional
-        Time-out of a round in seconds, in place of the one given to ``start``.
 
     Raises
     ------
     ValueError
-        If a figure is out of range, or a strategy inside times nodes while they train.
+        If ``take`` is out of range, or a strategy inside times nodes while they train.
 
     Notes
     -----
@@ -54,34 +53,25 @@ class OverSelect(Wrapper):
     --------
     >>> from flwr_hetero.strategy import TiFL
     >>> tifl = TiFL(clients_per_round=7, profiling="phase")
-    >>> strategy = OverSelect(tifl, take=5, timeout_s=120.0)
+    >>> strategy = OverSelect(tifl, take=5)
     """
 
     name: ClassVar[str] = "over_select"
     decides = frozenset({"waiting"})
     outside_of = frozenset({"selection", "samples"})
 
-    def __init__(
-        self, strategy: Strategy | None = None, take: int = 5, *, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, strategy: Strategy | None = None, take: int = 5) -> None:
         self.take = check_count("take", take, 1)
-        if timeout_s is not None:
-            check_number("timeout_s", timeout_s, "(0, inf)")
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
             if inner.name == "tifl" and inner.timing.phase is None:
                 rule = "time nodes before the first round inside OverSelect"
                 raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
         super().__init__(strategy)
         check_enough_updates(self.leaf, take, "take")
-        self.timeout_s = timeout_s
-        self._in_flight: dict[str, tuple[int, float]] = {}  # by message: node, until when
+        # by message: node, until when
+        self._in_flight: dict[str, tuple[int, float]] = {}
         self._left_out: list[str] = []
         self._told = False
-
-    def on_start(self, run: Run) -> None:
-        """Set the time-out of the run's rounds."""
-        if self.timeout_s is not None:
-            run.timeout_s = self.timeout_s
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
@@ -96,33 +86,27 @@ class OverSelect(Wrapper):
             until_s = min(until_s for _, until_s in self._in_flight.values())
             left_s = until_s - self.fleet.clock.virtual_s
             self._finish(late_replies(grid, self.fleet, set(self._in_flight), left_s))
-        ask = super().configure_train
-        return self._with_free_nodes(ask, server_round, arrays, config, grid, *more)
+        ask = partial(super().configure_train, server_round, arrays, config)
+        return self._of_free_nodes(ask, grid, *more)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
     ) -> list[Message]:
         """Hide nodes that are in flight since this round or an earlier one."""
-        ask = super().configure_evaluate
-        return self._with_free_nodes(ask, server_round, arrays, config, grid, *more)
+        ask = partial(super().configure_evaluate, server_round, arrays, config)
+        return self._of_free_nodes(ask, grid, *more)
 
-    def _with_free_nodes(
-        self,
-        ask: Callable[..., list[Message]],
-        number: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        *more: Any,
+    def _of_free_nodes(
+        self, ask: Callable[..., list[Message]], grid: Grid, *more: Any
     ) -> list[Message]:
         free = self._free(grid)
         if not self._in_flight:
-            return ask(number, arrays, config, grid, *more)
+            return ask(grid, *more)
         # Flower would wait indefinitely for those that are hidden
         own = {name: getattr(self.leaf, name) for name in MINIMA if hasattr(self.leaf, name)}
         minima = {name: min(least, len(free)) for name, least in own.items()}
         with replaced(self.leaf, **minima):
-            return ask(number, arrays, config, GridView(grid, free), *more) if free else []
+            return ask(GridView(grid, free), *more) if free else []
 
     def _free(self, grid: Grid) -> list[int]:
         now_s = self.fleet.clock.virtual_s
@@ -151,8 +135,6 @@ class OverSelect(Wrapper):
         for metadata in (message.metadata for message in context.surplus):
             self._in_flight[metadata.message_id] = metadata.dst_node_id, until_s
         self._left_out = [self.identity(m.metadata.dst_node_id) for m in context.surplus]
-        if self._left_out:
-            log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
         return replies
 
     def round_info(self) -> dict[str, Any]:
@@ -160,7 +142,6 @@ class OverSelect(Wrapper):
         return {"not_waited_for": self._left_out, "in_flight": len(self._in_flight)}
 
     def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s at most"
-        log(INFO, "\t├──> OverSelect: the first %d replies%s", self.take, limit)
+        """Log how many replies count, then the wrapped strategy's settings."""
+        log(INFO, "\t├──> OverSelect: the first %d replies", self.take)
         super().summary()

@@ -189,9 +189,7 @@ class FedBuff(Rule):
         ``examples``: as the wrapped strategy weights. ``equal``: the paper's rule.
     rate_correction : float, optional
         Power in [0, 1] with which a node's reporting rate is undone, in place of ``weighting``'s.
-    max_weight : float, optional
-        Where the rate is corrected: largest weight of an update, in means. None: twice the weight
-        that a tenth of the nodes reach.
+        Where it is, no update counts more than twice what a tenth of the nodes reach.
     seed : int
         Of the draw of nodes.
 
@@ -227,7 +225,6 @@ class FedBuff(Rule):
         staleness: str | float = "sqrt",
         weighting: str = "fair",
         rate_correction: float | None = None,
-        max_weight: float | None = 4.0,
         seed: int = 0,
     ) -> None:
         if buffer_size is not None:
@@ -236,15 +233,12 @@ class FedBuff(Rule):
         powers = POWERS[check_choice("weighting", weighting, tuple(POWERS))]
         if rate_correction is not None:
             powers = powers[0], check_number("rate_correction", rate_correction, "[0, 1]")
-        if max_weight is not None:
-            check_number("max_weight", max_weight, "[1, inf)")
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         check_enough_updates(self.leaf, buffer_size, "buffer_size")
-        self.rates = RateCorrection(powers, max_weight)
+        self.rates = RateCorrection(powers)
         if self.rates.undoes_rate:
-            by_number = rate_correction is not None
-            name = "rate_correction" if by_number else "weighting"
-            check_unscaled(self, name, rate_correction if by_number else weighting)
+            name = "weighting" if rate_correction is None else "rate_correction"
+            check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
         self.buffer_size, self.weighting, self.size = buffer_size, weighting, 1
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:

@@ -164,8 +164,8 @@ class SliceRule(FedBuff):
         self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int
     ) -> None:
         how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
-        super().__init__(strategy, concurrency=concurrency, max_weight=None, seed=seed, **how)
-        self.steps, self._training, self._has_warned = strategy, 1, False
+        super().__init__(strategy, concurrency=concurrency, seed=seed, **how)
+        self.steps, self._training = strategy, 1
         # examples trained on and server updates, of this round
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
@@ -179,9 +179,6 @@ class SliceRule(FedBuff):
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
-        if shares.clipped_share > 0 and not self._has_warned:
-            self._has_warned = True
-            log(INFO, "FedSlice: a node replies so rarely that its weight is cut")
         in_flight = max(len(updates), self._training)
         limit = largest_step(self.steps.num_steps(list(speeds.step_s)), len(updates), in_flight)
         # l. 4: b, so that all updates in flight move the model by one slice
