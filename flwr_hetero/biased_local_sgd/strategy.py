@@ -1,6 +1,6 @@
 """Local steps by speed; biased local SGD: models by steps, high losses on fast nodes; FedNova."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from logging import INFO
 from math import nan
 from typing import Any, ClassVar
@@ -15,7 +15,6 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.algorithm import (
     correction_scales,
-    fast_class,
     fast_share,
     gamma_steps,
     timed_steps,
@@ -50,8 +49,8 @@ class LocalSteps(MeasuredSteps):
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
         ``deadline_s``, transfers included. ``slice``, for FedBuff: longer for a node whose
         transfers would take more than half of that.
-    gamma : float or mapping of str to float, optional
-        For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
+    gamma : float, optional
+        For two classes: tau_S / tau_F in (0, 1]. None: measured.
     deadline_s : float, optional
         Seconds of a round. None: what a quick node needs for ``fast_steps``, the second or the one
         that 10 % are quicker than, and at least half of what the quickest third needs.
@@ -94,7 +93,7 @@ class LocalSteps(MeasuredSteps):
         fast_steps: int = 32,
         *,
         budget: str = "two-class",
-        gamma: float | Mapping[str, float] | None = None,
+        gamma: float | None = None,
         deadline_s: float | None = None,
         max_steps: int | None = None,
         step_correction: float = 0.5,
@@ -104,8 +103,7 @@ class LocalSteps(MeasuredSteps):
         self.max_steps = check_count("max_steps", most, 1)
         self.budget = check_choice("budget", budget, ("two-class", "deadline", "slice"))
         if gamma is not None:
-            for ratio in gamma.values() if isinstance(gamma, Mapping) else [gamma]:
-                check_number("gamma", ratio, "(0, 1]")
+            check_number("gamma", gamma, "(0, 1]")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s, "(0, inf)")
         other = ("deadline_s", deadline_s) if budget == "two-class" else ("gamma", gamma)
@@ -122,24 +120,14 @@ class LocalSteps(MeasuredSteps):
             limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
             traffic = TRAFFIC if self.budget == "slice" else 1.0
             return timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
-        if isinstance(self.gamma, Mapping):
-            gammas = np.array([self.gamma.get(node, nan) for node in nodes])
-        else:
-            fast, measured = self.speeds.classes()
-            slow_gamma = measured if self.gamma is None else self.gamma
-            gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
-            # balanced steps need no time
-            if self.gamma != 1:
-                gammas[np.isnan(step_s)] = nan
+        fast, measured = self.speeds.classes()
+        slow_gamma = measured if self.gamma is None else self.gamma
+        gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
+        # balanced steps need no time
+        if self.gamma != 1:
+            gammas[np.isnan(step_s)] = nan
         # Alg. 1, l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
-
-    def fast_nodes(self) -> set[str]:
-        """Return the nodes of the fast class: by ``gamma`` of each node, else by measured times."""
-        if not isinstance(self.gamma, Mapping):
-            return self.speeds.classes()[0]
-        fast, _ = fast_class([1 / gamma for gamma in self.gamma.values()])
-        return {node for node, is_fast in zip(self.gamma, fast, strict=True) if is_fast}
 
     def summary(self) -> None:
         """Log the step budget and the wrapped strategy's settings."""
@@ -230,8 +218,8 @@ class BiasedLocalSGD(LocalSteps):
         self.high_loss_fraction, self.share = high_loss_fraction, share
         self.shared: SharedSamples | None = None
         if shared_samples is not None:
-            how = batch_size, high_loss_fraction, share, unified, seed
-            self.shared = SharedSamples(shared_samples, *how)
+            how = high_loss_fraction, share, unified, seed
+            self.shared = SharedSamples(shared_samples, batch_size, *how)
 
     def _check_weights_by_steps(self) -> None:
         leaf, hint = type(self.leaf).__name__, "or pass weigh_by_steps=False"
@@ -247,7 +235,7 @@ class BiasedLocalSGD(LocalSteps):
         """Write each node's steps, and what it needs to choose its samples."""
         # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
-        sort_key, fast_nodes = context.fleet.nodes.sort_key, self.fast_nodes()
+        sort_key, (fast_nodes, _) = context.fleet.nodes.sort_key, self.speeds.classes()
         asked = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
             # a node that was never measured chooses its first samples
