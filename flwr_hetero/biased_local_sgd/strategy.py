@@ -129,6 +129,10 @@ class LocalSteps(MeasuredSteps):
         # Alg. 1, l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
 
+    def fast_nodes(self) -> set[str]:
+        """Return the nodes of the fast class."""
+        return self.speeds.classes()[0]
+
     def summary(self) -> None:
         """Log the step budget and the wrapped strategy's settings."""
         text = "\t├──> %s: 1 to %d steps, %s"
@@ -235,7 +239,7 @@ class BiasedLocalSGD(LocalSteps):
         """Write each node's steps, and what it needs to choose its samples."""
         # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
-        sort_key, (fast_nodes, _) = context.fleet.nodes.sort_key, self.speeds.classes()
+        sort_key, fast_nodes = context.fleet.nodes.sort_key, self.fast_nodes()
         asked = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
             # a node that was never measured chooses its first samples

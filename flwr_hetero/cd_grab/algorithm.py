@@ -115,15 +115,10 @@ def balance_group(
     >>> diffs = [np.ones((2, 1)), np.ones((2, 1))]
     >>> [s.tolist() for s in balance_group([np.zeros(1), np.zeros(1)], diffs, [0.0, 0.0])[1]]
     [[1, 1], [-1, -1]]
-    >>> [s.tolist() for s in balance_group([np.zeros(1), np.zeros(1)], diffs, [1.0, 1.0])[1]]
-    [[1, -1], [1, -1]]
     """
     nodes, weights = range(len(own_sums)), np.asarray(own_weights, np.float64).tolist()
-    num_pairs = {len(diffs) for diffs in pair_diffs}
-    if not len(own_sums) == len(pair_diffs) == len(weights) or len(num_pairs) != 1:
-        raise invalid("pair_diffs", len(pair_diffs), f"be of {len(own_sums)} nodes, equally many")
     # Alg. 4, l. 4 and 9: pair by pair, and in each node by node
-    visits = [(pair, node) for pair in range(*num_pairs) for node in nodes]
+    visits = [(pair, node) for pair in range(len(pair_diffs[0])) for node in nodes]
     # l. 10
     running_sum, signs = pair_balance(
         reduce(np.add, own_sums),
@@ -172,13 +167,8 @@ def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
     >>> herding_bound(vectors, [[0, 1, 2, 3]]), herding_bound(vectors, [[0, 2, 1, 3]])
     (2.0, 1.0)
     """
-    values, visited = np.asarray(vectors), np.asarray(orders)
-    if values.ndim != 3 or visited.shape != values.shape[:2]:
-        rule = "have shape (num_nodes, num_units), vectors one axis more"
-        raise invalid("orders", (visited.shape, values.shape), rule)
     # the inner sum of Eq. 8, step by step
-    steps = np.zeros(values.shape[1:])
-    for vector, order in zip(values, visited, strict=True):
-        steps += vector[order]
+    nodes = zip(np.asarray(vectors), np.asarray(orders), strict=True)
+    steps = np.sum([vector[order] for vector, order in nodes], axis=0)
     steps -= steps.mean(axis=0)
     return float(np.abs(np.cumsum(steps, axis=0, out=steps)).max(initial=0.0))
