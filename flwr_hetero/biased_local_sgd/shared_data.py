@@ -47,7 +47,7 @@ class SharedSamples:
         unified: bool = False,
         seed: int = 0,
     ) -> None:
-        check_count("shared_samples", num_samples, 1)
+        num_samples = check_count("shared_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.high_loss_fraction, self.share, self.unified = high_loss_fraction, share, unified
         self.losses = np.full(num_samples, np.nan, np.float32)
@@ -132,16 +132,14 @@ class SharedSamples:
 
     def state_dict(self) -> StateDict:
         """Return losses, pools and generator."""
-        arrays = {"fast": self._fast_pool, "slow": self._slow_pool, "taken": self._taken}
-        arrays = {name: row.copy() for name, row in arrays.items()}
-        return {"losses": self.losses.copy(), **arrays, "rng": rng_to_str(self.rng)}
+        pools = {"fast": self._fast_pool, "slow": self._slow_pool, "taken": self._taken}
+        return {"losses": self.losses.copy(), **pools, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        pool = ((-1,), "i")
-        schema = {"losses": (self.losses.shape, "f"), "fast": pool, "slow": pool, "taken": pool}
-        check_state(state, {**schema, "rng": str}, "SharedSamples")
-        self.losses = np.array(state["losses"], np.float32)
-        pools = [np.array(state[name], np.int64) for name in ("fast", "slow", "taken")]
+        # of another data set
+        check_state(state, {"losses": (self.losses.shape, "f")}, "SharedSamples")
+        self.losses = np.array(state["losses"])
+        pools = [np.asarray(state[name], np.int64) for name in ("fast", "slow", "taken")]
         self._fast_pool, self._slow_pool, self._taken = pools
         self.rng = rng_from_str(str(state["rng"]))
