@@ -24,7 +24,8 @@ class OverSelect(Wrapper):
 
     To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
     node that is not waited for has not failed. It is left out of training and evaluation until
-    it has answered, or until the time-out of its round is over.
+    it has answered, or until the time-out of its round is over. Bonawitz et al., "Towards Federated
+    Learning at Scale: System Design", MLSys 2019, asks 130 % of the devices needed.
 
     Parameters
     ----------
@@ -44,16 +45,10 @@ class OverSelect(Wrapper):
     but not within a tier of TiFL. Nodes that are mostly in flight are hardly ever evaluated. After
     a resume all nodes count as free: it goes on, but not with the same numbers.
 
-    References
-    ----------
-    Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, where 130 %
-    of the devices needed are asked.
-
     Examples
     --------
     >>> from flwr_hetero.strategy import TiFL
-    >>> tifl = TiFL(clients_per_round=7, profiling="phase")
-    >>> strategy = OverSelect(tifl, take=5)
+    >>> strategy = OverSelect(TiFL(clients_per_round=7, profiling="phase"), take=5)
     """
 
     name: ClassVar[str] = "over_select"

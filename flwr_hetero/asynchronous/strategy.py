@@ -170,7 +170,8 @@ class FedBuff(Rule):
     .. math:: w \leftarrow w + \frac{1}{K} \sum_{i \in buffer} \frac{v_i}{\bar v} \,
               \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
-    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates.
+    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates. Nguyen
+    et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
 
     Parameters
     ----------
@@ -196,18 +197,13 @@ class FedBuff(Rule):
     Raises
     ------
     ValueError
-        If a setting is out of range, the wrapped strategy has a selection of its own or trains
-        trees, or a wrapper works in rounds only.
+        If a setting is out of range, or the strategy selects nodes, trains trees or needs rounds.
 
     Notes
     -----
     A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
     have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
     at most, and at the end. After a resume what was in flight is asked with the newest model.
-
-    References
-    ----------
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
 
     Examples
     --------

@@ -21,10 +21,12 @@ SCHEMA = {
 
 
 class TopLossSampler(BatchSampler):
-    """Sample by loss (Algorithm 1) from a node's own samples, or from a list of the server.
+    """Sample by loss from a node's own samples, or from a list of the server.
 
     With data of its own a fast node processes an allocation, then makes the next one; a slow node
     takes all samples in random order. With shared data :meth:`assign` takes the server's list.
+    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems", section
+    4.2, Algorithm 1. An argument that is out of range is a ValueError.
 
     Parameters
     ----------
@@ -36,11 +38,6 @@ class TopLossSampler(BatchSampler):
         Size of a fast node's allocation as a part of N, in (0, 1]; 1 is no bias at all.
     fast : bool
         Whether the node is fast. Slow nodes draw uniformly.
-
-    References
-    ----------
-    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
-    section 4.2.
 
     Examples
     --------

@@ -37,7 +37,8 @@ class LocalSteps(MeasuredSteps):
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
     The number is ``num-steps`` in the node's own config. Of what it reports as ``num-steps`` in its
-    metrics, at most the number assigned counts.
+    metrics, at most the number assigned counts. Lim et al., "Biased Local SGD for Efficient Deep
+    Learning on Heterogeneous Systems", section 4.1.
 
     Parameters
     ----------
@@ -73,11 +74,6 @@ class LocalSteps(MeasuredSteps):
     A node that was never measured gets one step: the first round of a new fleet is its profiling.
     Less than a third of the nodes cannot move a measured gamma, or the default deadline by more
     than 2: give gamma where fewer are fast.
-
-    References
-    ----------
-    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
-    section 4.1.
 
     Examples
     --------
@@ -146,12 +142,13 @@ class BiasedLocalSGD(LocalSteps):
     .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 
     Nodes choose their samples with a :class:`~flwr_hetero.sampler.TopLossSampler`. Strategies that
-    do not weight (median, trimmed mean, Krum) get the steps only.
+    do not weight (median, trimmed mean, Krum) get the steps only. Lim et al., "Biased Local SGD for
+    Efficient Deep Learning on Heterogeneous Systems", Algorithm 1.
 
     Parameters
     ----------
     strategy, fast_steps, **budget
-        As for :class:`LocalSteps`, with ``budget``, ``gamma``, ``deadline_s`` and ``max_steps``.
+        As for :class:`LocalSteps`.
     weigh_by_steps : bool, optional
         The paper's bias in aggregation, Eq. (4). None: for shared data only, as the paper has
         them. It would weigh a node's private data by about the square of its steps.
@@ -172,12 +169,7 @@ class BiasedLocalSGD(LocalSteps):
     Raises
     ------
     ValueError
-        If a setting is out of range, or the wrapped strategy cannot weight by steps.
-
-    References
-    ----------
-    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
-    Algorithm 1.
+        If a setting is out of range, or the strategy cannot weight by steps.
 
     Examples
     --------
@@ -297,23 +289,10 @@ class FedNova(LocalSteps):
 
     .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
 
-    Parameters
-    ----------
-    strategy, fast_steps, **budget
-        As for :class:`LocalSteps`, but for ``step_correction``.
+    Its settings are those of :class:`LocalSteps`, but for ``step_correction``. Wang et al.,
+    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+    NeurIPS 2020.
 
-    Raises
-    ------
-    ValueError
-        If a setting is out of range.
-
-    References
-    ----------
-    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-    Optimization", NeurIPS 2020.
-
-    Examples
-    --------
     >>> strategy = FedNova(fast_steps=32)
     """
 
@@ -327,5 +306,5 @@ class FedNova(LocalSteps):
     def scales(
         self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
     ) -> NDArray[np.float64]:
-        """Return FedNova's scales: by the mean of the round's nodes, not of all seen."""
+        """Return the scales: by the mean steps of the round's nodes, not of all seen."""
         return correction_scales(steps, float(normalised(weights) @ steps), self.step_correction)
