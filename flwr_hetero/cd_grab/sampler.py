@@ -46,11 +46,6 @@ class OrderedSampler(BatchSampler):
         Batches in a pass; default N / batch_size, rounded. Nodes that are to be balanced together
         need equal numbers, and so batches of unequal size if they hold unequal amounts of data.
 
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or a name unknown.
-
     Examples
     --------
     >>> import torch

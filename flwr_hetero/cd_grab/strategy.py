@@ -218,8 +218,6 @@ class CDGraB(Wrapper):
 
     Raises
     ------
-    ValueError
-        If a setting is out of range.
     MissingClientSupportError
         In the first round, if no node reports on its order.
 

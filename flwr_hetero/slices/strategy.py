@@ -72,12 +72,8 @@ class FedSlice(Wrapper):
     All updates in flight move the model no further than a slice of a quick node would, so that
     FedAvg's learning rate fits. A node that has evaluated for a tenth of the time is left out but
     for the last time. ``start`` with the arrays that the last one returned, on the same grid, goes
-    on with what is in flight.
-
-    References
-    ----------
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022;
-    Shamir and Zhang, "Stochastic Gradient Descent for Non-smooth Optimization", ICML 2013.
+    on with what is in flight. The average is that of Shamir and Zhang, "Stochastic Gradient Descent
+    for Non-smooth Optimization", ICML 2013.
 
     Examples
     --------
@@ -227,7 +223,8 @@ class ModelAverage(Wrapper):
     .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
 
     With few nodes in a round or server update, the global model leans towards the data of those
-    that came last; the average does not. Of integer arrays it has the newest.
+    that came last; the average does not. Of integer arrays it has the newest. Polyak and Juditsky,
+    "Acceleration of Stochastic Approximation by Averaging", SICON 1992.
 
     Parameters
     ----------
@@ -240,10 +237,6 @@ class ModelAverage(Wrapper):
     ------
     ValueError
         If ``window`` is no positive integer, or the strategy trains trees.
-
-    References
-    ----------
-    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", SICON 1992.
 
     Examples
     --------
