@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.aggregate import replaced
 from flwr_hetero.server.composition import check_enough_updates
@@ -66,7 +64,6 @@ class OverSelect(Wrapper):
         # by message: node, until when
         self._in_flight: dict[str, tuple[int, float]] = {}
         self._left_out: list[str] = []
-        self._told = False
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
@@ -118,10 +115,6 @@ class OverSelect(Wrapper):
     ) -> list[Message]:
         """Set how many replies are enough."""
         context.enough = self.take
-        if 0 < len(messages) <= self.take and not (self._in_flight or self._told):
-            self._told = True
-            text = "OverSelect: take=%d of %d nodes asked: every node is waited for"
-            log(WARNING, text, self.take, len(messages))
         return messages
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
@@ -135,8 +128,3 @@ class OverSelect(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return which nodes were not waited for, and how many nodes are in flight."""
         return {"not_waited_for": self._left_out, "in_flight": len(self._in_flight)}
-
-    def summary(self) -> None:
-        """Log how many replies count, then the wrapped strategy's settings."""
-        log(INFO, "\t├──> OverSelect: the first %d replies", self.take)
-        super().summary()

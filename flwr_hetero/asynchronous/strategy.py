@@ -1,7 +1,6 @@
 """Strategies without rounds: the rule that each of them is, and FedBuff."""
 
 from collections import Counter
-from logging import INFO
 from math import inf
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log, trains_trees
+from flwr_hetero._flwr import trains_trees
 from flwr_hetero.asynchronous import algorithm
 from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
 from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
@@ -157,11 +156,6 @@ class Rule(Selection):
         """Continue from ``state_dict``."""
         check_state(state, {"rng": str}, type(self).__name__)
         self.rng = rng_from_str(str(state["rng"]))
-
-    def summary(self) -> None:
-        """Log how many nodes are in flight, then the wrapped strategy's settings."""
-        log(INFO, "\t├──> %s: %s nodes in flight", type(self).__name__, self.concurrency or "all")
-        self.inner.summary()
 
 
 class FedBuff(Rule):

@@ -1,7 +1,6 @@
 """Local steps by speed; biased local SGD: models by steps, high losses on fast nodes; FedNova."""
 
 from collections.abc import Sequence
-from logging import INFO
 from math import nan
 from typing import Any, ClassVar
 
@@ -12,7 +11,6 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.algorithm import (
     correction_scales,
     fast_share,
@@ -128,12 +126,6 @@ class LocalSteps(MeasuredSteps):
     def fast_nodes(self) -> set[str]:
         """Return the nodes of the fast class."""
         return self.speeds.classes()[0]
-
-    def summary(self) -> None:
-        """Log the step budget and the wrapped strategy's settings."""
-        text = "\t├──> %s: 1 to %d steps, %s"
-        log(INFO, text, type(self).__name__, self.max_steps, self.budget)
-        super().summary()
 
 
 class BiasedLocalSGD(LocalSteps):

@@ -41,20 +41,14 @@ def reorder(order: ArrayLike, signs: ArrayLike) -> NDArray[np.int64]:
     >>> reorder([3, 0, 2, 1], [1, -1, -1, 1])
     array([3, 1, 2, 0])
     """
-    visited, sign = check_order(order), np.asarray(signs)
+    visited, sign = np.asarray(order), np.asarray(signs)
+    whole = visited.ndim == 1 and visited.size and visited.dtype.kind in "iu"
+    if not whole or not np.array_equal(np.sort(visited), np.arange(visited.size)):
+        raise invalid("order", visited.tolist()[:5], f"be a permutation of range({visited.size})")
     if sign.shape != visited.shape or not (np.abs(sign) == 1).all():
         raise invalid("signs", sign.shape, f"hold +1 or -1 for each of {len(visited)} units")
     # Alg. 1: P, then Q in reverse
-    return np.concatenate([visited[sign > 0], visited[sign < 0][::-1]])
-
-
-def check_order(order: ArrayLike) -> NDArray[np.int64]:
-    """Return an order as int64; refuse anything but a permutation."""
-    units = np.asarray(order)
-    whole = units.ndim == 1 and units.size and units.dtype.kind in "iu"
-    if not whole or not np.array_equal(np.sort(units), np.arange(units.size)):
-        raise invalid("order", units.tolist()[:5], f"be a permutation of range({units.size})")
-    return units.astype(np.int64)
+    return np.concatenate([visited[sign > 0], visited[sign < 0][::-1]]).astype(np.int64)
 
 
 # --- Algorithms 2 and 4: signs -------------------------------------------------------

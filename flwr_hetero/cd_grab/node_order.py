@@ -154,11 +154,10 @@ class ServedOrder(NodeOrder):
         """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
         self.first_pair, self.diffs = self.num_seen // 2, NO_VECTORS
         if answer.order is not None:
-            # from before: it is adopted at once, and begins where the server's signs end
+            # this node has lost it: it is adopted at once
             self.next_version, self.next_order = answer.version, answer.order
+            self.position = 0
             self.start_pass()
-            self.first_pair = answer.first_pair
-            self.position = self.num_seen = 2 * answer.first_pair
         elif answer.signs is not None and answer.version == self.version + 1:
             # Alg. 4, l. 14: signs determine the order, and the node composes its own
             signs = unit_signs(answer.signs, len(self.order))

@@ -89,7 +89,7 @@ class OrderServer:
         if state is None:
             return Answer()
         if state.lost:
-            return Answer(state.version, order=state.order, first_pair=len(state.pass_signs))
+            return Answer(state.version, order=state.order)
         return Answer(state.version, signs=state.signs)
 
     def receive(self, reports: Mapping[str, Report]) -> Balance:
@@ -227,7 +227,7 @@ class CDGraB(Wrapper):
     the node's own sum (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the
     history). Above 0.8 this has nothing over ``OrderedSampler(method="id-grab")``, which sends
     nothing. A resumed run equals an unbroken one if nodes keep their state; a node that lost it
-    gets its order again, and begins where the server's signs end.
+    gets its order again.
 
     Examples
     --------

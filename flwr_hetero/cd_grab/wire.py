@@ -38,7 +38,6 @@ class Answer(NamedTuple):
     version: int = 0
     signs: Signs | None = None
     order: NDArray[np.int64] | None = None
-    first_pair: int = 0
 
 
 class Report(NamedTuple):
@@ -56,7 +55,6 @@ def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
     record: dict[str, int | bytes] = {**own, keys.VERSION: answer.version}
     if answer.order is not None:
         record[keys.WHOLE_ORDER] = np.asarray(answer.order, "<i4").tobytes()
-        record[keys.FIRST_PAIR] = answer.first_pair
     if answer.signs is not None:
         # a bit per pair
         record[keys.SIGNS] = np.packbits(answer.signs > 0).tobytes()
@@ -73,8 +71,7 @@ def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
     version = record[keys.VERSION]
     if keys.WHOLE_ORDER in record:
         order = np.frombuffer(record[keys.WHOLE_ORDER], "<i4").astype(np.int64)
-        whole = Answer(version, None, order, record[keys.FIRST_PAIR])
-        return whole if len(order) == num_units else Answer()
+        return Answer(version, order=order) if len(order) == num_units else Answer()
     if keys.SIGNS not in record:
         return Answer()
     bits = np.frombuffer(record[keys.SIGNS], np.uint8)

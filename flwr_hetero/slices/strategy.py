@@ -1,7 +1,6 @@
 """FedSlice, the composition that is recommended, and the average of models."""
 
 from collections.abc import Iterable, Sequence
-from logging import INFO
 from math import inf, nan
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log, trains_trees
+from flwr_hetero._flwr import trains_trees
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
@@ -114,12 +113,6 @@ class FedSlice(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return the server updates of this round, and examples trained on of those wanted."""
         return self.rule.round_facts
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        text = "\t├──> FedSlice: %s nodes in flight, %d steps of a quick node in a slice"
-        log(INFO, text, self.rule.concurrency or "all", self.steps.slice_steps)
-        self.steps.inner.summary()
 
 
 class SliceSteps(MeasuredSteps):

@@ -93,14 +93,6 @@ def test_evaluation_does_not_wait_for_nodes_at_work(outside):
     assert all(record["evaluate"]["eval-acc"] == pytest.approx(0.515) for record in records[1:])
 
 
-@pytest.mark.parametrize(("take", "lines"), [(2, 0), (3, 1), (20, 1)])
-def test_take_of_all_nodes_is_said_once(take, lines, caplog):
-    run(OverSelect(fedavg(), take=take), fleet([0.1, 1, 1]), 3)
-    text = f"OverSelect: take={take} of 3 nodes asked: every node is waited for"
-    assert caplog.text.count(text) == lines
-    assert caplog.text.count("is waited for") == lines
-
-
 def test_left_out_nodes_have_not_failed_in_tifl():
     tifl = TiFL(fedavg(), 4, 1, policy="vanilla", profiling="phase", seed=1)
     records = run(OverSelect(tifl, take=2), fleet([1, 2, 3, 4, 5, 6]), 10)
