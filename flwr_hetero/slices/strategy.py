@@ -24,7 +24,7 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
-from flwr_hetero.state_dict import StateDict, check_state, entries_below
+from flwr_hetero.state_dict import StateDict, entries_below
 
 ARRAYS = "arrays/"
 
@@ -312,10 +312,8 @@ class ModelAverage(Wrapper):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"count": int}, "ModelAverage")
         self.count = int(state["count"])
-        arrays = entries_below(ARRAYS, state)
-        self.average = {name: np.asarray(array) for name, array in arrays.items()}
+        self.average = {n: np.asarray(array) for n, array in entries_below(ARRAYS, state).items()}
 
 
 class RecentAverage(ModelAverage):
