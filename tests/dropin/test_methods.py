@@ -102,7 +102,6 @@ def test_cd_grab(quickstart, records):
     for number in (1, 2, 3):  # a report of every pair from every node
         assert records[number]["cd_grab"]["pairs"] == 4 * 11
         assert records[number]["cd_grab"]["pairs_together"] == 4 * 11
-        assert records[number]["cd_grab"]["bytes_up"] > 4 * 11 * 1024 * 2
     for arrays, scalars in samplers(grid):
         assert scalars["order.version"] == 2
         assert sorted(arrays["order.order"]) == list(range(len(arrays["order.order"])))

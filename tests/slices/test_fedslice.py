@@ -177,13 +177,6 @@ def test_slow_nodes_take_part_with_few_steps():
     assert min(steps.values()) == 1
 
 
-def test_a_weight_that_is_cut_is_said_once(caplog):
-    caplog.set_level("INFO")
-    fleet = [DeviceProfile(4.0)] * 11 + [DeviceProfile(0.05)]
-    run(FedSlice(quiet(), rate_correction=1.0), 24, fleet)
-    assert caplog.text.count("that its weight is cut") == 1
-
-
 @pytest.mark.parametrize(
     ("build", "text"),
     [
