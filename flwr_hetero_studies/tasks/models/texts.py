@@ -38,23 +38,6 @@ class TextCNN(nn.Module):
         return logits
 
 
-class TextLSTM(nn.Module):
-    """Embeddings through an LSTM, and the mean of its states over the text."""
-
-    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
-        super().__init__()
-        self.embedding = embedding(width)
-        self.lstm = nn.LSTM(width, width, batch_first=True)
-        self.output = nn.Linear(width, num_classes)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        """Map token numbers (batch, length) to logits."""
-        states, _ = self.lstm(self.embedding(numbers))
-        held = (numbers != 0).unsqueeze(2)
-        logits: Tensor = self.output((states * held).sum(1) / held.sum(1).clamp(min=1))
-        return logits
-
-
 def embedding(width: int) -> nn.Embedding:
     """Make an embedding of tokens; that of padding is 0 and stays so."""
     layer = nn.Embedding(VOCABULARY, width, padding_idx=0)
@@ -64,5 +47,5 @@ def embedding(width: int) -> nn.Embedding:
     return layer
 
 
-bag, lstm, textcnn = Bag, TextLSTM, TextCNN
-"""32 numbers and a linear layer; 64 units; 64 channels."""
+bag, textcnn = Bag, TextCNN
+"""32 numbers and a linear layer; 64 channels."""

@@ -77,11 +77,6 @@ def test_other_inputs_than_images(flower, tmp_path, dataset, model, learning_rat
                          "optimizer": "adam", "learning_rate": 0.005, "fast_steps": 16,
                          "selection": "all", "sampler": "mercury"}),
         ("cd-grab", 0.88, {"dataset": "series", "model": "auto", "learning_rate": 0.2}),
-        ("pgd", 0.4, {"dataset": "speech", "learning_rate": 0.1}),
-        ("mercury", 0.4, {"dataset": "speech", "learning_rate": 0.1, "local_steps": 40,
-                          "resharding": "importance"}),
-        ("biased-local-sgd", 0.25, {"dataset": "stdlib", "model": "lstm", "optimizer": "adam",
-                                    "learning_rate": 0.01}),
     ],
 )  # fmt: skip
 def test_other_tasks_than_images(flower, tmp_path, app, least, settings):

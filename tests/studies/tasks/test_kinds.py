@@ -65,7 +65,6 @@ def test_characters_by_hand():
         ("stdlib", "language-model", (64,), (64, CHARACTERS)),
         ("series", "auto", (1, 20), (6,)),
         ("series", "classification", (1, 48), 16),
-        ("speech", "auto", (24, 24), 10),
     ],
 )
 @pytest.mark.parametrize("partition", ["dirichlet", "classes", "quantity"])
