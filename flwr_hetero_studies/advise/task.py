@@ -43,11 +43,9 @@ class SmallTask:
 
     @property
     def app(self) -> ClientApp:
-        """What a node does."""
         return client_app(self)
 
     def first(self) -> ArrayRecord:
-        """Draw the initial model."""
         rng = np.random.default_rng([self.seed, 1])
         shapes = ((DIM, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
         # by He: rectified units keep the size of what goes in

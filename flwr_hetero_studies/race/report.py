@@ -78,7 +78,6 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
 
 
 def section(cell: str, group: Sequence[Contest]) -> str:
-    """Write a cell's tables."""
     yard = group[0].yard
     ends = [100 * line["metrics"]["limits"]["end"] for line in yard.values()]
     times = [group[0].reach(line, TARGETS[0])["virtual_s"] for line in yard.values()]
@@ -138,7 +137,6 @@ def listed(names: Sequence[str]) -> str:
 
 
 def not_run(found: Sequence[Contest]) -> Iterator[str]:
-    """Name cells and methods without runs."""
     seen = {(each.cell, each.at_work): each.runs for each in found}
     for name, cell in CELLS.items():
         for at_work in cell.at_work:
@@ -174,7 +172,6 @@ def band(lines: Sequence[Line]) -> list[Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page, and draw the picture."""
     race = [line for line in lines if not is_of(line, TUNING)]
     found = contests([line for line in race if not is_of(line, PARTS)])
     parts: dict[str, Any] = {"rounds": ROUNDS}

@@ -118,7 +118,6 @@ class HerdingMeter(Wrapper):
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Ask for the sketches."""
         for message in messages:
             message.content[HERDING] = ConfigRecord(
                 {keys.SKETCH_SIZE: self.sketch_size, keys.SKETCH_SEED: self.seed}

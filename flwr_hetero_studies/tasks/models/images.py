@@ -85,7 +85,6 @@ class AutoregressiveMLP(nn.Module):
         )  # fmt: skip
 
     def forward(self, series: Tensor) -> Tensor:
-        """Map series (batch, 1, steps) to their next values (batch, horizon)."""
         window, found = series.flatten(1), []
         for _ in range(self.horizon):
             found.append(self.layers(window))

@@ -15,7 +15,6 @@ class Bag(nn.Module):
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map token numbers (batch, length) to logits."""
         # an empty text has no token to divide by
         count = (numbers != 0).sum(1, keepdim=True).clamp(min=1)
         logits: Tensor = self.output(self.embedding(numbers).sum(1) / count.sqrt())
@@ -32,7 +31,6 @@ class TextCNN(nn.Module):
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map token numbers (batch, length) to logits."""
         found = self.convolution(self.embedding(numbers).transpose(1, 2)).relu()
         logits: Tensor = self.output(found.amax(2))
         return logits
