@@ -89,6 +89,10 @@ class Learning:
             batches = torch.split(torch.from_numpy(inputs), 500)
             return torch.cat([net(batch) for batch in batches]).numpy()
 
+    def cut(self, count: int) -> int:
+        """Return how many of a node's examples are trained on; the last ones are held out."""
+        return count - max(1, round(count * HELD_OUT_SHARE))
+
     def measure(
         self, model: dict[str, Values], slow: list[int], split: str = "test"
     ) -> tuple[float, float]:
@@ -159,13 +163,14 @@ def share_of(learning: Learning, message: Message, context: Context) -> Share:
     """Read a node's data; without a number of steps asked for, it takes an epoch."""
     number, every = int(context.node_config[keys.PARTITION_ID]), learning.splits["train"]
     rows = deal(learning)[number]
-    # the last ones are never trained on, as in the apps
-    cut = len(rows) - max(1, round(len(rows) * HELD_OUT_SHARE))
+    cut = learning.cut(len(rows))
     # another order in each round, and when a node is asked twice in one
     entropy = [learning.seed, number, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     steps = in_config(message, keys.NUM_STEPS) or -(-cut // int(context.run_config["batch-size"]))
-    return Share(every.at(rows[:cut]), every.at(rows[cut:]), steps, seed)
+    return Share(
+        every.at(rows[:cut]), every.at(rows[cut:] if cut < len(rows) else rows), steps, seed
+    )
 
 
 def client_app(learning: Learning) -> ClientApp:
