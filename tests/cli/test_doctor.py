@@ -23,7 +23,6 @@ APPS = Path(__file__).parents[2] / "apps"
         ("policy=vanilla", "texts need quotes"),
         ("num-tiers = 3", "without blanks around ="),
         ("credits=5", "credits must be a text, got 5: write credits='5'"),
-        ("dataset='mnsit'", "got 'mnsit': did you mean 'mnist'?"),
         ("dataset='me/mnist'", None),
         ("seed=1 num-tiers=4", None),
     ],
